@@ -1,0 +1,86 @@
+"""Every error that fxopt raises: all derive from `FxoptError`.
+
+A message names the node or module, what was found, what was expected, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class FxoptError(Exception):
+    """Base class of all errors of fxopt."""
+
+
+class PassError(FxoptError):
+    """A pass failed; the graph module is as it was before the run.
+
+    Attributes:
+        pass_name: kebab-case name of the pass, or None where no pass is involved.
+        index: position of the pass in its composition, counted from 0, or None outside one.
+    """
+
+    def __init__(self, message: str, *, pass_name: str | None = None, index: int | None = None) -> None:
+        super().__init__(message)
+        self.pass_name = pass_name
+        self.index = index
+
+
+class PreconditionError(PassError):
+    """What a run was given, or what it was told to demand beforehand, does not hold."""
+
+
+class PostconditionError(PassError):
+    """What a run produced is not what it was told to produce."""
+
+
+class NotReversibleError(PassError):
+    """A pass that cannot be reversed was asked to."""
+
+
+class UndoError(NotReversibleError, PreconditionError):
+    """A reversible pass cannot be undone on this graph any more; nothing was changed."""
+
+
+class VerificationError(PassError):
+    """The numbers that a transformed module computes are not those of the original."""
+
+
+class RegistryError(FxoptError):
+    """Base class of the errors of the registry."""
+
+
+class UnknownPassError(RegistryError):
+    """No pass or pipeline has this name."""
+
+
+class DuplicatePassError(RegistryError):
+    """Two plugins claim one name."""
+
+
+class PluginLoadError(RegistryError):
+    """A plugin could not be loaded; its cause is chained."""
+
+
+class PassOptionError(RegistryError):
+    """A pass has no such option, or the option does not take such a value."""
+
+
+class PipelineSyntaxError(FxoptError):
+    """A pipeline's text cannot be read.
+
+    Attributes:
+        text: the whole text.
+        column: where reading stopped, counted from 0.
+    """
+
+    def __init__(self, message: str, *, text: str, column: int) -> None:
+        super().__init__(f"{message} (column {column})\n  {text}\n  {' ' * column}^")
+        self.text = text
+        self.column = column
+
+
+class PipelineOptionError(PipelineSyntaxError, PassOptionError):
+    """A pipeline's text gives a pass an option that it does not have, or a value that it does not take."""
+
+
+class CaptureError(FxoptError):
+    """A model cannot be captured as a graph."""

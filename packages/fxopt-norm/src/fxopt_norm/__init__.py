@@ -1,0 +1,3 @@
+"""fxopt passes that fold batch normalisation into convolutions and linear layers."""
+
+__version__ = "0.1.0"

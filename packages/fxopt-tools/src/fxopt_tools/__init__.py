@@ -1,0 +1,3 @@
+"""Instruments over fxopt passes: numerical verification."""
+
+__version__ = "0.1.0"
