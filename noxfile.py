@@ -3,8 +3,9 @@
 What follows `--` goes to the session's tool: `nox -s tests -- -k merge`, `nox -s build -- fxopt-core`.
 One package's tests: `nox -s "alone(fxopt-core)"`. Environments are made anew unless told otherwise (`nox -r`).
 
-Torch is large, so it is installed once per Python version into a directory of its own, which the environments see through
-a `.pth` file. It holds torch and what torch itself depends on, and nothing else, so that no undeclared dependency slips in.
+Torch is large, so it is installed once per Python version into a directory of its own, which the environments see
+through a `.pth` file. It holds torch and what torch itself depends on, and nothing else: no undeclared dependency slips
+in with it.
 """
 
 from __future__ import annotations
@@ -57,9 +58,8 @@ def together(session: nox.Session) -> None:
     """All packages with real models: their tests, those of the whole, docstring examples, documents."""
     install(session, ["test", "documents"], PACKAGES)
     install_models(session)
-    modules = [path.parent.name for path in sorted(ROOT.glob("packages/*/src/*/__init__.py"))]
-    suites = [str(path) for path in sorted(ROOT.glob("packages/*/tests"))]
-    run_pytest(session, "--doctest-modules", "--pyargs", *modules, *suites, "tests")
+    modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
+    run_pytest(session, "--doctest-modules", "--pyargs", *modules, *glob("packages/*/tests"), "tests")
 
 
 @nox.session(requires=["torch", "wheels"])
@@ -74,13 +74,11 @@ def demo(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy --strict over packages, tests, typing cases, documented examples and this file."""
     install(session, ["types"], [])
-    patterns = ["noxfile.py", "docs/**/*.py", "tests/**/*.py", "packages/*/src/**/*.py", "packages/*/tests/**/*.py"]
-    files = sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
-    session.run("mypy", *session.posargs, *(str(path) for path in files if path.name != "conftest.py"))
+    places = ["noxfile.py", "docs", "tests", *glob("packages/*/src"), *glob("packages/*/tests")]
+    session.run("mypy", *session.posargs, *(place for place in places if holds_python(Path(place))))
     # One run of mypy takes one file of a name, and pytest fixes this one.
-    for path in files:
-        if path.name == "conftest.py":
-            session.run("mypy", *session.posargs, str(path))
+    for conftest in [*glob("tests/conftest.py"), *glob("*/**/tests/conftest.py")]:
+        session.run("mypy", *session.posargs, conftest)
 
 
 @nox.session
@@ -107,7 +105,7 @@ def build(session: nox.Session) -> None:
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     for name in session.posargs or PACKAGES:
         session.run("python", "-m", "build", "--outdir", "dist", str(PACKAGES[name]))
-    session.run("twine", "check", "--strict", *(str(path) for path in sorted(Path("dist").iterdir())))
+    session.run("twine", "check", "--strict", *glob("dist/*"))
 
 
 @nox.session
@@ -175,6 +173,16 @@ def run_pytest(session: nox.Session, *arguments: str) -> None:
     codes = [0, 5] if session.posargs else [0]
     settings = ["-c", "pyproject.toml", f"--rootdir={ROOT}"]
     session.run("pytest", *settings, *arguments, *session.posargs, env=environment, success_codes=codes)
+
+
+def glob(pattern: str) -> list[str]:
+    """The paths in the repository that match, relative to its root, which is where sessions run."""
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+
+
+def holds_python(place: Path) -> bool:
+    """Whether a place is something for mypy, which takes a folder without Python files for a mistake."""
+    return place.is_file() or any(path.name != "conftest.py" for path in place.rglob("*.py"))
 
 
 def torch_directory(session: nox.Session) -> Path:

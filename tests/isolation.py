@@ -1,7 +1,8 @@
 """Check that an environment offers a package only what it declares: `python tests/isolation.py fxopt-core`.
 
 Run by the session `alone` inside that package's environment, so that a test which passes there proves the declaration.
-Expected are the package, pytest, hypothesis and all that these and torch require; whatever else can be imported is an error.
+Expected are the package, pytest, hypothesis and all that these and torch require: whatever else can be imported is an
+error.
 """
 
 from __future__ import annotations

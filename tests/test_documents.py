@@ -1,0 +1,90 @@
+"""Every Python example in the documents runs: those of `docs/`, the README, and the READMEs of the packages.
+
+A document is one program: its `python` blocks run in order and in one namespace. A block of language `output` is what
+has been printed since the block of that kind before it, with `...` for what varies. A block that cannot run here has
+`<!-- skip: next -->` before it, and the reason in words. Examples in docstrings are run by `pytest --doctest-modules`.
+"""
+
+from __future__ import annotations
+
+from contextlib import redirect_stdout
+from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sybil", reason="the group `documents` of pyproject.toml is not installed")
+
+from sybil import Document, Example
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+
+ROOT = Path(__file__).parent.parent
+PLACES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/README.md")
+DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place)})
+OPTIONS = ELLIPSIS | NORMALIZE_WHITESPACE
+
+
+def run(document: Path) -> None:
+    """Run the examples of a document; raises what the first wrong one raises."""
+    printed = StringIO()
+
+    def check_output(example: Example) -> None:
+        found, expected = printed.getvalue(), example.parsed
+        assert OutputChecker().check_output(expected, found, OPTIONS), (
+            f"{document}, line {example.line}: the examples print\n{found}\nand the document says\n{expected}"
+        )
+        printed.seek(0)
+        printed.truncate()
+
+    python, output = PythonCodeBlockParser(doctest_optionflags=OPTIONS), CodeBlockParser("output", check_output)
+    with redirect_stdout(printed):
+        for example in Document.parse(str(document), python, output, SkipParser()).examples():
+            example.evaluate()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All examples of the document run; the files that they write go to a directory of their own."""
+    monkeypatch.chdir(tmp_path)
+    run(document)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_example_is_overlooked(document: Path) -> None:
+    """A fence such as ```py or ```python {.numbered} would silently be no example."""
+    lines = map(str.strip, document.read_text(encoding="utf-8").splitlines())
+    fences = {line for line in lines if line.startswith(("```py", "~~~py", "``` py", "```{code"))}
+    assert fences <= {"```python"}
+
+
+RIGHT = {
+    "statement": "```python\nassert 1 + 1 == 2\n```\n",
+    "interpreter session": "```python\n>>> 1 + 1\n2\n```\n",
+    "one namespace": "```python\nx = 1\n```\nthen\n```python\nassert x == 1\n```\n",
+    "output": "```python\nprint('took', 0.17, 's')\n```\nprints\n```output\ntook ... s\n```\n",
+    "skipped": "<!-- skip: next -->\n```python\nunknown\n```\n",
+    "another language": "```bash\nunknown\n```\n",
+}
+WRONG = {
+    "statement": (AssertionError, "```python\nassert 1 + 1 == 3\n```\n"),
+    "interpreter session": (AssertionError, "```python\n>>> 1 + 1\n3\n```\n"),
+    "unknown name": (NameError, "```python\nunknown\n```\n"),
+    "output": (AssertionError, "```python\nprint('two')\n```\nprints\n```output\nthree\n```\n"),
+    "output told twice": (AssertionError, "```python\nprint(1)\n```\n```output\n1\n```\n```output\n1\n```\n"),
+}
+
+
+@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
+def test_a_right_document_passes(tmp_path: Path, text: str) -> None:
+    """Each kind of example is understood."""
+    (tmp_path / "document.md").write_text(text, encoding="utf-8")
+    run(tmp_path / "document.md")
+
+
+@pytest.mark.parametrize(("error", "text"), WRONG.values(), ids=WRONG)
+def test_a_wrong_document_fails(tmp_path: Path, error: type[Exception], text: str) -> None:
+    """Each kind of mistake is found."""
+    (tmp_path / "document.md").write_text(text, encoding="utf-8")
+    with pytest.raises(error):
+        run(tmp_path / "document.md")

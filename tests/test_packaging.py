@@ -1,0 +1,186 @@
+"""What the packages contain, declare and import agrees."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from email import message_from_bytes
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+FAMILIES = ["fxopt-linear", "fxopt-norm", "fxopt-arith"]
+RUN_TIME = {
+    "fxopt-core": {"torch", "pluggy"},
+    **dict.fromkeys([*FAMILIES, "fxopt-capture", "fxopt-tools"], {"fxopt-core"}),
+    "fxopt": {"fxopt-core", *FAMILIES, "fxopt-capture", "fxopt-tools", "typer", "rich"},
+}
+
+for_each_package = pytest.mark.parametrize("name", PACKAGES)
+
+
+def folder_of(name: str) -> Path:
+    """Where a package's sources lie."""
+    return ROOT / "packages" / name / "src" / name.replace("-", "_")
+
+
+def declared(name: str, *, extras: bool = False) -> dict[str, Requirement]:
+    """What an installed package requires, by name: at run time, or for its extras."""
+    requirements = map(Requirement, requires(name) or ())
+    return {each.name: each for each in requirements if ("extra ==" in str(each.marker)) is extras}
+
+
+# --- What is declared
+
+
+@for_each_package
+def test_run_time_dependencies_are_those_agreed(name: str) -> None:
+    """A dependency more is a decision: it belongs into docs/decisions.md and into this table."""
+    assert declared(name).keys() == RUN_TIME[name]
+
+
+@for_each_package
+def test_siblings_are_pinned_to_the_minor_version(name: str) -> None:
+    """One package's patch release never forces another's, and a breaking release never slips in."""
+    siblings = [each for extras in (False, True) for each in declared(name, extras=extras).values()]
+    pins = {each.name: str(each.specifier) for each in siblings if each.name in PACKAGES}
+    assert pins == dict.fromkeys(pins, "<0.2,>=0.1.0")
+
+
+def test_torch_is_constrained_to_a_version_that_is_allowed() -> None:
+    """CI installs the version of constraints.txt, and fxopt-core has to accept it."""
+    constraint = Requirement((ROOT / "constraints.txt").read_text(encoding="utf-8").strip())
+    (version,) = constraint.specifier
+    assert declared("fxopt-core")["torch"].specifier.contains(version.version)
+
+
+# --- What is imported
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """The top-level names that a file imports absolutely, and whether importing the file does so in any case."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    always = set(map(id, tree.body))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.partition(".")[0], id(node) in always) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0], id(node) in always
+
+
+@for_each_package
+def test_only_what_is_declared_is_imported(name: str) -> None:
+    """An extra may be imported where it is used only; what core declares is there for all who declare core."""
+    core = {"torch", "pluggy"} if "fxopt-core" in declared(name) else set()
+    always = {name, *declared(name), *core}
+    somewhere = always | declared(name, extras=True).keys()
+    surplus = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in folder_of(name).rglob("*.py")
+        for module, unconditional in imports(path)
+        if module not in sys.stdlib_module_names
+        and canonicalize_name(module) not in (always if unconditional else somewhere)
+    ]
+    assert not surplus
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a statement loads in a fresh interpreter beyond what torch loads."""
+    script = f"import sys, torch; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return {module.partition(".")[0] for module in run.stdout.split()} - set(sys.stdlib_module_names)
+
+
+def test_importing_core_loads_no_plugin_and_nothing_heavy() -> None:
+    """The registry is filled on first use: a script that only imports core pays for core."""
+    assert loaded_by("import fxopt_core") <= {"fxopt_core", "pluggy"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_importing_a_family_loads_no_other(name: str) -> None:
+    """A family stands on core alone."""
+    module = name.replace("-", "_")
+    assert loaded_by(f"import {module}") <= {module, "fxopt_core", "pluggy"}
+
+
+def test_importing_fxopt_loads_what_is_used_only() -> None:
+    """The one import for users is lazy."""
+    assert not loaded_by("import fxopt") & {"transformers", "typer", "rich", "timm"}
+
+
+# --- What is contained
+
+
+@pytest.fixture
+def wheel(name: str) -> zipfile.ZipFile:
+    """The wheel of a package, as built by the session `wheels`."""
+    directory = os.environ.get("FXOPT_WHEELS")
+    if directory is None:
+        pytest.skip("FXOPT_WHEELS names no directory of wheels: `nox -s together` builds them")
+    (path,) = Path(directory).glob(f"{name.replace('-', '_')}-[0-9]*.whl")
+    return zipfile.ZipFile(path)
+
+
+@for_each_package
+def test_the_wheel_holds_the_package_and_nothing_else(name: str, wheel: zipfile.ZipFile) -> None:
+    """Types and licence included, tests not."""
+    files = wheel.namelist()
+    module = name.replace("-", "_")
+    assert f"{module}/py.typed" in files
+    assert any(re.fullmatch(rf"{module}-[^/]*\.dist-info/licenses/LICENSE", file) for file in files)
+    assert {re.sub(r"-[^-]*\.dist-info$", "", file.partition("/")[0]) for file in files} == {module}
+    sources = {path.relative_to(folder_of(name).parent).as_posix() for path in folder_of(name).rglob("*.py")}
+    assert sources == {file for file in files if file.endswith(".py")}
+
+
+@for_each_package
+def test_the_wheel_presents_itself(name: str, wheel: zipfile.ZipFile) -> None:
+    """Summary, licence, Python and a README: what an index shows."""
+    (path,) = (file for file in wheel.namelist() if file.endswith(".dist-info/METADATA"))
+    metadata = message_from_bytes(wheel.read(path))
+    assert metadata["Name"] == name
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata["Summary"]
+    assert str(metadata.get_payload()).startswith(f"# {name}\n")
+
+
+@for_each_package
+def test_the_licence_is_that_of_the_whole(name: str) -> None:
+    """Each distribution carries its copy."""
+    assert (ROOT / "packages" / name / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+@for_each_package
+def test_the_changelog_tells_of_the_version(name: str) -> None:
+    """A version without an entry is not ready for release."""
+    (version,) = re.findall(r'^__version__ = "(.+)"$', (folder_of(name) / "__init__.py").read_text("utf-8"), re.M)
+    changelog = (ROOT / "packages" / name / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## {re.escape(version)}\b", changelog, re.M)
+
+
+# --- What keeps the tools working
+
+
+def test_test_files_have_unique_names() -> None:
+    """mypy takes one file of a name in one run; only pytest's own `conftest.py` may recur."""
+    places = ("tests/**/*.py", "packages/*/tests/**/*.py", "docs/examples/*/tests/**/*.py")
+    names = Counter(path.name for place in places for path in ROOT.glob(place))
+    assert not {name for name, count in names.items() if count > 1} - {"conftest.py", "__init__.py"}
+
+
+def test_mypy_knows_the_sources_of_every_package() -> None:
+    """`mypy_path` of pyproject.toml takes no pattern, so a new package has to be listed."""
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert not [name for name in PACKAGES if f"/packages/{name}/src" not in settings]
