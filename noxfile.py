@@ -94,7 +94,7 @@ def docs(session: nox.Session) -> None:
     """Build the site into site/, every warning an error."""
     install(session, ["docs"], PACKAGES)
     shutil.rmtree(ROOT / "site", ignore_errors=True)
-    options = ["--fail-on-warning", "--fresh-env", "--doctree-dir", str(Path(session.cache_dir, "doctrees"))]
+    options = ["--quiet", "--fail-on-warning", "--fresh-env", "--doctree-dir", str(Path(session.cache_dir, "doctrees"))]
     session.run("sphinx-build", *options, *session.posargs, "docs", "site", env=ENVIRONMENT)
 
 
