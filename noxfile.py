@@ -171,7 +171,8 @@ def run_pytest(session: nox.Session, *arguments: str) -> None:
     environment = ENVIRONMENT | {"FXOPT_WHEELS": str(wheel_directory(session))}
     # A selection after `--` may leave a package with nothing to run, which is status 5.
     codes = [0, 5] if session.posargs else [0]
-    settings = ["-c", "pyproject.toml", f"--rootdir={ROOT}"]
+    # Hypothesis draws the same examples each time and sets no deadline; a plain `pytest` looks for new ones.
+    settings = ["-c", "pyproject.toml", f"--rootdir={ROOT}", "--hypothesis-profile=ci"]
     session.run("pytest", *settings, *arguments, *session.posargs, env=environment, success_codes=codes)
 
 
