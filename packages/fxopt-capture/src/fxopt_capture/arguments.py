@@ -1,0 +1,254 @@
+"""What a call of the model gives, by name: which arguments become inputs of the graph and which are baked into it.
+
+A captured graph takes its inputs by the names of the model's ``forward``. Tensors, and containers that hold tensors,
+become inputs. Everything else (flags, numbers, strings) is decided when the model is captured, and a later call may
+only repeat it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fxopt_core.errors import CaptureError
+
+_EMPTY = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One named argument of ``forward``.
+
+    Attributes:
+        name: the name; ``args_0`` is the first of a ``*args``.
+        positional: whether a call may give it by position.
+        keyword: whether a call may give it by name.
+        required: whether it has no default.
+        default: the default, or None.
+    """
+
+    name: str
+    positional: bool
+    keyword: bool
+    required: bool
+    default: object = None
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How the model was called when it was captured.
+
+    Attributes:
+        parameters: arguments of ``forward`` that a call by position or name can give, in order.
+        inputs: names of those that are inputs of the graph, in order.
+        fixed: name -> value, baked into the graph.
+        implied: names among `fixed` that the capture chose itself; a call need not repeat them.
+        variadic: names among `inputs` that fill the model's ``*args``, in order.
+    """
+
+    parameters: tuple[Parameter, ...]
+    inputs: tuple[str, ...]
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    implied: frozenset[str] = frozenset()
+    variadic: tuple[str, ...] = ()
+
+    def with_fixed(self, **values: object) -> CallForm:
+        """Return this form with further values baked in, where the caller has not given them."""
+        known = {*self.inputs, *self.fixed}
+        fresh = {name: value for name, value in values.items() if name not in known}
+        return CallForm(
+            self.parameters, self.inputs, {**self.fixed, **fresh}, self.implied | fresh.keys(), self.variadic
+        )
+
+    def arguments(self, inputs: Mapping[str, object]) -> tuple[list[object], dict[str, object]]:
+        """Return the positional and keyword arguments with which the model itself is called.
+
+        `inputs` are the graph's inputs by name. Arguments go by name, but for those that only have a position.
+        """
+        values = {**inputs, **self.fixed}
+        positional: list[object] = []
+        for parameter in self.parameters:
+            by_position = not parameter.keyword or bool(self.variadic)
+            if not parameter.positional or not by_position:
+                continue
+            if parameter.name in values:
+                positional.append(values.pop(parameter.name))
+            elif not parameter.required:
+                positional.append(parameter.default)
+        return positional, values
+
+
+def forward_signature(model: nn.Module) -> inspect.Signature:
+    """Return the signature of the model's ``forward``, without ``self``.
+
+    Raises:
+        CaptureError: the model's ``forward`` cannot be read.
+    """
+    try:
+        return inspect.signature(model.forward)
+    except (TypeError, ValueError) as error:
+        raise CaptureError(f"the signature of `{type(model).__name__}.forward` cannot be read: {error}") from error
+
+
+def bind_call(
+    model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[CallForm, dict[str, object]]:
+    """Bind a call to the names of the model's ``forward``.
+
+    Args:
+        model: the model.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The form of the call, and the graph's inputs by name.
+
+    Raises:
+        CaptureError: ``forward`` does not take these arguments, or none of them holds a tensor.
+    """
+    signature = forward_signature(model)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        given = [f"{len(args)} by position", *map(repr, kwargs)]
+        raise CaptureError(
+            f"`{type(model).__name__}.forward{signature}` does not take the arguments given "
+            f"({', '.join(given)}): {error}"
+        ) from error
+    values, parameters, variadic = _named(signature, bound)
+    inputs: dict[str, object] = {}
+    fixed: dict[str, object] = {}
+    defaults = {parameter.name: parameter for parameter in parameters if not parameter.required}
+    for name, value in values.items():
+        if _holds_tensor(value) or name in variadic:
+            inputs[name] = value
+        elif value is not None or name not in defaults or defaults[name].default is not None:
+            fixed[name] = value
+    if not any(_holds_tensor(value) for value in inputs.values()):
+        raise CaptureError(
+            f"`{type(model).__name__}` was given no tensor to capture it with; give example inputs for "
+            f"forward{signature}"
+        )
+    return CallForm(tuple(parameters), tuple(inputs), fixed, frozenset(), variadic), inputs
+
+
+def _named(
+    signature: inspect.Signature, bound: inspect.BoundArguments
+) -> tuple[dict[str, object], list[Parameter], tuple[str, ...]]:
+    """Return the bound values by flat name, the parameters, and the names that came from ``*args``."""
+    values: dict[str, object] = {}
+    parameters: list[Parameter] = []
+    variadic: list[str] = []
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            for index, value in enumerate(bound.arguments.get(name, ())):
+                variadic.append(f"{name}_{index}")
+                values[variadic[-1]] = value
+                parameters.append(Parameter(variadic[-1], positional=True, keyword=False, required=True))
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            for key, value in bound.arguments.get(name, {}).items():
+                values[key] = value
+                parameters.append(Parameter(key, positional=False, keyword=True, required=False))
+        else:
+            if name in bound.arguments:
+                values[name] = bound.arguments[name]
+            parameters.append(_declared(parameter))
+    return values, parameters, tuple(variadic)
+
+
+def _declared(parameter: inspect.Parameter) -> Parameter:
+    required = parameter.default is _EMPTY
+    return Parameter(
+        parameter.name,
+        positional=parameter.kind is not parameter.KEYWORD_ONLY,
+        keyword=parameter.kind is not parameter.POSITIONAL_ONLY,
+        required=required,
+        default=None if required else parameter.default,
+    )
+
+
+def _holds_tensor(value: object) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+class InputBinding:
+    """The forward pre-hook of a captured graph module: accepts calls as the model's ``forward`` takes them.
+
+    Positional and keyword arguments are sorted to the graph's inputs by name. An argument that was not given when the
+    model was captured may only be None or its default; one that was baked in may only be repeated.
+
+    >>> form = CallForm((Parameter("x", True, True, True), Parameter("mask", True, True, False)), ("x",))
+    >>> InputBinding(form, "Model")(None, (torch.ones(1),), {"mask": None})
+    ((), {'x': tensor([1.])})
+    """
+
+    def __init__(self, form: CallForm, model_name: str) -> None:
+        self.form = form
+        self.model_name = model_name
+
+    def __call__(
+        self, module: object, args: tuple[object, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[object, ...], dict[str, Any]]:
+        """Return the call with every argument by name, in the graph's order.
+
+        Raises:
+            CaptureError: an argument is missing, unknown, given twice, or was not given when the model was captured.
+        """
+        values = self._by_name(args, kwargs)
+        inputs = {name: values.pop(name) for name in self.form.inputs if name in values}
+        missing = [name for name in self.form.inputs if inputs.get(name) is None]
+        if missing:
+            raise CaptureError(
+                f"the captured {self.model_name} needs {_listed(missing)}, which it was captured with; pass it, or "
+                f"capture the model again without it"
+            )
+        self._check_fixed(values)
+        self._check_rest(values)
+        return (), inputs
+
+    def _by_name(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, object]:
+        names = [parameter.name for parameter in self.form.parameters if parameter.positional]
+        if len(args) > len(names):
+            raise CaptureError(
+                f"the captured {self.model_name} takes {len(names)} positional arguments, and {len(args)} were given"
+            )
+        values: dict[str, object] = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name in values:
+                raise CaptureError(f"`{name}` was given to the captured {self.model_name} twice")
+            values[name] = value
+        return values
+
+    def _check_fixed(self, values: dict[str, object]) -> None:
+        defaults = {parameter.name: parameter.default for parameter in self.form.parameters}
+        for name, baked in self.form.fixed.items():
+            implied = name in self.form.implied
+            value = values.pop(name, baked if implied else defaults.get(name))
+            if not (_same(value, baked) or (implied and value is None)):
+                raise CaptureError(
+                    f"the captured {self.model_name} has {name}={baked!r} baked in, and was called with "
+                    f"{name}={value!r}; pass {name}={baked!r}, or capture the model again with {name}={value!r}"
+                )
+
+    def _check_rest(self, values: dict[str, object]) -> None:
+        defaults = {parameter.name: parameter.default for parameter in self.form.parameters}
+        for name, value in values.items():
+            if value is not None and not (name in defaults and _same(value, defaults[name])):
+                raise CaptureError(
+                    f"the captured {self.model_name} was captured without `{name}`, so that the graph does not use "
+                    f"it; capture the model again with `{name}`, or leave it out"
+                )
+
+
+def _same(value: object, baked: object) -> bool:
+    return type(value) is type(baked) and bool(value == baked) if not _holds_tensor(value) else False
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -1,0 +1,107 @@
+"""Which dimensions of the inputs are dynamic, and example inputs that are large enough in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import Dim, ShapesCollection
+from torch.utils import _pytree as pytree
+
+from fxopt_core.errors import CaptureError
+
+from .arguments import CallForm
+
+DimensionsOf = Callable[[str, torch.Tensor], Sequence[int]]
+
+
+def batch_dimension(name: str, tensor: torch.Tensor) -> Sequence[int]:
+    """Return the dimensions that are dynamic unless something is known about the model: the first."""
+    return (0,) if tensor.dim() else ()
+
+
+def automatic_shapes(inputs: Mapping[str, object], dimensions_of: DimensionsOf) -> ShapesCollection:
+    """Return dynamic shapes that let torch find out which of the named dimensions can be dynamic.
+
+    Dimensions of size 0 or 1 stay static: the example says nothing about how they vary with others.
+    """
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    for name, tensor in _tensors(inputs):
+        dynamic = {dim: Dim.AUTO for dim in dimensions_of(name, tensor) if tensor.size(dim) > 1}
+        if dynamic:
+            shapes[tensor] = dynamic
+    return shapes
+
+
+def widened(inputs: Mapping[str, object], dimensions_of: DimensionsOf) -> dict[str, object]:
+    """Return example inputs whose dynamic dimensions are larger than 1, where that can be told from them.
+
+    If all tensors have size 1 in their first dimension, that is a batch of one, and every tensor is given twice; so for
+    the second dimension where it is dynamic. Otherwise a size of 1 may be meant to be broadcast, and stays.
+    """
+    result = dict(inputs)
+    for dim in (0, 1):
+        sizes = [tensor.size(dim) for name, tensor in _tensors(result) if dim in dimensions_of(name, tensor)]
+        if sizes and all(size == 1 for size in sizes):
+            result = {name: _doubled(name, value, dim, dimensions_of) for name, value in result.items()}
+    return result
+
+
+def _doubled(name: str, value: object, dim: int, dimensions_of: DimensionsOf) -> object:
+    def double(tensor: torch.Tensor) -> torch.Tensor:
+        if dim not in dimensions_of(name, tensor):
+            return tensor
+        return torch.cat([tensor.detach()] * 2, dim)
+
+    return pytree.tree_map_only(torch.Tensor, double, value)
+
+
+def _tensors(inputs: Mapping[str, object]) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (name, leaf)
+        for name, value in inputs.items()
+        for leaf in pytree.tree_leaves(value)
+        if isinstance(leaf, torch.Tensor)
+    ]
+
+
+def requested_shapes(form: CallForm, dynamic_shapes: Any) -> Any:
+    """Return the caller's dynamic shapes by input name, with None for inputs that they leave out.
+
+    Raises:
+        CaptureError: they name something that is not an input.
+    """
+    if isinstance(dynamic_shapes, ShapesCollection):
+        return dynamic_shapes
+    if isinstance(dynamic_shapes, Mapping):
+        named = dict(dynamic_shapes)
+    elif isinstance(dynamic_shapes, tuple | list):
+        names = [*form.inputs, *(name for name in form.fixed if name not in form.implied)]
+        order = {parameter.name: index for index, parameter in enumerate(form.parameters)}
+        named = dict(zip(sorted(names, key=lambda name: order.get(name, len(order))), dynamic_shapes, strict=False))
+    else:
+        raise CaptureError(
+            f"dynamic_shapes is a {type(dynamic_shapes).__name__}; give a dictionary from argument names to shapes, "
+            f"a tuple in the order of the arguments, or a torch.export.ShapesCollection"
+        )
+    for index, spec in enumerate(named.pop("args", ()) if form.variadic and "args" not in form.inputs else ()):
+        named[f"args_{index}"] = spec
+    unknown = [name for name, spec in named.items() if name not in form.inputs and spec is not None]
+    if unknown:
+        raise CaptureError(
+            f"dynamic_shapes names {unknown[0]!r}, which is not among the tensor inputs of this capture: "
+            f"{', '.join(form.inputs)}"
+        )
+    return {name: named.get(name) for name in form.inputs}
+
+
+def dimensions_requested(shapes: Any) -> DimensionsOf:
+    """Return the dimensions that a caller's shapes make dynamic, for inputs that are tensors themselves."""
+
+    def dimensions_of(name: str, tensor: torch.Tensor) -> Sequence[int]:
+        spec = shapes.get(name) if isinstance(shapes, dict) else None
+        entries = spec.items() if isinstance(spec, dict) else enumerate(spec or ())
+        return [dim for dim, size in entries if size is not None and size is not Dim.STATIC and type(size) is not int]
+
+    return dimensions_of

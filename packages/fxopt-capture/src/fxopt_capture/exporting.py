@@ -1,0 +1,78 @@
+"""One call of ``torch.export.export``, with the model's ``forward`` flattened to the names that the call gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx.experimental import _config as symbolic_shapes_config
+from torch.utils import _pytree as pytree
+
+from .arguments import CallForm
+from .preserving import preserved
+
+
+def export_program(
+    model: nn.Module,
+    form: CallForm,
+    inputs: Mapping[str, object],
+    dynamic_shapes: Any,
+    *,
+    small_sizes: bool,
+) -> ExportedProgram:
+    """Export `model`, whatever the ambient grad mode, and leave it as it was.
+
+    Args:
+        model: the model.
+        form: how it is called.
+        inputs: example inputs by name.
+        dynamic_shapes: per input name, as ``torch.export`` takes them, or a ``ShapesCollection``.
+        small_sizes: whether a dynamic dimension may be 0 or 1, so that a branch of the model on such a size becomes a
+            guard. Otherwise ``torch.export`` takes a dynamic dimension to be at least 2, and a branch on 1 leaves no
+            trace. (torch.onnx exports in this way too.)
+    """
+    oblivious = symbolic_shapes_config.patch(backed_size_oblivious=small_sizes)  # type: ignore[attr-defined]  # installed at import
+    with preserved(model), torch.inference_mode(False), torch.enable_grad(), oblivious, _flat_forward(model, form):
+        return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic_shapes, strict=False)
+
+
+@contextmanager
+def _flat_forward(model: nn.Module, form: CallForm) -> Iterator[None]:
+    """Stand a forward that takes exactly the graph's inputs, by name, before the model's own.
+
+    ``torch.export`` reads names and their order off the signature; ``**kwargs`` there would be taken for one argument.
+    `preserved` takes it away again.
+    """
+    original: Callable[..., object] = model.forward
+
+    def forward(**inputs: object) -> object:
+        args, kwargs = form.arguments(inputs)
+        output = original(*args, **kwargs)
+        register_dataclasses(output)
+        return output
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in form.inputs])
+    forward.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect.signature
+    vars(model)["forward"] = forward
+    yield
+
+
+def register_dataclasses(value: object) -> None:
+    """Make torch's pytrees see into the dataclasses within `value` that hold tensors, as it does into tuples.
+
+    Registering a class lasts for the process, and changes nothing else about it.
+    """
+    for leaf in pytree.tree_leaves(value):
+        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+            continue
+        fields = [getattr(leaf, field.name) for field in dataclasses.fields(leaf)]
+        register_dataclasses(fields)
+        if any(isinstance(item, torch.Tensor) for item in pytree.tree_leaves(fields)):
+            torch.export.register_dataclass(type(leaf))

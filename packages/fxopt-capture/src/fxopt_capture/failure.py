@@ -1,0 +1,62 @@
+"""Where in the model's source an exception came from, in one sentence."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+
+import torch
+from torch import nn
+
+from fxopt_core.errors import CaptureError
+
+_STANDARD_LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"])
+_SITE_PACKAGES = tuple(os.path.realpath(sysconfig.get_paths()[key]) for key in ("purelib", "platlib"))
+_TOOLS = tuple(os.path.realpath(os.path.dirname(path)) + os.sep for path in (torch.__file__, __file__))
+_DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "UserError", "DataDependentOutputException")
+
+
+def capture_error(model: nn.Module, error: Exception) -> CaptureError:
+    """Describe a failed capture; the caller raises it from `error`.
+
+    The message has the model's class, the error, the innermost line of the model's own source, and what to do.
+    """
+    place = source_of(error)
+    where = f" at {place}" if place else ""
+    return CaptureError(f"{type(model).__name__} cannot be captured: {_reason(error)}{where}. {_remedy(error)}")
+
+
+def source_of(error: BaseException) -> str | None:
+    """Return ``file:line, in function: code`` of the innermost frame of an exception outside torch and this package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if _is_model_source(frame.filename):
+            return f"{frame.filename}:{frame.lineno}, in {frame.name}: `{frame.line}`"
+    return None
+
+
+def _is_model_source(filename: str) -> bool:
+    path = os.path.realpath(filename)
+    if filename.startswith("<") or path.startswith(_TOOLS):
+        return False
+    return path.startswith(_SITE_PACKAGES) or not path.startswith(_STANDARD_LIBRARY + os.sep)
+
+
+def _reason(error: Exception) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text.rstrip('.')}" if text else type(error).__name__
+
+
+def _is_data_dependent(error: Exception) -> bool:
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return any(name in kinds for name in _DATA_DEPENDENT) or "data-dependent" in str(error).lower()
+
+
+def _remedy(error: Exception) -> str:
+    if _is_data_dependent(error):
+        return (
+            "What the model does there depends on the values of a tensor, so that one graph cannot say it; write it "
+            "with tensor operations (torch.where), or capture the part of the model before or after it"
+        )
+    return "Check that the model itself takes these inputs, and see the chained error"

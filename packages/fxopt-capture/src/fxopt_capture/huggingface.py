@@ -1,0 +1,100 @@
+"""What is known about the models of the transformers library; it is imported only where a model comes from it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .arguments import CallForm
+
+if TYPE_CHECKING:
+    from .strategy import Preparation
+
+_SEQUENCE = frozenset({"inputs_embeds", "decoder_inputs_embeds", "encoder_hidden_states", "encoder_outputs"})
+_EXPORTABLE_EXPERTS = "batched_mm"
+
+
+def is_pretrained(model: nn.Module) -> bool:
+    """Whether `model` is a ``transformers.PreTrainedModel``; does not import transformers."""
+    utilities = sys.modules.get("transformers.modeling_utils")
+    return utilities is not None and isinstance(model, utilities.PreTrainedModel)
+
+
+def implied_arguments(model: nn.Module, form: CallForm) -> dict[str, object]:
+    """Return the arguments that a capture gives a model itself: no cache of keys and values, where it makes one."""
+    names = {parameter.name for parameter in form.parameters}
+    if "use_cache" in names and "past_key_values" not in form.inputs:
+        return {"use_cache": False}
+    return {}
+
+
+def dynamic_dimensions(name: str, tensor: torch.Tensor) -> Sequence[int]:
+    """Return the dimensions of an input that are dynamic: batch, and for text the sequence.
+
+    Token ids, masks over them and embeddings have the sequence second; a mask of rank four is over queries and keys,
+    and cached keys and values have it third. The sizes of images and sounds stay static.
+    """
+    if tensor.dim() == 0:
+        return ()
+    if name == "past_key_values" and tensor.dim() == 4:
+        return (0, 2)
+    is_text = not tensor.dtype.is_floating_point or name in _SEQUENCE
+    if "mask" in name and "pixel" not in name and tensor.dim() == 4:
+        return (0, 2, 3)
+    if tensor.dim() > 1 and "pixel" not in name and (is_text or "attention_mask" in name):
+        return (0, 1)
+    return (0,)
+
+
+def preparations(model: nn.Module, inputs: Mapping[str, object]) -> list[Preparation]:
+    """Return the contexts to export a model in: a light one, then one with all that transformers ships."""
+
+    def light() -> AbstractContextManager[object]:
+        return _prepared(model, inputs, patched=False)
+
+    def full() -> AbstractContextManager[object]:
+        return _prepared(model, inputs, patched=True)
+
+    return [light, full]
+
+
+@contextmanager
+def _prepared(model: nn.Module, inputs: Mapping[str, object], *, patched: bool) -> Iterator[None]:
+    """Set up what an export of the model needs, and take it back at the end."""
+    with ExitStack() as stack:
+        stack.enter_context(_exportable_experts(getattr(model, "config", None)))
+        if patched or any(_is_cache(leaf) for leaf in pytree.tree_leaves(list(inputs.values()))):
+            from transformers.exporters import exporter_dynamo
+            from transformers.exporters.utils import apply_patches
+
+            exporter_dynamo.register_cache_pytrees_for_model(model)
+            if patched:
+                stack.enter_context(apply_patches("dynamo"))
+                stack.enter_context(exporter_dynamo.reset_model_state(model))
+        yield
+
+
+def _is_cache(value: object) -> bool:
+    return type(value).__name__.endswith("Cache")
+
+
+@contextmanager
+def _exportable_experts(config: Any) -> Iterator[None]:
+    """Let mixture-of-experts layers multiply all experts at once, which a graph can say."""
+    chosen = getattr(config, "_experts_implementation", None)
+    if chosen is None or chosen == _EXPORTABLE_EXPERTS:
+        yield
+        return
+    saved = dict(vars(config))
+    config._experts_implementation = _EXPORTABLE_EXPERTS
+    try:
+        yield
+    finally:
+        vars(config).clear()
+        vars(config).update(saved)

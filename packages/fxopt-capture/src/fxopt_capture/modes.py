@@ -1,0 +1,48 @@
+"""Whether a model computes the same in training and in evaluation mode, by what the code of its classes reads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import CodeType
+
+from torch import nn
+
+_BASES = frozenset({nn.Module, object})
+
+
+def captured_mode(model: nn.Module) -> bool | None:
+    """Return the mode that a capture of `model` is made in, or None where the mode makes no difference.
+
+    It makes one if the code of any of its modules' classes mentions ``training``; a module that asks in any other way
+    is beyond this look at the code.
+
+    >>> captured_mode(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) is None
+    True
+    >>> captured_mode(nn.Dropout().eval())
+    False
+    """
+    classes = {type(module) for module in model.modules()}
+    return model.training if any(_reads_training(cls) for cls in classes) else None
+
+
+def _reads_training(cls: type) -> bool:
+    return any("training" in code.co_names for base in cls.__mro__ if base not in _BASES for code in _codes(base))
+
+
+def _codes(cls: type) -> Iterator[CodeType]:
+    """Yield the code of a class's functions, properties and static methods, with the code nested in them."""
+    for value in vars(cls).values():
+        functions = (value.fget, value.fset) if isinstance(value, property) else (value,)
+        for function in functions:
+            unwrapped = inspect.unwrap(getattr(function, "__func__", function)) if callable(function) else None
+            code = getattr(unwrapped, "__code__", None)
+            if isinstance(code, CodeType):
+                yield from _nested(code)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)

@@ -1,0 +1,144 @@
+"""Find out whether a graph is right where a dynamic dimension is 0 or 1.
+
+``torch.export`` takes dynamic sizes to be at least 2, so that a model's branch on a batch of one leaves no guard in the
+usual export. An export that allows small sizes has the guard, at the price of refusing sizes on which both branches
+compute the same (``q_length > 1`` in attention masks). So where the two disagree, model and graph are run at that
+size, on values of the example; if they differ, or if either fails, the graph gets a guard.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .arguments import CallForm
+from .comparing import difference
+from .conditions import dynamic_sizes
+from .guards import Condition, InputGuards
+
+_EQUALITY = re.compile(r"i\[(\d+)\]\.size\(\)\[(\d+)\] == i\[(\d+)\]\.size\(\)\[(\d+)\]")
+_SMALL = (1, 0)
+
+Place = tuple[int, int]  # input, dimension
+Sizes = Mapping[Place, int]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whether the graph is right where these dimensions of the inputs have these sizes."""
+
+    sizes: Sizes
+
+    def applied(self, leaves: Sequence[object]) -> list[object]:
+        """Return the inputs, narrowed to the sizes asked about."""
+        result = list(leaves)
+        for (index, dim), size in self.sizes.items():
+            tensor = result[index]
+            if isinstance(tensor, torch.Tensor):
+                result[index] = tensor.narrow(dim, 0, size)
+        return result
+
+    def refusal(self, guards: InputGuards) -> Condition:
+        """Return the condition that refuses exactly these sizes."""
+        codes = [f"i[{index}].size()[{dim}] == {size}" for (index, dim), size in self.sizes.items()]
+        texts = [f"{guards.specs[index].name}.size()[{dim}] == {size}" for (index, dim), size in self.sizes.items()]
+        if len(codes) == 1:
+            return Condition(codes[0].replace("==", "!="), texts[0].replace("==", "!="))
+        return Condition(f"not ({' and '.join(codes)})", f"not ({' and '.join(texts)})")
+
+
+def questions(values: Sequence[object], guards: InputGuards) -> Iterator[Question]:
+    """Yield each group of equal dynamic sizes at 1 and 0 on its own, then all groups at 1 together."""
+    groups = _groups(values, guards)
+    for group in groups:
+        for size in _SMALL:
+            yield Question(dict.fromkeys(group, size))
+    if len(groups) > 1:
+        yield Question({place: 1 for group in groups for place in group})
+
+
+def _groups(values: Sequence[object], guards: InputGuards) -> list[list[Place]]:
+    """Group the dynamic dimensions whose sizes are the same symbol, or are guarded to be equal."""
+    leader: dict[Place, Place] = {}
+    by_symbol: dict[object, Place] = {}
+
+    def root(place: Place) -> Place:
+        while leader[place] != place:
+            place = leader[place]
+        return place
+
+    for index, dim, expression in dynamic_sizes(values):
+        leader[index, dim] = root(by_symbol[expression]) if expression in by_symbol else (index, dim)
+        by_symbol.setdefault(expression, (index, dim))
+    for condition in guards.conditions:
+        if match := _EQUALITY.fullmatch(condition.code):
+            first, second = (int(match[1]), int(match[2])), (int(match[3]), int(match[4]))
+            if first in leader and second in leader:
+                leader[root(second)] = root(first)
+    groups: dict[Place, list[Place]] = {}
+    for place in leader:
+        groups.setdefault(root(place), []).append(place)
+    return list(groups.values())
+
+
+def open_questions(
+    values: Sequence[object], guards: InputGuards, strict: InputGuards | None, leaves: Sequence[object]
+) -> list[Question]:
+    """Return the small sizes that `guards` let pass and that the export for small sizes does not vouch for.
+
+    Args:
+        values: what the graph's placeholders hold in ``meta["val"]``.
+        guards: those of the usual export.
+        strict: those of the export for small sizes, or None where that failed.
+        leaves: the example inputs, flat.
+    """
+    abstract = [torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    found = []
+    for question in questions(values, guards):
+        narrowed = question.applied(abstract)
+        if guards.accepts(narrowed) and not (strict is not None and strict.accepts(narrowed)):
+            found.append(question)
+    return found
+
+
+def refuted(
+    asked: Sequence[Question],
+    model: nn.Module,
+    form: CallForm,
+    graph_module: nn.Module,
+    inputs: Mapping[str, object],
+) -> list[Question]:
+    """Return those of the questions at which model and graph differ, or cannot be compared."""
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        return list(asked)
+    leaves, spec = pytree.tree_flatten(dict(inputs))
+    wrong = []
+    for question in asked:
+        narrowed = question.applied(leaves)
+        plain = pytree.tree_unflatten(narrowed, spec)
+        flipped = pytree.tree_unflatten([_flipped(leaf) for leaf in narrowed], spec)
+        if not _equal(model, form, graph_module, plain) or not _equal(model, form, graph_module, flipped, lenient=True):
+            wrong.append(question)
+    return wrong
+
+
+def _flipped(leaf: object) -> object:
+    """Return the tensor with its values in another order: positions then run backwards, masks mask elsewhere."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().flip(list(range(1, leaf.dim())))
+
+
+def _equal(
+    model: nn.Module, form: CallForm, graph_module: nn.Module, inputs: Mapping[str, object], *, lenient: bool = False
+) -> bool:
+    """Whether both give the same; where one raises, whether that is to be passed over."""
+    try:
+        return difference(model, form, graph_module, inputs) is None
+    except Exception:
+        return lenient
