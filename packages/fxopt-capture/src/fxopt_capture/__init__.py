@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .capture import capture
 from .captured import CapturedModule
+from .guards import InputGuards
+from .tracing import symbolic_trace
 
-__all__ = ["CapturedModule", "capture"]
+__all__ = ["CapturedModule", "InputGuards", "capture", "symbolic_trace"]
 __version__ = "0.1.0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
 
 from . import huggingface
-from .arguments import InputBinding, bind_call
+from .arguments import CallForm, InputBinding, bind_call
 from .captured import GUARDS, CapturedModule, assemble
 from .dynamic import batch_dimension
 from .exporting import register_dataclasses
@@ -62,20 +63,48 @@ def capture(
     >>> graph_module(torch.randn(7, 4)).shape
     torch.Size([7, 3])
     """
-    _check_model(model)
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    keywords = dict(kwargs or {})
-    register_dataclasses([positional, keywords])
-    form, inputs = bind_call(model, positional, keywords)
+    return capture_call(model, read_call(model, positional, kwargs or {}), dynamic_shapes)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a model.
+
+    Attributes:
+        form: how it is called.
+        inputs: what it is called with, by name.
+    """
+
+    form: CallForm
+    inputs: Mapping[str, object]
+
+
+def read_call(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
+    """Bind a call to the names of the model's ``forward``, with what a capture adds for Hugging Face models.
+
+    Raises:
+        CaptureError: `model` is no module that can be captured, or does not take these arguments.
+    """
+    check_model(model)
+    register_dataclasses([*args, *kwargs.values()])
+    form, inputs = bind_call(model, args, kwargs)
+    if huggingface.is_pretrained(model):
+        form = form.with_fixed(**huggingface.implied_arguments(form))
+    return Call(form, inputs)
+
+
+def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
+    """Capture a model by one call of it; see `capture`."""
     dimensions_of, preparations = batch_dimension, Request.preparations
     if huggingface.is_pretrained(model):
-        form = form.with_fixed(**huggingface.implied_arguments(model, form))
-        dimensions_of, preparations = huggingface.dynamic_dimensions, huggingface.preparations(model, inputs)
-    exported = export(Request(model, form, inputs, dynamic_shapes, dimensions_of, preparations))
-    return _build(model, exported, InputBinding(form, type(model).__name__))
+        dimensions_of, preparations = huggingface.dynamic_dimensions, huggingface.preparations(model, call.inputs)
+    exported = export(Request(model, call.form, call.inputs, dynamic_shapes, dimensions_of, preparations))
+    return _build(model, exported, InputBinding(call.form, type(model).__name__))
 
 
-def _check_model(model: object) -> None:
+def check_model(model: object) -> None:
+    """Refuse what is no module that can be captured, with a `CaptureError` that says what to give instead."""
     if not isinstance(model, nn.Module):
         raise CaptureError(f"a {type(model).__name__} cannot be captured; give a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):

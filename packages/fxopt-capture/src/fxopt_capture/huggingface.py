@@ -26,7 +26,7 @@ def is_pretrained(model: nn.Module) -> bool:
     return utilities is not None and isinstance(model, utilities.PreTrainedModel)
 
 
-def implied_arguments(model: nn.Module, form: CallForm) -> dict[str, object]:
+def implied_arguments(form: CallForm) -> dict[str, object]:
     """Return the arguments that a capture gives a model itself: no cache of keys and values, where it makes one."""
     names = {parameter.name for parameter in form.parameters}
     if "use_cache" in names and "past_key_values" not in form.inputs:

@@ -1,0 +1,175 @@
+"""Example inputs for models of the transformers library, from their configuration alone."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxopt_core.errors import CaptureError
+
+from .arguments import forward_signature
+
+BATCH = 2
+LENGTH = 8
+DECODER_LENGTH = 6
+CHOICES = 3
+_SAMPLES = 4000  # of sound; enough for the strided convolutions of wav2vec 2
+_PER_SEQUENCE = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction", "Classification")
+
+
+def default_names(model: nn.Module) -> list[str]:
+    """Return the inputs that a Hugging Face model is captured with unless told otherwise.
+
+    That is its main input, the attention mask for text, the decoder's ids where it has a decoder, and the image where
+    it needs both an image and a text.
+    """
+    names = list(forward_signature(model).parameters)
+    main = str(getattr(model, "main_input_name", names[0]))
+    chosen = [main]
+    if main == "input_ids" and "attention_mask" in names:
+        chosen.append("attention_mask")
+    if "decoder_input_ids" in names:
+        chosen.append("decoder_input_ids")
+    if {"input_ids", "pixel_values"} <= set(names) and getattr(_config(model), "image_token_id", None) is None:
+        chosen = [name for name in names if name in {*chosen, "input_ids", "pixel_values", "attention_mask"}]
+    return [name for name in names if name in chosen]
+
+
+def check_names(model: nn.Module, names: Sequence[str]) -> None:
+    """Refuse names that the model's ``forward`` does not take.
+
+    Raises:
+        CaptureError: with the names that it takes, and those that are close.
+    """
+    parameters = forward_signature(model).parameters
+    taken = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
+    for name in names:
+        if name not in taken:
+            close = difflib.get_close_matches(name, taken, n=3)
+            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+            raise CaptureError(
+                f"{type(model).__name__}.forward takes no input {name!r}{hint} It takes: {', '.join(taken)}"
+            )
+
+
+def dummy_inputs(model: nn.Module, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return example inputs by name, on the model's device and in its dtype, in batches of `BATCH`.
+
+    The values are the same every time, and the random state stays as it is.
+
+    Raises:
+        CaptureError: the model takes no such input, or its shape does not follow from the configuration.
+    """
+    check_names(model, names)
+    maker = _Maker(model)
+    return {name: maker.make(name) for name in names}
+
+
+def _config(model: nn.Module) -> Any:
+    return model.config
+
+
+class _Maker:
+    """Makes inputs of one model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.config = _config(model)
+        self.text = self.config.get_text_config()
+        self.vision = getattr(self.config, "vision_config", self.config)
+        first = next(model.parameters(), torch.empty(0))
+        self.device, self.dtype = first.device, first.dtype
+        self.generator = torch.Generator().manual_seed(0)
+
+    def make(self, name: str) -> torch.Tensor:
+        """Return the input of this name."""
+        for makes, pattern in _MAKERS.items():
+            if name in pattern:
+                try:
+                    return makes(self, name).to(self.device)
+                except AttributeError as error:
+                    raise CaptureError(self._unknown(name, str(error))) from error
+        raise CaptureError(self._unknown(name, "no rule for it"))
+
+    def _unknown(self, name: str, reason: str) -> str:
+        return (
+            f"the shape of the input {name!r} of {type(self.model).__name__} does not follow from its configuration "
+            f"({reason}); give example_inputs={{{name!r}: ...}} with all inputs instead"
+        )
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        length = DECODER_LENGTH if name.startswith("decoder") else LENGTH
+        choices = (CHOICES,) if type(self.model).__name__.endswith("ForMultipleChoice") else ()
+        return (BATCH, *choices, length)
+
+    def floats(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator).to(self.dtype)
+
+    def integers(self, allowed: Sequence[int], shape: tuple[int, ...]) -> torch.Tensor:
+        picked = torch.randint(len(allowed), shape, generator=self.generator)
+        return torch.tensor(allowed)[picked]
+
+    def tokens(self, name: str) -> torch.Tensor:
+        special = {value for key, value in self.text.to_dict().items() if key.endswith("token_id")}
+        ordinary = [token for token in range(min(self.text.vocab_size, 1000)) if token not in special]
+        return self.integers(ordinary or [0], self.shape(name))
+
+    def ones(self, name: str) -> torch.Tensor:
+        return torch.ones(self.shape(name), dtype=torch.int64)
+
+    def zeros(self, name: str) -> torch.Tensor:
+        return torch.zeros(self.shape(name), dtype=torch.int64)
+
+    def positions(self, name: str) -> torch.Tensor:
+        shape = self.shape(name)
+        return torch.arange(shape[-1]).expand(shape).clone()
+
+    def embeddings(self, name: str) -> torch.Tensor:
+        return self.floats(*self.shape(name), self.text.hidden_size)
+
+    def boxes(self, name: str) -> torch.Tensor:
+        return torch.tensor([10, 20, 30, 40]).expand(*self.shape(name), 4).clone()
+
+    def image(self, name: str) -> torch.Tensor:
+        size = getattr(self.vision, "image_size", 224)
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        return self.floats(BATCH, getattr(self.vision, "num_channels", 3), height, width)
+
+    def sound(self, name: str) -> torch.Tensor:
+        return self.floats(BATCH, _SAMPLES)
+
+    def spectrogram(self, name: str) -> torch.Tensor:
+        return self.floats(BATCH, self.config.num_mel_bins, 2 * self.config.max_source_positions)
+
+    def labels(self, name: str) -> torch.Tensor:
+        kind = type(self.model).__name__
+        if kind.endswith("ForMultipleChoice"):
+            return self.integers(range(CHOICES), (BATCH,))
+        if kind.endswith(_PER_SEQUENCE) and not kind.endswith("ForTokenClassification"):
+            return self.integers(range(2), (BATCH,))
+        if kind.endswith("ForTokenClassification"):
+            return self.integers(range(self.config.num_labels), (BATCH, LENGTH))
+        decodes = getattr(self.config, "is_encoder_decoder", False)
+        return self.tokens("decoder_input_ids" if decodes else "input_ids")
+
+    def places(self, name: str) -> torch.Tensor:
+        return self.integers(range(LENGTH), (BATCH,))
+
+
+_MAKERS: Mapping[Callable[[_Maker, str], torch.Tensor], frozenset[str]] = {
+    _Maker.tokens: frozenset({"input_ids", "decoder_input_ids"}),
+    _Maker.ones: frozenset({"attention_mask", "decoder_attention_mask", "encoder_attention_mask"}),
+    _Maker.zeros: frozenset({"token_type_ids", "global_attention_mask"}),
+    _Maker.positions: frozenset({"position_ids", "decoder_position_ids"}),
+    _Maker.embeddings: frozenset({"inputs_embeds", "decoder_inputs_embeds"}),
+    _Maker.boxes: frozenset({"bbox"}),
+    _Maker.image: frozenset({"pixel_values"}),
+    _Maker.sound: frozenset({"input_values"}),
+    _Maker.spectrogram: frozenset({"input_features"}),
+    _Maker.labels: frozenset({"labels", "next_sentence_label"}),
+    _Maker.places: frozenset({"start_positions", "end_positions"}),
+}

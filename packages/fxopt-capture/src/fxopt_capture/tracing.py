@@ -1,0 +1,116 @@
+"""`symbolic_trace`, with the signature that users of ``transformers.utils.fx`` know."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt_core.errors import CaptureError
+
+from . import huggingface
+from .arguments import forward_signature
+from .capture import Call, capture_call, check_model, read_call
+from .comparing import difference
+from .dummy_inputs import check_names, default_names, dummy_inputs
+from .failure import source_of
+from .preserving import preserved
+
+Examples = torch.Tensor | Sequence[object] | Mapping[str, object]
+
+
+def symbolic_trace(
+    model: nn.Module,
+    input_names: Sequence[str] | None = None,
+    disable_check: bool = False,
+    example_inputs: Examples | None = None,
+) -> GraphModule:
+    """Capture a model, with example inputs that are made from its configuration where it is a Hugging Face model.
+
+    Args:
+        model: the model. A plain module without example inputs is traced by ``torch.fx.symbolic_trace``, whose graph
+            has the model's own leaf modules, and which does not follow branches.
+        input_names: the inputs of the graph, by the names that ``forward`` takes. None: for Hugging Face models the
+            main input, with the attention mask for text; for others all of `example_inputs`.
+        disable_check: leave out the comparison of model and graph on the example inputs.
+        example_inputs: a tensor, positional arguments, or a mapping of keyword arguments.
+
+    Returns:
+        The graph module; batch and sequence length are dynamic.
+
+    Raises:
+        CaptureError: the model takes no such input, cannot be captured, or the graph computes something else.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
+    >>> symbolic_trace(model, example_inputs=torch.randn(2, 4))(torch.randn(5, 4)).shape
+    torch.Size([5, 3])
+    """
+    check_model(model)
+    if input_names is not None:
+        check_names(model, input_names)
+    if example_inputs is None and not huggingface.is_pretrained(model):
+        return _trace_without_inputs(model, input_names)
+    call = _call(model, input_names, example_inputs)
+    captured = capture_call(model, call, None)
+    if not disable_check and not any(tensor.is_meta for tensor in model.state_dict().values()):
+        _check(model, call, captured)
+    return captured
+
+
+def _call(model: nn.Module, names: Sequence[str] | None, examples: Examples | None) -> Call:
+    if examples is None:
+        return read_call(model, (), dummy_inputs(model, default_names(model) if names is None else names))
+    if isinstance(examples, torch.Tensor):
+        examples = (examples,)
+    if isinstance(examples, Mapping):
+        missing = [name for name in names or () if name not in examples]
+        if missing:
+            raise CaptureError(f"example_inputs lack {missing[0]!r}, which input_names asks for")
+        return read_call(model, (), {name: examples[name] for name in (examples if names is None else names)})
+    if names is None:
+        return read_call(model, tuple(examples), {})
+    if len(names) != len(examples):
+        raise CaptureError(f"there are {len(names)} input_names and {len(examples)} example_inputs; give one of each")
+    return read_call(model, (), dict(zip(names, examples, strict=True)))
+
+
+def _check(model: nn.Module, call: Call, captured: GraphModule) -> None:
+    found = difference(model, call.form, captured, call.inputs)
+    if found is not None:
+        raise CaptureError(
+            f"the graph of {type(model).__name__} does not compute what the model does on the example inputs: {found}. "
+            f"Please report this; disable_check=True returns the graph all the same"
+        )
+
+
+def _trace_without_inputs(model: nn.Module, names: Sequence[str] | None) -> GraphModule:
+    constants = {} if names is None else _left_out(model, names)
+    try:
+        with preserved(model):
+            return torch.fx.symbolic_trace(model, concrete_args=constants or None)
+    except Exception as error:  # whatever the model does with a stand-in for a tensor
+        place = source_of(error)
+        raise CaptureError(
+            f"{type(model).__name__} cannot be traced without inputs: {type(error).__name__}: {_first_line(error)}"
+            f"{f' at {place}' if place else ''}. Give example_inputs, with which the model is captured by torch.export"
+        ) from error
+
+
+def _left_out(model: nn.Module, names: Sequence[str]) -> dict[str, Any]:
+    """Return the defaults of the arguments that are not to be inputs."""
+    constants: dict[str, Any] = {}
+    for name, parameter in forward_signature(model).parameters.items():
+        if name in names or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.default is inspect.Parameter.empty:
+            raise CaptureError(f"{type(model).__name__}.forward needs {name!r}; add it to input_names")
+        constants[name] = parameter.default
+    return constants
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
