@@ -1,0 +1,43 @@
+"""Names of passes, options and pipelines: their spelling, and hints for misspelt ones."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+NAME = re.compile(r"[^\W\d][\w-]*")
+"""What a pass or pipeline may be called in pipeline text."""
+
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def kebab_case(identifier: str) -> str:
+    """Return the kebab-case form of a class name or a parameter name.
+
+    >>> kebab_case("MergeLinears"), kebab_case("FuseBatchNorm2dInConv2d"), kebab_case("FuseQKVLinears")
+    ('merge-linears', 'fuse-batch-norm2d-in-conv2d', 'fuse-qkv-linears')
+    """
+    words = _WORD_START.sub("-", identifier).replace("_", "-")
+    return re.sub("-+", "-", words).strip("-").lower()
+
+
+def option_text(parameter: str) -> str:
+    """Return how pipeline text spells a constructor's parameter.
+
+    Only the underscores change, so that two parameters never share a spelling.
+
+    >>> option_text("min_group")
+    'min-group'
+    """
+    return parameter.replace("_", "-")
+
+
+def close_names(name: str, candidates: Iterable[str]) -> str:
+    """Return a hint that lists the candidates close to a name, best first, or an empty text.
+
+    >>> close_names("MergeLinear", ["merge-linears", "fuse-bias"])
+    '; did you mean merge-linears?'
+    """
+    close = difflib.get_close_matches(kebab_case(name), list(candidates), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,213 @@
+"""The options of a pass are the parameters of its constructor.
+
+They are read from the signature: `options_of` says what a pass takes, `bind` what one object was given, and
+`checked_options` matches names and values that came from outside (a command line, pipeline text) against it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter
+from types import MappingProxyType, SimpleNamespace
+
+from fxopt_core.coercion import coerce
+from fxopt_core.errors import PassOptionError
+from fxopt_core.naming import close_names, option_text
+
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+_signatures: weakref.WeakKeyDictionary[Callable[..., object], inspect.Signature] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """One option of a pass.
+
+    Attributes:
+        name: the constructor's parameter, in snake_case.
+        annotation: its type, resolved where that is possible; ``inspect.Parameter.empty`` where there is none.
+        default: its default; ``inspect.Parameter.empty`` where there is none.
+        required: whether it has no default.
+    """
+
+    name: str
+    annotation: object
+    default: object
+    required: bool
+
+    def checked(self, value: object, *, pass_name: str = "") -> object:
+        """Return a value of this option as the annotation wants it.
+
+        The default passes as it is, whatever the annotation says (``where: str = None`` is common).
+
+        Raises:
+            PassOptionError: the value does not fit the annotation.
+        """
+        if value is self.default:
+            return value
+        return coerce(value, self.annotation, pass_name=pass_name, option=option_text(self.name))
+
+
+def options_of(cls: type) -> Mapping[str, OptionInfo]:
+    """Return the options of a pass by name, in the order of its constructor's parameters.
+
+    ``*args`` and ``**kwargs`` are no options: they have no name by which text could set them.
+
+    >>> class Pad:
+    ...     def __init__(self, *, multiple_of: int = 8) -> None: ...
+    >>> options_of(Pad)["multiple_of"]
+    OptionInfo(name='multiple_of', annotation=<class 'int'>, default=8, required=False)
+    """
+    constructor = _constructor_of(cls)
+    parameters = [p for p in _signature(cls).parameters.values() if p.kind not in _VARIADIC]
+    return MappingProxyType({p.name: _option_info(p, constructor) for p in parameters})
+
+
+def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments of one constructor call by parameter name, with the defaults filled in.
+
+    A ``*names`` parameter counts as one option, a tuple; the entries of a ``**kwargs`` parameter count one by one.
+    A call that lacks required arguments, as ``copy`` and ``pickle`` make it, gives what is known.
+
+    Raises:
+        TypeError: an argument that the constructor does not take.
+
+    >>> class Pad:
+    ...     def __init__(self, value: float = 0.0, *, multiple_of: int = 8) -> None: ...
+    >>> bind(Pad, (1.5,), {})
+    {'value': 1.5, 'multiple_of': 8}
+    """
+    signature = _signature(cls)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError:
+        bound = _bind_partially(cls, signature, args, kwargs)
+    bound.apply_defaults()
+    return _flattened(signature, bound.arguments)
+
+
+def construct(cls: type, options: Mapping[str, object]) -> object:
+    """Return an object made with these options, given by parameter name.
+
+    >>> class Pad:
+    ...     def __init__(self, value: float = 0.0, /, *, multiple_of: int = 8) -> None:
+    ...         self.given = (value, multiple_of)
+    >>> construct(Pad, {"value": 2.0}).given
+    (2.0, 8)
+    """
+    signature = _signature(cls)
+    bound = signature.bind_partial()
+    bound.arguments.update(options)
+    bound.apply_defaults()
+    return cls(*bound.args, **bound.kwargs)
+
+
+def find_option(pass_name: str, options: Mapping[str, OptionInfo], name: str) -> OptionInfo:
+    """Return the option of this name, given in snake_case or kebab-case.
+
+    Raises:
+        PassOptionError: the pass has no such option; the message lists those that it has.
+    """
+    known = {option_text(parameter): info for parameter, info in options.items()}
+    found = known.get(option_text(name))
+    if found is None:
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        hint = close_names(name, known)
+        raise PassOptionError(f"pass {pass_name!r} has no option {name!r}; {has}{hint}")
+    return found
+
+
+def checked_options(
+    pass_name: str, options: Mapping[str, OptionInfo], given: Mapping[str, object]
+) -> dict[str, object]:
+    """Return given values by parameter name, checked and coerced.
+
+    Raises:
+        PassOptionError: an option that the pass does not have, one given under two spellings, a value that does not
+            fit, or a required option that is missing.
+    """
+    checked: dict[str, object] = {}
+    for name, value in given.items():
+        info = find_option(pass_name, options, name)
+        if info.name in checked:
+            raise PassOptionError(f"pass {pass_name!r} is given option {option_text(info.name)!r} twice; give it once")
+        checked[info.name] = info.checked(value, pass_name=pass_name)
+    missing = [option_text(info.name) for info in options.values() if info.required and info.name not in checked]
+    if missing:
+        raise PassOptionError(f"pass {pass_name!r} needs a value for {', '.join(missing)}")
+    return checked
+
+
+def _constructor_of(cls: type) -> Callable[..., object] | None:
+    """Return the function whose parameters count, or None where the class takes no arguments."""
+    from fxopt_core.transformation import Transformation  # it imports this module
+
+    init: Callable[..., object] = cls.__init__  # type: ignore[misc]  # meant: the one that this very class would run
+    if init is not object.__init__:
+        return init
+    new: Callable[..., object] = cls.__new__
+    return None if new in (object.__new__, Transformation.__new__) else new
+
+
+def _signature(cls: type) -> inspect.Signature:
+    """Return the constructor's signature without ``self``; kept per function, since every construction needs it."""
+    constructor = _constructor_of(cls)
+    if constructor is None:
+        return inspect.Signature()
+    try:
+        found = _signatures.get(constructor)
+        if found is None:
+            found = _signatures[constructor] = _read_signature(constructor)
+    except TypeError:  # a constructor that cannot be referenced weakly
+        return _read_signature(constructor)
+    return found
+
+
+def _read_signature(constructor: Callable[..., object]) -> inspect.Signature:
+    signature = inspect.signature(constructor)
+    parameters = list(signature.parameters.values())
+    if parameters and parameters[0].kind is not Parameter.VAR_POSITIONAL:
+        parameters = parameters[1:]
+    return signature.replace(parameters=parameters)
+
+
+def _bind_partially(
+    cls: type, signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> inspect.BoundArguments:
+    try:
+        return signature.bind_partial(*args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(signature.parameters) or "none"
+        raise TypeError(f"{cls.__qualname__}() {error}; its options: {names}") from None
+
+
+def _flattened(signature: inspect.Signature, arguments: Mapping[str, object]) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in arguments.items():
+        if signature.parameters[name].kind is Parameter.VAR_KEYWORD and isinstance(value, dict):
+            # A positional-only parameter may share its name with a keyword: the stars keep them apart.
+            flat.update({f"**{key}" if key in flat else key: entry for key, entry in value.items()})
+        else:
+            flat[name] = value
+    return flat
+
+
+def _option_info(parameter: Parameter, constructor: Callable[..., object] | None) -> OptionInfo:
+    required = parameter.default is Parameter.empty
+    return OptionInfo(parameter.name, _resolved(parameter, constructor), parameter.default, required)
+
+
+def _resolved(parameter: Parameter, constructor: Callable[..., object] | None) -> object:
+    """Return the annotation, evaluated if it is text; text that cannot be evaluated stays as it is."""
+    if parameter.annotation is Parameter.empty:
+        return Parameter.empty
+    holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    names = getattr(inspect.unwrap(constructor), "__globals__", {}) if constructor is not None else {}
+    try:
+        hints = typing.get_type_hints(typing.cast("Callable[..., object]", holder), globalns=names, include_extras=True)
+    except Exception:  # whatever evaluating foreign text raises, most often a name imported for type checking alone
+        return parameter.annotation
+    return hints[parameter.name]

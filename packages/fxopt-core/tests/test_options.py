@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import collections.abc as abc
+import copy
+import gc
+import pickle
+import weakref
+from inspect import Parameter
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NewType, Optional, Protocol, TypeVar, Union
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.fx import GraphModule
+
+from fxopt_core.coercion import coerce, show_annotation, show_value
+from fxopt_core.errors import PassOptionError
+from fxopt_core.naming import close_names, kebab_case, option_text
+from fxopt_core.options import bind, checked_options, construct, find_option, options_of
+from fxopt_core.transformation import Transformation
+
+if TYPE_CHECKING:
+    from decimal import Decimal  # a name that is known to type checkers alone
+
+
+class Options(Transformation):
+    def __init__(
+        self, ratio: float = 0.5, *, min_group: int = 2, where: tuple[str, ...] = (), scale: Decimal | None = None
+    ) -> None:
+        self.ratio, self.min_group, self.where, self.scale = ratio, min_group, where, scale
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
+
+
+class Plain(Transformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
+
+
+class Inherits(Options):
+    pass
+
+
+class Gathers:
+    def __init__(self, first: int, /, *rest: int, last: int = 9, **extra: object) -> None:
+        self.given = (first, rest, last, extra)
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class TestNaming:
+    @pytest.mark.parametrize(
+        ("identifier", "expected"),
+        [
+            ("MergeLinears", "merge-linears"),
+            ("FuseBatchNorm2dInConv2d", "fuse-batch-norm2d-in-conv2d"),
+            ("FuseBatchNorm1dInLinear", "fuse-batch-norm1d-in-linear"),
+            ("ChangeTrueDivToMulByInverse", "change-true-div-to-mul-by-inverse"),
+            ("FuseQKVLinears", "fuse-qkv-linears"),
+            ("_Private_Pass", "private-pass"),
+            ("X", "x"),
+            ("", ""),
+        ],
+    )
+    def test_kebab_case(self, identifier: str, expected: str) -> None:
+        assert kebab_case(identifier) == expected
+
+    def test_two_parameters_never_share_a_spelling(self) -> None:
+        names = ["a_b", "a__b", "_a_b", "ab"]
+        assert len({option_text(name) for name in names}) == len(names)
+
+    def test_close_names_are_listed(self) -> None:
+        assert close_names("merge_linear", ["merge-linears", "fuse"]) == "; did you mean merge-linears?"
+        assert close_names("quite-another", ["merge-linears"]) == ""
+
+
+class TestOptionsOf:
+    def test_names_types_and_defaults_in_order(self) -> None:
+        options = options_of(Options)
+        assert list(options) == ["ratio", "min_group", "where", "scale"]
+        assert (options["min_group"].annotation, options["min_group"].default) == (int, 2)
+        assert options["where"].annotation == tuple[str, ...]
+        assert not any(option.required for option in options.values())
+
+    def test_an_annotation_that_cannot_be_resolved_stays_text(self) -> None:
+        assert options_of(Options)["scale"].annotation == "Decimal | None"
+
+    def test_inherited_constructor(self) -> None:
+        assert options_of(Inherits) == options_of(Options)
+
+    def test_no_constructor(self) -> None:
+        assert options_of(Plain) == {}
+        assert options_of(object) == {}
+
+    def test_variadic_parameters_are_none(self) -> None:
+        assert list(options_of(Gathers)) == ["first", "last"]
+        assert options_of(Gathers)["first"].required
+
+    def test_no_annotation(self) -> None:
+        namespace: dict[str, Any] = {}
+        exec("class Untyped:\n    def __init__(self, a=1): pass", namespace)
+        assert options_of(namespace["Untyped"])["a"].annotation is Parameter.empty
+
+    def test_a_dataclass_has_options_too(self) -> None:
+        from dataclasses import dataclass
+
+        @dataclass
+        class Data(Plain):
+            size: int = 3
+
+        assert options_of(Data)["size"].default == 3
+        assert Data(4).options == {"size": 4}
+
+    def test_the_mapping_cannot_be_changed(self) -> None:
+        with pytest.raises(TypeError):
+            options_of(Options)["more"] = None  # type: ignore[index]  # that is the test
+
+    def test_a_constructor_given_by_new(self) -> None:
+        class ByNew:
+            def __new__(cls, *, width: int = 4) -> ByNew:
+                return super().__new__(cls)
+
+        assert list(options_of(ByNew)) == ["width"]
+
+
+class TestBind:
+    def test_defaults_are_filled_in(self) -> None:
+        expected = {"ratio": 1.5, "min_group": 4, "where": (), "scale": None}
+        assert bind(Options, (1.5,), {"min_group": 4}) == expected
+        assert dict(Options(1.5, min_group=4).options) == expected
+
+    def test_keyword_and_positional_calls_are_one(self) -> None:
+        assert bind(Options, (1.5,), {}) == bind(Options, (), {"ratio": 1.5})
+
+    def test_variadic_arguments(self) -> None:
+        bound = bind(Gathers, (1, 2, 3), {"other": "x"})
+        assert bound == {"first": 1, "rest": (2, 3), "last": 9, "other": "x"}
+
+    def test_a_keyword_may_repeat_a_positional_name(self) -> None:
+        assert bind(Gathers, (1,), {"first": 2}) == {"first": 1, "rest": (), "last": 9, "**first": 2}
+
+    def test_missing_arguments_are_left_out(self) -> None:
+        assert bind(Gathers, (), {}) == {"rest": (), "last": 9}
+
+    def test_an_unknown_argument_is_a_type_error_that_lists_the_options(self) -> None:
+        with pytest.raises(TypeError, match=r"Options\(\).*'min_grop'.*its options: ratio, min_group, where, scale"):
+            Options(min_grop=3)  # type: ignore[call-arg]  # that is the test
+
+    def test_arguments_for_a_pass_without_a_constructor(self) -> None:
+        with pytest.raises(TypeError, match=r"Plain\(\).*its options: none"):
+            Plain(1)
+
+    @pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+    def test_copies_are_equal(self, clone: abc.Callable[[Options], Options]) -> None:
+        original = Options(0.25, where=("a",))
+        assert clone(original) == original
+        assert clone(original).options == original.options
+
+    def test_classes_are_not_kept_alive(self) -> None:
+        class Short(Plain):
+            def __init__(self, *, n: int = 1) -> None:
+                self.n = n
+
+        Short()
+        watch = weakref.ref(Short)
+        del Short
+        gc.collect()
+        assert watch() is None
+
+
+class TestConstruct:
+    def test_positional_only_parameters(self) -> None:
+        made = construct(Gathers, {"first": 5, "last": 1})
+        assert isinstance(made, Gathers)
+        assert made.given == (5, (), 1, {})
+
+    def test_defaults(self) -> None:
+        made = construct(Options, {"min_group": 7})
+        assert made == Options(min_group=7)
+
+
+class TestCheckedOptions:
+    def test_both_spellings(self) -> None:
+        known = options_of(Options)
+        assert checked_options("p", known, {"min-group": 3}) == checked_options("p", known, {"min_group": 3})
+
+    def test_literals_are_fitted(self) -> None:
+        assert checked_options("p", options_of(Options), {"where": ["a"], "ratio": 2}) == {
+            "where": ("a",),
+            "ratio": 2.0,
+        }
+
+    def test_unknown_option(self) -> None:
+        with pytest.raises(PassOptionError, match=r"pass 'p' has no option 'min-grup'.*ratio, min-group.*did you mean"):
+            find_option("p", options_of(Options), "min-grup")
+
+    def test_no_options_at_all(self) -> None:
+        with pytest.raises(PassOptionError, match="it has none"):
+            find_option("p", {}, "x")
+
+    def test_one_option_twice(self) -> None:
+        with pytest.raises(PassOptionError, match="'min-group' twice"):
+            checked_options("p", options_of(Options), {"min-group": 3, "min_group": 3})
+
+    def test_missing_option(self) -> None:
+        with pytest.raises(PassOptionError, match="needs a value for first"):
+            checked_options("p", options_of(Gathers), {})
+
+    def test_message_of_a_wrong_value(self) -> None:
+        expected = r"pass 'p', option 'min-group': found '3' \(str\), expected int"
+        with pytest.raises(PassOptionError, match=expected):
+            checked_options("p", options_of(Options), {"min-group": "3"})
+
+    def test_the_default_always_passes(self) -> None:
+        class Loose(Plain):
+            def __init__(self, *, where: str = None) -> None:  # type: ignore[assignment]  # noqa: RUF013  # a common slip
+                self.where = where
+
+        assert checked_options("p", options_of(Loose), {"where": None}) == {"where": None}
+
+
+class Runnable(Protocol):
+    def run(self) -> None: ...
+
+
+UserId = NewType("UserId", int)
+T = TypeVar("T")
+OLD_OPTIONAL: Any = Optional[int]  # noqa: UP045  # passes written for it are out there
+OLD_UNION: Any = Union[str, float]  # noqa: UP007
+
+FITS: list[tuple[object, Any, object]] = [
+    (1, int, 1),
+    (1, float, 1.0),
+    (1, complex, 1 + 0j),
+    (1.5, complex, 1.5 + 0j),
+    (1.5, float, 1.5),
+    (True, bool, True),
+    ("a", str, "a"),
+    (b"a", bytes, b"a"),
+    (None, None, None),
+    (None, type(None), None),
+    (None, OLD_OPTIONAL, None),
+    (3, OLD_OPTIONAL, 3),
+    (3, int | None, 3),
+    (1, float | int, 1),
+    (1, OLD_UNION, 1.0),
+    ("a", str | list[str], "a"),
+    (["a"], str | tuple[str, ...], ("a",)),
+    ((1,), list[int] | tuple[int, ...], (1,)),
+    ("fast", Literal["fast", "slow"], "fast"),
+    (["a"], tuple[str, ...], ("a",)),
+    (("a",), list[str], ["a"]),
+    ([], tuple[int, ...], ()),
+    ([1, 2], tuple[int, float], (1, 2.0)),
+    ([1, "a"], tuple, (1, "a")),
+    ([1, 2.5], list[float], [1.0, 2.5]),
+    ([1], abc.Sequence[int], [1]),
+    ((1,), abc.Sequence[int], (1,)),
+    ((1,), abc.MutableSequence[int], [1]),
+    ((1,), abc.Iterable[float], (1.0,)),
+    ({1}, abc.Collection[int], {1}),
+    ({1}, set[int], {1}),
+    ({1}, frozenset[int], frozenset({1})),
+    ([1, 1], frozenset[int], frozenset({1})),
+    ([1], set, {1}),
+    ((1,), abc.Set[int], {1}),
+    (frozenset({1}), abc.Set[float], frozenset({1.0})),
+    ({"a": [1]}, dict[str, tuple[int, ...]], {"a": (1,)}),
+    ({"a": 1}, abc.Mapping[str, float], {"a": 1.0}),
+    ({"a": 1}, dict, {"a": 1}),
+    (object, Any, object),
+    (3, object, 3),
+    ("x", "Unresolved", "x"),
+    ("x", T, "x"),
+    (3, Annotated[int, "positive"], 3),
+    (3, UserId, 3),
+    (len, abc.Callable[..., int], len),
+    (bool, type[int], bool),
+    (bool, type, bool),
+    (torch.float16, torch.dtype, torch.float16),
+    (3, Runnable, 3),
+    (3, Parameter.empty, 3),
+]
+MISFITS: list[tuple[object, Any]] = [
+    (True, int),
+    (True, float),
+    (True, complex),
+    (1, bool),
+    (1.0, int),
+    ("1", int),
+    (10**400, float),
+    (2**53 + 1, float),
+    (1j, float),
+    (1, str),
+    ("a", bytes),
+    (None, int),
+    (0, None),
+    ("a", int | None),
+    ("medium", Literal["fast", "slow"]),
+    (True, Literal[1]),
+    ("ab", tuple[str, ...]),
+    ("ab", abc.Sequence[str]),
+    ("ab", abc.Iterable[str]),
+    (b"ab", list[int]),
+    ([1], tuple[str, ...]),
+    ([1, 2, 3], tuple[int, int]),
+    ({1}, tuple[int, ...]),
+    ({1}, list[int]),
+    (iter([1]), list[int]),
+    ([[1]], set),
+    ({"a": 1}, set[str]),
+    ([1], dict[str, int]),
+    ({"a": "b"}, dict[str, int]),
+    ({1: 1}, abc.Mapping[str, int]),
+    (3, abc.Callable[..., int]),
+    (3, type[int]),
+    (str, type[int]),
+    ("float16", torch.dtype),
+]
+
+
+class TestCoerce:
+    @pytest.mark.parametrize(("value", "annotation", "expected"), FITS)
+    def test_fits(self, value: object, annotation: Any, expected: object) -> None:
+        fitted = coerce(value, annotation)
+        assert fitted == expected
+        assert type(fitted) is type(expected)
+
+    @pytest.mark.parametrize(("value", "annotation"), MISFITS)
+    def test_does_not_fit(self, value: object, annotation: Any) -> None:
+        with pytest.raises(PassOptionError, match=r"found .*, expected "):
+            coerce(value, annotation)
+
+    def test_items_are_fitted_type_and_all(self) -> None:
+        fitted = coerce([1], tuple[float, ...])
+        assert fitted == (1.0,)
+        assert isinstance(fitted, tuple)
+        assert type(fitted[0]) is float
+
+    def test_what_fits_is_not_copied(self) -> None:
+        for value, annotation in [([1], list[int]), ({"a": 1}, dict[str, int]), (Point(1, 2), tuple[int, ...])]:
+            assert coerce(value, annotation) is value
+
+    def test_an_iterator_is_not_read(self) -> None:
+        items = iter([1, 2])
+        assert coerce(items, abc.Iterable[int]) is items
+        assert list(items) == [1, 2]
+
+    def test_nan_is_a_float(self) -> None:
+        assert coerce(float("nan"), float) != 0
+
+    def test_the_message_names_pass_and_option(self) -> None:
+        with pytest.raises(PassOptionError) as caught:
+            coerce([1], tuple[str, ...], pass_name="merge-linears", option="where")
+        assert str(caught.value) == ("pass 'merge-linears', option 'where': found [1] (list), expected tuple[str, ...]")
+
+    @settings(deadline=None)
+    @given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.tuples(inner)))
+    def test_any_leaves_everything_as_it_is(self, value: object) -> None:
+        assert coerce(value, Any) is value
+
+    @settings(deadline=None)
+    @given(st.lists(st.integers()))
+    def test_fitting_is_done_once(self, value: list[int]) -> None:
+        once = coerce(value, tuple[float, ...] | None) if all(abs(v) < 2**53 for v in value) else ()
+        assert coerce(once, tuple[float, ...] | None) is once
+
+
+class TestShowing:
+    def test_long_values_are_cut(self) -> None:
+        assert len(show_value("x" * 500)) < 100
+
+    def test_values_without_a_literal_show_their_type_alone(self) -> None:
+        assert show_value(torch.zeros(1000)) == "a value of type Tensor"
+
+    def test_values_whose_repr_fails(self) -> None:
+        class Rude:
+            def __repr__(self) -> str:
+                raise RuntimeError("no")
+
+        assert show_value([Rude()]) == "a value of type list"
+
+    def test_annotations(self) -> None:
+        assert show_annotation(int) == "int"
+        assert show_annotation(OLD_OPTIONAL) in ("Optional[int]", "int | None")
+        assert show_annotation(abc.Sequence[str]) == "Sequence[str]"

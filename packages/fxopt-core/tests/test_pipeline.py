@@ -1,0 +1,441 @@
+from __future__ import annotations
+
+import math
+import types
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.fx import GraphModule
+
+from fxopt_core.compose import compose
+from fxopt_core.errors import (
+    FxoptError,
+    PassOptionError,
+    PipelineOptionError,
+    PipelineSyntaxError,
+    RegistryError,
+    UnknownPassError,
+)
+from fxopt_core.hookspec import hookimpl
+from fxopt_core.literals import LiteralError, literal_end, literal_text, read_literal
+from fxopt_core.pipeline import parse_pipeline
+from fxopt_core.registry import Registry
+from fxopt_core.signature import same_value
+from fxopt_core.transformation import Transformation
+
+
+class MergeLinears(Transformation):
+    def __init__(
+        self,
+        *,
+        min_group: int = 2,
+        where: str | None = None,
+        names: tuple[str, ...] = (),
+        ratio: float = 0.5,
+        mode: Literal["fast", "safe"] = "safe",
+        strict: bool = False,
+    ) -> None:
+        if min_group == 13:
+            raise ValueError("thirteen brings bad luck")
+        self.min_group, self.where, self.names = min_group, where, names
+        self.ratio, self.mode, self.strict = ratio, mode, strict
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
+
+
+class Fold(Transformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
+
+
+class Anything(Fold):
+    def __init__(
+        self,
+        value: Any = None,
+        *,
+        kinds: frozenset[str] = frozenset(),
+        sizes: list[int] | None = None,
+        limits: Mapping[str, tuple[float, ...]] | None = None,
+        hook: Any = len,
+    ) -> None:
+        self.value, self.kinds, self.sizes, self.limits, self.hook = value, kinds, sizes, limits, hook
+
+
+class Variadic(Fold):
+    def __init__(self, *names: str, **extra: object) -> None:
+        self.names = names
+
+
+class Unregistered(Fold):
+    pass
+
+
+def known_to() -> Registry:
+    plugin = types.ModuleType("plugin")
+
+    @hookimpl
+    def fxopt_transformations() -> Iterable[type[Transformation]]:
+        return [MergeLinears, Fold, Anything, Variadic]
+
+    @hookimpl
+    def fxopt_pipelines() -> Mapping[str, str]:
+        return {
+            "fast": "merge-linears{min-group=3}, fold",
+            "faster": "fast, fold",
+            "nothing": "",
+            "a": "fold, b",
+            "b": "c",
+            "c": "a",
+            "itself": "itself",
+            "wrong-option": "fold{x=1}",
+            "wrong-name": "no-such-pass",
+        }
+
+    vars(plugin).update(fxopt_transformations=fxopt_transformations, fxopt_pipelines=fxopt_pipelines)
+    registry = Registry(entry_points=[])
+    registry.register(plugin, name="tests")
+    return registry
+
+
+KNOWN = known_to()
+
+CANONICAL = [
+    "",
+    "fold",
+    "merge-linears{min-group=3},fold",
+    'merge-linears{min-group=3 where="layer.*"}',
+    'merge-linears{where="a, b} {c= \\" d"}'.replace('\\"', "'"),
+    "merge-linears{where='say \"it\"'}",
+    'merge-linears{min-group=-3 names=("a", "b") ratio=1.0 mode="fast" strict=True},merge-linears',
+    'merge-linears{names=("a",)}',
+    "merge-linears{ratio=1e999}",
+    "merge-linears{ratio=-0.0}",
+    "anything{value=-3}",
+    'anything{value={"a": [1, 2.5, None], (1,): {2, 3}}}',
+    "anything{value=[]},anything{value=()},anything{value={}},anything{value=set()}",
+    "anything{value=b'\\x00'}",
+    "anything{value=...}",
+    "anything{value=(1+2j)}",
+    'anything{kinds={"a", "b"} sizes=[1, -2] limits={"x": (1.0, 2.0)}}',
+    "fold,fold,fold",
+]
+
+
+class TestRoundTrip:
+    @pytest.mark.parametrize("text", CANONICAL)
+    def test_canonical_text_comes_back_as_it_was(self, text: str) -> None:
+        assert KNOWN.pipeline_text(KNOWN.pipeline(text)) == text
+
+    @pytest.mark.parametrize(
+        ("text", "canonical"),
+        [
+            (" fold , fold ", "fold,fold"),
+            ("\n\tfold", "fold"),
+            ("   ", ""),
+            ("fold{}", "fold"),
+            ("fold {  }", "fold"),
+            ("merge-linears { min-group=3   strict=True } , fold", "merge-linears{min-group=3 strict=True},fold"),
+            ("merge-linears{strict=True min-group=3}", "merge-linears{min-group=3 strict=True}"),
+            ("merge-linears{min_group=3}", "merge-linears{min-group=3}"),
+            ("merge-linears{min-group=2 where=None}", "merge-linears"),
+            ("merge-linears{min-group=0x10}", "merge-linears{min-group=16}"),
+            ("merge-linears{ratio=1}", "merge-linears{ratio=1.0}"),
+            ('merge-linears{names=["a"]}', 'merge-linears{names=("a",)}'),
+            ("merge-linears{where='a'}", 'merge-linears{where="a"}'),
+            (r'merge-linears{where="a\.\d"}', r'merge-linears{where="a\\.\\d"}'),
+            (r'merge-linears{where=r"a\.\d"}', r'merge-linears{where="a\\.\\d"}'),
+            ('merge-linears{where="""a"b"""}', "merge-linears{where='a\"b'}"),
+            ('anything{kinds=["b", "a", "b"]}', 'anything{kinds={"a", "b"}}'),
+            ("anything{value={'b': 1, 'a': 2}}", 'anything{value={"a": 2, "b": 1}}'),
+            ("anything{value=[\n1,\n2]}", "anything{value=[1, 2]}"),
+            ("fast", "merge-linears{min-group=3},fold"),
+            ("fold,faster,fold", "fold,merge-linears{min-group=3},fold,fold,fold"),
+            ("nothing,nothing", ""),
+        ],
+    )
+    def test_other_text_comes_back_canonical(self, text: str, canonical: str) -> None:
+        built = KNOWN.pipeline(text)
+        assert KNOWN.pipeline_text(built) == canonical
+        assert KNOWN.pipeline(canonical).signature == built.signature
+
+    def test_objects_made_by_hand(self) -> None:
+        made = compose(MergeLinears(min_group=3), Fold())
+        assert KNOWN.pipeline_text(made) == "merge-linears{min-group=3},fold"
+        assert KNOWN.pipeline("merge-linears{min-group=3},fold") == made
+
+    def test_a_single_pass(self) -> None:
+        assert KNOWN.pipeline_text(Fold()) == "fold"
+        assert KNOWN.pipeline("fold") == Fold()
+
+    def test_nested_compositions_are_flattened(self) -> None:
+        nested = compose(compose(Fold(), MergeLinears()), compose(compose(), Fold()))
+        assert KNOWN.pipeline_text(nested) == "fold,merge-linears,fold"
+
+    def test_empty_text_is_the_identity(self) -> None:
+        graph_module = torch.fx.symbolic_trace(torch.nn.ReLU())
+        before = graph_module.code
+        assert KNOWN.pipeline("")(graph_module).code == before
+
+    def test_values_are_fitted_before_the_signature_is_taken(self) -> None:
+        assert KNOWN.pipeline('merge-linears{names=["a"] ratio=1}') == MergeLinears(names=("a",), ratio=1.0)
+
+    def test_no_warning_about_backslashes(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert KNOWN.pipeline(r'merge-linears{where="\d"}') == MergeLinears(where=r"\d")
+
+
+SYNTAX_ERRORS = [
+    (",", 0, "found ',', expected the name of a pass"),
+    ("fold,", 5, "found the end of the text, expected the name"),
+    ("fold,,fold", 5, "found ',', expected the name"),
+    ("fold fold", 5, "found 'f', expected a comma or an opening brace"),
+    ("-fold", 0, "found '-'"),
+    ("2fold", 0, "found '2'"),
+    ("fold}", 4, "found '}'"),
+    ("fold{", 4, "never closed"),
+    ("fold{ ", 4, "never closed"),
+    ("fold{}{}", 6, "found '{'"),
+    ("fold{x}", 6, "found '}', expected '=' and a value right behind option 'x'"),
+    ("fold{x =1}", 6, "expected '='"),
+    ("fold{x= 1}", 7, "found ' ', expected a value right behind 'x='"),
+    ("fold{x=}", 7, "expected a value"),
+    ("fold{x=", 7, "found the end of the text"),
+    ("fold{=1}", 5, "found '=', expected the name of an option"),
+    ("fold{x=1, y=2}", 8, "options are separated by spaces"),
+    ("fold{x=[1}", 9, "found '}', expected ']'"),
+    ("fold{x=[1", 7, "expected ']'"),
+    ("fold{x=)}", 7, "no bracket is open"),
+    ('fold{x="a}', 7, 'never closed; expected "'),
+    ("fold{x='''a''}", 7, "expected '''"),
+    ('fold{x="a\\', 7, "never closed"),
+    ("fold{x=layer}", 7, "'layer' is no Python literal"),
+    ("fold{x=1+}", 7, "no Python literal"),
+    ("fold{x=f(1)}", 7, "no Python literal"),
+    ('fold{x=f"a"}', 7, "no Python literal"),
+    ("fold{x={[1]}}", 7, "no Python literal"),
+    ("fold{x=1#}", 8, "cannot hold a comment"),
+    ('fold{x="a"y=1}', 7, "no Python literal"),
+    ("fold{x=" + "9" * 5000 + "}", 7, "no Python literal"),
+    ("fold{x=" + "[" * 500 + "]" * 500 + "}", 7, "no Python literal"),
+]
+
+
+class TestSyntaxErrors:
+    @pytest.mark.parametrize(("text", "column", "message"), SYNTAX_ERRORS)
+    def test_column_and_message(self, text: str, column: int, message: str) -> None:
+        with pytest.raises(PipelineSyntaxError) as caught:
+            KNOWN.pipeline(text)
+        assert (caught.value.column, caught.value.text) == (column, text)
+        assert message in str(caught.value)
+
+    def test_a_mark_stands_below_the_place(self) -> None:
+        with pytest.raises(PipelineSyntaxError) as caught:
+            KNOWN.pipeline("fold,,fold")
+        _, text, mark = str(caught.value).splitlines()
+        assert text[mark.index("^")] == text.strip()[5]
+
+
+OPTION_ERRORS = [
+    ("fold{x=1}", 5, "pass 'fold' has no option 'x'; it has none"),
+    ("merge-linears{min-grup=3}", 14, "did you mean min-group"),
+    ("merge-linears{min-group='3'}", 24, "option 'min-group': found '3' (str), expected int"),
+    ("merge-linears{min-group=True}", 24, "expected int"),
+    ("merge-linears{strict=1}", 21, "expected bool"),
+    ('merge-linears{mode="slow"}', 19, "expected Literal['fast', 'safe']"),
+    ('merge-linears{names="a"}', 20, "expected tuple[str, ...]"),
+    ("fold,merge-linears{min-group=13}", 5, "ValueError: thirteen brings bad luck"),
+    ("merge-linears{min-group=3 min-group=3}", 26, "option 'min-group' is given twice"),
+    ("merge-linears{min-group=3 min_group=3}", 26, "option 'min-group' is given twice"),
+    ("fold,fast{x=1}", 10, "named pipeline, which takes no options"),
+    ("variadic{x=1}", 9, "no option 'x'"),
+]
+
+
+class TestOptionErrors:
+    @pytest.mark.parametrize(("text", "column", "message"), OPTION_ERRORS)
+    def test_column_and_message(self, text: str, column: int, message: str) -> None:
+        with pytest.raises(PipelineOptionError) as caught:
+            KNOWN.pipeline(text)
+        assert caught.value.column == column
+        assert message in str(caught.value)
+        assert isinstance(caught.value, PassOptionError)
+
+    def test_the_error_of_a_constructor_is_chained(self) -> None:
+        with pytest.raises(PipelineOptionError) as caught:
+            KNOWN.pipeline("merge-linears{min-group=13}")
+        assert isinstance(caught.value.__cause__, ValueError)
+
+    def test_inside_a_named_pipeline(self) -> None:
+        with pytest.raises(
+            PipelineOptionError, match="in pipeline 'wrong-option': pass 'fold' has no option"
+        ) as caught:
+            KNOWN.pipeline("fold,wrong-option")
+        assert caught.value.text == "fold{x=1}"
+
+
+class TestNames:
+    def test_unknown(self) -> None:
+        with pytest.raises(UnknownPassError, match=r"(?s)'merge-linear'; did you mean merge-linears.*column 5"):
+            KNOWN.pipeline("fold,merge-linear")
+
+    def test_unknown_inside_a_named_pipeline(self) -> None:
+        with pytest.raises(
+            UnknownPassError, match="in pipeline 'wrong-name': no pass or pipeline is named 'no-such-pass'"
+        ):
+            KNOWN.pipeline("wrong-name")
+
+    @pytest.mark.parametrize(("text", "path"), [("a", "a -> b -> c -> a"), ("itself", "itself -> itself")])
+    def test_a_cycle(self, text: str, path: str) -> None:
+        with pytest.raises(RegistryError, match=f"contains itself: {path}"):
+            KNOWN.pipeline(text)
+
+    def test_twice_is_no_cycle(self) -> None:
+        assert KNOWN.pipeline_text(KNOWN.pipeline("nothing,fast,fast")) == ",".join(
+            ["merge-linears{min-group=3},fold"] * 2
+        )
+
+
+class TestWhatTextCannotExpress:
+    @pytest.mark.parametrize(
+        ("transformation", "message"),
+        [
+            (Anything(torch.ones(1)), r"option 'value' of pass 'anything': text cannot express .* torch:Tensor"),
+            (Anything(len), r"builtins:builtin_function_or_method"),
+            (Anything(lambda: None), r"builtins:function"),
+            (Anything([{"a": torch.float16}]), r"torch:dtype"),
+            (Anything(math.nan), r"nan"),
+            (Anything(complex(math.inf, 0)), r"not finite"),
+            (Anything(10**5000), r"this int: too long"),
+            (Anything(frozenset({1})), r"cannot express this frozenset, it would be read as \{1\}"),
+            (Anything(hook=print), r"option 'hook'"),
+            (Anything(sizes=(1, 2)), r"cannot express this tuple, it would be read as \[1, 2\]"),  # type: ignore[arg-type]  # not checked when constructed
+            (MergeLinears(ratio=1), r"cannot express this int, it would be read as 1.0"),
+            (MergeLinears(min_group="3"), r"found '3' \(str\), expected int"),  # type: ignore[arg-type]  # not checked when constructed
+            (Variadic("a"), r"'names' of pass 'variadic'"),
+            (Variadic(extra=1), r"'extra' of pass 'variadic'"),
+            (compose(Fold(), inplace=False), r"inplace=False"),
+            (compose(Fold(), compose(Fold(), inplace=False)), r"inplace=False"),
+        ],
+    )
+    def test_pass_option_error(self, transformation: Transformation, message: str) -> None:
+        with pytest.raises(PassOptionError, match=message):
+            KNOWN.pipeline_text(transformation)
+
+    def test_a_pass_that_is_not_registered(self) -> None:
+        with pytest.raises(RegistryError, match=r"Unregistered of .*test_pipeline is not registered"):
+            KNOWN.pipeline_text(compose(Fold(), Unregistered()))
+
+    def test_a_value_inside_itself(self) -> None:
+        items: list[object] = []
+        items.append(items)
+        with pytest.raises(PassOptionError, match="this list: too long or too deep"):
+            KNOWN.pipeline_text(Anything(items))
+
+    def test_defaults_need_no_text(self) -> None:
+        assert KNOWN.pipeline_text(compose(Anything(hook=len), Variadic())) == "anything,variadic"
+
+
+LITERALS = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.just(...)
+    | st.sets(st.integers() | st.text()),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.tuples(st.booleans()), inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+TEXTS = st.text(alphabet="ab-_={}[](),'\"\\ \n#1.") | st.text()
+
+
+patient = settings(deadline=None, max_examples=80)
+
+
+class TestProperties:
+    @patient
+    @given(LITERALS)
+    def test_literals(self, value: object) -> None:
+        text = literal_text(value)
+        assert same_value(read_literal(text), value)
+        assert literal_end(text + " x", 0) == literal_end(text + "}", 0) == len(text)
+
+    @patient
+    @given(LITERALS, st.integers(), st.none() | st.text(), st.lists(st.text()).map(tuple), st.floats(allow_nan=False))
+    def test_printed_text_reads_as_an_equal_pipeline(
+        self, value: object, count: int, where: str | None, names: tuple[str, ...], ratio: float
+    ) -> None:
+        if count == 13:
+            return
+        made = compose(Anything(value), MergeLinears(min_group=count, where=where, names=names, ratio=ratio))
+        text = KNOWN.pipeline_text(made)
+        assert KNOWN.pipeline(text).signature == made.signature
+        assert KNOWN.pipeline_text(KNOWN.pipeline(text)) == text
+
+    @patient
+    @given(TEXTS)
+    @example("\x00")
+    @example("fold{x=\x00}")
+    @example("fold{x='\udc80'}")
+    @example("fold{x=1if 0else 2}")
+    def test_arbitrary_text(self, text: str) -> None:
+        self._only_our_errors(text)
+
+    @patient
+    @given(TEXTS)
+    def test_arbitrary_options(self, text: str) -> None:
+        self._only_our_errors(f"anything{{{text}}}")
+
+    @patient
+    @given(TEXTS)
+    def test_arbitrary_values(self, text: str) -> None:
+        self._only_our_errors(f"anything{{value={text}}}")
+
+    @patient
+    @given(TEXTS)
+    def test_arbitrary_strings(self, text: str) -> None:
+        built = KNOWN.pipeline(f"merge-linears{{where={text!r}}} , fold")
+        assert built == compose(MergeLinears(where=text), Fold())
+
+    @staticmethod
+    def _only_our_errors(text: str) -> None:
+        try:
+            built = KNOWN.pipeline(text)
+        except PipelineSyntaxError as error:
+            assert 0 <= error.column <= len(text)
+        except FxoptError:
+            pass
+        else:
+            printed = KNOWN.pipeline_text(built)
+            assert KNOWN.pipeline_text(KNOWN.pipeline(printed)) == printed
+
+
+class TestParse:
+    def test_columns(self) -> None:
+        first, second = parse_pipeline(' fold , merge-linears{ where="a" n=(1, 2)}')
+        assert (first.name, first.column, first.options) == ("fold", 1, ())
+        assert (second.name, second.column) == ("merge-linears", 8)
+        assert [(o.name, o.value, o.column, o.value_column) for o in second.options] == [
+            ("where", "a", 23, 29),
+            ("n", (1, 2), 33, 35),
+        ]
+
+    def test_names_are_not_looked_up(self) -> None:
+        assert parse_pipeline("no-such-pass{x=1}")[0].name == "no-such-pass"
+
+    def test_literal_errors_have_a_column(self) -> None:
+        with pytest.raises(LiteralError) as caught:
+            literal_end("ab[(])", 0)
+        assert caught.value.column == 4

@@ -1,0 +1,635 @@
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import threading
+import types
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from torch.fx import GraphModule
+
+from fxopt_core.errors import (
+    DuplicatePassError,
+    FxoptError,
+    PassOptionError,
+    PluginLoadError,
+    RegistryError,
+    UnknownPassError,
+)
+from fxopt_core.hookspec import PipelinesPlugin, TransformationsPlugin, hookimpl
+from fxopt_core.plugins import PassInfo, pass_name
+from fxopt_core.registry import PluginEntryPoint, Registry, registry
+from fxopt_core.transformation import ReversibleTransformation, Transformation
+
+
+class MergeThings(ReversibleTransformation):
+    """a, b -> ab.
+
+    More about it.
+    """
+
+    preserves_computation = True
+
+    def __init__(self, *, min_group: int = 2, where: tuple[str, ...] = ()) -> None:
+        if min_group < 1:
+            raise ValueError(f"min_group is {min_group}, expected 1 or more")
+        self.min_group, self.where = min_group, where
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
+
+
+class Other(Transformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
+
+
+class Renamed(Other):
+    name = "quite-another"
+
+
+class Unfinished(Transformation):
+    """It has no transform."""
+
+
+class StillAbstract(Other):
+    @abstractmethod
+    def more(self) -> None: ...
+
+
+class Demanding(Other):
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+def plugin_of(*classes: Any, pipelines: Mapping[str, str] | None = None, name: str = "made") -> Any:
+    """Return a plugin as a module: how plugins mostly come."""
+    module = types.ModuleType(name)
+
+    @hookimpl
+    def fxopt_transformations() -> Iterable[type[Transformation]]:
+        return classes
+
+    @hookimpl
+    def fxopt_pipelines() -> Mapping[str, str]:
+        return pipelines or {}
+
+    vars(module)["fxopt_transformations"] = fxopt_transformations
+    if pipelines is not None:
+        vars(module)["fxopt_pipelines"] = fxopt_pipelines
+    return module
+
+
+@dataclass
+class Distribution:
+    name: str
+    version: str = "1.0"
+
+
+@dataclass
+class Point:
+    """An entry point that was never installed."""
+
+    name: str
+    loader: Callable[[], Any]
+    dist: Any = None
+    loads: list[str] = field(default_factory=list)
+
+    def load(self) -> Any:
+        self.loads.append(self.name)
+        return self.loader()
+
+
+def point(name: str, plugin: Any, dist: str = "") -> Point:
+    return Point(name, lambda: plugin, Distribution(dist or f"dist-{name}"))
+
+
+def failing(name: str, error: BaseException) -> Point:
+    def load() -> Any:
+        raise error
+
+    return Point(name, load, Distribution(f"dist-{name}"))
+
+
+@pytest.fixture(autouse=True)
+def _no_allow_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FXOPT_PLUGINS", raising=False)
+
+
+@pytest.fixture
+def good() -> Point:
+    return point("good", plugin_of(MergeThings, pipelines={"merge-twice": "merge-things,merge-things"}))
+
+
+class TestAvailable:
+    def test_what_is_known_of_a_pass(self, good: Point) -> None:
+        info = Registry([good]).available()["merge-things"]
+        options = info.options
+        assert info == PassInfo(
+            name="merge-things",
+            summary="a, b -> ab.",
+            family="good",
+            distribution="dist-good",
+            version="1.0",
+            reversible=True,
+            preserves_computation=True,
+            options=options,
+            transformation=MergeThings,
+        )
+        assert [(o.name, o.annotation, o.default) for o in options.values()] == [
+            ("min_group", int, 2),
+            ("where", tuple[str, ...], ()),
+        ]
+        assert isinstance(hash(info), int)
+
+    def test_sorted_by_name(self) -> None:
+        known = Registry([point("a", plugin_of(Other, MergeThings)), point("b", plugin_of(Renamed))])
+        assert list(known.available()) == ["merge-things", "other", "quite-another"]
+        assert known.failed == {}
+
+    def test_the_name_is_that_of_the_pass(self) -> None:
+        for cls in (MergeThings, Other, Renamed):
+            assert pass_name(cls) == cls().name
+
+    def test_views_cannot_be_changed(self, good: Point) -> None:
+        known = Registry([good])
+        for view in (known.available(), known.pipelines(), known.failed):
+            with pytest.raises(TypeError):
+                view["x"] = None  # type: ignore[index]  # that is the test
+
+    def test_loaded_once_and_on_first_use(self, good: Point) -> None:
+        known = Registry([good])
+        assert good.loads == []
+        known.available(), known.pipelines(), known.create("merge-things"), repr(known)
+        assert good.loads == ["good"]
+
+    def test_many_threads_load_once(self, good: Point) -> None:
+        known, results = Registry([good]), []
+        threads = [threading.Thread(target=lambda: results.append(list(known.available()))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [["merge-things"]] * 8
+        assert good.loads == ["good"]
+
+    def test_an_entry_point_without_distribution(self) -> None:
+        known = Registry([Point("bare", lambda: plugin_of(Other))])
+        assert known.available()["other"].family == "bare"
+
+    def test_hooks_may_be_generators(self) -> None:
+        class Plugin:
+            @hookimpl
+            def fxopt_transformations(self) -> Iterator[type[Transformation]]:
+                yield Other
+                yield MergeThings
+
+        assert list(Registry([point("generates", Plugin())]).available()) == ["merge-things", "other"]
+
+    def test_a_real_entry_point(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "made_for_this_test", plugin_of(Other))
+        entry: PluginEntryPoint = importlib.metadata.EntryPoint("real", "made_for_this_test", "fxopt")
+        assert list(Registry([entry]).available()) == ["other"]
+
+
+class TestCreate:
+    def test_options_in_both_spellings(self, good: Point) -> None:
+        known = Registry([good])
+        expected = MergeThings(min_group=3, where=("a",))
+        assert known.create("merge-things", min_group=3, where=["a"]) == expected
+        assert known.create("merge-things", **{"min-group": 3, "where": ("a",)}) == expected
+        assert known.create("merge-things") == MergeThings()
+
+    def test_unknown_option(self, good: Point) -> None:
+        with pytest.raises(PassOptionError, match=r"'merge-things' has no option 'min_grup'.*min-group, where.*did"):
+            Registry([good]).create("merge-things", min_grup=3)
+
+    def test_wrong_value(self, good: Point) -> None:
+        with pytest.raises(PassOptionError, match=r"'min-group': found True \(bool\), expected int"):
+            Registry([good]).create("merge-things", min_group=True)
+
+    def test_the_constructor_refuses(self, good: Point) -> None:
+        with pytest.raises(PassOptionError, match="min_group is 0, expected 1 or more") as caught:
+            Registry([good]).create("merge-things", min_group=0)
+        assert isinstance(caught.value.__cause__, ValueError)
+
+    def test_an_option_may_be_called_name(self) -> None:
+        class Named(Other):
+            def __init__(self, *, name: str = "") -> None:
+                self.label = name
+
+        assert Registry([point("p", plugin_of(Named))]).create("named", name="x").options["name"] == "x"
+
+    def test_a_constructor_that_makes_something_else(self) -> None:
+        class Odd(Other):
+            def __new__(cls) -> Any:
+                return 3
+
+        with pytest.raises(PassOptionError, match="builtins:int"):
+            Registry([point("p", plugin_of(Odd))]).create("odd")
+
+    def test_a_named_pipeline_is_no_pass(self, good: Point) -> None:
+        with pytest.raises(UnknownPassError, match="named pipeline"):
+            Registry([good]).create("merge-twice")
+
+
+class TestUnknown:
+    def test_close_names(self, good: Point) -> None:
+        with pytest.raises(UnknownPassError, match="'MergeThing'; did you mean merge-things"):
+            Registry([good]).create("MergeThing")
+
+    def test_what_to_install(self) -> None:
+        with pytest.raises(UnknownPassError, match="pip install fxopt-linear"):
+            Registry([]).create("merge-linears")
+
+    def test_which_plugins_failed(self) -> None:
+        with pytest.raises(UnknownPassError, match=r"these plugins failed.*: broken"):
+            Registry([failing("broken", ImportError("no"))]).create("anything")
+
+    def test_what_the_allow_list_leaves_out(self, good: Point, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FXOPT_PLUGINS", "")
+        with pytest.raises(UnknownPassError, match="FXOPT_PLUGINS leaves out these plugins: good"):
+            Registry([good]).create("merge-things")
+
+
+class TestAllowList:
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        [
+            (None, ["merge-things", "other"]),
+            ("", []),
+            (" , ", []),
+            ("good", ["merge-things"]),
+            (" other , good ", ["merge-things", "other"]),
+            ("absent", []),
+        ],
+    )
+    def test_names(self, value: str | None, expected: list[str], good: Point, monkeypatch: pytest.MonkeyPatch) -> None:
+        if value is not None:
+            monkeypatch.setenv("FXOPT_PLUGINS", value)
+        other = point("other", plugin_of(Other))
+        known = Registry([good, other])
+        assert list(known.available()) == expected
+        assert known.failed == {}
+        assert bool(good.loads) == ("merge-things" in expected)
+
+    def test_registering_is_exempt(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FXOPT_PLUGINS", "")
+        known = Registry([])
+        known.register(plugin_of(Other), name="mine")
+        assert list(known.available()) == ["other"]
+
+    def test_it_settles_a_conflict(self, good: Point, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FXOPT_PLUGINS", "good")
+        known = Registry([good, point("evil", plugin_of(MergeThings))])
+        assert known.available()["merge-things"].family == "good"
+        assert known.failed == {}
+
+
+def marked(function: Any, attribute: str = "fxopt_transformations") -> Any:
+    """Return a plugin with one marked function."""
+    module = types.ModuleType("marked")
+    vars(module)[attribute] = hookimpl(function)
+    return module
+
+
+def raises_in_hook() -> Any:
+    raise OSError("the disk is full")
+
+
+def exits_in_hook() -> Any:
+    sys.exit(3)
+
+
+def raises_midway() -> Any:
+    yield Other
+    raise OSError("the disk is full")
+
+
+def unmarked() -> Any:
+    module = types.ModuleType("unmarked")
+    vars(module)["fxopt_transformations"] = lambda: [Other]
+    return module
+
+
+def wraps() -> Any:
+    import pluggy
+
+    module = types.ModuleType("wraps")
+
+    def fxopt_transformations() -> Any:
+        return (yield)
+
+    vars(module)["fxopt_transformations"] = pluggy.HookimplMarker("fxopt")(fxopt_transformations, wrapper=True)
+    return module
+
+
+def asks_the_registry() -> Any:
+    return list(_ASKED[0].available())
+
+
+_ASKED: list[Registry] = []
+
+BROKEN: list[tuple[Any, str, type[BaseException] | None]] = [
+    (failing("broken", ImportError("no torch")), "ImportError: no torch", ImportError),
+    (failing("broken", SystemExit(2)), "SystemExit: 2", SystemExit),
+    (failing("broken", SyntaxError("bad")), "SyntaxError", SyntaxError),
+    (marked(raises_in_hook), "OSError: the disk is full", OSError),
+    (marked(exits_in_hook), "SystemExit: 3", SystemExit),
+    (marked(raises_midway), "OSError: the disk is full", OSError),
+    (Point("broken", asks_the_registry, Distribution("dist-broken")), "while plugins are being loaded", RegistryError),
+    (marked(lambda: None), "returned None, expected an iterable", None),
+    (marked(lambda: 3), "returned a builtins:int, expected an iterable", None),
+    (marked(lambda: "merge"), "returned a builtins:str", None),
+    (marked(lambda: [Other, None]), "gave None, expected a subclass", None),
+    (marked(lambda: [Other()]), "without parentheses", None),
+    (marked(lambda: [len]), "expected a subclass of fxopt_core.Transformation", None),
+    (marked(lambda: [int]), "the class builtins:int", None),
+    (marked(lambda: [Unfinished]), "is abstract; implement transform", None),
+    (marked(lambda: [StillAbstract]), "is abstract; implement more", None),
+    (marked(lambda: [Transformation]), "is abstract", None),
+    (marked(lambda: [Demanding]), "needs path; give every parameter a default", None),
+    (marked(lambda: [type("Bad", (Other,), {"name": "a,b"})]), "'a,b' is no name for a pass", None),
+    (marked(lambda config: []), "config", Exception),
+    (marked(lambda: [Other], "fxopt_transformation"), "unknown hook 'fxopt_transformation'", Exception),
+    (marked(lambda: None, "fxopt_pipelines"), "returned None, expected a mapping", None),
+    (marked(lambda: ["a"], "fxopt_pipelines"), "expected a mapping", None),
+    (marked(lambda: {"a": 3}, "fxopt_pipelines"), "pipeline 'a' is a builtins:int", None),
+    (marked(lambda: {3: "a"}, "fxopt_pipelines"), "3 is no name for a pipeline", None),
+    (marked(lambda: {"a b": "other"}, "fxopt_pipelines"), "'a b' is no name", None),
+    (marked(lambda: {"a": "other{"}, "fxopt_pipelines"), "pipeline 'a' cannot be read", FxoptError),
+    (types.ModuleType("empty"), "no hooks", None),
+    (None, "no hooks", None),
+    (unmarked(), "fxopt_transformations is not marked as a hook; decorate it with @fxopt_core.hookimpl", None),
+    (wraps(), "is a wrapper", None),
+]
+
+
+class TestBrokenPlugins:
+    @pytest.mark.parametrize(("plugin", "message", "cause"), BROKEN)
+    def test_break_nothing_else(
+        self, plugin: Any, message: str, cause: type[BaseException] | None, good: Point
+    ) -> None:
+        entry = plugin if isinstance(plugin, Point) else point("broken", plugin)
+        known = Registry([entry, good])
+        _ASKED[:] = [known]
+        assert list(known.available()) == ["merge-things"]
+        assert list(known.failed) == ["broken"]
+        error = known.failed["broken"]
+        assert type(error) is PluginLoadError
+        assert message in str(error)
+        assert "'broken' (of dist-broken 1.0)" in str(error)
+        assert isinstance(error.__cause__, cause) if cause else error.__cause__ is None
+
+    @pytest.mark.parametrize(("plugin", "message"), [(p, m) for p, m, _ in BROKEN if not isinstance(p, Point)])
+    def test_registering_raises(self, plugin: Any, message: str, good: Point) -> None:
+        known = Registry([good])
+        with pytest.raises(PluginLoadError) as caught:
+            known.register(plugin, name="broken")
+        assert message in str(caught.value)
+        assert list(known.available()) == ["merge-things"]
+        assert known.failed == {}
+
+    def test_an_interrupt_is_no_failure_of_the_plugin(self, good: Point) -> None:
+        interrupts = iter([KeyboardInterrupt()])
+
+        def load() -> Any:
+            for interrupt in interrupts:
+                raise interrupt
+            return plugin_of(Other)
+
+        known = Registry([Point("slow", load, Distribution("d")), good])
+        with pytest.raises(KeyboardInterrupt):
+            known.available()
+        assert list(known.available()) == ["merge-things", "other"]
+
+    def test_a_plugin_may_list_a_class_twice(self) -> None:
+        known = Registry([point("twice", plugin_of(Other, Other))])
+        assert list(known.available()) == ["other"]
+        assert known.failed == {}
+
+
+def same_named() -> type[Transformation]:
+    return type("MergeThings", (Other,), {})
+
+
+class TestConflicts:
+    def test_nobody_gets_a_pass_that_two_claim(self) -> None:
+        known = Registry([point("a", plugin_of(MergeThings, Other)), point("b", plugin_of(same_named(), Renamed))])
+        assert list(known.available()) == ["other", "quite-another"]
+        for name, dist in [("a", "dist-b"), ("b", "dist-a")]:
+            assert "'merge-things'" in str(known.failed[name])
+            assert dist in str(known.failed[name])
+            assert isinstance(known.failed[name].__cause__, DuplicatePassError)
+        for use in (known.create, known.pipeline, known.lookup):
+            with pytest.raises(DuplicatePassError, match=r"'a' \(of dist-a 1.0\).*'b' \(of dist-b 1.0\)"):
+                use("merge-things")
+
+    def test_within_one_plugin(self) -> None:
+        known = Registry([point("a", plugin_of(MergeThings, same_named(), Other))])
+        assert list(known.available()) == ["other"]
+        assert list(known.failed) == ["a"]
+
+    def test_the_same_class_from_two_plugins(self) -> None:
+        known = Registry([point("a", plugin_of(Other)), point("b", plugin_of(Other))])
+        assert list(known.failed) == ["a", "b"]
+        with pytest.raises(DuplicatePassError):
+            known.create("other")
+
+    def test_a_pass_against_a_pipeline(self) -> None:
+        known = Registry([point("a", plugin_of(Other)), point("b", plugin_of(Renamed, pipelines={"other": ""}))])
+        assert list(known.available()) == ["quite-another"]
+        assert known.pipelines() == {}
+        with pytest.raises(DuplicatePassError, match=r"as a pass by plugin 'a'.*as a pipeline by plugin 'b'"):
+            known.pipeline("other")
+
+    def test_two_pipelines(self) -> None:
+        both = [point(name, plugin_of(pipelines={"fast": "", name: ""})) for name in ("a", "b")]
+        known = Registry(both)
+        assert list(known.pipelines()) == ["a", "b"]
+        assert list(known.failed) == ["a", "b"]
+
+    def test_two_plugins_of_one_name(self, good: Point) -> None:
+        known = Registry([point("x", plugin_of(Other), "one"), good, point("x", plugin_of(Renamed), "two")])
+        assert list(known.available()) == ["merge-things"]
+        message = r"'x' \(of one 1.0\) and 'x' \(of two 1.0\)"
+        assert list(known.failed) == ["x"]
+        with pytest.raises(PluginLoadError, match=message):
+            raise known.failed["x"]
+        with pytest.raises(DuplicatePassError, match=message):
+            known.create("x")
+        with pytest.raises(DuplicatePassError, match=r"one.*two.*registered in this process"):
+            known.register(plugin_of(Other), name="x")
+        with pytest.raises(UnknownPassError, match=r"these plugins failed.*: x"):
+            known.create("other")
+
+    def test_a_pass_may_be_named_as_two_plugins_are(self) -> None:
+        twins = [point("other", plugin_of(Renamed), dist) for dist in ("one", "two")]
+        known = Registry([*twins, point("good", plugin_of(Other))])
+        assert known.create("other") == Other()
+
+
+class TestRegister:
+    def test_a_module_an_object_and_a_class(self) -> None:
+        class Plugin:
+            @hookimpl
+            def fxopt_pipelines(self) -> Mapping[str, str]:
+                return {"fast": "other"}
+
+        class Static:
+            @staticmethod
+            @hookimpl
+            def fxopt_transformations() -> list[type[Transformation]]:
+                return [Renamed]
+
+        known = Registry([])
+        known.register(plugin_of(Other, name="some_module"))
+        known.register(Plugin())
+        known.register(Static)
+        assert {info.name: info.family for info in known.available().values()} == {
+            "other": "some_module",
+            "quite-another": "Static",
+        }
+        assert known.pipeline("fast") == Other()
+        assert known.available()["other"].distribution == ""
+
+    def test_a_taken_pass_registers_nothing(self, good: Point) -> None:
+        known = Registry([good])
+        with pytest.raises(DuplicatePassError, match=r"'merge-things'.*dist-good 1.0.*'mine' \(registered in this"):
+            known.register(plugin_of(Other, same_named()), name="mine")
+        assert list(known.available()) == ["merge-things"]
+        assert known.failed == {}
+        known.register(plugin_of(Other), name="mine")
+        assert list(known.available()) == ["merge-things", "other"]
+
+    def test_a_contested_pass(self) -> None:
+        known = Registry([point("a", plugin_of(Other)), point("b", plugin_of(Other))])
+        with pytest.raises(DuplicatePassError, match=r"dist-a.*dist-b.*'mine'"):
+            known.register(plugin_of(Other), name="mine")
+
+    def test_a_pipeline_named_as_a_pass_is(self, good: Point) -> None:
+        with pytest.raises(DuplicatePassError, match="as a pass by plugin 'good'"):
+            Registry([good]).register(plugin_of(pipelines={"merge-things": ""}), name="mine")
+
+    def test_a_taken_plugin_name(self, good: Point) -> None:
+        known = Registry([good, failing("broken", ImportError())])
+        for name, dist in [("good", "dist-good"), ("broken", "failed to load")]:
+            with pytest.raises(DuplicatePassError, match=f"several plugins are named '{name}'.*{dist}"):
+                known.register(plugin_of(Other), name=name)
+
+    def test_the_same_plugin_again(self) -> None:
+        known, plugin = Registry([]), plugin_of(Other)
+        known.register(plugin)
+        with pytest.raises(DuplicatePassError):
+            known.register(plugin)
+
+    def test_views_taken_before_stay_as_they_were(self) -> None:
+        known = Registry([])
+        before = known.available()
+        known.register(plugin_of(Other))
+        assert dict(before) == {}
+
+
+class TestShowing:
+    def test_text(self, good: Point) -> None:
+        known = Registry([good, failing("broken", ImportError("no\nsecond line"))])
+        assert (
+            str(known)
+            == repr(known)
+            == (
+                "fxopt registry: 1 pass, 1 pipeline, 1 failed plugin\n"
+                "  merge-things  good  a, b -> ab.\n"
+                "pipelines:\n"
+                "  merge-twice  merge-things,merge-things\n"
+                "failed:\n"
+                "  broken  plugin 'broken' (of dist-broken 1.0) failed to load: ImportError: no"
+            )
+        )
+
+    def test_empty(self) -> None:
+        assert repr(Registry([])) == "fxopt registry: 0 passes"
+
+    def test_html_is_escaped(self) -> None:
+        class Tagged(Other):
+            """<script>alert("a & b")</script>"""
+
+            def __init__(self, *, where: str = "<i>", count: int | None = None) -> None: ...
+
+        known = Registry([point("p", plugin_of(Tagged)), failing("broken", ImportError("<b>"))])
+        shown = known._repr_html_()
+        assert "<script>" not in shown
+        assert "<b>" not in shown
+        assert "&lt;script&gt;alert(&quot;a &amp; b&quot;)" in shown
+        assert "where: str = &#x27;&lt;i&gt;&#x27;, count: int | None = None" in shown
+        assert "dist-p 1.0" in shown
+
+    def test_while_loading(self) -> None:
+        shown: list[str] = []
+
+        def load() -> Any:
+            shown.append(repr(known))
+            return plugin_of(Other)
+
+        known = Registry([Point("p", load)])
+        known.available()
+        assert shown == ["<fxopt registry, loading>"]
+
+
+class TestProcessRegistry:
+    def test_there_is_one(self) -> None:
+        assert registry() is registry()
+
+    def test_importing_core_loads_no_plugin(self) -> None:
+        script = (
+            "import sys, fxopt_core, fxopt_core.registry as _\n"
+            "from fxopt_core.registry import registry\n"
+            "known = registry()\n"
+            "assert known._loaded is None\n"
+            "loaded = [m for m in sys.modules if m.startswith('fxopt_') and m.split('.')[0] != 'fxopt_core']\n"
+            "assert not loaded, loaded\n"
+        )
+        subprocess.run([sys.executable, "-c", script], check=True)
+
+    def test_installed_entry_points_are_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[str] = []
+
+        def entry_points(*, group: str) -> list[Point]:
+            asked.append(group)
+            return [point("p", plugin_of(Other))]
+
+        monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+        assert list(Registry().available()) == ["other"]
+        assert asked == ["fxopt"]
+
+
+def test_plugins_satisfy_the_protocols() -> None:
+    """Checked by mypy: a module with a hook of another type, or a misspelt one, is an error here."""
+
+    class Both:
+        @hookimpl
+        def fxopt_transformations(self) -> list[type[Transformation]]:
+            return [Other, MergeThings]
+
+        @hookimpl
+        def fxopt_pipelines(self) -> dict[str, str]:
+            return {}
+
+    class Wrong:
+        @hookimpl  # type: ignore[type-var]  # a hook cannot return this
+        def fxopt_transformations(self) -> list[int]:
+            return [1]
+
+    transformations: TransformationsPlugin = Both()
+    pipelines: PipelinesPlugin = Both()
+    wrong: TransformationsPlugin = Wrong()  # type: ignore[assignment]  # nor is this such a plugin
+    assert transformations.fxopt_transformations() == [Other, MergeThings]
+    assert pipelines.fxopt_pipelines() == {}
+    assert wrong is not None

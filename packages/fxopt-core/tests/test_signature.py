@@ -1,0 +1,530 @@
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import operator
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from enum import Enum, Flag, IntEnum
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.fx import GraphModule
+
+from fxopt_core.compose import compose
+from fxopt_core.encoding import Encoder, UnstableValueError, importable_name, pack, source_of
+from fxopt_core.signature import same_value, signature_of, uuid_of
+from fxopt_core.transformation import Transformation
+
+
+class Color(Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Access(Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Number(int):
+    pass
+
+
+class Labels(list[str]):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    size: int
+    note: str = dataclasses.field(default="", compare=False)
+
+
+@dataclasses.dataclass
+class Plain:
+    size: int
+
+
+class Pass(Transformation):
+    def __init__(self, value: object = None, *, other: object = None) -> None:
+        self.value, self.other = value, other
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
+
+
+class OtherPass(Pass):
+    pass
+
+
+def module_function(x: int) -> int:
+    return x
+
+
+def other_function(x: int) -> int:
+    return x
+
+
+anonymous = lambda x: x  # noqa: E731  # a lambda has no name even where it is bound to one
+
+
+class Methods:
+    @classmethod
+    def of_class(cls) -> None: ...
+
+    @staticmethod
+    def static() -> None: ...
+
+    def of_instance(self) -> None: ...
+
+
+def sign(value: object) -> str:
+    return signature_of(Pass, {"value": value})
+
+
+# Values that all differ from one another: by type, by contents or by order.
+DISTINCT: list[Any] = [
+    None,
+    ...,
+    False,
+    True,
+    0,
+    1,
+    -1,
+    -2,
+    2**70,
+    10**5000,
+    Number(1),
+    Level.LOW,
+    1.0,
+    0.0,
+    -0.0,
+    math.nan,
+    math.inf,
+    -math.inf,
+    0.1,
+    1j,
+    1 + 0j,
+    "",
+    "1",
+    "\udc80",
+    "ab",
+    b"",
+    b"1",
+    [],
+    [1],
+    [1.0],
+    [[1]],
+    [1, 2],
+    [2, 1],
+    ["ab", "c"],
+    ["a", "bc"],
+    Labels(["ab", "c"]),
+    (),
+    (1,),
+    (1, 2),
+    Point(1, 2),
+    torch.Size([1, 2]),
+    {},
+    {"a": 1},
+    {"a": 1.0},
+    {"a": 1, "b": 2},
+    collections.OrderedDict(a=1, b=2),
+    collections.OrderedDict(b=2, a=1),
+    types.MappingProxyType({"a": 1}),
+    set(),
+    {1},
+    {1, 2},
+    {(1, 2)},
+    frozenset({1, 2}),
+    frozenset(),
+    slice(1),
+    slice(1, None),
+    slice(0, 1, 1),
+    range(3),
+    range(1, 3),
+    range(0, 6, 2),
+    range(0),
+    pathlib.PurePosixPath("a/b"),
+    pathlib.PureWindowsPath("a/b"),
+    pathlib.Path("a/b"),
+    re.compile("a"),
+    re.compile("a", re.IGNORECASE),
+    re.compile(b"a"),
+    Color.RED,
+    Color.BLUE,
+    Access.READ,
+    Access.READ | Access.WRITE,
+    Frozen(1),
+    Frozen(2),
+    Plain(1),
+    torch.float16,
+    torch.float32,
+    torch.device("cpu"),
+    torch.device("cuda"),
+    torch.device("cuda", 0),
+    torch.strided,
+    torch.channels_last,
+    torch.contiguous_format,
+    module_function,
+    other_function,
+    Pass,
+    int,
+    len,
+    math.sqrt,
+    operator.add,
+    torch.relu,
+    torch.nn.functional.relu,
+    torch.nn.functional.linear,
+    torch.Tensor.add,
+    str.lower,
+    Methods.of_class,
+    Methods.static,
+    Methods.of_instance,
+    torch.nn.Linear,
+    torch.ops.aten.add,
+    torch.ops.aten.add.Tensor,
+    torch.ops.aten.add.Scalar,
+    functools.partial(module_function, 1),
+    functools.partial(module_function, x=1),
+    functools.partial(other_function, 1),
+    Pass(),
+    Pass(1),
+    OtherPass(1),
+    compose(Pass(1), Pass(2)),
+    compose(Pass(2), Pass(1)),
+    torch.tensor(1),
+    torch.tensor(1.0),
+    torch.tensor(True),
+    torch.tensor([1.0]),
+    torch.tensor([[1.0]]),
+    torch.tensor([1.0, 2.0]),
+    torch.tensor([1.0]).bfloat16(),
+    torch.tensor([1.0]).half(),
+    torch.tensor([1.0 + 2.0j]),
+    torch.tensor([1.0 + 2.0j]).conj(),
+    torch.nn.Parameter(torch.tensor([1.0])),
+    torch.empty(0),
+    torch.empty(0, 2),
+    torch.zeros(3).to(torch.float8_e4m3fn),
+]
+
+
+class TestDifferent:
+    def test_all_differ(self) -> None:
+        by_signature: dict[str, object] = {}
+        for value in DISTINCT:
+            signature = sign(value)
+            assert signature not in by_signature, f"{value!r} has the signature of {by_signature[signature]!r}"
+            by_signature[signature] = value
+
+    def test_all_are_stable(self) -> None:
+        for value in DISTINCT:
+            assert sign(value) == sign(value)
+            assert len(sign(value)) == 64
+
+    def test_the_class_counts(self) -> None:
+        assert signature_of(Pass, {}) != signature_of(OtherPass, {})
+
+    def test_the_option_names_count(self) -> None:
+        assert Pass(1).signature != Pass(other=1).signature
+
+    def test_names_and_values_do_not_run_together(self) -> None:
+        assert signature_of(Pass, {"a": "b"}) != signature_of(Pass, {"ab": ""})
+        assert pack("k", "ab", "c") != pack("k", "a", "bc")
+        assert sign(["a", "b"]) != sign(["a1:sb"])
+
+
+class TestEqual:
+    def test_in_any_order(self) -> None:
+        assert sign({"a": 1, "b": 2}) == sign({"b": 2, "a": 1})
+        assert sign({3, "a", None}) == sign({None, "a", 3})
+        assert signature_of(Pass, {"a": 1, "b": 2}) == signature_of(Pass, {"b": 2, "a": 1})
+
+    def test_tensors_by_value(self) -> None:
+        value = torch.arange(6.0).reshape(2, 3)
+        copies = [value.clone(), value.t().contiguous().t(), torch.arange(12.0)[:6].reshape(2, 3), value[:]]
+        copies.append(value.clone().requires_grad_())
+        copies.append(torch.stack([value, value], dim=2)[..., 1])
+        assert {sign(copied) for copied in copies} == {sign(value)}
+
+    def test_lazily_conjugated_and_negated_tensors(self) -> None:
+        value = torch.tensor([1.0 + 2.0j])
+        assert sign(value.conj()) == sign(torch.tensor([1.0 - 2.0j]))
+        assert sign(value.conj().imag) == sign(torch.tensor([-2.0]))
+
+    def test_a_tensor_is_left_as_it_is(self) -> None:
+        value = torch.arange(6.0).reshape(2, 3).t()
+        version = value._version
+        sign(value)
+        assert (value._version, value.stride()) == (version, (1, 3))
+
+    def test_equal_ranges(self) -> None:
+        assert sign(range(0, 3, 2)) == sign(range(0, 4, 2))
+
+    def test_enum_aliases(self) -> None:
+        class Alias(Enum):
+            ONE = 1
+            UNO = 1  # noqa: PIE796  # an alias is meant
+
+        assert sign(Alias.ONE) == sign(Alias.UNO)
+
+    def test_fields_that_do_not_compare(self) -> None:
+        assert sign(Frozen(1, "a")) == sign(Frozen(1, "b"))
+
+    def test_the_same_list_twice_is_no_cycle(self) -> None:
+        shared = [1]
+        assert sign([shared, shared]) == sign([[1], [1]])
+
+    def test_reading_changes_nothing(self) -> None:
+        transformation = Pass([1], other={"a": {2}})
+        before = dict(vars(transformation))
+        assert transformation.signature == transformation.signature
+        assert vars(transformation) == before
+
+    def test_equal_passes(self) -> None:
+        assert Pass([1, 2]) == Pass([1, 2])
+        assert hash(Pass([1, 2])) == hash(Pass([1, 2]))
+        assert compose(Pass(1), Pass(2)).signature == compose(Pass(1), Pass(2)).signature
+
+    def test_a_local_pass_has_a_signature(self) -> None:
+        class Local(Pass):
+            pass
+
+        assert Local(1).signature == Local(1).signature
+
+
+def local_function() -> Callable[[], None]:
+    def inner() -> None: ...
+
+    return inner
+
+
+def cyclic() -> list[object]:
+    items: list[object] = []
+    items.append({"again": items})
+    return items
+
+
+def deep() -> list[object]:
+    items: list[object] = []
+    for _ in range(5000):
+        items = [items]
+    return items
+
+
+class TensorSubclass(torch.Tensor):
+    pass
+
+
+UNSTABLE: list[tuple[object, str]] = [
+    (lambda: None, r"<lambda>.*top level of a module"),
+    (anonymous, r"<lambda>"),
+    (local_function(), r"local_function.<locals>.inner"),
+    (Methods().of_instance, r"Methods.of_instance"),
+    ([].append, r"append"),
+    (functools.partial(anonymous, 1), r"<lambda>"),
+    (type("Made", (), {}), r"'Made'"),
+    (torch.empty(2, device="meta"), r"meta tensor.*shape \(2,\)"),
+    (torch.eye(2).to_sparse(), r"sparse_coo.*to_dense"),
+    (torch.eye(2).as_subclass(TensorSubclass), r"tensor subclass.*TensorSubclass"),
+    (torch.nn.Linear(1, 1), r"torch.nn.modules.linear:Linear"),
+    (object(), r"builtins:object"),
+    (iter([1]), r"list_iterator"),
+    (math, r"module"),
+    (list[int], r"GenericAlias"),
+    (cyclic(), r"contains itself"),
+    (deep(), r"nested too deeply"),
+    (torch.Generator(), r"Generator"),
+]
+
+
+class TestUnstable:
+    @pytest.mark.parametrize(("value", "message"), UNSTABLE)
+    @pytest.mark.parametrize("wrap", [lambda v: v, lambda v: [v], lambda v: {"key": (v,)}])
+    def test_type_error_names_the_option(self, value: object, message: str, wrap: Callable[[object], object]) -> None:
+        with pytest.raises(TypeError, match=rf"option 'value' of Pass (?s:.*){message}"):
+            sign(wrap(value))
+
+    def test_nested_tensors(self) -> None:
+        nested = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged)
+        with pytest.raises(TypeError, match="option 'value'"):
+            sign(nested)
+
+    def test_fake_tensors(self) -> None:
+        from torch._subclasses import FakeTensorMode
+
+        with FakeTensorMode() as mode:
+            fake = mode.from_tensor(torch.zeros(2))
+        with pytest.raises(TypeError, match="FakeTensor"):
+            sign(fake)
+
+    def test_a_tensor_read_inside_a_mode(self) -> None:
+        from torch._subclasses import FakeTensorMode
+
+        value = torch.zeros(2)
+        with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(TypeError, match="outside of any tensor mode"):
+            sign(value)
+
+    def test_a_function_whose_name_now_means_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        original = module_function
+        monkeypatch.setitem(globals(), "module_function", other_function)
+        with pytest.raises(TypeError, match="module_function"):
+            sign(original)
+
+    def test_such_passes_are_still_usable(self) -> None:
+        transformation = Pass(anonymous)
+        assert transformation == transformation
+        assert transformation != Pass(anonymous)
+
+    def test_an_error_leaves_the_encoder_usable(self) -> None:
+        encoder, value = Encoder(), [object()]
+        for _ in range(2):
+            with pytest.raises(UnstableValueError, match="builtins:object"):
+                encoder.encode(value)
+
+
+SCRIPT = """
+import collections, enum, functools, math, operator, pathlib, torch
+from fxopt_core.signature import signature_of
+
+value = {
+    "words": {"one", "two", "three", "four", "five"}, "numbers": {1: 1.0, -1: -0.0, "nan": math.nan},
+    "nested": [(1, "a", b"b", None), frozenset({"x", "y", ("z", 1)}), slice(1, None)],
+    "torch": [torch.float16, torch.device("cuda:1"), torch.channels_last, torch.arange(6.0).reshape(2, 3).t()],
+    "named": [operator.add, torch.relu, torch.nn.Linear, torch.ops.aten.add.Tensor, functools.partial(len, "x")],
+    "path": pathlib.PurePosixPath("a"),
+}
+print(signature_of(torch.nn.Linear, {"value": value}))
+"""
+
+
+def test_the_same_in_every_process() -> None:
+    def run(seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    assert run("1") == run("2") != ""
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text() | st.integers(), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def exact(value: object) -> object:
+    """An independent account of what a value is, comparable by ``==``."""
+    if isinstance(value, (list, tuple)):
+        return (type(value), tuple(map(exact, value)))
+    if isinstance(value, dict):
+        return (dict, frozenset((exact(key), exact(item)) for key, item in value.items()))
+    return (type(value), repr(value))
+
+
+@settings(deadline=None)
+@given(VALUES, VALUES)
+def test_equal_exactly_where_the_values_are(left: object, right: object) -> None:
+    assert (sign(left) == sign(right)) == (exact(left) == exact(right))
+    assert same_value(left, right) == (exact(left) == exact(right))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.text(), st.integers()), unique_by=lambda pair: pair[0]), st.randoms())
+def test_order_of_insertion_does_not_matter(pairs: list[tuple[str, int]], random: Any) -> None:
+    shuffled = list(pairs)
+    random.shuffle(shuffled)
+    assert sign(dict(pairs)) == sign(dict(shuffled))
+    assert sign(set(pairs)) == sign(set(shuffled))
+
+
+class TestSameValue:
+    def test_values_without_encoding_by_identity(self) -> None:
+        value = object()
+        assert same_value(value, value)
+        assert not same_value(object(), object())
+        assert not same_value(deep(), deep())
+
+
+class TestImportableName:
+    def test_names(self) -> None:
+        assert importable_name(torch.relu) == "torch:relu"
+        assert importable_name(operator.add) == "_operator:add"
+        assert importable_name(Methods.of_class) == f"{__name__}:Methods.of_class"
+        assert importable_name(str.lower) == "builtins:str.lower"
+
+    def test_a_class_that_computes_its_attributes(self) -> None:
+        def fail(name: str) -> object:
+            raise RuntimeError(name)
+
+        module = types.ModuleType("computing_module")
+        module.__getattr__ = fail  # type: ignore[method-assign]  # PEP 562
+
+        def function() -> None: ...
+
+        function.__module__, function.__qualname__ = "computing_module", "absent"
+        sys.modules["computing_module"] = module
+        try:
+            assert importable_name(function) is None
+        finally:
+            del sys.modules["computing_module"]
+
+
+class TestUuid:
+    def test_the_same_for_equal_passes(self) -> None:
+        assert Pass(1).uuid() == Pass(1).uuid()
+
+    def test_differs_with_class_and_options(self) -> None:
+        assert len({Pass(1).uuid(), Pass(2).uuid(), OtherPass(1).uuid(), Pass(1).signature}) == 4
+
+    @pytest.mark.parametrize("changed", [Pass, OtherPass, module_function])
+    def test_follows_the_code_of_class_bases_members_and_functions(
+        self, changed: object, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def upgraded(value: object) -> str:
+            return "upgraded" if value is changed else source_of(value)
+
+        composition = compose(OtherPass(module_function), Pass())
+        signature, uuid = composition.signature, composition.uuid()
+        for module in ("encoding", "signature"):
+            monkeypatch.setattr(f"fxopt_core.{module}.source_of", upgraded)
+        assert composition.signature == signature
+        assert composition.uuid() != uuid
+
+    def test_follows_the_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = uuid_of(Transformation, {})
+        monkeypatch.setattr("fxopt_core.__version__", "9.9.9")
+        assert uuid_of(Transformation, {}) != before
+
+    def test_without_source(self) -> None:
+        namespace: dict[str, Any] = {"Pass": Pass, "__name__": "no_such_module"}
+        exec("class Typed(Pass): pass", namespace)
+        assert len(uuid_of(namespace["Typed"], {"value": len})) == 64
