@@ -1,0 +1,194 @@
+"""What a snapshot keeps of a module tree, strongly at first and only weakly where a pass has released a tensor.
+
+A module's record refers to its tensors and child modules through their records, never directly. Releasing a tensor
+therefore takes one step: its record, and those of the modules above it, fall back to weak references. If the object is
+still alive when restoring (a caller's model shares it), that very object returns; if nobody but the snapshot knew it,
+a new one is built from the record, and nobody is left to tell the difference.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+
+from fxopt_core.errors import FxoptError
+from fxopt_core.snapshot_graph import Container, put_back, shallow_copy
+from fxopt_core.snapshot_tensors import TensorState
+
+_PLAIN, _TENSOR, _CONTAINER = range(3)
+
+
+class _Kinds(dict[type, int]):
+    """Which classes of attributes need more than a reference, looked up once for each class."""
+
+    def __missing__(self, cls: type) -> int:
+        is_container = issubclass(cls, (dict, list, set))
+        kind = self[cls] = _TENSOR if issubclass(cls, Tensor) else _CONTAINER if is_container else _PLAIN
+        return kind
+
+
+class ModuleState:
+    """One module: its class, its attributes, the contents of its containers, and the records of its parents."""
+
+    __slots__ = ("attributes", "cls", "contents", "module", "name", "namespace", "parents", "reference", "root")
+
+    def __init__(self, module: nn.Module, name: str, *, root: bool = False) -> None:
+        self.module: nn.Module | None = module
+        self.name = name
+        self.root = root
+        self.cls = type(module)
+        self.namespace: dict[str, Any] | None = module.__dict__
+        self.attributes: dict[str, Any] = module.__dict__.copy()
+        self.contents: dict[str, Container] = {}
+        self.parents: list[ModuleState] = []
+        self.reference: weakref.ref[nn.Module] | None = None
+
+    def loosen(self) -> None:
+        """Hold this module and those above it weakly, the root excepted, so that what they drop is really freed."""
+        if self.root or self.module is None:
+            return
+        self.reference = weakref.ref(self.module)
+        self.module = self.namespace = None
+        for key, contents in self.contents.items():
+            if _holds_states(contents):
+                self.attributes[key] = type(self.attributes[key])
+        for parent in self.parents:
+            parent.loosen()
+
+    def revive(self) -> nn.Module:
+        """Return the module, a new one of its class if it is gone; its attributes are set by `restore`."""
+        if self.module is None:
+            assert self.reference is not None
+            alive = self.reference()
+            self.module = object.__new__(self.cls) if alive is None else alive
+        return self.module
+
+    def restore(self) -> None:
+        """Put class, attributes and contents back; all records of the tree have been revived."""
+        module = self.revive()
+        if type(module) is not self.cls:
+            module.__class__ = self.cls
+        now = dict(module.__dict__)
+        attributes = {key: _object_of(value) for key, value in self.attributes.items()}
+        for key, value in attributes.items():
+            if key in self.contents:
+                attributes[key] = self._container(key, now)
+                put_back(attributes[key], _objects_of(self.contents[key]))
+            elif isinstance(value, (dict, list, set)):
+                put_back(value, [])
+        if self.namespace is not None and module.__dict__ is not self.namespace:
+            object.__setattr__(module, "__dict__", self.namespace)
+        put_back(module.__dict__, attributes)
+
+    def _container(self, key: str, now: dict[str, Any]) -> Any:
+        """The container object to fill; a loosened one could not be held, so the present or a new one takes over."""
+        kept = self.attributes[key]
+        if not isinstance(kept, type):
+            return kept
+        return now[key] if type(now.get(key)) is kept else kept()
+
+
+class Tree:
+    """The records of a module tree, made in one walk; every module and tensor has one, under however many names."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.modules: dict[int, ModuleState] = {}
+        self.tensors: dict[int, TensorState] = {}
+        self._kinds = _Kinds()
+        self.root = self._record(root, "", root=True)
+        waiting = [self.root]
+        while waiting:
+            state = waiting.pop()
+            waiting.extend(reversed(self._children(state)))
+
+    def find(self, name: str) -> TensorState:
+        """Return the record of the tensor with this full name, as it was when the snapshot was taken.
+
+        Raises:
+            FxoptError: no parameter, buffer or plain attribute of this name was there.
+        """
+        *path, last = name.split(".")
+        state: object = self.root
+        for step in path:
+            state = _child(state, "_modules", step)
+        for found in (_child(state, "_parameters", last), _child(state, "_buffers", last), _attribute(state, last)):
+            if isinstance(found, TensorState):
+                return found
+        raise FxoptError(f"the snapshot knows no tensor {name!r}; give its full name as before the transformation")
+
+    def _record(self, module: nn.Module, name: str, *, root: bool = False) -> ModuleState:
+        state = self.modules[id(module)] = ModuleState(module, name, root=root)
+        kinds = self._kinds
+        for key, value in module.__dict__.items():
+            kind = kinds[type(value)]
+            if kind == _PLAIN:
+                continue
+            if kind == _TENSOR:
+                state.attributes[key] = self._tensor(state, value, key)
+            elif value:  # one that is empty needs no contents
+                state.contents[key] = self._contents(state, value, key)
+        return state
+
+    def _contents(self, owner: ModuleState, container: Container, key: str) -> Container:
+        contents = shallow_copy(container)
+        if isinstance(contents, set):
+            return contents
+        prefix = "" if key in ("_parameters", "_buffers") else f"{key}."
+        items = contents.items() if isinstance(contents, dict) else enumerate(contents)
+        for item, value in [(item, value) for item, value in items if isinstance(value, Tensor)]:
+            contents[item] = self._tensor(owner, value, f"{prefix}{item}")
+        return contents
+
+    def _tensor(self, owner: ModuleState, tensor: Tensor, key: str) -> TensorState:
+        state = self.tensors.get(id(tensor))
+        if state is None:
+            state = self.tensors[id(tensor)] = TensorState(tensor, owner, key)
+        else:
+            state.also_in(owner)
+        return state
+
+    def _children(self, parent: ModuleState) -> list[ModuleState]:
+        """Replace the child modules in a record by their records, and return those that were not known before."""
+        children = parent.contents.get("_modules")
+        if not isinstance(children, dict):
+            return []
+        prefix = f"{parent.name}." if parent.name else ""
+        fresh = []
+        for key, child in children.items():
+            if not isinstance(child, nn.Module):
+                continue
+            state = self.modules.get(id(child))
+            if state is None:
+                state = self._record(child, prefix + key)
+                fresh.append(state)
+            state.parents.append(parent)
+            children[key] = state
+        return fresh
+
+
+def _holds_states(contents: Container) -> bool:
+    values = contents.values() if isinstance(contents, dict) else contents
+    return any(isinstance(value, (TensorState, ModuleState)) for value in values)
+
+
+def _object_of(value: Any) -> Any:
+    if isinstance(value, TensorState):
+        return value.tensor
+    return value.module if isinstance(value, ModuleState) else value
+
+
+def _objects_of(contents: Container) -> Container:
+    if isinstance(contents, dict):
+        return {key: _object_of(value) for key, value in contents.items()}
+    return [_object_of(value) for value in contents] if isinstance(contents, list) else contents
+
+
+def _child(state: object, group: str, name: str) -> object:
+    contents = state.contents.get(group) if isinstance(state, ModuleState) else None
+    return contents.get(name) if isinstance(contents, dict) else None
+
+
+def _attribute(state: object, name: str) -> object:
+    return state.attributes.get(name) if isinstance(state, ModuleState) else None

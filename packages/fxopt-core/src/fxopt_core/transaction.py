@@ -1,0 +1,143 @@
+"""Exact rollback of a graph module: structure always, contents of tensors on request.
+
+A snapshot records references and shallow copies, never a deep copy, in time linear in nodes, modules and tensors. It
+brings back the same objects: graph, nodes with all their fields and order, modules and their classes, hooks, flags,
+attributes, and which tensor with which memory and dtype sits where. It calls no hook and compiles nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.fx import Graph, GraphModule
+
+from fxopt_core.errors import FxoptError
+from fxopt_core.snapshot_graph import ClassState, GraphState, class_states
+from fxopt_core.snapshot_modules import Tree
+from fxopt_core.snapshot_tensors import Rebuild
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from running while many small objects are made that all stay alive.
+
+    Freezing and unfreezing moves them to the oldest generation in no time; without it, the first collection of the
+    young ones afterwards takes as long as the recording. Whoever has frozen objects themselves is left alone.
+    """
+    was_running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_running:
+            if gc.get_freeze_count() == 0:
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
+
+
+@contextmanager
+def _raw_tensors() -> Iterator[None]:
+    """Read and write tensors as they are: nothing enters autograd, and no subclass intervenes."""
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        yield
+
+
+class Snapshot:
+    """The state of a graph module at one moment; `take` makes one, `restore` goes back to it, any number of times.
+
+    >>> import operator
+    >>> graph_module = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))
+    >>> snapshot = Snapshot.take(graph_module)
+    >>> graph_module.graph.erase_node(graph_module.graph.output_node())
+    >>> del graph_module.weight
+    >>> snapshot.restore()
+    ()
+    >>> graph_module.graph.lint()
+    >>> [node.name for node in graph_module.graph.nodes], tuple(graph_module.weight.shape)
+    (['input_1', 'weight', 'bias', 'linear', 'output'], (2, 2))
+    """
+
+    def __init__(self, graph_module: GraphModule, *, protect_values: bool = False) -> None:
+        with _collector_paused(), _raw_tensors():
+            self._tree = Tree(graph_module)
+            self._graphs, self._classes = _graphs_and_classes(self._tree)
+            if protect_values:
+                storages: dict[int, torch.UntypedStorage] = {}
+                for tensor in self._tree.tensors.values():
+                    tensor.protect(storages)
+
+    @classmethod
+    def take(cls, graph_module: GraphModule, *, protect_values: bool = False) -> Snapshot:
+        """Record a graph module.
+
+        Args:
+            graph_module: what to record, with all modules below it, nested graph modules and their graphs included.
+            protect_values: copy the contents of all tensors too, so that `restore` also undoes writes in place. Takes
+                as much memory as the module's tensors do.
+        """
+        return cls(graph_module, protect_values=protect_values)
+
+    def release(self, name: str, rebuild: Rebuild) -> None:
+        """Let go of one tensor, so that its memory is freed as soon as the caller of this drops it as well.
+
+        From here on the snapshot refers to the tensor, and to the modules that hold it, only weakly. If they are gone
+        when restoring, `rebuild` makes the contents again; `requires_grad`, attributes, gradient and ties come from the
+        record. A tensor that someone else holds comes back itself.
+
+        Args:
+            name: full name of a parameter, buffer or plain attribute when the snapshot was taken, ties under any name.
+            rebuild: returns the contents, in the same shape and dtype and on the same device.
+
+        Raises:
+            FxoptError: the snapshot knows no such tensor.
+        """
+        self._tree.find(name).release(rebuild)
+
+    def restore(self) -> tuple[str, ...]:
+        """Put everything back.
+
+        Returns:
+            Full names of the tensors whose contents may still differ, because they were written in place since: known
+            by their version counters, which writes through `.data` and into inference tensors do not move. Empty where
+            the snapshot protects values; they have been copied back then.
+
+        Raises:
+            FxoptError: a released tensor is gone and could not be rebuilt; all else is restored, it is missing.
+        """
+        written: list[str] = []
+        failures: list[tuple[str, Exception]] = []
+        with _raw_tensors():
+            modules = list(self._tree.modules.values())
+            for module in modules:
+                module.revive()
+            done: set[int] = set()
+            for tensor in self._tree.tensors.values():
+                try:
+                    written.extend(tensor.restore(done))
+                except Exception as error:
+                    failures.append((tensor.name, error))
+            for module in modules:
+                module.restore()
+        for cls in self._classes:
+            cls.restore()
+        for graph in self._graphs:
+            graph.restore()
+        if failures:
+            names = ", ".join(name for name, _ in failures)
+            raise FxoptError(f"rollback restored everything but {names}: {failures[0][1]}") from failures[0][1]
+        return tuple(dict.fromkeys(written))
+
+
+def _graphs_and_classes(tree: Tree) -> tuple[list[GraphState], list[ClassState]]:
+    graphs: dict[int, Graph] = {}
+    classes: list[ClassState] = []
+    for state in tree.modules.values():
+        if isinstance(state.module, GraphModule):
+            graph = state.module.graph
+            graphs[id(graph)] = graph
+            classes.extend(class_states(state.module))
+    return [GraphState(graph) for graph in graphs.values()], classes
