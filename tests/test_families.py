@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxopt_core import PassError, Transformation, compose, history, iter_nodes, registry, undo
+from fxopt_core import PassError, Transformation, compose, history, infer_shapes, iter_nodes, registry, undo
 
 PASSES = {
     "change-true-div-to-mul-by-inverse": ("fxopt-arith", True),
@@ -91,8 +91,9 @@ def test_a_pipeline_across_families_computes_the_same(text: str, model: nn.Modul
 
 
 def test_each_family_finds_its_site(model: nn.Module) -> None:
-    """The folds leave layers that the merge then finds."""
-    transformed = registry().pipeline(ALL)(torch.fx.symbolic_trace(model))
+    """With shapes known, each finds what is its own; the folds leave layers that the merge then finds."""
+    graph_module = infer_shapes(torch.fx.symbolic_trace(model), torch.randn(2, 3, 9, 9))
+    transformed = registry().pipeline(ALL)(graph_module)
     assert [len(record.rewrites) for record in history(transformed)] == [1, 1, 1, 2, 1]
 
 
