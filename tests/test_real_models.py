@@ -22,12 +22,10 @@ def count(graph_module: nn.Module, *kinds: type[nn.Module]) -> int:
 def randomise_statistics(model: nn.Module) -> nn.Module:
     """Give batch norms statistics and weights that a fold cannot ignore."""
     torch.manual_seed(0)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            for tensor in (module.weight, module.running_var):
-                nn.init.uniform_(tensor, 0.5, 1.5)
-            for tensor in (module.bias, module.running_mean):
-                nn.init.normal_(tensor, std=0.1)
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith(("running_var", "running_mean")) or ("bn" in name and tensor.is_floating_point()):
+                tensor.uniform_(0.5, 1.5)
     return model.eval()
 
 
