@@ -83,9 +83,10 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
 def test_only_what_is_declared_is_imported(name: str) -> None:
     """What core declares is there for all who declare core; an extra is imported only where it is used.
 
-    `typing_extensions` may be named for type checkers, which bring their own; at run time nothing needs it.
+    With torch comes sympy: torch hands out symbolic sizes as its expressions. `typing_extensions` may be named for type
+    checkers, which bring their own; at run time nothing needs it.
     """
-    core = {"torch", "pluggy"} if "fxopt-core" in declared(name) else set()
+    core = {"torch", "sympy", "pluggy"} if "fxopt-core" in declared(name) else set()
     always = {name, *declared(name), *core}
     somewhere = {*always, *declared(name, extras=True), "typing-extensions"}
     surplus = [
