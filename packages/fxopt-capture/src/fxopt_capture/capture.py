@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
+from torch.utils import _pytree as pytree
 
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
@@ -18,6 +19,7 @@ from .arguments import CallForm, InputBinding, bind_call
 from .captured import GUARDS, CapturedModule, assemble
 from .dynamic import batch_dimension
 from .exporting import register_dataclasses
+from .guards import InputGuards
 from .raising import raise_layers
 from .shells import attribute, shell_tree
 from .strategy import Export, Request, export
@@ -91,7 +93,15 @@ def read_call(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, obj
     form, inputs = bind_call(model, args, kwargs)
     if huggingface.is_pretrained(model):
         form = form.with_fixed(**huggingface.implied_arguments(form))
-    return Call(form, inputs)
+    return Call(form, pytree.tree_map_only(torch.Tensor, _ordinary, inputs))
+
+
+def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor made in inference mode as one that autograd takes too."""
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()
 
 
 def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
@@ -115,7 +125,8 @@ def check_model(model: object) -> None:
     if hasattr(model, "_orig_mod"):
         raise CaptureError("this is a module that torch.compile returned; capture the module that was compiled")
     for name in (*model._modules, *model._parameters, *model._buffers):
-        if hasattr(CapturedModule, name) or name in _RESERVED:
+        is_former_guard = isinstance(model._modules.get(name), InputGuards)
+        if (hasattr(CapturedModule, name) or name in _RESERVED) and not is_former_guard:
             raise CaptureError(
                 f"{type(model).__name__}.{name} has a name that a torch.fx.GraphModule uses itself; rename it"
             )
@@ -130,6 +141,7 @@ def _build(model: nn.Module, exported: Export, binding: InputBinding) -> Capture
     place_attributes(graph)
     _place_guards(graph)
     shell = shell_tree(model, layers)
+    shell._modules.pop(GUARDS, None)  # of a module that was captured before; the new ones include them
     for name, value in constants.items():
         _attach(shell, name, value)
     captured = assemble(shell, graph, exported.guards, binding)

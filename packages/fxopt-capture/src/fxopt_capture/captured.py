@@ -40,6 +40,7 @@ class CapturedModule(GraphModule):
             # torch copies the specifications of inputs and outputs in a way that it deprecates itself.
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             copied = super().__deepcopy__(memo)
+        type(copied).__name__ = type(self).__name__  # the class that torch makes for each instance
         for name in ("_parameters", "_buffers", "_modules"):
             content = vars(copied)[name]
             content.clear()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import io
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -38,8 +40,20 @@ def export_program(
             trace. (torch.onnx exports in this way too.)
     """
     oblivious = symbolic_shapes_config.patch(backed_size_oblivious=small_sizes)  # type: ignore[attr-defined]  # installed at import
-    with preserved(model), torch.inference_mode(False), torch.enable_grad(), oblivious, _flat_forward(model, form):
+    grad_mode = (torch.inference_mode(False), torch.enable_grad())
+    with ExitStack() as stack:
+        for context in (preserved(model), *grad_mode, oblivious, _flat_forward(model, form), _quiet_failure()):
+            stack.enter_context(context)
         return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic_shapes, strict=False)
+
+
+@contextmanager
+def _quiet_failure() -> Iterator[None]:
+    """Drop what is written to ``sys.stderr`` if the export fails: torch writes the whole graph there."""
+    written = io.StringIO()
+    with redirect_stderr(written):
+        yield
+    sys.stderr.write(written.getvalue())
 
 
 @contextmanager

@@ -37,8 +37,8 @@ def implied_arguments(form: CallForm) -> dict[str, object]:
 def dynamic_dimensions(name: str, tensor: torch.Tensor) -> Sequence[int]:
     """Return the dimensions of an input that are dynamic: batch, and for text the sequence.
 
-    Token ids, masks over them and embeddings have the sequence second; a mask of rank four is over queries and keys,
-    and cached keys and values have it third. The sizes of images and sounds stay static.
+    Token ids, masks over them and embeddings have the sequence second, or third behind the choices; a mask of rank four
+    is over queries and keys, and cached keys and values have it third. The sizes of images and sounds stay static.
     """
     if tensor.dim() == 0:
         return ()
@@ -48,7 +48,7 @@ def dynamic_dimensions(name: str, tensor: torch.Tensor) -> Sequence[int]:
     if "mask" in name and "pixel" not in name and tensor.dim() == 4:
         return (0, 2, 3)
     if tensor.dim() > 1 and "pixel" not in name and (is_text or "attention_mask" in name):
-        return (0, 1)
+        return (0, 1, 2) if tensor.dim() == 3 and name != "bbox" and not tensor.is_floating_point() else (0, 1)
     return (0,)
 
 

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from types import CodeType
 
 from torch import nn
+from torch.fx import GraphModule
 
-_BASES = frozenset({nn.Module, object})
+from .guards import InputGuards
+
+_BASES: tuple[type, ...] = (nn.Module, GraphModule, object)
 
 
 def captured_mode(model: nn.Module) -> bool | None:
@@ -22,6 +25,8 @@ def captured_mode(model: nn.Module) -> bool | None:
     >>> captured_mode(nn.Dropout().eval())
     False
     """
+    if any(isinstance(module, InputGuards) and module.mode is not None for module in model.modules()):
+        return model.training
     classes = {type(module) for module in model.modules()}
     return model.training if any(_reads_training(cls) for cls in classes) else None
 

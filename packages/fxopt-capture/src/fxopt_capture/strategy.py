@@ -94,6 +94,8 @@ def _export_for_all_sizes(
     request: Request, inputs: Mapping[str, object], shapes: Any, errors: list[Exception]
 ) -> Export | None:
     """Export with guards that hold for small sizes too, or note the error and return None."""
+    if shapes is None:
+        return _try(request, inputs, shapes, errors, small_sizes=False)
     cautious = _try(request, inputs, shapes, errors, small_sizes=True)
     leaves = pytree.tree_leaves(dict(inputs))
     if cautious is not None:

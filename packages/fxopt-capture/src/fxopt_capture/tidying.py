@@ -10,6 +10,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxopt_core.graph import iter_nodes
 
+from .assertions import drop_assertions
+
 aten = torch.ops.aten
 
 
@@ -19,8 +21,7 @@ def tidy(graph: Graph, root: nn.Module) -> None:
     - values that nothing reads go, where computing them has no other effect;
     - dropout that does not train is its input;
     - a region without gradients, into which none flow anyway, is inlined;
-    - assertions on the dtype and device of a conversion's input go: they would refuse ``.double()`` and ``.to()``,
-      after which the conversion, which stays in the graph, is right all the same.
+    - assertions on dtypes that cannot change go.
 
     Args:
         graph: the graph, changed in place.
@@ -31,8 +32,7 @@ def tidy(graph: Graph, root: nn.Module) -> None:
         if node.target is aten.dropout.default and not _trains(node):
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.erase_node(node)
-        elif node.target is aten._assert_tensor_metadata.default:
-            graph.erase_node(node)
+    drop_assertions(graph)
     graph.eliminate_dead_code(is_impure_node=_has_effect)
 
 

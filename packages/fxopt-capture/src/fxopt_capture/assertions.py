@@ -1,0 +1,44 @@
+"""Drop the assertions on dtypes that cannot fail; keep those that say what a graph is valid for.
+
+``torch.export`` asserts the dtype and device of whatever the model converts. It has a reason: ``x.to(device)`` and
+``x.to(y.dtype)`` are in the graph with the dtype of the capture, so that after ``graph_module.double()`` they would
+silently convert back. But where the dtype cannot change at all (a mask, positions, the result of another conversion),
+the assertion is in the way of reading the graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+
+from fxopt_core.graph import iter_nodes
+
+aten = torch.ops.aten
+_CONVERSIONS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default})
+
+
+def drop_assertions(graph: Graph) -> None:
+    """Erase the assertions about tensors whose dtype follows neither from parameters nor from inputs."""
+    settled: set[Node] = set()
+    for node in iter_nodes(graph):
+        if node.target is aten._assert_tensor_metadata.default:
+            if node.all_input_nodes[0] in settled:
+                graph.erase_node(node)
+        elif _is_settled(node, settled):
+            settled.add(node)
+
+
+def _is_settled(node: Node, settled: set[Node]) -> bool:
+    """Whether a value has the same dtype whatever ``graph_module.to(dtype)`` and the caller do."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex):
+        return True
+    if node.op != "call_function":
+        return False
+    if node.target in _CONVERSIONS:
+        return True
+    return all(source in settled or not _is_tensor(source) for source in node.all_input_nodes)
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)

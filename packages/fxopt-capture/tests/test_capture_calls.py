@@ -1,0 +1,200 @@
+"""A captured graph module takes its arguments and returns its outputs as the model does."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections import OrderedDict
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from fxopt_capture import capture
+from fxopt_capture.arguments import InputBinding
+from fxopt_core.errors import CaptureError
+
+
+class Masked(nn.Module):
+    """A required and three optional arguments."""
+
+    def forward(self, x, mask=None, scale=1.0, *, negate=False):
+        x = x * scale
+        if mask is not None:
+            x = x * mask
+        return -x if negate else x
+
+
+X, MASK = torch.randn(2, 4), torch.ones(2, 4)
+
+
+@pytest.mark.parametrize("args", [(X, MASK), (X,)])
+def test_positional_and_keyword_calls(args):
+    captured = capture(Masked().eval(), args)
+    x, mask = torch.randn(3, 4), torch.randn(3, 4)
+    given = {"x": x, "mask": mask} if len(args) == 2 else {"x": x}
+    expected = Masked()(**given)
+    assert torch.equal(captured(*given.values()), expected)
+    assert torch.equal(captured(**dict(reversed(given.items()))), expected)
+    assert torch.equal(captured(x, **{name: value for name, value in given.items() if name != "x"}), expected)
+
+
+def test_keyword_capture_takes_positional_calls():
+    captured = capture(Masked().eval(), kwargs={"mask": MASK, "x": X})
+    x, mask = torch.randn(3, 4), torch.randn(3, 4)
+    assert torch.equal(captured(x, mask), x * mask)
+
+
+def test_arguments_that_were_not_given():
+    captured = capture(Masked().eval(), X)
+    assert torch.equal(captured(X, None), X)
+    assert torch.equal(captured(X, mask=None, scale=1.0, negate=False), X)
+    with pytest.raises(CaptureError, match="captured without `mask`"):
+        captured(X, MASK)
+    with pytest.raises(CaptureError, match="captured without `scale`"):
+        captured(X, scale=2.0)
+    with pytest.raises(CaptureError, match="captured without `other`"):
+        captured(X, other=1)
+
+
+def test_missing_and_surplus_arguments():
+    captured = capture(Masked().eval(), (X, MASK))
+    with pytest.raises(CaptureError, match="needs `mask`"):
+        captured(X)
+    with pytest.raises(CaptureError, match="needs `x`, `mask`"):
+        captured()
+    with pytest.raises(CaptureError, match="`x` was given to the captured Masked twice"):
+        captured(X, x=X)
+    with pytest.raises(CaptureError, match="3 positional arguments, and 4 were given"):
+        captured(X, MASK, 1.0, True)
+
+
+def test_constants_are_baked_in():
+    captured = capture(Masked().eval(), (X,), {"scale": 3.0, "negate": True})
+    assert torch.equal(captured(X, scale=3.0, negate=True), -3 * X)
+    with pytest.raises(CaptureError, match=r"has scale=3\.0 baked in, and was called with scale=1\.0"):
+        captured(X, negate=True)
+    with pytest.raises(CaptureError, match="negate=True baked in"):
+        captured(X, scale=3.0, negate=False)
+
+
+class Variadic(nn.Module):
+    """Takes any number of tensors, and options by name."""
+
+    def forward(self, first, *others, **options):
+        total = first
+        for other in others:
+            total = total + other
+        return total * options["factor"] - options.get("shift", 0)
+
+
+def test_variadic_arguments():
+    captured = capture(Variadic().eval(), (X, X, X), {"factor": MASK})
+    x = torch.randn(3, 4)
+    assert torch.equal(captured(x, x, x, factor=torch.full((3, 4), 2.0)), 6 * x)
+    with pytest.raises(CaptureError, match="`others_1`"):
+        captured(x, x, factor=x)
+    with pytest.raises(CaptureError, match="`shift`"):
+        captured(x, x, x, factor=x, shift=x)
+
+
+class PositionalOnly(nn.Module):
+    """Takes its first argument by position only, and one in between has a default."""
+
+    def forward(self, x, weight=None, /, bias=None):
+        return x if bias is None else x + bias
+
+
+def test_positional_only_arguments():
+    captured = capture(PositionalOnly().eval(), (X,), {"bias": MASK})
+    assert torch.equal(captured(X, None, MASK), X + 1)
+    assert torch.equal(captured(X, bias=MASK), X + 1)
+
+
+@dataclasses.dataclass
+class Pair:
+    """An output, or an input, that is a dataclass."""
+
+    left: torch.Tensor
+    right: torch.Tensor | None = None
+
+
+class Named(NamedTuple):
+    """An output that is a named tuple."""
+
+    left: torch.Tensor
+    number: int
+
+
+OUTPUTS = {
+    "tensor": lambda x: x + 1,
+    "tuple": lambda x: (x, (x + 1, None)),
+    "list": lambda x: [x + 1],
+    "dict": lambda x: {"b": x, "a": x + 1},
+    "ordered": lambda x: OrderedDict(b=x, a=x + 1),
+    "named": lambda x: Named(x + 1, 3),
+    "dataclass": lambda x: Pair(x * 2),
+    "nested": lambda x: {"pairs": [Pair(x, x + 1), Pair(x * 3)]},
+}
+
+
+class Returning(nn.Module):
+    """Returns some structure."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_output_type(kind):
+    model = Returning(OUTPUTS[kind]).eval()
+    captured = capture(model, X)
+    x = torch.randn(5, 4)
+    found, expected = captured(x), model(x)
+    assert type(found) is type(expected)
+    assert repr(found) == repr(expected)
+
+
+class Structured(nn.Module):
+    """Takes structures of tensors."""
+
+    def forward(self, pair, states):
+        return pair.left + states[0]["h"] * states[1]
+
+
+def test_structured_inputs():
+    captured = capture(Structured().eval(), (Pair(X), [{"h": X}, 2]))
+    x = torch.randn(3, 4)
+    assert torch.equal(captured(Pair(x), [{"h": x}, 2]), 3 * x)
+    with pytest.raises(CaptureError, match=r"`states\[1\]` is 3"):
+        captured(Pair(x), [{"h": x}, 3])
+    with pytest.raises(CaptureError, match=r"dimension 1"):
+        captured(Pair(x), [{"h": torch.randn(3, 5)}, 2])
+    with pytest.raises(Exception):  # noqa: B017  # torch's own error about the structure
+        captured(Pair(x), [x, 2])
+
+
+def test_inputs_are_written_in_place_as_the_model_does():
+    class Writing(nn.Module):
+        def forward(self, x):
+            x.add_(1)
+            return x * 2
+
+    captured = capture(Writing().eval(), torch.zeros(2, 4))
+    x = torch.zeros(3, 4)
+    assert torch.equal(captured(x), torch.full((3, 4), 2.0))
+    assert torch.equal(x, torch.ones(3, 4))
+
+
+def test_binding_pickles_and_copies():
+    captured = capture(Masked().eval(), (X,), {"scale": 3.0})
+    (binding,) = captured._forward_pre_hooks.values()
+    for other in (pickle.loads(pickle.dumps(binding)), copy.deepcopy(binding)):
+        assert isinstance(other, InputBinding)
+        assert other.form == binding.form

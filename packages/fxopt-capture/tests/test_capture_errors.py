@@ -1,0 +1,90 @@
+"""Models that cannot be captured: the error says where and what to do."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from fxopt_capture import capture, symbolic_trace
+from fxopt_core.errors import CaptureError
+
+
+class DataDependent(nn.Module):
+    """Branches on values."""
+
+    def forward(self, x):
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+class Item(nn.Module):
+    """Branches on a number taken out of a tensor."""
+
+    def forward(self, x):
+        count = int(x.max().item())
+        if count > 3:
+            return x
+        return x * count
+
+
+def line_of(cls, text):
+    lines, start = inspect.getsourcelines(cls)
+    return start + next(index for index, line in enumerate(lines) if text in line)
+
+
+@pytest.mark.parametrize(("cls", "text"), [(DataDependent, "if x.sum()"), (Item, "count = ")])
+def test_data_dependent_branch_names_the_line(cls, text, capsys):
+    with pytest.raises(CaptureError) as caught:
+        capture(cls().eval(), torch.randn(2, 3))
+    message = str(caught.value)
+    assert f"{cls.__name__} cannot be captured" in message
+    assert f"{__file__}:{line_of(cls, text)}, in forward" in message
+    assert "depends on the values of a tensor" in message
+    assert caught.value.__cause__ is not None
+    assert capsys.readouterr().err == ""
+
+
+def test_inputs_that_the_model_rejects():
+    with pytest.raises(CaptureError, match="Sequential cannot be captured: RuntimeError"):
+        capture(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 5))
+
+
+def test_own_errors_of_the_model_name_its_line():
+    class Strict(nn.Module):
+        def forward(self, x):
+            raise ValueError("only on Sundays")
+
+    with pytest.raises(CaptureError, match=r"ValueError: only on Sundays at .*test_capture_errors.py:\d+, in forward"):
+        capture(Strict(), torch.randn(2, 5))
+
+
+@pytest.mark.parametrize("entry", [capture, symbolic_trace])
+def test_no_modules(entry):
+    with pytest.raises(CaptureError, match="a function cannot be captured; give a torch"):
+        entry(lambda x: x)
+    with pytest.raises(CaptureError, match="compile returned"):
+        entry(torch.compile(nn.ReLU(), backend="eager"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_torchscript():
+    scripted = torch.jit.script(nn.Linear(2, 2))
+    with pytest.raises(CaptureError, match="Linear is a TorchScript module"):
+        capture(scripted, torch.randn(2, 2))
+
+
+def test_no_inputs():
+    with pytest.raises(CaptureError, match=r"forward\(input: torch.Tensor\)"):
+        capture(nn.Linear(2, 2))
+
+
+def test_wrong_arguments():
+    with pytest.raises(CaptureError, match="does not take the arguments given"):
+        capture(nn.Linear(2, 2), (torch.randn(2, 2),), {"mask": torch.ones(2)})
+    with pytest.raises(CaptureError, match="no tensor to capture it with"):
+        capture(nn.Linear(2, 2), (3,))

@@ -1,0 +1,225 @@
+"""Which inputs a captured graph accepts, and that it never computes something wrong with the others."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, ShapesCollection
+
+from fxopt_capture import InputGuards, capture
+from fxopt_capture.guards import Condition, InputSpec
+from fxopt_core.errors import CaptureError
+
+
+class Branching(nn.Module):
+    """Computes something else where a condition on the batch holds."""
+
+    def __init__(self, condition):
+        super().__init__()
+        self.condition = condition
+
+    def forward(self, x):
+        return x * 2 if self.condition(x.shape[0]) else x + 1
+
+
+CONDITIONS = {
+    "one": lambda size: size == 1,
+    "empty": lambda size: size == 0,
+    "small": lambda size: size <= 1,
+    "large": lambda size: size > 4,
+    "even": lambda size: size % 2 == 0,
+    "three": lambda size: size == 3,
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+@pytest.mark.parametrize("batch", [1, 2, 3, 6])
+def test_a_branch_on_the_batch_is_never_wrong(name, batch):
+    model = Branching(CONDITIONS[name]).eval()
+    captured = capture(model, torch.randn(batch, 4))
+    accepted = []
+    for size in range(8):
+        x = torch.randn(size, 4)
+        try:
+            found = captured(x)
+        except CaptureError:
+            continue
+        accepted.append(size)
+        assert torch.equal(found, model(x))
+    assert max(batch, 2) in accepted or name == "one"
+
+
+def test_a_branch_that_makes_no_difference_keeps_all_sizes():
+    class Harmless(nn.Module):
+        def forward(self, x):
+            return x + 1 if x.shape[0] == 1 else torch.add(x, 1)
+
+    captured = capture(Harmless().eval(), torch.randn(2, 4))
+    assert captured(torch.zeros(1, 4)).shape == (1, 4)
+
+
+def test_batch_of_one_as_example():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    captured = capture(model, torch.randn(1, 3, 8, 8))
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 3, 8, 8)
+        torch.testing.assert_close(captured(x), model(x), rtol=0, atol=0)
+
+
+def test_a_model_for_a_batch_of_one_only():
+    class Single(nn.Module):
+        def forward(self, x):
+            return x.reshape(4)
+
+    captured = capture(Single().eval(), torch.randn(1, 4))
+    assert captured(torch.ones(1, 4)).shape == (4,)
+    with pytest.raises(CaptureError, match="size 2 in dimension 0, where the graph was captured for 1"):
+        captured(torch.ones(2, 4))
+
+
+def test_inputs_of_unequal_batch_are_refused():
+    class Add(nn.Module):
+        def forward(self, x, y):
+            return x + y
+
+    captured = capture(Add().eval(), (torch.randn(2, 4), torch.randn(2, 4)))
+    assert captured(torch.ones(3, 4), torch.ones(3, 4)).shape == (3, 4)
+    with pytest.raises(CaptureError, match=r"size\(\)"):
+        captured(torch.ones(3, 4), torch.ones(4, 4))
+
+
+def test_an_input_that_is_broadcast():
+    class Add(nn.Module):
+        def forward(self, x, y):
+            return x + y
+
+    captured = capture(Add().eval(), (torch.randn(3, 4), torch.randn(1, 4)))
+    assert captured(torch.ones(5, 4), torch.ones(1, 4)).shape == (5, 4)
+    with pytest.raises(CaptureError, match="`y` has size 5 in dimension 0"):
+        captured(torch.ones(5, 4), torch.ones(5, 4))
+
+
+@pytest.fixture(scope="module")
+def linear():
+    return capture(nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(2, 5), "`input` has size 5 in dimension 1, where the graph was captured for 4"),
+        (torch.zeros(2, 3, 4), "`input` has 3 dimensions, where the graph was captured for 2"),
+        (torch.zeros(2, 4, dtype=torch.int64), "dtype torch.int64, where the graph was captured for a floating"),
+        ([[1.0] * 4], "list"),
+    ],
+)
+def test_other_inputs_are_refused(linear, value, message):
+    with pytest.raises((CaptureError, ValueError), match=message):
+        linear(value)
+
+
+def test_the_guards_hold_without_the_hooks_too(linear):
+    with pytest.raises(CaptureError):
+        torch.fx.Interpreter(linear).run(torch.zeros(2, 5))
+    with pytest.raises(CaptureError):
+        linear.forward(torch.zeros(2, 5))
+
+
+def test_requested_dimensions():
+    model = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.ReLU()).eval()
+    captured = capture(model, torch.randn(2, 2, 8), dynamic_shapes={"input": {0: Dim.AUTO, 2: Dim("length", max=64)}})
+    assert captured(torch.randn(3, 2, 20)).shape == (3, 3, 20)
+    with pytest.raises(CaptureError, match=r"input.size\(\)\[2\] <= 64"):
+        captured(torch.randn(3, 2, 65))
+
+
+@pytest.mark.parametrize("shapes", [({0: Dim.AUTO}, None), [(Dim.AUTO, None), (None, None)], {"x": {0: Dim("b")}}])
+def test_requested_shapes_by_position_or_name(shapes):
+    class Matmul(nn.Module):
+        def forward(self, x, y):
+            return x @ y
+
+    captured = capture(Matmul().eval(), (torch.randn(2, 4), torch.randn(4, 4)), dynamic_shapes=shapes)
+    assert captured(torch.randn(7, 4), torch.randn(4, 4)).shape == (7, 4)
+    with pytest.raises(CaptureError, match="`y` has size 5"):
+        captured(torch.randn(7, 4), torch.randn(5, 4))
+
+
+def test_requested_shapes_as_a_collection():
+    x = torch.randn(2, 6)
+    shapes = ShapesCollection()
+    shapes[x] = {0: Dim.STATIC, 1: Dim.AUTO}
+    captured = capture(nn.ReLU().eval(), x, dynamic_shapes=shapes)
+    assert captured(torch.randn(2, 9)).shape == (2, 9)
+    with pytest.raises(CaptureError, match="dimension 0"):
+        captured(torch.randn(3, 9))
+
+
+def test_related_dimensions():
+    class Shifted(nn.Module):
+        def forward(self, x, y):
+            return x[1:] + y
+
+    length = Dim("length", min=3)
+    captured = capture(
+        Shifted().eval(), (torch.randn(6), torch.randn(5)), dynamic_shapes={"x": {0: length + 1}, "y": {0: length}}
+    )
+    assert captured(torch.randn(9), torch.randn(8)).shape == (8,)
+    with pytest.raises(CaptureError):
+        captured(torch.randn(9), torch.randn(9))
+    with pytest.raises(CaptureError, match=">= 3"):
+        captured(torch.randn(3), torch.randn(2))
+
+
+def test_unknown_and_malformed_requests():
+    with pytest.raises(CaptureError, match="names 'y', which is not among the tensor inputs of this capture: input"):
+        capture(nn.ReLU(), torch.randn(2, 2), dynamic_shapes={"y": {0: Dim.AUTO}})
+    with pytest.raises(CaptureError, match="dynamic_shapes is a int"):
+        capture(nn.ReLU(), torch.randn(2, 2), dynamic_shapes=3)
+
+
+def test_a_request_that_the_model_does_not_allow():
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    with pytest.raises(CaptureError, match="features"):
+        capture(model, torch.randn(2, 4), dynamic_shapes={"input": {1: Dim("features")}})
+
+
+def test_guards_pickle_and_copy():
+    guards = InputGuards([InputSpec("x", "floating", (None, 4))], [Condition("i[0].size()[0] % 2 == 0", "even")], False)
+    for other in (pickle.loads(pickle.dumps(guards)), copy.deepcopy(guards)):
+        assert other.accepts([torch.zeros(2, 4)])
+        assert not other.accepts([torch.zeros(3, 4)])
+        with pytest.raises(CaptureError, match="even only"):
+            other(torch.zeros(3, 4))
+        with pytest.raises(CaptureError, match="training mode"):
+            other.train()
+
+
+def test_dead_code_elimination_keeps_the_guards(linear):
+    copied = copy.deepcopy(linear)
+    copied.graph.eliminate_dead_code()
+    copied.recompile()
+    with pytest.raises(CaptureError):
+        copied(torch.zeros(2, 5))
+
+
+def test_a_capture_can_be_exported_again(linear):
+    program = torch.export.export(linear, (torch.randn(2, 4),), dynamic_shapes={"input": {0: Dim.AUTO}})
+    assert program.module()(torch.randn(6, 4)).shape == (6, 4)
+
+
+def test_a_capture_can_be_captured_again(linear):
+    again = capture(linear, torch.randn(2, 4))
+    x = torch.randn(5, 4)
+    assert torch.equal(again(x), linear(x))
+    assert list(again.state_dict()) == list(linear.state_dict())
+
+
+def test_a_capture_compiles(linear):
+    compiled = torch.compile(linear, backend="eager", fullgraph=True)
+    x = torch.randn(3, 4)
+    assert torch.equal(compiled(x), linear(x))

@@ -1,0 +1,205 @@
+"""Calls of layers are raised to modules exactly where the layer would compute the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+from fxopt_capture import capture
+from fxopt_core.graph import iter_nodes
+
+GUARDS = "_guards_fn"
+
+
+def called(graph_module):
+    """Return the names of the layers that the graph calls, in order."""
+    nodes = iter_nodes(graph_module.graph)
+    return [node.target for node in nodes if node.op == "call_module" and node.target != GUARDS]
+
+
+def operators(graph_module):
+    return [str(node.target) for node in iter_nodes(graph_module.graph) if node.op == "call_function"]
+
+
+def check_equal(model, graph_module, *inputs):
+    with torch.no_grad():
+        torch.testing.assert_close(graph_module(*inputs), model(*inputs), rtol=0, atol=0)
+
+
+LAYERS = {
+    "linear": (nn.Linear(4, 3), (2, 4)),
+    "linear_without_bias": (nn.Linear(4, 3, bias=False), (2, 5, 4)),
+    "conv1d": (nn.Conv1d(4, 6, 3, padding=1, groups=2), (2, 4, 8)),
+    "conv2d": (nn.Conv2d(4, 6, (3, 1), stride=2, dilation=(2, 1), bias=False), (2, 4, 8, 8)),
+    "conv2d_same": (nn.Conv2d(4, 6, 3, padding="same"), (2, 4, 8, 8)),
+    "conv2d_valid": (nn.Conv2d(4, 6, 3, padding="valid"), (2, 4, 8, 8)),
+    "conv3d": (nn.Conv3d(2, 3, 3, padding=(1, 0, 1)), (2, 2, 4, 4, 4)),
+    "conv_transpose1d": (nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1), (2, 4, 8)),
+    "conv_transpose2d": (nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, bias=False), (2, 4, 5, 5)),
+    "conv_transpose3d": (nn.ConvTranspose3d(2, 2, 2, groups=2), (2, 2, 3, 3, 3)),
+    "batch_norm1d": (nn.BatchNorm1d(4), (3, 4)),
+    "batch_norm1d_sequence": (nn.BatchNorm1d(4, affine=False), (3, 4, 5)),
+    "batch_norm2d": (nn.BatchNorm2d(4, eps=1e-3, momentum=0.3), (3, 4, 5, 5)),
+    "batch_norm2d_average": (nn.BatchNorm2d(4, momentum=None), (3, 4, 5, 5)),
+    "batch_norm2d_without_statistics": (nn.BatchNorm2d(4, track_running_stats=False), (3, 4, 5, 5)),
+    "batch_norm3d": (nn.BatchNorm3d(4), (3, 4, 2, 2, 2)),
+    "layer_norm": (nn.LayerNorm(4, eps=1e-3), (2, 5, 4)),
+    "layer_norm_without_affine": (nn.LayerNorm((5, 4), elementwise_affine=False), (2, 5, 4)),
+    "group_norm": (nn.GroupNorm(2, 4), (2, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer_is_raised(name):
+    layer, shape = LAYERS[name]
+    model = nn.Sequential(layer).eval()
+    graph_module = capture(model, torch.randn(shape))
+    assert called(graph_module) == ["0"]
+    assert operators(graph_module) == []
+    assert type(graph_module.get_submodule("0")) is type(layer)
+    check_equal(model, graph_module, torch.randn(5, *shape[1:]))
+
+
+@pytest.mark.parametrize("padding_idx", [None, 0, -1])
+def test_embedding_is_raised(padding_idx):
+    model = nn.Sequential(nn.Embedding(10, 4, padding_idx=padding_idx)).eval()
+    graph_module = capture(model, torch.randint(10, (2, 3)))
+    assert called(graph_module) == ["0"]
+    check_equal(model, graph_module, torch.randint(10, (4, 3)))
+
+
+class OwnLinear(nn.Linear):
+    """A subclass: what it does is its own business."""
+
+
+def hooked():
+    layer = nn.Linear(4, 3)
+    layer.register_forward_hook(lambda module, args, output: output * 2)
+    return layer
+
+
+def with_own_forward():
+    layer = nn.Linear(4, 3)
+    layer.forward = lambda x: F.linear(x, layer.weight, layer.bias) + 1
+    return layer
+
+
+LEFT_ALONE = {
+    "subclass": lambda: OwnLinear(4, 3),
+    "hook": hooked,
+    "own_forward": with_own_forward,
+    "parametrization": lambda: parametrizations.weight_norm(nn.Linear(4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_anything_but_the_plain_layer_stays_an_operator(name):
+    model = nn.Sequential(LEFT_ALONE[name](), nn.ReLU()).eval()
+    graph_module = capture(model, torch.randn(2, 4))
+    assert called(graph_module) == []
+    assert "aten.linear.default" in operators(graph_module)
+    assert list(graph_module.state_dict()) == list(model.state_dict())
+    check_equal(model, graph_module, torch.randn(3, 4))
+
+
+def test_circular_padding_stays_an_operator():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")).eval()
+    graph_module = capture(model, torch.randn(2, 2, 6, 6))
+    assert called(graph_module) == []
+    check_equal(model, graph_module, torch.randn(3, 2, 6, 6))
+
+
+def test_renormalizing_embedding_stays_an_operator():
+    model = nn.Sequential(nn.Embedding(10, 4, max_norm=1.0)).eval()
+    graph_module = capture(model, torch.randint(10, (2, 3)))
+    assert called(graph_module) == []
+
+
+class Functional(nn.Module):
+    """Uses a layer's parameters by hand."""
+
+    def __init__(self, stride):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, stride=2)
+        self.stride = stride
+
+    def forward(self, x):
+        return F.conv2d(x, self.conv.weight, self.conv.bias, stride=self.stride)
+
+
+@pytest.mark.parametrize(("stride", "expected"), [(2, ["conv"]), (1, [])])
+def test_functional_call_is_raised_only_if_it_is_what_the_layer_does(stride, expected):
+    model = Functional(stride).eval()
+    graph_module = capture(model, torch.randn(2, 2, 8, 8))
+    assert called(graph_module) == expected
+    check_equal(model, graph_module, torch.randn(3, 2, 8, 8))
+
+
+class OtherBias(nn.Module):
+    """Calls a linear layer's weight with another layer's bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return F.linear(self.first(x), self.first.weight, self.second.bias)
+
+
+def test_mixed_tensors_stay_an_operator():
+    model = OtherBias().eval()
+    graph_module = capture(model, torch.randn(2, 3))
+    assert called(graph_module) == ["first"]
+    assert operators(graph_module) == ["aten.linear.default"]
+    check_equal(model, graph_module, torch.randn(4, 3))
+
+
+class Tied(nn.Module):
+    """A decoder whose weight is the embedding's, without a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.unused = nn.Linear(2, 2)
+        self.twice = nn.Linear(4, 4)
+        self.again = self.twice
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        return self.head(self.again(self.twice(self.embedding(ids))))
+
+
+def test_owner_is_the_module_that_ran_although_tensors_are_tied():
+    model = Tied().eval()
+    graph_module = capture(model, torch.randint(10, (2, 3)))
+    assert called(graph_module)[0] == "embedding"
+    assert called(graph_module)[-1] == "head"
+    assert all(name in ("twice", "again") for name in called(graph_module)[1:-1])
+    assert graph_module.head.weight is graph_module.embedding.weight is model.head.weight
+    assert graph_module.twice is graph_module.again
+    check_equal(model, graph_module, torch.randint(10, (5, 3)))
+
+
+def test_training_batch_norm_counts_batches_once():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3)).train()
+    graph_module = capture(model, torch.randn(4, 3))
+    assert called(graph_module) == ["0", "1", "2"]
+    assert operators(graph_module) == []
+    assert model[0].num_batches_tracked == 0
+    graph_module(torch.randn(4, 3))
+    assert model[0].num_batches_tracked == 1
+    assert model[2].num_batches_tracked == 1
+
+
+def test_frozen_batch_norm_in_a_training_model():
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)).train()
+    model[1].eval()
+    graph_module = capture(model, torch.randn(2, 2, 3, 3))
+    assert called(graph_module) == ["0", "1"]
+    assert graph_module.training
+    assert not graph_module.get_submodule("1").training
+    check_equal(model, graph_module, torch.randn(3, 2, 3, 3))

@@ -1,0 +1,105 @@
+"""Training and evaluation mode of a captured graph module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fxopt_capture import capture
+from fxopt_capture.modes import captured_mode
+from fxopt_core.errors import CaptureError
+
+
+class Scaled(nn.Module):
+    """Asks for the mode in a property."""
+
+    @property
+    def factor(self):
+        return 2.0 if self.training else 1.0
+
+    def forward(self, x):
+        return x * self.factor
+
+
+class Nested(nn.Module):
+    """Asks for the mode within a function of its own."""
+
+    def forward(self, x):
+        return (lambda y: y + 1 if self.training else y)(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "matters"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.LayerNorm(2), nn.Conv2d(1, 1, 1)), False),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout()), True),
+        (nn.BatchNorm1d(2), True),
+        (nn.MultiheadAttention(4, 2), True),
+        (nn.LSTM(2, 2), True),
+        (Scaled(), True),
+        (Nested(), True),
+    ],
+)
+@pytest.mark.parametrize("mode", [True, False])
+def test_whether_the_mode_matters(model, matters, mode):
+    assert captured_mode(model.train(mode)) is (mode if matters else None)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_mode_of_the_capture_can_be_set_again(mode):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()).train(mode)
+    captured = capture(model, torch.randn(3, 4))
+    assert captured.training is mode
+    assert captured.train(mode) is captured
+    if not mode:
+        assert captured.eval() is captured
+
+
+@pytest.mark.parametrize(("mode", "other"), [(True, "evaluation"), (False, "training")])
+def test_the_other_mode_is_refused(mode, other):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(mode)
+    captured = capture(model, torch.randn(3, 4))
+    flags = [module.training for module in captured.modules()]
+    with pytest.raises(CaptureError, match=rf"in {other} mode, call model.{'eval' if mode else 'train'}\(\)"):
+        captured.train(not mode)
+    assert [module.training for module in captured.modules()] == flags
+    with pytest.raises(CaptureError):
+        nn.Sequential(captured).train(not mode)
+
+
+def test_a_model_without_modes_takes_both():
+    captured = capture(nn.Sequential(nn.Linear(4, 4), nn.GELU()).eval(), torch.randn(3, 4))
+    captured.train()
+    assert all(module.training for module in captured.modules())
+    captured.eval()
+    assert not any(module.training for module in captured.modules())
+
+
+def test_nested_modules_are_free():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4))).eval()
+    captured = capture(model, torch.randn(3, 4))
+    captured.get_submodule("1").train()
+    assert captured.get_submodule("1.0").training
+    assert not model[1].training
+
+
+def test_flags_of_all_modules_are_kept():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.Dropout())).train()
+    model[1].eval()
+    captured = capture(model, torch.randn(3, 4))
+    flags = {name: module.training for name, module in captured.named_modules() if name != "_guards_fn"}
+    assert flags == {name: module.training for name, module in model.named_modules()}
+
+
+def test_dropout_goes_in_evaluation_mode_and_stays_in_training_mode():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU())
+    for mode in (False, True):
+        captured = capture(model.train(mode), torch.randn(3, 4))
+        has_dropout = any("dropout" in str(node.target) for node in captured.graph.nodes)
+        assert has_dropout is mode
+    torch.manual_seed(0)
+    x = torch.ones(5, 4)
+    found = captured(x)
+    torch.manual_seed(0)
+    assert torch.equal(found, model(x))

@@ -1,0 +1,213 @@
+"""The module tree of a capture: fresh modules, the model's own tensors, its keys, ties and flags."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fxopt_capture import capture
+from fxopt_core.errors import CaptureError
+
+
+class Varied(nn.Module):
+    """Ties, unused parameters, aliases, buffers of both kinds and a plain tensor attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 4, bias=False)
+        self.body = nn.Sequential(
+            nn.Linear(4, 4), nn.Dropout(0.5), nn.ModuleList([nn.Linear(1, 1)])[0], nn.BatchNorm1d(4)
+        )
+        self.body[2] = nn.Identity()
+        self.alias = self.head
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.head.weight
+        self.unused = nn.Conv2d(1, 1, 1)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("offset", torch.arange(4.0))
+        self.register_buffer("hidden", torch.ones(4), persistent=False)
+        self.register_buffer("nothing", None)
+        self.constant = torch.full((4,), 2.0)
+        self.calls = 0
+        self.seen = []
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen.append(x.shape)
+        self.last = "x"
+        x = self.body(self.head(x)) * self.scale + self.offset
+        return self.tied(x) * self.hidden + self.constant + torch.tensor(0.5)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = Varied().eval()
+    model.tied.weight.requires_grad_(False)
+    return model
+
+
+@pytest.fixture
+def captured(model):
+    return capture(model, torch.randn(2, 4))
+
+
+def test_keys_order_and_values(model, captured):
+    expected, found = model.state_dict(keep_vars=True), captured.state_dict(keep_vars=True)
+    assert list(found) == list(expected)
+    assert all(found[key] is expected[key] for key in expected)
+
+
+def test_ties_and_names(model, captured):
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    assert [name for name, _ in captured.named_parameters(remove_duplicate=False)] == names
+    assert captured.alias is captured.head
+    assert captured.tied.weight is captured.head.weight is model.head.weight
+    assert not captured.tied.weight.requires_grad
+
+
+def test_no_module_is_shared_with_the_model(model, captured):
+    assert not {id(module) for module in model.modules()} & {id(module) for module in captured.modules()}
+
+
+def test_buffers_keep_their_kind(model, captured):
+    assert "hidden" not in captured.state_dict()
+    assert captured.hidden is model.hidden
+    assert captured.nothing is None
+
+
+def test_changing_the_tree_leaves_the_model(model, captured):
+    del captured.body
+    captured.head.weight = nn.Parameter(torch.zeros(4, 4))
+    captured.register_buffer("new", torch.zeros(1))
+    assert isinstance(model.body[0], nn.Linear)
+    assert model.head.weight.any()
+    assert "new" not in dict(model.named_buffers())
+
+
+def test_updates_of_the_model_are_seen(model, captured):
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        model.head.weight.mul_(2)
+        assert torch.equal(captured(x), model(x))
+
+
+def attributes(model):
+    """Return all attributes of all modules, and the contents of their dictionaries, by name."""
+    found = {}
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            found[name, attribute] = value
+            if isinstance(value, dict):
+                found |= {(name, attribute, key): item for key, item in value.items()}
+    return found
+
+
+def test_the_model_is_untouched():
+    model = Varied().train()
+    model.body.eval()
+    before, values = attributes(model), copy.deepcopy(model.state_dict())
+    versions = [tensor._version for tensor in model.state_dict(keep_vars=True).values()]
+    capture(model, torch.randn(2, 4))
+    after = attributes(model)
+    assert list(after) == list(before)
+    assert all(after[key] is before[key] for key in before)
+    assert model.calls == 0
+    assert model.seen == []
+    assert not hasattr(model, "last")
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+    assert versions == [tensor._version for tensor in model.state_dict(keep_vars=True).values()]
+
+
+def test_a_tensor_kept_in_an_attribute_is_warned_of_and_taken_back():
+    class Keeping(nn.Module):
+        def forward(self, x):
+            self.last = x * 2
+            return self.last + 1
+
+    model = Keeping().eval()
+    with pytest.warns(UserWarning, match="self.last was assigned during export"):
+        captured = capture(model, torch.randn(2, 4))
+    assert not hasattr(model, "last")
+    assert torch.equal(captured(torch.ones(3, 4)), torch.full((3, 4), 3.0))
+
+
+def test_random_state_is_kept():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).train()
+    x = torch.randn(2, 2)
+    torch.manual_seed(3)
+    capture(model, x)
+    found = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(found, torch.rand(1))
+
+
+def test_a_failed_capture_leaves_the_model():
+    class Failing(Varied):
+        def forward(self, x):
+            self.calls += 1
+            self.seen.append(x.shape)
+            return x if x.sum() > 0 else -x
+
+    model = Failing().eval()
+    with pytest.raises(CaptureError):
+        capture(model, torch.randn(2, 4))
+    assert model.calls == 0
+    assert model.seen == []
+    assert "forward" not in vars(model)
+
+
+def test_gradients_reach_the_same_parameters(model, captured):
+    x = torch.randn(3, 4, requires_grad=True)
+    captured(x).sum().backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}, x.grad
+    model.zero_grad()
+    x.grad = None
+    model(x).sum().backward()
+    for name, parameter in model.named_parameters():
+        left, right = found[0][name], parameter.grad
+        assert (left is None) == (right is None)
+        assert left is None or torch.equal(left, right)
+    assert torch.equal(found[1], x.grad)
+
+
+def test_deep_copy_is_faithful(captured):
+    copied = copy.deepcopy(captured)
+    x = torch.randn(3, 4)
+    assert type(copied).__name__ == type(captured).__name__ == "Varied"
+    assert torch.equal(copied(x), captured(x))
+    assert list(copied.state_dict()) == list(captured.state_dict())
+    assert copied.alias is copied.head
+    assert copied.tied.weight is copied.head.weight is not captured.head.weight
+    assert [node.name for node in copied.graph.nodes] == [node.name for node in captured.graph.nodes]
+    assert copied(x=x).shape == (3, 4)
+    with pytest.raises(CaptureError, match="dimension 1"):
+        copied(torch.randn(3, 5))
+    with pytest.raises(CaptureError, match="training mode"):
+        copied.train()
+
+
+def test_moving_to_another_dtype(model, captured):
+    x = torch.randn(3, 4, dtype=torch.float64)
+    copied = copy.deepcopy(captured).double()
+    expected = copy.deepcopy(model).double()
+    expected.constant = expected.constant.double()
+    torch.testing.assert_close(copied(x), expected(x))
+
+
+def test_meta_device():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval()
+    captured = capture(model, torch.randn(2, 4, device="meta"))
+    assert captured(torch.empty(5, 4, device="meta")).shape == (5, 3)
+
+
+def test_a_name_that_graph_modules_use_is_refused():
+    model = nn.Module()
+    model.graph = nn.Linear(2, 2)
+    model.forward = lambda x: model.graph(x)
+    with pytest.raises(CaptureError, match="graph has a name"):
+        capture(model, torch.randn(2, 2))

@@ -1,0 +1,126 @@
+"""`symbolic_trace` for plain modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fxopt_capture import CapturedModule, symbolic_trace, tracing
+from fxopt_core.errors import CaptureError
+
+
+class Masked(nn.Module):
+    """Takes a mask or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x, mask=None):
+        y = self.lin(x)
+        return y if mask is None else y * mask
+
+
+X, MASK = torch.randn(2, 4), torch.rand(2, 4)
+
+
+@pytest.fixture
+def model():
+    return Masked().eval()
+
+
+@pytest.mark.parametrize(
+    ("names", "examples", "inputs"),
+    [
+        (None, X, ["x"]),
+        (None, (X,), ["x"]),
+        (None, (X, MASK), ["x", "mask"]),
+        (None, {"x": X, "mask": MASK}, ["x", "mask"]),
+        (["x"], {"x": X, "mask": MASK}, ["x"]),
+        (["mask", "x"], (MASK, X), ["x", "mask"]),
+    ],
+)
+def test_examples(model, names, examples, inputs):
+    traced = symbolic_trace(model, names, example_inputs=examples)
+    assert isinstance(traced, CapturedModule)
+    assert [node.target for node in traced.graph.find_nodes(op="placeholder")] == inputs
+    given = {"x": torch.randn(5, 4), "mask": torch.rand(5, 4)}
+    given = {name: given[name] for name in inputs}
+    assert torch.equal(traced(**given), model(**given))
+
+
+def test_unknown_names(model):
+    with pytest.raises(CaptureError, match="takes no input 'mak'; did you mean 'mask'"):
+        symbolic_trace(model, ["x", "mak"], example_inputs=(X, MASK))
+    with pytest.raises(CaptureError, match="It takes: x, mask"):
+        symbolic_trace(model, ["something"])
+
+
+def test_examples_that_do_not_fit_the_names(model):
+    with pytest.raises(CaptureError, match="lack 'mask'"):
+        symbolic_trace(model, ["x", "mask"], example_inputs={"x": X})
+    with pytest.raises(CaptureError, match="2 input_names and 1 example_inputs"):
+        symbolic_trace(model, ["x", "mask"], example_inputs=(X,))
+
+
+def test_without_examples_it_is_torchs_trace():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    traced, expected = symbolic_trace(model), torch.fx.symbolic_trace(model)
+    assert [(node.op, node.name, node.target) for node in traced.graph.nodes] == [
+        (node.op, node.name, node.target) for node in expected.graph.nodes
+    ]
+    assert traced.get_submodule("0") is model[0]
+
+
+def test_without_examples_names_choose_the_inputs(model):
+    traced = symbolic_trace(model, ["x"])
+    assert torch.equal(traced(X), model(X))
+    with pytest.raises(CaptureError, match="forward needs 'x'; add it to input_names"):
+        symbolic_trace(model, ["mask"])
+
+
+def test_a_failed_trace_says_where_and_asks_for_examples():
+    class Branching(nn.Module):
+        def forward(self, x):
+            if x.shape[0] > 1:
+                return x
+            return -x
+
+    with pytest.raises(CaptureError, match=r"test_symbolic_trace.py:\d+, in forward: `if x.shape.*Give example_inputs"):
+        symbolic_trace(Branching())
+    assert torch.equal(symbolic_trace(Branching(), example_inputs=X)(X), X)
+
+
+class Remembering(nn.Module):
+    """Computes something else when it is called again, which a graph does not show."""
+
+    def __init__(self):
+        super().__init__()
+        self.offset = 0.0
+
+    def forward(self, x):
+        self.offset += 1.0
+        return x + self.offset
+
+
+def test_the_check_compares_and_leaves_no_trace(monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()).train()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(5)
+    symbolic_trace(model, example_inputs=X)
+    found = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(found, torch.rand(1))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    monkeypatch.setattr(tracing, "difference", lambda *arguments: "output differs by up to 1")
+    with pytest.raises(CaptureError, match=r"does not compute what the model does .*: output differs"):
+        symbolic_trace(model, example_inputs=X)
+    symbolic_trace(model, example_inputs=X, disable_check=True)
+
+
+def test_attributes_that_the_model_counts_in_are_given_back():
+    model = Remembering()
+    traced = symbolic_trace(model, example_inputs=X)
+    assert model.offset == 0.0
+    assert torch.equal(traced(X), X + 1)
