@@ -1,0 +1,352 @@
+"""What one call may write, and what its result may share memory with, by its target.
+
+A `Rule` says it of a function, method or operator; applied to a call it gives an `Effect`, which names nodes. Operators
+are read from their schemas, and what those leave out from `effect_tables`. What is not known may write and share
+everything.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import math
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import NamedTuple
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx import Node
+
+from fxopt_core import effect_tables as tables
+from fxopt_core.torch_calls import (
+    MISSING,
+    aten_name,
+    aten_overloads,
+    function_name,
+    functional_name,
+    method_of,
+    method_overloads,
+    nodes_in,
+    overloads_of,
+    qualified_name,
+)
+from fxopt_core.torch_calls import argument as argument_of
+from fxopt_core.value_kinds import MEMORY_FREE, Kind, Known
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one node does.
+
+    Attributes:
+        writes: nodes among its inputs whose memory it may write.
+        aliases: nodes among its inputs that its result may share memory with.
+        opaque: whether nothing is known of it, so that it may also look at strides, or write what its module owns.
+        operation: name of what it calls, ``"view"`` or ``"nn.Linear"``; None for what is not torch's.
+    """
+
+    writes: tuple[Node, ...] = ()
+    aliases: tuple[Node, ...] = ()
+    opaque: bool = False
+    operation: str | None = None
+
+
+class Argument(NamedTuple):
+    """An argument of a call: its position (None: by name alone) and name."""
+
+    position: int | None
+    name: str
+
+
+class Switch(NamedTuple):
+    """An argument that makes a call write: ``inplace``, ``training``, ``max_norm``, ``out``.
+
+    Attributes:
+        argument: the switch; off where it is False or None.
+        default: its value where it is not given.
+        writes: what is written where it is on.
+        aliased: whether the result is then what was written.
+    """
+
+    argument: Argument
+    default: object
+    writes: tuple[Argument, ...]
+    aliased: bool
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What calls of one target do.
+
+    Attributes:
+        operation: name of the operation, None for what is not torch's.
+        writes: arguments that are written.
+        aliases: arguments that the result may share memory with.
+        aliases_all: whether it may share memory with any argument.
+        aliases_one: whether it may do so where it takes a single node: a sum over products of several is fresh.
+        opaque: whether it may write and share everything.
+        containers: whether it works on lists and dicts too, and then passes on what they hold.
+        switches: arguments that make it write more.
+    """
+
+    operation: str | None = None
+    writes: tuple[Argument, ...] = ()
+    aliases: tuple[Argument, ...] = ()
+    aliases_all: bool = False
+    aliases_one: bool = False
+    opaque: bool = False
+    containers: bool = False
+    switches: tuple[Switch, ...] = ()
+
+    @cached_property
+    def nothing(self) -> Effect:
+        """The effect of a call that writes nothing and whose result is fresh."""
+        return Effect(operation=self.operation)
+
+    @cached_property
+    def _is_fresh(self) -> bool:
+        shares = self.aliases or self.aliases_all or self.aliases_one or self.containers
+        return not (self.writes or shares or self.opaque)
+
+    def apply(self, node: Node, known: Known) -> Effect:
+        """Return what a call does."""
+        if self._is_fresh and (not self.switches or (self.switches == _OUT_SWITCHES and not node.kwargs)):
+            return self.nothing
+        if self.opaque:
+            everything = _holding_memory(node.all_input_nodes, known)
+            return Effect(everything, everything, True, self.operation)
+        writes = [argument_of(node, *argument) for argument in self.writes]
+        aliases = [argument_of(node, *argument) for argument in self.aliases]
+        for switch in self.switches:
+            if _is_on(argument_of(node, *switch.argument), switch.default):
+                written = [argument_of(node, *argument) for argument in switch.writes]
+                writes += written
+                aliases += written if switch.aliased else []
+        shared = self.aliases_all or (self.aliases_one and len(node.all_input_nodes) == 1)
+        if shared or (self.containers and _may_be_containers(node, self.operation, known)):
+            aliases += node.all_input_nodes
+        return Effect(_holding_memory(writes, known), _holding_memory(aliases, known), False, self.operation)
+
+
+OPAQUE = Rule(opaque=True)
+_SELF = Argument(0, "self")
+_OUT = Argument(None, "out")
+_OUT_SWITCHES = (Switch(_OUT, None, (_OUT,), True),)
+
+
+def _is_on(value: object, default: object) -> bool:
+    value = default if value is MISSING else value
+    return value is not False and value is not None
+
+
+def _holding_memory(values: Iterable[object], known: Known) -> tuple[Node, ...]:
+    """Return the nodes within the values, each once, but for numbers and the like."""
+    found: dict[Node, None] = {}
+    for value in values:
+        for node in (value,) if isinstance(value, Node) else nodes_in(value):
+            if known(node) not in MEMORY_FREE:
+                found[node] = None
+    return tuple(found)
+
+
+def _may_be_containers(node: Node, operation: str | None, known: Known) -> bool:
+    """Return whether ``a + b`` and the like may join lists rather than add tensors."""
+    if operation in {"setitem", "iadd", "imul", "ior"}:
+        first = node.args[0] if node.args else None
+        return not (isinstance(first, Node) and known(first) is Kind.TENSOR)
+    kinds = {known(operand) for operand in node.all_input_nodes}
+    if Kind.TENSOR in kinds or any(isinstance(value, float) for value in node.args):
+        return False
+    is_sum = operation == "add" and (Kind.NUMBER in kinds or any(isinstance(value, int) for value in node.args))
+    return not is_sum
+
+
+def rule_of_function(target: Callable[..., object]) -> Rule:
+    """Return the rule for what a ``call_function`` node calls."""
+    if isinstance(target, OpOverload):
+        return rule_of_overload(target)
+    if isinstance(target, OpOverloadPacket):
+        name = aten_name(target)
+        return _joined(name, overloads_of(target), _is_trusted(qualified_name(target)))
+    python = _rule_of_python(target)
+    if python is not None:
+        return python
+    functional = functional_name(target)
+    if functional is not None:
+        return rule_of_functional(functional)
+    method = method_of(target)
+    if method is not None:
+        return rule_of_method(method)
+    named = function_name(target)
+    return _rule_of_torch(target) if named is None or not aten_overloads(named) else rule_of_aten(named)
+
+
+@cache
+def rule_of_overload(overload: OpOverload) -> Rule:
+    """Return the rule for one overload of an operator."""
+    return _joined(aten_name(overload), (overload,), _is_trusted(qualified_name(overload)))
+
+
+@cache
+def rule_of_aten(name: str) -> Rule:
+    """Return the rule for all overloads of an aten operator."""
+    return _joined(name, aten_overloads(name), True)
+
+
+def _is_trusted(qualified_name: str) -> bool:
+    """Return whether a schema that names no shared memory is to be believed: others' kernels may return their input."""
+    return qualified_name.startswith(("aten::", "prims::"))
+
+
+def _joined(name: str | None, overloads: Iterable[OpOverload], trusted: bool) -> Rule:
+    """Return a rule that holds for each of the overloads."""
+    writes: dict[Argument, None] = {}
+    aliases: dict[Argument, None] = {}
+    aliases_all = False
+    for overload in overloads:
+        returns = any("Tensor" in str(result.type) for result in overload._schema.returns)
+        for place, parameter in enumerate(overload._schema.arguments):
+            if parameter.alias_info is not None:
+                argument = Argument(None if parameter.kwarg_only else place, parameter.name)
+                aliases.update({argument: None} if returns else {})
+                writes.update({argument: None} if parameter.alias_info.is_write else {})
+        aliases_all = aliases_all or (returns and _shares_silently(overload, name, trusted))
+    switches = (*_statistics_switch(name, overloads), *_OUT_SWITCHES)
+    if name in tables.FRESH_OF_SEVERAL:
+        return Rule(name, aliases_one=True, switches=switches)
+    return Rule(name, tuple(writes), tuple(aliases), aliases_all, switches=switches)
+
+
+def _shares_silently(overload: OpOverload, name: str | None, trusted: bool) -> bool:
+    """Return whether an operator whose schema names no shared memory may share some nevertheless."""
+    if any(argument.alias_info is not None for argument in overload._schema.arguments):
+        return False
+    if not trusted or name in tables.SILENT_ALIASES:
+        return True
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(qualified_name(overload), "CompositeImplicitAutograd")
+    return composite and name not in tables.FRESH_COMPOSITES
+
+
+def _statistics_switch(name: str | None, overloads: Iterable[OpOverload]) -> tuple[Switch, ...]:
+    if name not in tables.RUNNING_STATISTICS:
+        return ()
+    mean, variance, flag = tables.RUNNING_STATISTICS[name]
+    names = [argument.name for argument in next(iter(overloads))._schema.arguments]
+    written = (Argument(mean, names[mean]), Argument(variance, names[variance]))
+    switch = Argument(None, "") if flag is None else Argument(flag, names[flag])
+    return (Switch(switch, True, written, False),)
+
+
+@cache
+def rule_of_functional(name: str) -> Rule:
+    """Return the rule for a function of ``torch.nn.functional`` that is written in Python."""
+    if name not in tables.FRESH_FUNCTIONALS | tables.DROPOUTS:
+        return OPAQUE
+    parameters = list(inspect.signature(getattr(torch.nn.functional, name)).parameters)
+    places = {parameter: Argument(place, parameter) for place, parameter in enumerate(parameters)}
+    first = Argument(0, parameters[0])
+    switches: list[Switch] = []
+    if "inplace" in places:
+        switches.append(Switch(places["inplace"], False, (first,), True))
+    if "out" in places:
+        switches.append(Switch(places["out"], None, (places["out"],), True))
+    if "max_norm" in places:
+        switches.append(Switch(places["max_norm"], None, (places["weight"], first), False))
+    flag = "use_input_stats" if name == "instance_norm" else "training"
+    if "running_mean" in places:
+        statistics = (places["running_mean"], places["running_var"])
+        switches.append(Switch(places[flag], name == "instance_norm", statistics, False))
+    return Rule(name, aliases=(first,) if name in tables.DROPOUTS else (), switches=tuple(switches))
+
+
+_INPLACE = tables.names(
+    """
+    iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor
+    """
+)
+_JOINING = frozenset({"add", "mul", "or_", "concat", "iadd", "imul", "ior", "iconcat", "setitem"})
+_READING = tables.names(
+    """
+    abs and_ eq floordiv ge gt inv invert le lshift lt matmul mod ne neg pow rshift sub truediv xor contains countOf
+    index indexOf is_ is_not length_hint not_ truth
+    """
+)
+
+
+def _rule_of_python(target: Callable[..., object]) -> Rule | None:
+    """Return the rule for a function of Python's own; None for any other."""
+    name = str(getattr(target, "__name__", ""))
+    if getattr(operator, name, None) is target:
+        return _rule_of_operator(name)
+    if getattr(math, name, None) is target:
+        return Rule(name)
+    if getattr(builtins, name, None) is not target:
+        return None
+    if name in tables.PURE_BUILTINS:
+        return Rule(f"builtins.{name}")
+    return Rule(f"builtins.{name}", aliases_all=True) if name in tables.COLLECTING_BUILTINS | {"getattr"} else OPAQUE
+
+
+@cache
+def _rule_of_operator(name: str) -> Rule:
+    first = Argument(0, "a")
+    if name in _INPLACE | {"setitem", "delitem"}:
+        kept = () if name in {"setitem", "delitem"} else (first,)
+        return Rule(name, writes=(first,), aliases=kept, containers=name in _JOINING)
+    if name in {"getitem", "pos"}:
+        return Rule(name, aliases=(first,))
+    if name in _JOINING:
+        return Rule(name, containers=True)
+    return Rule(name) if name in _READING else OPAQUE
+
+
+@cache
+def rule_of_method(name: str) -> Rule:
+    """Return the rule for a method; that of Tensor, if Tensor has one of this name."""
+    if name.startswith("__") and name.endswith("__"):
+        return _rule_of_dunder(name)
+    if name in tables.PURE_METHODS:
+        return Rule(name)
+    if name in tables.ALIASING_METHODS:
+        return Rule(name, aliases=(_SELF,))
+    if name == "set_":
+        return Rule(name, writes=(_SELF,), aliases_all=True)
+    if method_overloads(name):
+        return rule_of_aten(name)
+    return OPAQUE
+
+
+def _rule_of_dunder(name: str) -> Rule:
+    plain = name.strip("_")
+    if not hasattr(torch.Tensor, name) and not hasattr(operator, name):
+        return OPAQUE
+    if name in tables.PURE_METHODS:
+        return Rule(name)
+    if plain in _INPLACE | {"getitem", "setitem", "delitem", "pos"}:
+        return _rule_of_operator(plain)
+    reflected = plain[1:] if plain.startswith("r") and plain not in {"rshift"} else plain
+    operation = {"and": "and_", "or": "or_", "div": "truediv"}.get(reflected, reflected)
+    return _rule_of_operator(operation) if operation in _READING | _JOINING else OPAQUE
+
+
+def _rule_of_torch(target: Callable[..., object]) -> Rule:
+    """Return the rule for a function of torch that is no operator, or is not torch's at all."""
+    name = str(getattr(target, "__name__", ""))
+    if getattr(torch, name, None) is not target:
+        return OPAQUE
+    if name in tables.PURE_TORCH_FUNCTIONS:
+        return Rule(name)
+    return Rule(name, aliases_all=True) if name in tables.ALIASING_TORCH_FUNCTIONS else OPAQUE
+
+
+_TRANSPOSING = frozenset({"T", "mT", "H", "mH"})
+
+
+def rule_of_getattr(name: object) -> Rule:
+    """Return the rule for reading an attribute."""
+    if name in tables.PURE_ATTRIBUTES:
+        return Rule("builtins.getattr")
+    return Rule(str(name) if name in _TRANSPOSING | {"data", "real"} else "builtins.getattr", aliases_all=True)

@@ -1,0 +1,225 @@
+"""`Effects`: what may share memory in a graph, and where it is written.
+
+Values that may share memory form classes (a union-find over nodes and storages), and each class keeps the places of the
+nodes that write it, so that a question costs a binary search whatever the number of users. The answer is "yes" wherever
+"no" cannot be shown. Counted as one class:
+
+- a node and what its result may be, or be a view of: by the operators' schemas and by `effect_tables`;
+- ``get_attr`` nodes of one storage, whatever their names;
+- what an opaque call (of what is not torch's, or has hooks) takes, gives and owns: it may write all that;
+- all inputs of the graph, as soon as one of them is written: a caller may pass one tensor twice.
+
+Not looked for: a caller who passes a parameter of the module itself, and functions that keep tensors between calls.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator
+
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from fxopt_core.effect_rules import Effect, Rule, rule_of_function, rule_of_getattr, rule_of_method
+from fxopt_core.graph import iter_nodes
+from fxopt_core.module_rules import ModuleRule, rule_of_module, tensors_of
+from fxopt_core.own_memory import needs_own_memory
+from fxopt_core.value_kinds import MEMORY_FREE, Kind, attribute, kind_of
+
+
+class Effects:
+    """What the nodes of one graph module write, and what may share memory; made in about linear time.
+
+    Answers hold for the graph as it was when this was made. A node that came later counts as written wherever that is
+    asked; what a node takes and gives, and who uses it, is read from the graph as it is.
+
+    >>> import torch
+    >>> def double(x):
+    ...     y = x.view(-1)
+    ...     z = x + 1
+    ...     y.mul_(2)
+    ...     return z, x.sum()
+    >>> graph_module = torch.fx.symbolic_trace(double)
+    >>> x, y, z, mul, total, _ = graph_module.graph.nodes
+    >>> effects = Effects(graph_module)
+    >>> effects.written_between(x, z, total), effects.written_between(z, z, total), effects.writes(mul)
+    (True, False, (view,))
+    """
+
+    def __init__(self, graph_module: GraphModule) -> None:
+        self._graph_module = graph_module
+        self._positions: dict[Node, int] = {}
+        self._kinds: dict[Node, Kind] = {}
+        self._effects: dict[Node, Effect] = {}
+        self._classes = _Classes()
+        self._rules: dict[object, Rule] = {}
+        self._modules: dict[str, tuple[ModuleRule, object]] = {}
+        writes: list[tuple[int, Hashable]] = []
+        for position, node in enumerate(iter_nodes(graph_module.graph)):
+            self._positions[node] = position
+            writes += [(position, written) for written in self._read(node)]
+        self._join_inputs(writes)
+        self._written: dict[Hashable, list[int]] = {}
+        for position, written in writes:
+            self._written.setdefault(self._classes.find(written), []).append(position)
+        self._rules.clear()
+
+    def effect(self, node: Node) -> Effect:
+        """Return what a node may write, and what its result may share memory with."""
+        found = self._effects.get(node)
+        return self._effect(node) if found is None else found
+
+    def writes(self, node: Node) -> tuple[Node, ...]:
+        """Return the nodes among a node's inputs whose memory it may write."""
+        return self.effect(node).writes
+
+    def aliases(self, node: Node) -> tuple[Node, ...]:
+        """Return the nodes among a node's inputs that its result may share memory with."""
+        return self.effect(node).aliases
+
+    def written_between(self, node: Node, start: Node, end: Node) -> bool:
+        """Return whether a node's memory may be written after ``start`` and before ``end``, both left out.
+
+        So it tells whether `end` reads the same value that ``start`` read or made. Their order does not matter.
+        """
+        places = [self._positions.get(start), self._positions.get(end)]
+        if node not in self._positions or places[0] is None or places[1] is None:
+            return True
+        first, last = min(places[0], places[1]), max(places[0], places[1])
+        if self._kind(node) in MEMORY_FREE:
+            return False
+        written = self._written.get(self._classes.find(node), [])
+        following = bisect_right(written, first)
+        return following < len(written) and written[following] < last
+
+    def tensor_written(self, tensor: Tensor) -> bool:
+        """Return whether a parameter or buffer, or what shares its storage, may be written anywhere in the graph.
+
+        By an in-place operation on what a ``get_attr`` node reads, by batch norm in train mode, by an opaque module.
+        """
+        return self._classes.find(_storage_of(tensor)) in self._written
+
+    def alias_closure(self, node: Node) -> frozenset[Node]:
+        """Return a node and what follows from it and may share its memory: its views, their views, and so on."""
+        found, waiting = {node}, [node]
+        while waiting:
+            member = waiting.pop()
+            new = [user for user in member.users if user not in found and member in self.aliases(user)]
+            found.update(new)
+            waiting += new
+        return frozenset(found)
+
+    def needs_own_memory(self, node: Node) -> bool:
+        """Return whether the graph may notice that a node's value becomes a slice of a larger tensor's last dimension.
+
+        A slice has the same values, but its rows lie further apart. It is noticed by in-place writes, by ``view`` across
+        rows, by ``as_strided`` and whatever tells strides or storage, by opaque calls, and by the graph's caller, if it
+        is returned, directly or through views. A ``view`` that only splits the last dimension is fine where that can be
+        shown: by constants (``view(b, -1, 12, 64)`` of 768 columns), or by known shapes.
+        """
+        return needs_own_memory(node, self.effect, self._graph_module)
+
+    def _kind(self, node: Node) -> Kind:
+        found = self._kinds.get(node)
+        return kind_of(node, self._kinds, self._graph_module) if found is None else found
+
+    def _read(self, node: Node) -> Iterator[Hashable]:
+        """Note what a node does; yield what it writes."""
+        effect = self._effects[node] = self._effect(node)
+        for alias in effect.aliases:
+            self._classes.join(alias, node)
+        if node.op == "get_attr":
+            self._read_attribute(node)
+        elif node.op == "call_module":
+            yield from self._state_written(node, effect)
+        yield from effect.writes
+
+    def _effect(self, node: Node) -> Effect:
+        return self._rule(node).apply(node, self._kind)
+
+    def _rule(self, node: Node) -> Rule:
+        if node.op == "call_module":
+            return self._module(str(node.target))[0].rule
+        if node.op == "call_method":
+            return rule_of_method(str(node.target))
+        if node.op != "call_function" or isinstance(node.target, str):
+            return _NOTHING
+        if node.target is getattr:
+            return rule_of_getattr(node.args[1] if len(node.args) > 1 else None)
+        key = id(node.target)
+        if key not in self._rules:
+            self._rules[key] = rule_of_function(node.target)
+        return self._rules[key]
+
+    def _module(self, target: str) -> tuple[ModuleRule, object]:
+        if target not in self._modules:
+            module = attribute(self._graph_module, target)
+            self._modules[target] = (rule_of_module(module, _writes_nothing), ("module", id(module)))
+        return self._modules[target]
+
+    def _state_written(self, node: Node, effect: Effect) -> Iterator[Hashable]:
+        rule, identity = self._module(str(node.target))
+        storages = [_storage_of(tensor) for tensor in rule.written]
+        if not effect.opaque:
+            yield from storages
+            return
+        self._classes.join(identity, node)
+        for storage in storages:
+            self._classes.join(identity, storage)
+        yield identity
+
+    def _read_attribute(self, node: Node) -> None:
+        value = attribute(self._graph_module, str(node.target))
+        tensors = tensors_of(value) if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
+        for tensor in tensors:
+            self._classes.join(_storage_of(tensor), node)
+        if not isinstance(value, (Tensor, int, float, str, type(None))):
+            self._classes.join(("object", id(value)), node)
+
+    def _join_inputs(self, writes: list[tuple[int, Hashable]]) -> None:
+        """Make one class of all inputs if any of them is written."""
+        inputs = [node for node in self._positions if node.op == "placeholder"]
+        classes = {self._classes.find(node) for node in inputs}
+        if any(self._classes.find(written) in classes for _, written in writes):
+            for node in inputs[1:]:
+                self._classes.join(inputs[0], node)
+
+
+_NOTHING = Rule()
+
+
+class _Classes:
+    """Disjoint sets of what may share memory."""
+
+    def __init__(self) -> None:
+        self._parents: dict[Hashable, Hashable] = {}
+
+    def find(self, element: Hashable) -> Hashable:
+        """Return what stands for the class of an element."""
+        parents = self._parents
+        while (parent := parents.get(element, element)) != element:
+            parents[element] = parents.get(parent, parent)
+            element = parent
+        return element
+
+    def join(self, one: Hashable, other: Hashable) -> None:
+        """Make one class of two."""
+        root, child = self.find(one), self.find(other)
+        if root != child:
+            self._parents[child] = root
+
+
+def _storage_of(tensor: Tensor) -> Hashable:
+    """Return what is equal for tensors that share their storage."""
+    try:
+        return "storage", tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse and opaque layouts have none
+        return "tensor", id(tensor)
+
+
+def _writes_nothing(graph_module: GraphModule) -> bool:
+    """Return whether a nested graph module is free of writes, to its inputs and to its own tensors."""
+    effects = Effects(graph_module)
+    return not any(
+        effects.writes(node) or effects.effect(node).opaque for node in iter_nodes(graph_module.graph)
+    ) and not any(effects.tensor_written(tensor) for tensor in tensors_of(graph_module))

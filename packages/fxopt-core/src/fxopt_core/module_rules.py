@@ -1,0 +1,106 @@
+"""What calling a module may write, and what its result may share memory with.
+
+Exact types of ``torch.nn`` are known by `effect_tables`; a ``Sequential`` of them, and a nested graph module that
+writes nothing, by what they call. Everything else, and whatever has hooks, is opaque: it may write and share its
+inputs, its parameters and its buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_core import effect_tables as tables
+from fxopt_core.effect_rules import OPAQUE, Argument, Rule
+
+_INPUT = Argument(0, "input")
+_WRITERS_OF_STATISTICS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass(frozen=True)
+class ModuleRule:
+    """What calls of one module do.
+
+    Attributes:
+        rule: what they do to their inputs.
+        written: parameters and buffers that they write.
+    """
+
+    rule: Rule
+    written: tuple[Tensor, ...] = ()
+
+
+def rule_of_module(module: object, writes_nothing: Callable[[GraphModule], bool]) -> ModuleRule:
+    """Return what calls of a module do.
+
+    Args:
+        module: the module.
+        writes_nothing: tells of a nested graph module whether it is free of writes.
+    """
+    if not isinstance(module, nn.Module):
+        return ModuleRule(OPAQUE)
+    if _is_guards_function(module):
+        return ModuleRule(Rule("nn.GuardsFn"))
+    if is_plain(module):
+        if type(module) is nn.Sequential:
+            return _rule_of_sequential([rule_of_module(child, writes_nothing) for child in module])
+        if type(module) in tables.FRESH_MODULES | tables.ALIASING_MODULES:
+            return _rule_of_known(module)
+        if isinstance(module, GraphModule) and writes_nothing(module):
+            return ModuleRule(Rule(None, aliases_all=True))
+    return ModuleRule(OPAQUE, tuple(tensors_of(module)))
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the parameters and buffers of a module and its children."""
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Return whether calling a module is calling its class's ``forward``: no hooks, no ``forward`` of its own."""
+    return "forward" not in module.__dict__ and not any(module.__dict__.get(name) for name in _HOOKS)
+
+
+def _is_guards_function(module: nn.Module) -> bool:
+    """Return whether a module is the one by which a graph of ``torch.export`` checks its inputs."""
+    return type(module).__name__ == "GuardsFn" and type(module).__module__ == "torch.export._unlift"
+
+
+def _rule_of_known(module: nn.Module) -> ModuleRule:
+    name = f"nn.{type(module).__name__}"
+    if getattr(module, "inplace", False):
+        return ModuleRule(Rule(name, writes=(_INPUT,), aliases=(_INPUT,)), tuple(_written(module)))
+    return ModuleRule(Rule(name, aliases_all=type(module) in tables.ALIASING_MODULES), tuple(_written(module)))
+
+
+def _written(module: nn.Module) -> Iterator[Tensor]:
+    if isinstance(module, _WRITERS_OF_STATISTICS) and module.training:
+        yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+        yield module.weight
+
+
+def _rule_of_sequential(parts: list[ModuleRule]) -> ModuleRule:
+    """Return the rule for a chain: a part reaches the input as long as all before it may pass it on."""
+    whole = Rule("nn.Sequential", aliases_all=True)
+    reaches, written = True, tuple(tensor for part in parts for tensor in part.written)
+    for part in parts:
+        if part.rule.opaque:
+            return ModuleRule(OPAQUE, written)
+        if reaches and part.rule.writes:
+            whole = replace(whole, writes=(_INPUT,))
+        reaches = reaches and bool(part.rule.aliases or part.rule.aliases_all)
+    return ModuleRule(replace(whole, aliases_all=reaches), written)
