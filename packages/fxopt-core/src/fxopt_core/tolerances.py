@@ -1,0 +1,97 @@
+"""How far the numbers of a transformed module may lie from the original's: the one place that says so, by dtype.
+
+Values agree where ``|actual - expected| <= atol + rtol * |expected|``. A pass computes the same in real numbers, so
+that what differs is rounding: a merged matrix product may sum in another order, a folded batch norm rounds its
+weights once more. Each of these is an error of a few units in the last place (``eps``) of one layer's result,
+relative to the size of its terms and not of its sum, and later layers carry it along.
+
+- **float32: rtol 1e-4, atol 1e-5.** Reordering a sum of 4096 products shifts it by about 64 half units, 4e-6 of the
+  size of its terms; residual networks of dozens of layers keep it at that order. Batch norms folded in 24 residual
+  blocks were measured to shift results of size 1 by 7e-7. What is left is room for wide layers, other kernels, and
+  sums that cancel. A real mistake (a bias that is not scaled, 1/c in half precision) is of order 1e-3 and more. A GPU
+  that computes float32 in TF32 does not keep this; neither does it agree with itself when kernels change.
+- **float64: rtol 1e-9, atol 1e-11.** The same reasoning gives 1e-13; the rest is room, and still a weight that was
+  rounded to float32 on the way (1e-7) is found out.
+- **bfloat16: rtol 5e-2, atol 2e-2** and **float16: rtol 1e-2, atol 5e-3.** Every layer rounds what it hands on, and a
+  shift of one unit grows with the root of the number of layers: after 24 of them bfloat16 was off by 3e-2 and float16
+  by 4e-3 from float64, with or without a pass, and folding moved them by 3e-2 and 2e-3. Closer agreement would be
+  chance.
+- **Complex dtypes** as their real and imaginary parts' dtype; **integers and bool** exactly.
+- **Other floating-point dtypes** (8 bits): rtol of 8, atol of 4 units in the last place, as the 16-bit ones have.
+
+The absolute part assumes values of order 1, as normalised activations and logits are; give your own for other scales.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far values may lie apart: ``|actual - expected| <= atol + rtol * |expected|``.
+
+    Attributes:
+        rtol: relative part.
+        atol: absolute part.
+    """
+
+    rtol: float
+    atol: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether values have to be equal."""
+        return self.rtol == 0 and self.atol == 0
+
+
+EXACT = Tolerance(rtol=0.0, atol=0.0)
+
+_STATED = {
+    torch.float64: Tolerance(rtol=1e-9, atol=1e-11),
+    torch.float32: Tolerance(rtol=1e-4, atol=1e-5),
+    torch.bfloat16: Tolerance(rtol=5e-2, atol=2e-2),
+    torch.float16: Tolerance(rtol=1e-2, atol=5e-3),
+}
+
+
+def tolerance(dtype: torch.dtype) -> Tolerance:
+    """Return how far values of a dtype may lie apart; the module's description says why.
+
+    >>> tolerance(torch.float32)
+    Tolerance(rtol=0.0001, atol=1e-05)
+    >>> tolerance(torch.int64).is_exact
+    True
+    """
+    real = dtype.to_real() if dtype.is_complex else dtype
+    if real in _STATED:
+        return _STATED[real]
+    if not real.is_floating_point:
+        return EXACT
+    unit = torch.finfo(real).eps
+    return Tolerance(rtol=8 * unit, atol=4 * unit)
+
+
+def close(actual: Tensor, expected: Tensor, within: Tolerance | None = None) -> bool:
+    """Return whether two tensors have the same shape and dtype, and values that agree within a tolerance.
+
+    Infinities agree with themselves, and NaN with NaN.
+
+    Args:
+        actual: what came out.
+        expected: what should have.
+        within: how far values may lie apart; that of the dtype if not given.
+
+    >>> close(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.00001]))
+    True
+    """
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return False
+    within = tolerance(expected.dtype) if within is None else within
+    if within.is_exact and not (expected.is_floating_point() or expected.is_complex()):
+        return torch.equal(actual, expected)
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    return torch.allclose(actual.to(wide), expected.to(wide), rtol=within.rtol, atol=within.atol, equal_nan=True)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fxopt_core.tolerances import EXACT, Tolerance, close, tolerance
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rtol", "atol"),
+    [
+        (torch.float64, 1e-9, 1e-11),
+        (torch.float32, 1e-4, 1e-5),
+        (torch.bfloat16, 5e-2, 2e-2),
+        (torch.float16, 1e-2, 5e-3),
+        (torch.complex128, 1e-9, 1e-11),
+        (torch.complex64, 1e-4, 1e-5),
+        (torch.complex32, 1e-2, 5e-3),
+    ],
+)
+def test_stated(dtype: torch.dtype, rtol: float, atol: float) -> None:
+    assert tolerance(dtype) == Tolerance(rtol, atol)
+    assert not tolerance(dtype).is_exact
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64])
+def test_integers_are_exact(dtype: torch.dtype) -> None:
+    assert tolerance(dtype) == EXACT
+    assert not close(torch.tensor([0, 1]).to(dtype), torch.tensor([1, 1]).to(dtype))
+    assert close(torch.tensor([0, 1]).to(dtype), torch.tensor([0, 1]).to(dtype))
+
+
+def test_large_integers_are_not_compared_as_floats() -> None:
+    assert not close(torch.tensor([2**53]), torch.tensor([2**53 + 1]))
+
+
+def test_eight_bits() -> None:
+    assert tolerance(torch.float8_e4m3fn) == Tolerance(1.0, 0.5)
+
+
+def test_order_of_precision() -> None:
+    stated = [tolerance(dtype) for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)]
+    assert stated == sorted(stated, key=lambda found: found.rtol)
+    for dtype in FLOATS:
+        assert tolerance(dtype).rtol > 4 * torch.finfo(dtype).eps
+
+
+@given(st.sampled_from(FLOATS), st.floats(-100, 100), st.sampled_from([-1, 1]))
+def test_boundary(dtype: torch.dtype, value: float, sign: int) -> None:
+    within = tolerance(dtype)
+    expected = torch.tensor([value], dtype=torch.float64)
+    reach = within.atol + within.rtol * abs(value)
+    assert close(expected + sign * 0.99 * reach, expected, within)
+    assert not close(expected + sign * 1.01 * reach, expected, within)
+
+
+def test_shape_and_dtype_count() -> None:
+    assert not close(torch.zeros(2), torch.zeros(2, 1))
+    assert not close(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
+
+
+def test_special_values() -> None:
+    values = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0])
+    assert close(values, values.clone())
+    assert close(values, values.clone(), EXACT)
+    assert not close(values, -values)
+    assert not close(torch.tensor([float("inf")]), torch.tensor([1e30]))
+
+
+def test_complex_and_empty() -> None:
+    assert close(torch.tensor([1 + 1j]), torch.tensor([1 + 1.00001j]))
+    assert not close(torch.tensor([1 + 1j]), torch.tensor([1 + 1.1j]))
+    assert close(torch.zeros(0, 3), torch.zeros(0, 3))
+
+
+def folded(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+    result = copy.deepcopy(conv)
+    result.weight = nn.Parameter((conv.weight.double() * scale[:, None, None, None]).to(conv.weight.dtype))
+    bias = norm.bias.double() - norm.running_mean.double() * scale
+    result.bias = nn.Parameter(bias.to(conv.weight.dtype))
+    return result
+
+
+def deep_network() -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+    torch.manual_seed(0)
+    blocks = [(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16).eval()) for _ in range(12)]
+    for _, norm in blocks:
+        nn.init.normal_(norm.weight, 1, 0.3)
+        nn.init.normal_(norm.bias, 0, 0.3)
+        assert norm.running_var is not None
+        nn.init.uniform_(norm.running_var, 0.3, 2)
+    return blocks
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_folding_a_deep_network_stays_within_and_a_mistake_does_not(dtype: torch.dtype) -> None:
+    def run(scale: float, *, fold: bool) -> Tensor:
+        hidden = x
+        for conv, norm in blocks:
+            result: Tensor = folded(conv, norm)(hidden) if fold else norm(conv(hidden))
+            hidden = torch.relu(hidden + result * scale)
+        return hidden.mean((2, 3))
+
+    blocks = [(conv.to(dtype), norm.to(dtype)) for conv, norm in deep_network()]
+    x = torch.randn(2, 16, 8, 8).to(dtype)
+    with torch.no_grad():
+        expected = run(1.0, fold=False)
+        assert close(run(1.0, fold=True), expected)
+        assert not close(run(1.1, fold=True), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_another_order_of_summation_stays_within(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(8, 4096).to(dtype), torch.randn(4, 4096).to(dtype) / 64
+    order = torch.randperm(4096)
+    assert close(x[:, order] @ weight[:, order].T, x @ weight.T)
