@@ -166,8 +166,8 @@ class ClassState:
             self.cls.__name__, self.cls.__qualname__ = self.name, self.qualified_name
 
 
-def class_states(graph_module: GraphModule) -> list[ClassState]:
-    """Record the classes that belong to one graph module alone: its own, and torch's underneath a swapped one."""
+def own_classes(graph_module: GraphModule) -> list[type]:
+    """Return the classes that belong to one graph module alone: its own, and torch's underneath a swapped one."""
     classes = type(graph_module).__mro__
     own = [cls for cls in classes if cls is classes[0] or cls.__qualname__.endswith("GraphModuleImpl")]
-    return [ClassState(cls) for cls in own if cls is not GraphModule]
+    return [cls for cls in own if cls is not GraphModule]

@@ -80,13 +80,13 @@ class TensorState:
     def protect(self, storages: dict[int, torch.UntypedStorage]) -> None:
         """Copy the contents. Tensors over one storage share its copy, which `storages` holds by the storage's id."""
         assert self.alias is not None
-        storage = _storage(self.alias)
+        storage = plain_storage(self.alias)
         if storage is None:
             self.saved = self.alias.clone()
         else:
             if storage._cdata not in storages:
                 storages[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]  # torch's lacks a type
-            self.saved = _over(storages[storage._cdata], self.alias)
+            self.saved = over_storage(storages[storage._cdata], self.alias)
         for state in self._parts():
             state.protect(storages)
 
@@ -185,25 +185,26 @@ class TensorState:
         return True
 
 
-def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
+def plain_storage(tensor: Tensor) -> torch.UntypedStorage | None:
     """The memory of a plain tensor; sparse, meta and wrapper tensors have none of their own."""
     plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta
     return tensor.untyped_storage() if plain else None
 
 
 def _nbytes(tensor: Tensor) -> int | None:
-    storage = _storage(tensor)
+    storage = plain_storage(tensor)
     return None if storage is None else storage.nbytes()
 
 
-def _over(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
+def over_storage(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
+    """Return a tensor over this memory with the dtype, sizes, strides and offset of another one."""
     return like.new_empty(0).set_(storage, like.storage_offset(), like.size(), like.stride())
 
 
 def _same_memory(tensor: Tensor, alias: Tensor) -> bool:
     if tensor.layout is not alias.layout or _Form.of(tensor) != _Form.of(alias) or tensor.layout is not torch.strided:
         return False
-    if _storage(alias) is None and not alias.is_meta:
+    if plain_storage(alias) is None and not alias.is_meta:
         return True  # a wrapper keeps its memory in inner tensors, which are recorded on their own
     return (
         tensor.untyped_storage()._cdata == alias.untyped_storage()._cdata
@@ -213,7 +214,7 @@ def _same_memory(tensor: Tensor, alias: Tensor) -> bool:
 
 
 def _copy_back(alias: Tensor, saved: Tensor, done: set[int]) -> None:
-    storage = _storage(alias)
+    storage = plain_storage(alias)
     if storage is None:
         alias.copy_(saved)
     elif storage._cdata not in done:

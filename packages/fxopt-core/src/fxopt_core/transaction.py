@@ -7,7 +7,6 @@ attributes, and which tensor with which memory and dtype sits where. It calls no
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,28 +14,10 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from fxopt_core.errors import FxoptError
-from fxopt_core.snapshot_graph import ClassState, GraphState, class_states
+from fxopt_core.garbage import collector_paused
+from fxopt_core.snapshot_graph import ClassState, GraphState, own_classes
 from fxopt_core.snapshot_modules import Tree
 from fxopt_core.snapshot_tensors import Rebuild
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from running while many small objects are made that all stay alive.
-
-    Freezing and unfreezing moves them to the oldest generation in no time; without it, the first collection of the
-    young ones afterwards takes as long as the recording. Whoever has frozen objects themselves is left alone.
-    """
-    was_running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_running:
-            if gc.get_freeze_count() == 0:
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 @contextmanager
@@ -62,7 +43,7 @@ class Snapshot:
     """
 
     def __init__(self, graph_module: GraphModule, *, protect_values: bool = False) -> None:
-        with _collector_paused(), _raw_tensors():
+        with collector_paused(), _raw_tensors():
             self._tree = Tree(graph_module)
             self._graphs, self._classes = _graphs_and_classes(self._tree)
             if protect_values:
@@ -139,5 +120,5 @@ def _graphs_and_classes(tree: Tree) -> tuple[list[GraphState], list[ClassState]]
         if isinstance(state.module, GraphModule):
             graph = state.module.graph
             graphs[id(graph)] = graph
-            classes.extend(class_states(state.module))
+            classes.extend(map(ClassState, own_classes(state.module)))
     return [GraphState(graph) for graph in graphs.values()], classes
