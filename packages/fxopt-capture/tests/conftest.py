@@ -1,47 +1,82 @@
-"""Stand-in for a torchvision that is installed and does not load, for tests of libraries that import it."""
+"""Imports of optional libraries for tests, past a torchvision that is installed and does not load."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
 import sys
 import types
 
 import pytest
 
 
-@pytest.fixture(scope="session")
-def loadable_torchvision():
-    """Let libraries import ``torchvision``, or the few of its names that they take on import.
-
-    A build of torchvision for another torch raises on import. Nothing of it runs in these tests.
-    """
+def _torchvision_loads():
     try:
         importlib.import_module("torchvision")
-    except (ImportError, RuntimeError):
+    except (ImportError, RuntimeError):  # a build for another torch raises either
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
-        yield from _stubs()
-    else:
-        yield
+        return False
+    return True
 
 
-def _stubs():
-    class Anything:
-        """Whatever a library takes out of torchvision."""
+@pytest.fixture(scope="session")
+def transformers():
+    """Return transformers, which does without torchvision where there is none that loads."""
+    pytest.importorskip("transformers", minversion="5")
+    if not _torchvision_loads():
+        sys.modules["torchvision"] = None
+    module = importlib.import_module("transformers")
+    module.utils.is_torchvision_available()  # looks once
+    if sys.modules.get("torchvision") is None:
+        sys.modules.pop("torchvision", None)
+    module.logging.set_verbosity_error()
+    return module
 
-    class Stub(types.ModuleType):
-        def __getattr__(self, name):
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return type(name, (Anything,), {})
 
-    names = ["", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".models", ".datasets", ".io"]
-    names += [".models.feature_extraction", ".transforms.v2", ".transforms.v2.functional"]
-    stubs = {f"torchvision{name}": Stub(f"torchvision{name}") for name in names}
-    for stub in stubs.values():
-        stub.__path__ = []
-        stub.__spec__ = importlib.machinery.ModuleSpec(stub.__name__, None, is_package=True)
-    sys.modules.update(stubs)
-    yield
-    for name in stubs:
-        sys.modules.pop(name, None)
+class _Stub(types.ModuleType):
+    """A module in which every capitalized name is a class that does nothing, and every other one a module."""
+
+    def __getattr__(self, name):
+        if not name[0].isupper():
+            raise AttributeError(name)
+        return _StubClass(name, (), {})
+
+
+class _StubClass(type):
+    """A class that has every attribute, as an enumeration has its members."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return f"{cls.__name__}.{name}"
+
+
+class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a stub for every module of torchvision."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        is_stubbed = fullname.split(".")[0] == "torchvision"
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if is_stubbed else None
+
+    def create_module(self, spec):
+        return _Stub(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+@pytest.fixture(scope="session")
+def timm():
+    """Return timm; it takes names from torchvision on import, which nothing in these tests uses."""
+    if _torchvision_loads():
+        return pytest.importorskip("timm")
+    finder = _StubFinder()
+    sys.meta_path.insert(0, finder)
+    try:
+        return pytest.importorskip("timm")
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name, loaded in sys.modules.items() if isinstance(loaded, _Stub)]:
+            del sys.modules[name]

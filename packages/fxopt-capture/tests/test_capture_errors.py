@@ -86,5 +86,7 @@ def test_no_inputs():
 def test_wrong_arguments():
     with pytest.raises(CaptureError, match="does not take the arguments given"):
         capture(nn.Linear(2, 2), (torch.randn(2, 2),), {"mask": torch.ones(2)})
+    with pytest.raises(CaptureError, match="args is a mapping; give keyword arguments as kwargs"):
+        capture(nn.Linear(2, 2), {"input": torch.randn(2, 2)})
     with pytest.raises(CaptureError, match="no tensor to capture it with"):
         capture(nn.Linear(2, 2), (3,))

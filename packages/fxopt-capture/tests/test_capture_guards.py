@@ -99,7 +99,9 @@ def test_an_input_that_is_broadcast():
 
     captured = capture(Add().eval(), (torch.randn(3, 4), torch.randn(1, 4)))
     assert captured(torch.ones(5, 4), torch.ones(1, 4)).shape == (5, 4)
-    with pytest.raises(CaptureError, match="`y` has size 5 in dimension 0"):
+    with pytest.raises(
+        CaptureError, match="`y` has size 5 in dimension 0, where the graph was captured for 1; a size of 1"
+    ):
         captured(torch.ones(5, 4), torch.ones(5, 4))
 
 

@@ -37,11 +37,13 @@ def capture(
 ) -> GraphModule:
     """Capture a model as a graph module whose layers, names and ``state_dict`` keys are the model's.
 
-    The graph comes from ``torch.export``. Calls of linear, convolution, normalization and embedding layers are calls of
-    modules in it, which share parameters and buffers with the model and nothing else; the model is not changed. The
-    result takes its arguments and returns its outputs as the model does. Inputs for which the graph is not valid are
-    refused with a `CaptureError`: other sizes in static dimensions, sizes on which the model branches, arguments that
-    were not given here.
+    The graph comes from ``torch.export``, which runs the model on tensors without values. Calls of linear, convolution,
+    normalization and embedding layers are calls of modules in it, which share parameters and buffers with the model and
+    nothing else; the model is not changed. The result takes its arguments and returns its outputs as the model does.
+    Inputs for which the graph is not valid are refused with a `CaptureError`: other sizes in static dimensions, sizes
+    on which the model branches, arguments that
+    were not given here. A batch of one as example does for other batches too; where the model distinguishes sizes of 0
+    or 1, model and graph are compared on slices of the example, and a size at which they differ is refused.
 
     Args:
         model: the model, in the mode (``train``, ``eval``) that the graph is to have.
@@ -65,6 +67,8 @@ def capture(
     >>> graph_module(torch.randn(7, 4)).shape
     torch.Size([7, 3])
     """
+    if isinstance(args, Mapping):
+        raise CaptureError("args is a mapping; give keyword arguments as kwargs, or one mapping as args=(mapping,)")
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     return capture_call(model, read_call(model, positional, kwargs or {}), dynamic_shapes)
 
@@ -156,7 +160,11 @@ def _place_guards(graph: Graph) -> None:
     for node in placeholders:
         first.prepend(node)
     with graph.inserting_after(placeholders[-1]):
-        graph.create_node("call_module", GUARDS, tuple(placeholders))
+        guards = graph.create_node("call_module", GUARDS, tuple(placeholders))
+    stacks = (node.meta.get("nn_module_stack") for node in iter_nodes(graph))
+    for root in (list(stack.items())[:1] for stack in stacks if stack):
+        guards.meta["nn_module_stack"] = dict(root)
+        return
 
 
 def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # has no types; a dependency of torch
@@ -31,7 +31,13 @@ def read_guards(
     names = [_display(path) for path in paths]
     specs = [_spec(name, value) for name, value in zip(names, values, strict=True)]
     conditions = [*_relations(program, names, values), *_observed(program, paths, names)]
-    return InputGuards(specs, list(dict.fromkeys(conditions)), mode)
+    return InputGuards(specs, distinct(conditions), mode)
+
+
+def distinct(conditions: Iterable[Condition]) -> list[Condition]:
+    """Return the conditions without repetitions; ``a == b`` and ``b == a`` are the same."""
+    found = {frozenset(condition.code.split(" == ")): condition for condition in reversed(list(conditions))}
+    return list(reversed(found.values()))
 
 
 def size_expression(size: object) -> sympy.Expr | None:

@@ -162,9 +162,12 @@ def _check_tensor(spec: InputSpec, value: object) -> None:
         )
     for dimension, size in enumerate(spec.sizes):
         if size is not None and value.size(dimension) != size:
+            hint = (
+                "; a size of 1 in one of several inputs is taken to be broadcast, give 2 or more" if size == 1 else ""
+            )
             raise CaptureError(
                 f"input `{spec.name}` has size {value.size(dimension)} in dimension {dimension}, where the graph was "
-                f"captured for {size}; {_ADVICE}"
+                f"captured for {size}{hint}; {_ADVICE}"
             )
 
 

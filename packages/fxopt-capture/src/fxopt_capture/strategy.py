@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from fxopt_core.graph import iter_nodes
 
 from .arguments import CallForm
-from .conditions import read_guards
+from .conditions import distinct, read_guards
 from .dynamic import DimensionsOf, automatic_shapes, dimensions_requested, requested_shapes, widened
 from .exporting import export_program
 from .failure import capture_error
@@ -108,7 +108,7 @@ def _export_for_all_sizes(
     asked = open_questions(usual.values, usual.guards, None if cautious is None else cautious.guards, leaves)
     wrong = refuted(asked, request.model, request.form, usual.module, inputs)
     conditions = [*usual.guards.conditions, *(question.refusal(usual.guards) for question in wrong)]
-    guards = InputGuards(usual.guards.specs, list(dict.fromkeys(conditions)), usual.guards.mode)
+    guards = InputGuards(usual.guards.specs, distinct(conditions), usual.guards.mode)
     return Export(usual.module, guards, inputs, usual.values)
 
 

@@ -1,0 +1,66 @@
+"""Convolutional models of other libraries: timm, and one with layers of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from fxopt_capture import capture
+
+
+def layers(graph_module):
+    targets = [str(node.target) for node in graph_module.graph.find_nodes(op="call_module")]
+    return Counter(type(graph_module.get_submodule(target)).__name__ for target in targets if target != "_guards_fn")
+
+
+def check(model, captured, shape):
+    assert list(captured.state_dict()) == list(model.state_dict())
+    for batch in (1, 3):
+        x = torch.randn(batch, *shape)
+        with torch.no_grad():
+            torch.testing.assert_close(captured(x), model(x), rtol=1e-6, atol=1e-6)
+
+
+# Layers called by the graph. timm has layer norms, and batch norms with an activation, of its own classes: operators.
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("resnet10t", {"Conv2d": 14, "BatchNorm2d": 14, "Linear": 1}),
+        ("test_vit", {"Conv2d": 1, "Linear": 25}),
+    ],
+)
+def test_timm(timm, name, expected):
+    torch.manual_seed(0)
+    model = timm.create_model(name, pretrained=False, num_classes=10).eval()
+    size = model.default_cfg["input_size"]
+    captured = capture(model, torch.randn(2, *size))
+    assert layers(captured) == expected
+    check(model, captured, size)
+
+
+def test_timm_batch_norm_with_activation_stays_an_operator(timm):
+    torch.manual_seed(0)
+    model = timm.create_model("test_efficientnet", pretrained=False, num_classes=10).eval()
+    captured = capture(model, torch.randn(2, 3, 64, 64))
+    found = layers(captured)
+    norms = [node for node in captured.graph.nodes if str(node.target) == "aten.batch_norm.default"]
+    assert len(norms) == sum(type(module).__name__ == "BatchNormAct2d" for module in model.modules())
+    assert found["Conv2d"] == sum(type(module) is nn.Conv2d for module in model.modules())
+    check(model, captured, (3, 64, 64))
+
+
+def test_convolutions_of_an_own_class_stay_operators():
+    efficientnet = pytest.importorskip("efficientnet_lite_pytorch")
+    torch.manual_seed(0)
+    model = efficientnet.EfficientNet.from_name("efficientnet-lite0", num_classes=10).eval()
+    captured = capture(model, torch.randn(2, 3, 64, 64))
+    assert "Conv2dStaticSamePadding" not in layers(captured)
+    own = sum(type(module).__name__ == "Conv2dStaticSamePadding" for module in model.modules())
+    called = [node for node in captured.graph.nodes if str(node.target).startswith("aten.conv2d")]
+    assert len(called) == own > 0
+    names = {name for name, _ in model.named_parameters()}
+    assert all(str(node.args[1].target) in names for node in called)
+    check(model, captured, (3, 64, 64))

@@ -1,0 +1,230 @@
+"""Hugging Face models, tiny and with random weights: equal outputs at other sizes, the model's keys, and its layers."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from fxopt_capture import capture, symbolic_trace
+from fxopt_core.errors import CaptureError
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99}
+PATCHES = {**SMALL, "image_size": 32, "patch_size": 8}
+SEQ2SEQ = {"d_model": 32, "vocab_size": 99, "decoder_start_token_id": 0}
+
+# class: (options of its configuration, inputs, layers that the graph calls)
+MODELS = {
+    "BertModel": (SMALL, ["input_ids", "attention_mask"], {"Linear": 13, "LayerNorm": 5, "Embedding": 3}),
+    "LlamaForCausalLM": (
+        {**SMALL, "num_key_value_heads": 2},
+        ["input_ids", "attention_mask"],
+        {"Linear": 15, "Embedding": 1},
+    ),
+    "GPT2LMHeadModel": (
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2},
+        ["input_ids", "attention_mask"],
+        {"Linear": 1, "LayerNorm": 5, "Embedding": 2},
+    ),
+    "T5ForConditionalGeneration": (
+        {**SEQ2SEQ, "d_kv": 8, "num_layers": 1, "num_heads": 4, "d_ff": 64},
+        ["input_ids", "attention_mask", "decoder_input_ids"],
+        {"Linear": 17, "Embedding": 4},
+    ),
+    "ViTModel": (PATCHES, ["pixel_values"], {"Conv2d": 1, "Linear": 13, "LayerNorm": 5}),
+    "ResNetModel": (
+        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": "basic"},
+        ["pixel_values"],
+        {"Conv2d": 8, "BatchNorm2d": 8},
+    ),
+    "MobileNetV2Model": (
+        {"depth_multiplier": 0.25, "image_size": 32},
+        ["pixel_values"],
+        {"Conv2d": 52, "BatchNorm2d": 52},
+    ),
+    "CLIPModel": (
+        {"text_config": {**SMALL, "eos_token_id": 2}, "vision_config": PATCHES, "projection_dim": 16},
+        ["input_ids", "pixel_values", "attention_mask"],
+        {"Conv2d": 1, "Linear": 26, "LayerNorm": 11, "Embedding": 3},
+    ),
+}
+
+
+def build(transformers, name, **changes):
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    return cls(cls.config_class(**{**MODELS[name][0], **changes})).eval()
+
+
+def example(names, batch, length, image=32):
+    made = {
+        "input_ids": torch.randint(3, 99, (batch, length)),
+        "decoder_input_ids": torch.randint(3, 99, (batch, max(1, length - 2))),
+        "attention_mask": torch.ones(batch, length, dtype=torch.int64),
+        "pixel_values": torch.randn(batch, 3, image, image),
+    }
+    made["attention_mask"][0, : length // 3] = 0
+    return {name: made[name] for name in names}
+
+
+def layers(graph_module):
+    targets = [str(node.target) for node in graph_module.graph.find_nodes(op="call_module")]
+    return Counter(type(graph_module.get_submodule(target)).__name__ for target in targets if target != "_guards_fn")
+
+
+def check_same(model, captured, inputs):
+    with torch.no_grad():
+        expected = model(**inputs, **({"use_cache": False} if "input_ids" in inputs and not_clip(model) else {}))
+        found = captured(**inputs)
+    assert type(found) is type(expected)
+    for left, right in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-6)
+
+
+def not_clip(model):
+    return type(model).__name__ != "CLIPModel"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_symbolic_trace(transformers, name):
+    _, inputs, expected = MODELS[name]
+    model = build(transformers, name)
+    config, state = (
+        copy.deepcopy(model.config.to_dict()),
+        {id(module): dict(vars(module)) for module in model.modules()},
+    )
+    traced = symbolic_trace(model)
+    assert sorted(node.target for node in traced.graph.find_nodes(op="placeholder")) == sorted(inputs)
+    assert layers(traced) == expected
+    assert list(traced.state_dict()) == list(model.state_dict())
+    assert [id(value) for value in traced.parameters()] == [id(value) for value in model.parameters()]
+    assert model.config.to_dict() == config
+    assert all(vars(module) == state[id(module)] for module in model.modules())
+    for batch, length in ((2, 8), (1, 8), (3, 11), (1, 5)):
+        check_same(model, traced, example(inputs, batch, length, image=224 if name == "ResNetModel" else 32))
+
+
+@pytest.fixture(scope="module")
+def bert(transformers):
+    return build(transformers, "BertModel")
+
+
+@pytest.fixture(scope="module")
+def traced(bert):
+    return symbolic_trace(bert, ["input_ids", "attention_mask"])
+
+
+def test_input_names_choose_the_inputs(bert):
+    traced = symbolic_trace(bert, ["input_ids", "token_type_ids", "attention_mask"])
+    inputs = {**example(["input_ids", "attention_mask"], 3, 6), "token_type_ids": torch.ones(3, 6, dtype=torch.int64)}
+    check_same(bert, traced, inputs)
+
+
+def test_embeddings_and_labels_as_inputs(transformers):
+    model = build(transformers, "LlamaForCausalLM", num_hidden_layers=1)
+    traced = symbolic_trace(model, ["inputs_embeds", "labels"])
+    check = {"inputs_embeds": torch.randn(3, 5, 32), "labels": torch.randint(99, (3, 5))}
+    with torch.no_grad():
+        torch.testing.assert_close(traced(**check).loss, model(**check, use_cache=False).loss, rtol=1e-6, atol=1e-6)
+
+
+def test_unknown_input_name(bert):
+    with pytest.raises(CaptureError, match="takes no input 'input_idz'; did you mean 'input_ids'") as caught:
+        symbolic_trace(bert, ["input_idz"])
+    assert "token_type_ids" in str(caught.value)
+
+
+def test_a_name_whose_shape_is_not_known(transformers):
+    with pytest.raises(CaptureError, match="'past_key_values' of LlamaForCausalLM does not follow"):
+        symbolic_trace(build(transformers, "LlamaForCausalLM"), ["input_ids", "past_key_values"])
+
+
+def test_calls_as_the_model_takes_them(bert, traced):
+    inputs = example(["input_ids", "attention_mask"], 3, 7)
+    expected = bert(**inputs).last_hidden_state
+    assert torch.equal(traced(*inputs.values()).last_hidden_state, expected)
+    assert torch.equal(traced(inputs["input_ids"], attention_mask=inputs["attention_mask"])[0], expected)
+    assert torch.equal(traced(**inputs, token_type_ids=None, use_cache=False)[0], expected)
+
+
+def test_calls_that_the_graph_is_not_valid_for(traced):
+    inputs = example(["input_ids", "attention_mask"], 3, 7)
+    with pytest.raises(CaptureError, match="needs `attention_mask`"):
+        traced(inputs["input_ids"])
+    with pytest.raises(CaptureError, match="captured without `token_type_ids`"):
+        traced(**inputs, token_type_ids=torch.zeros(3, 7, dtype=torch.int64))
+    with pytest.raises(CaptureError, match="captured without `output_attentions`"):
+        traced(**inputs, output_attentions=True)
+    with pytest.raises(CaptureError, match="use_cache=False baked in"):
+        traced(**inputs, use_cache=True)
+    with pytest.raises(CaptureError, match=r"size\(\)\[1\] ==|512"):
+        traced(inputs["input_ids"], inputs["attention_mask"][:, :5])
+    with pytest.raises(CaptureError, match="<= 512"):
+        traced(**example(["input_ids", "attention_mask"], 1, 513))
+
+
+def test_image_size_is_static(transformers):
+    traced = symbolic_trace(build(transformers, "ResNetModel"))
+    with pytest.raises(CaptureError, match="dimension 2"):
+        traced(torch.randn(2, 3, 64, 64))
+
+
+def test_flags_given_at_capture(bert):
+    inputs = example(["input_ids", "attention_mask"], 2, 8)
+    captured = capture(bert, kwargs={**inputs, "output_hidden_states": True, "return_dict": False})
+    found = captured(**inputs, output_hidden_states=True, return_dict=False)
+    expected = bert(**inputs, output_hidden_states=True, return_dict=False)
+    assert isinstance(found, tuple)
+    assert torch.equal(found[2][1], expected[2][1])
+
+
+def test_capture_from_a_batch_of_one(bert):
+    captured = capture(bert, kwargs=example(["input_ids", "attention_mask"], 1, 6))
+    for batch, length in ((1, 6), (4, 9)):
+        check_same(bert, captured, example(["input_ids", "attention_mask"], batch, length))
+
+
+def test_packed_sequences_in_a_batch_of_one_are_not_computed_as_one(transformers):
+    model = build(transformers, "LlamaForCausalLM", num_hidden_layers=1)
+    ids, positions = torch.randint(3, 99, (1, 8)), torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
+    captured = capture(
+        model, kwargs={"input_ids": ids.repeat(2, 1), "position_ids": torch.arange(8).expand(2, 8).clone()}
+    )
+    with torch.no_grad():
+        expected = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+        try:
+            found = captured(input_ids=ids, position_ids=positions).logits
+        except CaptureError:
+            return
+    torch.testing.assert_close(found, expected)
+
+
+def test_experts(transformers):
+    options = {**SMALL, "num_hidden_layers": 1, "num_key_value_heads": 2, "num_local_experts": 4}
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**options)).eval()
+    chosen = model.config._experts_implementation
+    traced = symbolic_trace(model)
+    assert model.config._experts_implementation == chosen
+    inputs = example(["input_ids", "attention_mask"], 3, 7)
+    with torch.no_grad():
+        expected = model(**inputs, use_cache=False).logits
+        torch.testing.assert_close(traced(**inputs).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_tied_embeddings(transformers):
+    model = build(transformers, "LlamaForCausalLM", num_hidden_layers=1, tie_word_embeddings=True)
+    traced = symbolic_trace(model)
+    assert traced.lm_head.weight is traced.model.embed_tokens.weight is model.lm_head.weight
+    assert list(traced.state_dict()) == list(model.state_dict())
+
+
+def test_deep_copy(bert, traced):
+    copied = copy.deepcopy(traced)
+    inputs = example(["input_ids", "attention_mask"], 3, 7)
+    check_same(bert, copied, inputs)
+    assert list(copied.state_dict()) == list(bert.state_dict())
+    assert not {id(value) for value in copied.parameters()} & {id(value) for value in bert.parameters()}
