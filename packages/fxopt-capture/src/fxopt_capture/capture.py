@@ -41,9 +41,9 @@ def capture(
     normalization and embedding layers are calls of modules in it, which share parameters and buffers with the model and
     nothing else; the model is not changed. The result takes its arguments and returns its outputs as the model does.
     Inputs for which the graph is not valid are refused with a `CaptureError`: other sizes in static dimensions, sizes
-    on which the model branches, arguments that
-    were not given here. A batch of one as example does for other batches too; where the model distinguishes sizes of 0
-    or 1, model and graph are compared on slices of the example, and a size at which they differ is refused.
+    on which the model branches, arguments that were not given here. A batch of one as example does for other batches
+    too; where the model distinguishes sizes of 0 or 1, model and graph are compared on slices of the example, and a
+    size at which they differ is refused.
 
     Args:
         model: the model, in the mode (``train``, ``eval``) that the graph is to have.
