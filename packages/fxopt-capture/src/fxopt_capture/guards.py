@@ -71,6 +71,7 @@ class InputGuards(nn.Module):
     """
 
     _is_impure = True  # torch's dead-code elimination keeps the call
+    only_checks_inputs = True  # fxopt's analysis of effects takes it for harmless
 
     def __init__(self, specs: Sequence[InputSpec], conditions: Sequence[Condition], mode: bool | None = None) -> None:
         super().__init__()

@@ -75,7 +75,12 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def _is_guards_function(module: nn.Module) -> bool:
-    """Return whether a module is the one by which a graph of ``torch.export`` checks its inputs."""
+    """Return whether a module only checks its inputs: that of ``torch.export``, or one whose class says so.
+
+    A class says so by an attribute ``only_checks_inputs = True``.
+    """
+    if getattr(type(module), "only_checks_inputs", False):
+        return True
     return type(module).__name__ == "GuardsFn" and type(module).__module__ == "torch.export._unlift"
 
 
