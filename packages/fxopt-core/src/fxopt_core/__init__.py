@@ -1,3 +1,140 @@
-"""Transformations of torch.fx graphs: contract, ledger, transaction, registry."""
+"""Transformations of torch.fx graphs: contract, ledger, transaction, typed reading and editing, registry.
+
+Everything that users and authors of passes need is here; the modules below are fxopt's own.
+"""
+
+from fxopt_core.compose import Composition, DeepCopy, LintAndRecompile, ReversibleComposition, compose
+from fxopt_core.copying import faithful_copy
+from fxopt_core.editor import Editor
+from fxopt_core.effects import Effects
+from fxopt_core.errors import (
+    CaptureError,
+    DuplicatePassError,
+    FxoptError,
+    NotReversibleError,
+    PassError,
+    PassOptionError,
+    PipelineOptionError,
+    PipelineSyntaxError,
+    PluginLoadError,
+    PostconditionError,
+    PreconditionError,
+    RegistryError,
+    UndoError,
+    UnknownPassError,
+    VerificationError,
+)
+from fxopt_core.facts import TensorFacts, infer_shapes, is_python_number, same_size, tensor_facts
+from fxopt_core.graph import iter_nodes
+from fxopt_core.hookspec import PipelinesPlugin, TransformationsPlugin, hookimpl, hookspec
+from fxopt_core.index import GraphIndex
+from fxopt_core.instruments import Instrument, InstrumentProtocol, PassRun, instrumented
+from fxopt_core.ledger import Derived, Ledger, Piece, Record, Refusal, Rewrite, history
+from fxopt_core.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
+from fxopt_core.options import OptionInfo, options_of
+from fxopt_core.pipeline import parse_pipeline
+from fxopt_core.plugins import PassInfo
+from fxopt_core.reasons import REASONS
+from fxopt_core.registry import PluginEntryPoint, Registry, registry
+from fxopt_core.signature import signature_of, uuid_of
+from fxopt_core.site_pass import ReversibleSitePass, Site, SitePass
+from fxopt_core.tolerances import Tolerance, tolerance
+from fxopt_core.transformation import ReversibleTransformation, Transformation
+from fxopt_core.undo import undo
+from fxopt_core.views import (
+    BatchNormCall,
+    ConvolutionCall,
+    LinearCall,
+    Obstacle,
+    ParameterisedCall,
+    TensorRef,
+    TrueDivision,
+    input_of,
+    read_batch_norm,
+    read_convolution,
+    read_linear,
+    read_true_division,
+)
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "REASONS",
+    "BatchNormCall",
+    "CaptureError",
+    "Composition",
+    "ConvolutionCall",
+    "DeepCopy",
+    "Derived",
+    "DuplicatePassError",
+    "Editor",
+    "Effects",
+    "FxoptError",
+    "GraphIndex",
+    "Instrument",
+    "InstrumentProtocol",
+    "Ledger",
+    "LinearCall",
+    "LintAndRecompile",
+    "NotReversibleError",
+    "Obstacle",
+    "OptionInfo",
+    "ParameterisedCall",
+    "PassError",
+    "PassInfo",
+    "PassOptionError",
+    "PassRun",
+    "Piece",
+    "PipelineOptionError",
+    "PipelineSyntaxError",
+    "PipelinesPlugin",
+    "PluginEntryPoint",
+    "PluginLoadError",
+    "PostconditionError",
+    "PreconditionError",
+    "Record",
+    "Refusal",
+    "Registry",
+    "RegistryError",
+    "ReversibleComposition",
+    "ReversibleSitePass",
+    "ReversibleTransformation",
+    "Rewrite",
+    "Site",
+    "SitePass",
+    "TensorFacts",
+    "TensorRef",
+    "Tolerance",
+    "Transformation",
+    "TransformationsPlugin",
+    "TrueDivision",
+    "UndoError",
+    "UnknownPassError",
+    "VerificationError",
+    "compose",
+    "faithful_copy",
+    "history",
+    "hookimpl",
+    "hookspec",
+    "infer_shapes",
+    "input_of",
+    "instrumented",
+    "is_python_number",
+    "iter_nodes",
+    "mixed_flags_refusal",
+    "options_of",
+    "parse_pipeline",
+    "read_batch_norm",
+    "read_convolution",
+    "read_linear",
+    "read_true_division",
+    "registry",
+    "same_size",
+    "sharing_refusal",
+    "signature_of",
+    "tensor_facts",
+    "tensors_refusal",
+    "tolerance",
+    "undo",
+    "uuid_of",
+]

@@ -86,7 +86,7 @@ class Rule:
         writes: arguments that are written.
         aliases: arguments that the result may share memory with.
         aliases_all: whether it may share memory with any argument.
-        aliases_one: whether it may do so where it takes a single node: a sum over products of several is fresh.
+        aliases_one: whether it may do so where it takes a single operand: a sum over products of several is fresh.
         opaque: whether it may write and share everything.
         containers: whether it works on lists and dicts too, and then passes on what they hold.
         switches: arguments that make it write more.
@@ -125,7 +125,7 @@ class Rule:
                 written = [argument_of(node, *argument) for argument in switch.writes]
                 writes += written
                 aliases += written if switch.aliased else []
-        shared = self.aliases_all or (self.aliases_one and len(node.all_input_nodes) == 1)
+        shared = self.aliases_all or (self.aliases_one and sum(1 for _ in nodes_in(node.args)) == 1)
         if shared or (self.containers and _may_be_containers(node, self.operation, known)):
             aliases += node.all_input_nodes
         return Effect(_holding_memory(writes, known), _holding_memory(aliases, known), False, self.operation)

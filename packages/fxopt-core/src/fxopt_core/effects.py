@@ -53,7 +53,7 @@ class Effects:
         self._effects: dict[Node, Effect] = {}
         self._classes = _Classes()
         self._rules: dict[object, Rule] = {}
-        self._modules: dict[str, tuple[ModuleRule, object]] = {}
+        self._modules: dict[str, tuple[ModuleRule, Hashable]] = {}
         writes: list[tuple[int, Hashable]] = []
         for position, node in enumerate(iter_nodes(graph_module.graph)):
             self._positions[node] = position
@@ -151,7 +151,7 @@ class Effects:
             self._rules[key] = rule_of_function(node.target)
         return self._rules[key]
 
-    def _module(self, target: str) -> tuple[ModuleRule, object]:
+    def _module(self, target: str) -> tuple[ModuleRule, Hashable]:
         if target not in self._modules:
             module = attribute(self._graph_module, target)
             self._modules[target] = (rule_of_module(module, _writes_nothing), ("module", id(module)))
@@ -159,13 +159,13 @@ class Effects:
 
     def _state_written(self, node: Node, effect: Effect) -> Iterator[Hashable]:
         rule, identity = self._module(str(node.target))
-        storages = [_storage_of(tensor) for tensor in rule.written]
         if not effect.opaque:
-            yield from storages
+            yield from (_storage_of(tensor) for tensor in rule.written)
             return
+        if not self._classes.knows(identity):
+            for tensor in rule.written:
+                self._classes.join(identity, _storage_of(tensor))
         self._classes.join(identity, node)
-        for storage in storages:
-            self._classes.join(identity, storage)
         yield identity
 
     def _read_attribute(self, node: Node) -> None:
@@ -202,11 +202,14 @@ class _Classes:
             element = parent
         return element
 
+    def knows(self, element: Hashable) -> bool:
+        """Return whether an element was ever joined to another."""
+        return element in self._parents
+
     def join(self, one: Hashable, other: Hashable) -> None:
         """Make one class of two."""
         root, child = self.find(one), self.find(other)
-        if root != child:
-            self._parents[child] = root
+        self._parents[root] = self._parents[child] = root
 
 
 def _storage_of(tensor: Tensor) -> Hashable:

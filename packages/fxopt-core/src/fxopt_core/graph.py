@@ -21,3 +21,34 @@ def iter_nodes(graph: Graph) -> Iterator[Node]:
     node: Node
     for node in graph.nodes:
         yield node
+
+
+class TargetNodes:
+    """The ``call_module`` and ``get_attr`` nodes of a graph by what they name, kept up while the graph is edited.
+
+    ``Graph.find_nodes`` walks all nodes of that kind each time.
+
+    >>> import torch
+    >>> targets = TargetNodes(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU())).graph)
+    >>> [str(node) for node in targets.of("call_module", "0")], targets.of("get_attr", "0")
+    (['_0'], [])
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._nodes: dict[tuple[str, str], dict[Node, None]] = {}
+        for node in iter_nodes(graph):
+            self.add(node)
+
+    def add(self, node: Node) -> None:
+        """Take notice of a node that was put in."""
+        if node.op in ("call_module", "get_attr"):
+            self._nodes.setdefault((node.op, str(node.target)), {})[node] = None
+
+    def discard(self, node: Node) -> None:
+        """Take notice of a node that was taken out."""
+        if node.op in ("call_module", "get_attr"):
+            self._nodes.get((node.op, str(node.target)), {}).pop(node, None)
+
+    def of(self, op: str, target: str) -> list[Node]:
+        """Return the nodes with this operation that name this module or attribute."""
+        return list(self._nodes.get((op, target), ()))

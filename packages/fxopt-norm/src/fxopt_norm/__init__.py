@@ -1,3 +1,19 @@
 """fxopt passes that fold batch normalisation into convolutions and linear layers."""
 
+from fxopt_norm.convolutions import (
+    FuseBatchNorm1dInConv1d,
+    FuseBatchNorm2dInConv2d,
+    FuseBatchNorm3dInConv3d,
+    FuseBatchNormInConvTranspose,
+)
+from fxopt_norm.linear import FuseBatchNorm1dInLinear
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "FuseBatchNorm1dInConv1d",
+    "FuseBatchNorm1dInLinear",
+    "FuseBatchNorm2dInConv2d",
+    "FuseBatchNorm3dInConv3d",
+    "FuseBatchNormInConvTranspose",
+]

@@ -1,0 +1,307 @@
+"""The recorded operations of a pass, backwards.
+
+Original tensors are cut out of the ones that the module has now, so that training, `load_state_dict` and changes of
+dtype or device in between are kept. Whatever does not fit any more is an `UndoError`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from fxopt_core.errors import UndoError
+from fxopt_core.graph import TargetNodes, iter_nodes
+from fxopt_core.key_order import KeyOrder
+from fxopt_core.ledger import (
+    Listed,
+    ModuleAdded,
+    ModuleRemoved,
+    ModuleRow,
+    Neutral,
+    NodeAdded,
+    NodeRemoved,
+    NodeReplaced,
+    NodeRow,
+    Operation,
+    Record,
+    Ref,
+    TensorRemoved,
+    TensorRow,
+)
+from fxopt_core.marks import NodeTag, nodes_by_id, set_tag, tag_of
+from fxopt_core.module_state import module_problem
+from fxopt_core.recording import class_path
+from fxopt_core.values import value_entries
+
+
+def import_class(path: str) -> Any:
+    """Return the class with this ``"module:qualified.name"``."""
+    module, _, name = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def undo_error(record: Record, found: str, remedy: str) -> UndoError:
+    """Return the error that says why a record cannot be undone, and what to do."""
+    return UndoError(
+        f"cannot undo `{record.pass_name}`: {found}. Nothing was changed; {remedy}", pass_name=record.pass_name
+    )
+
+
+class Backwards:
+    """The operations of one record, backwards, on one graph module."""
+
+    def __init__(self, graph_module: GraphModule, record: Record) -> None:
+        self.graph_module, self.graph, self.record = graph_module, graph_module.graph, record
+        self.by_id = nodes_by_id(self.graph)
+        self.names = {node.name for node in iter_nodes(self.graph)}
+        self.targets = TargetNodes(self.graph)
+        self.uses = Counter(_identities(graph_module))
+        self.stands_for = {op.old: op.new for op in record.operations or () if isinstance(op, NodeReplaced)}
+        self.orders: dict[int, KeyOrder[Any]] = {}
+        self.touched: dict[Node, None] = {}
+
+    def run(self) -> None:
+        """Take everything back.
+
+        Raises:
+            UndoError: Something does not fit any more; the graph module is half undone then.
+        """
+        for operation in reversed(self.record.operations or ()):
+            self._step(operation)
+        for order in self.orders.values():
+            order.apply()
+        self._order_users()
+
+    def _step(self, operation: Operation) -> None:
+        if isinstance(operation, NodeAdded):
+            self._erase(operation.row)
+        elif isinstance(operation, NodeRemoved):
+            self._create(operation.row)
+        elif isinstance(operation, NodeReplaced):
+            self._point_back(operation)
+        elif isinstance(operation, ModuleAdded):
+            self._delete_module(operation)
+        elif isinstance(operation, ModuleRemoved):
+            self._rebuild_module(operation.row)
+        elif isinstance(operation, TensorRemoved):
+            self._rebuild_tensor(operation.row)
+        else:
+            self._check_neutral(operation)
+
+    def _order_users(self) -> None:
+        """Bring users into the order of the graph, and see that nothing reads a value before it is there."""
+        position = {node: place for place, node in enumerate(iter_nodes(self.graph))}
+        for node in self.touched:
+            if node not in position:
+                continue
+            users = sorted(node.users, key=position.__getitem__)
+            if users and position[users[0]] < position[node]:
+                raise self.refuse(f"node `{users[0].name}` would read `{node.name}` before it is computed")
+            node.users.clear()
+            node.users.update(dict.fromkeys(users))
+
+    def refuse(self, found: str) -> UndoError:
+        """Return the error that says what does not fit."""
+        return undo_error(self.record, found, "undo what was done since first, or keep the rewritten graph module")
+
+    def _node(self, number: int, what: str) -> Node:
+        found = self.by_id.get(number, [])
+        if len(found) != 1:
+            raise self.refuse(
+                f"the graph has {len(found)} nodes for {what}, expected exactly one, so it was changed since"
+            )
+        return found[0]
+
+    def _row_node(self, row: NodeRow) -> Node:
+        """Return the node of a row; of several with its number, the one with its name."""
+        found = [node for node in self.by_id.get(row.id, []) if node.name == row.name] or self.by_id.get(row.id, [])
+        if len(found) != 1:
+            raise self.refuse(f"node `{row.name}`, which the pass made, was taken out or replaced since")
+        return found[0]
+
+    def _erase(self, row: NodeRow) -> None:
+        node = self._row_node(row)
+
+        def refer(item: Node) -> Any:
+            number = tag_of(item).id
+            return item if number is None else Ref(number)
+
+        args: Any = map_arg(node.args, refer)
+        kwargs: Any = map_arg(node.kwargs, refer)
+        same = (node.op, node.target, args, tuple(kwargs.items()))
+        if same != (row.op, row.target, row.args, row.kwargs):
+            raise self.refuse(f"node `{node.name}`, which the pass made, was changed since")
+        if node.users:
+            users = ", ".join(f"`{user.name}`" for user in list(node.users)[:3])
+            raise self.refuse(f"node `{node.name}`, which the original does not have, is read by {users} now")
+        self.touched.update(dict.fromkeys(node.all_input_nodes))
+        self.graph.erase_node(node)
+        self.targets.discard(node)
+        self.names.discard(node.name)
+        self.by_id[row.id].remove(node)
+
+    def _create(self, row: NodeRow) -> None:
+        if row.name in self.names:
+            raise self.refuse(f"another node is called `{row.name}` now, the name of a node that is to come back")
+        args: Any = _resolve(row.args, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
+        kwargs: Any = _resolve(dict(row.kwargs), lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
+        self.graph._graph_namespace._used_names.discard(row.name)  # the name is free: no node has it
+        with self.graph.inserting_after(self._place(row, args, kwargs)):
+            node = self.graph.create_node(row.op, row.target, args, kwargs, row.name, row.type_expr)
+        node.meta = dict(row.meta)
+        set_tag(node, NodeTag(row.id))
+        self.names.add(node.name)
+        self.targets.add(node)
+        self.by_id.setdefault(row.id, []).append(node)
+        self.touched.update(dict.fromkeys(node.all_input_nodes))
+        self.touched[node] = None
+
+    def _place(self, row: NodeRow, args: Any, kwargs: Any) -> Node:
+        """Return the node behind which a node stood, or a place as good where that one is gone."""
+        for number in (row.previous, self.stands_for.get(row.id)):
+            found = [] if number is None else self.by_id.get(number, [])
+            if found:
+                return found[0]
+        inputs: list[Node] = []
+        map_arg((args, kwargs), inputs.append)
+        return max(inputs, default=self.graph._root)
+
+    def _point_back(self, operation: NodeReplaced) -> None:
+        old, new = self._node(operation.old, "a restored node"), self._node(operation.new, "its replacement")
+        new.replace_all_uses_with(old)
+        self.touched[old] = None
+        old.meta.update(value_entries(new))
+
+    def _order(self, mapping: dict[str, Any]) -> KeyOrder[Any]:
+        if id(mapping) not in self.orders:
+            self.orders[id(mapping)] = KeyOrder(mapping)
+        return self.orders[id(mapping)]
+
+    def _module(self, name: str) -> nn.Module:
+        try:
+            return self.graph_module.get_submodule(name)
+        except AttributeError:
+            raise self.refuse(f"module `{name}` is gone") from None
+
+    def _delete_module(self, operation: ModuleAdded) -> None:
+        module, name = self._module(operation.name), operation.name
+        problem = module_problem(module, (type(module),))
+        if class_path(type(module)) != operation.cls or problem is not None:
+            found = problem[1] if problem is not None else f"is a {type(module).__name__} now"
+            raise self.refuse(f"module `{name}`, which the pass made, {found}")
+        tensors = {**module._parameters, **module._buffers}
+        self._check_unused(name, module, tensors)
+        shapes = tuple((key, None if tensor is None else tuple(tensor.shape)) for key, tensor in tensors.items())
+        if shapes != operation.shapes:
+            raise self.refuse(
+                f"the tensors of module `{name}` have other shapes now: {shapes}, made as {operation.shapes}"
+            )
+        parent, _, key = name.rpartition(".")
+        self._order(self._module(parent)._modules).remove(key)
+
+    def _check_unused(self, name: str, module: nn.Module, tensors: Mapping[str, Tensor | None]) -> None:
+        """Refuse where something else calls or holds a module that is to go, or reads or holds one of its tensors."""
+        using = self.targets.of("call_module", name)
+        for target in (name, *(f"{name}.{key}" for key in tensors)):
+            using += self.targets.of("get_attr", target)
+        if using:
+            raise self.refuse(f"module `{name}`, which the original does not have, is used by `{using[0].name}` now")
+        for item in (module, *tensors.values()):
+            if item is not None and self.uses[id(item)] > 1:
+                raise self.refuse(f"module `{name}`, which the pass made, or a tensor of it has a second name now")
+
+    def _current(self, row: TensorRow) -> Tensor | None:
+        """Return the values of an original tensor as they are now, cut out of the new one."""
+        if row.piece is None:
+            return None
+        owner, _, key = row.piece.key.rpartition(".")
+        module = self._module(owner)
+        parameter = module._parameters.get(key)
+        tensor = module._buffers.get(key) if parameter is None else parameter
+        if tensor is None:
+            raise self.refuse(f"`{row.piece.key}`, which holds the values of `{row.name}`, is gone")
+        try:
+            values = row.piece.take(tensor.detach()).clone(memory_format=torch.preserve_format)
+        except (RuntimeError, IndexError) as error:
+            raise self.refuse(f"`{row.piece.key}` has shape {tuple(tensor.shape)} now ({error})") from error
+        if tuple(values.shape) != row.shape:
+            raise self.refuse(f"`{row.piece.key}` holds {tuple(values.shape)} for `{row.name}`, which had {row.shape}")
+        return nn.Parameter(values, requires_grad=tensor.requires_grad) if row.is_parameter else values
+
+    def _rebuild_tensor(self, row: TensorRow) -> None:
+        owner_name, _, key = row.name.rpartition(".")
+        owner = self._module(owner_name)
+        if key in owner._parameters or key in owner._buffers or key in owner._modules:
+            raise self.refuse(f"there is another `{row.name}` now")
+        values: dict[str, Any] = owner._parameters if row.is_parameter else owner._buffers
+        self._order(values).insert_after(row.previous, key, self._current(row))
+        if not row.persistent:
+            owner._non_persistent_buffers_set.add(key)
+
+    def _rebuild_module(self, row: ModuleRow) -> None:
+        try:
+            cls = import_class(row.cls)
+        except (ImportError, AttributeError) as error:
+            raise self.refuse(f"the class {row.cls} of module `{row.name}` cannot be found ({error})") from error
+        module: nn.Module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        vars(module).update((k, list(v.items) if isinstance(v, Listed) else v) for k, v in row.attributes)
+        for tensor in row.tensors:
+            key = tensor.name.rpartition(".")[2]
+            values: dict[str, Any] = module._parameters if tensor.is_parameter else module._buffers
+            values[key] = self._current(tensor)
+            if not tensor.persistent:
+                module._non_persistent_buffers_set.add(key)
+        if row.twin is not None:
+            module.training = self._module(row.twin).training
+        parent_name, _, key = row.name.rpartition(".")
+        parent = self._module(parent_name)
+        if hasattr(parent, key):
+            raise self.refuse(f"there is another `{row.name}` now")
+        self._order(parent._modules).insert_after(row.previous, key, module)
+
+    def _check_neutral(self, operation: Neutral) -> None:
+        owner, _, key = operation.piece.key.rpartition(".")
+        tensor = getattr(self._module(owner), key, None)
+        if not isinstance(tensor, Tensor):
+            raise self.refuse(f"`{operation.piece.key}` is gone")
+        region = operation.piece.take(tensor.detach())
+        if not region.is_meta and not bool((region == operation.value).all()):
+            raise self.refuse(
+                f"`{operation.piece.key}` holds stand-in values, which the original does not have, and they are no "
+                f"longer {operation.value}: they were trained or loaded"
+            )
+
+
+def _identities(root: nn.Module) -> Iterator[int]:
+    """Yield the identity of every module and tensor once for each of its names."""
+    for _, module in root.named_modules(remove_duplicate=False):
+        yield id(module)
+        yield from (id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values()))
+
+
+def _resolve(value: Any, resolve: Callable[[Ref], Node]) -> Any:
+    """Return recorded arguments with nodes in place of references."""
+    if isinstance(value, Ref):
+        return resolve(value)
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(_resolve(item, resolve) for item in value)
+    if isinstance(value, tuple):
+        return type(value)(*(_resolve(item, resolve) for item in value))
+    if isinstance(value, list):
+        return [_resolve(item, resolve) for item in value]
+    if isinstance(value, dict):
+        return {key: _resolve(item, resolve) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_resolve(item, resolve) for item in (value.start, value.stop, value.step)))
+    return value

@@ -1,0 +1,355 @@
+"""`Editor`: the named operations by which a pass edits a graph module.
+
+Every operation is recorded, so that it can be undone from the ledger alone, in another process too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.fx.traceback import NodeSource, NodeSourceAction
+
+from fxopt_core.calls import ParameterisedCall
+from fxopt_core.graph import TargetNodes
+from fxopt_core.index import GraphIndex
+from fxopt_core.key_order import KeyOrder
+from fxopt_core.ledger import (
+    Derived,
+    Listed,
+    ModuleAdded,
+    ModuleRemoved,
+    ModuleRow,
+    Neutral,
+    NodeAdded,
+    NodeRemoved,
+    NodeReplaced,
+    NodeRow,
+    Operation,
+    Piece,
+    Ref,
+    Refusal,
+    Rewrite,
+    TensorRemoved,
+    TensorRow,
+)
+from fxopt_core.marks import META_KEY, NodeTag, set_tag, tag_of
+from fxopt_core.module_state import plain_attributes
+from fxopt_core.recording import class_path, signature_or_empty
+from fxopt_core.runs import Frame, current_frame
+from fxopt_core.transformation import Transformation
+from fxopt_core.values import VALUE_KEYS, resized_value
+
+
+class Editor:
+    """Edits one graph module for one run of one pass.
+
+    Nodes that an earlier site replaced are followed: arguments may name them, and `current` says what stands for them.
+
+    Attributes:
+        index: facts about the graph module, from before the edits.
+    """
+
+    def __init__(self, index: GraphIndex, transformation: Transformation) -> None:
+        self.index = index
+        self.graph_module = index.graph_module
+        self.graph = index.graph_module.graph
+        self._signature, self._name = signature_or_empty(transformation), transformation.name
+        self._frame = current_frame(index.graph_module) or Frame(index.graph_module)
+        self._frame.operations = [] if self._frame.operations is None else self._frame.operations
+        self._replaced: dict[Node, Node] = {}
+        self._erased: set[Node] = set()
+        self._orders: dict[int, KeyOrder[Any]] = {}
+        self._labels: dict[tuple[str, str], int] = {}
+        self._targets: TargetNodes | None = None
+        self._site: list[list[str]] = [[], [], [], []]
+
+    @property
+    def operations(self) -> list[Operation]:
+        """What was done so far."""
+        assert self._frame.operations is not None
+        return self._frame.operations
+
+    # -- sites ---------------------------------------------------------------------------------------------------
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Record that a site is left alone."""
+        self._frame.refusals.append(refusal)
+
+    @contextmanager
+    def site(self, name: str) -> Iterator[None]:
+        """Record what is done inside the ``with`` block as one rewrite of the site with this name."""
+        self._site = [[], [], [], []]
+        yield
+        before, after, modules_before, modules_after = map(tuple, self._site)
+        self._frame.rewrites.append(Rewrite(name, before, after, modules_before, modules_after))
+
+    def derived(self, derived: Derived) -> None:
+        """Record how new tensors follow from original ones."""
+        self._frame.derived.append(derived)
+
+    def neutral(self, piece: Piece, value: float = 0.0) -> None:
+        """Record a region of a new tensor that no original has."""
+        self.operations.append(Neutral(piece, value))
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+
+    def current(self, node: Node) -> Node:
+        """Return the node that stands for a node that was replaced; the node itself where it was not."""
+        while node in self._replaced:
+            node = self._replaced[node]
+        return node
+
+    def is_stale(self, nodes: Iterable[Node]) -> bool:
+        """Return whether an earlier site took one of these nodes out."""
+        return any(node in self._erased for node in nodes)
+
+    def call_module(
+        self, name: str, *args: Any, before: Node, like: Sequence[Node], last_dim: int | None = None
+    ) -> Node:
+        """Insert a call of a module; see `call_function` for the other parameters."""
+        return self._insert("call_module", name, args, {}, before, like, like[0], last_dim)
+
+    def call_function(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        before: Node,
+        like: Sequence[Node],
+        value_of: Node | None = None,
+        last_dim: int | None = None,
+        **kwargs: Any,
+    ) -> Node:
+        """Insert a call of a function.
+
+        Args:
+            function: what to call.
+            args: its arguments; nodes that were replaced are followed.
+            before: the node to insert it before.
+            like: the nodes that it stands for; the first one gives the ``meta``.
+            value_of: the node whose value its own is like; the first of ``like`` by default.
+            last_dim: size of the last dimension of its value, where that differs from that one's.
+            kwargs: its keyword arguments.
+
+        Returns:
+            The new node, marked as transformed.
+        """
+        return self._insert("call_function", function, args, kwargs, before, like, value_of or like[0], last_dim)
+
+    def call_method(self, name: str, *args: Any, before: Node, like: Sequence[Node]) -> Node:
+        """Insert a call of a method of its first argument; see `call_function` for the other parameters."""
+        return self._insert("call_method", name, args, {}, before, like, like[0], None)
+
+    def _insert(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: Node,
+        like: Sequence[Node],
+        value_of: Node,
+        last_dim: int | None,
+    ) -> Node:
+        if before in self._erased:
+            raise ValueError(f"node `{before.name}` was taken out already; insert before a node that is still there")
+        args, kwargs = map_arg(args, self.current), map_arg(kwargs, self.current)
+        with self.graph.inserting_before(before):
+            node = self.graph.create_node(op, target, args, kwargs)
+        first = like[0]
+        node.meta = {key: value for key, value in first.meta.items() if key != META_KEY}
+        node.meta["from_node"] = [NodeSource(n, self._name, NodeSourceAction.REPLACE) for n in like]
+        if last_dim is not None:
+            for key in VALUE_KEYS:
+                node.meta.pop(key, None)
+            node.meta.update(resized_value(value_of, last_dim))
+        marks = (self._signature,) if self._signature else ()
+        set_tag(node, NodeTag(self._frame.new_id(), marks, (self._name, tuple(n.name for n in like))))
+        if self._targets is not None:
+            self._targets.add(node)
+        self.operations.append(NodeAdded(self._row(node, with_meta=False)))
+        self._site[1].append(node.name)
+        return node
+
+    def replace(self, node: Node, replacement: Node) -> None:
+        """Let all users of a node read its replacement, and take the node out."""
+        number, new = self._id(node), self._id(replacement)
+        node.replace_all_uses_with(replacement, delete_user_cb=lambda user: user is not replacement)
+        self.operations.append(NodeReplaced(number, new))
+        self._replaced[node] = replacement
+        self.erase(node)
+
+    def erase(self, node: Node) -> None:
+        """Take a node without users out of the graph."""
+        row = self._row(node, with_meta=True)
+        self.graph.erase_node(node)
+        self._erased.add(node)
+        if self._targets is not None:
+            self._targets.discard(node)
+        self.operations.append(NodeRemoved(row))
+        self._site[0].append(node.name)
+
+    def _id(self, node: Node) -> int:
+        tag = tag_of(node)
+        if tag.id is None:
+            tag = replace(tag, id=self._frame.new_id())
+            set_tag(node, tag)
+        assert tag.id is not None
+        return tag.id
+
+    def _row(self, node: Node, *, with_meta: bool) -> NodeRow:
+        def refer(item: Node) -> Any:
+            return Ref(self._id(item))
+
+        args: Any = map_arg(node.args, refer)
+        kwargs: Any = map_arg(node.kwargs, refer)
+        previous = node.prev
+        meta = node.meta if with_meta else {}
+        return NodeRow(
+            id=self._id(node),
+            op=node.op,
+            target=node.target,
+            args=args,
+            kwargs=tuple(kwargs.items()),
+            name=node.name,
+            type_expr=node.type,
+            previous=None if previous.op == "root" else self._id(previous),
+            meta=MappingProxyType(
+                {k: v for k, v in meta.items() if k not in (META_KEY, *VALUE_KEYS) and not isinstance(v, Tensor)}
+            ),
+        )
+
+    # -- modules -------------------------------------------------------------------------------------------------
+
+    def add_module(self, beside: str, label: str, module: nn.Module) -> str:
+        """Put a module in beside another one.
+
+        Args:
+            beside: full name of a module or tensor; the new module gets the same parent.
+            label: what to call it; a number is added where the parent has such a name already.
+            module: the module.
+
+        Returns:
+            Its full name.
+        """
+        parent_name = beside.rpartition(".")[0]
+        parent = self.graph_module.get_submodule(parent_name)
+        fresh, count = label, self._labels.get((parent_name, label), 0)
+        while hasattr(parent, fresh):
+            count += 1
+            fresh = f"{label}_{count}"
+        self._labels[parent_name, label] = count
+        self._order(parent._modules).append(fresh, module)
+        name = f"{parent_name}.{fresh}" if parent_name else fresh
+        tensors = {**module._parameters, **module._buffers}
+        shapes = tuple((key, None if tensor is None else tuple(tensor.shape)) for key, tensor in tensors.items())
+        self.operations.append(ModuleAdded(name, class_path(type(module)), shapes))
+        self._site[3].append(name)
+        return name
+
+    def drop_module(self, name: str, pieces: Mapping[str, Piece | None], *, twin: str | None = None) -> None:
+        """Take a module out that nothing calls any more.
+
+        Args:
+            name: its full name.
+            pieces: for each of its tensors by local name, where its values are now; None where they are gone.
+            twin: full name of the module that stands for it.
+        """
+        self._check_unused("call_module", name)
+        parent_name, _, key = name.rpartition(".")
+        parent = self.graph_module.get_submodule(parent_name)
+        module = parent.get_submodule(key)
+        rows = [self._tensor_row(name, local, t, True, pieces.get(local)) for local, t in module._parameters.items()]
+        for local, buffer in module._buffers.items():
+            persistent = local not in module._non_persistent_buffers_set
+            rows.append(self._tensor_row(name, local, buffer, False, pieces.get(local), persistent))
+        for row in rows:
+            self._erase_attribute_nodes(row.name)
+        attributes = tuple((k, _frozen(v)) for k, v in (("training", module.training), *plain_attributes(module)))
+        previous = self._order(parent._modules).remove(key)
+        row = ModuleRow(name, class_path(type(module)), attributes, tuple(rows), previous, twin)
+        self.operations.append(ModuleRemoved(row))
+        self._release(row.tensors, name)
+        self._site[2].append(name)
+
+    def _erase_attribute_nodes(self, name: str) -> None:
+        """Take the nodes out that stand for a parameter or buffer, where nothing reads them any more."""
+        for node in self.index.attribute_nodes(name):
+            if node not in self._erased and not node.users:
+                self.erase(node)
+
+    def drop_tensor(self, name: str, piece: Piece | None) -> None:
+        """Take a parameter or buffer out that nothing reads any more, with the nodes that stand for it.
+
+        Args:
+            name: its full name.
+            piece: where its values are now; None where they are gone.
+        """
+        self._erase_attribute_nodes(name)
+        self._check_unused("get_attr", name)
+        owner_name, _, key = name.rpartition(".")
+        owner = self.graph_module.get_submodule(owner_name)
+        is_parameter = key in owner._parameters
+        values: dict[str, Any] = owner._parameters if is_parameter else owner._buffers
+        tensor, persistent = values[key], key not in owner._non_persistent_buffers_set
+        row = self._tensor_row(owner_name, key, tensor, is_parameter, piece, persistent)
+        row = replace(row, previous=self._order(values).remove(key))
+        owner._non_persistent_buffers_set.discard(key)
+        self.operations.append(TensorRemoved(row))
+        self._release((row,), owner_name)
+        self._site[2].append(name)
+
+    def drop(self, call: ParameterisedCall, pieces: Mapping[str, Piece | None], *, twin: str) -> None:
+        """Take out what a replaced call used: its module, or else its parameters and buffers one by one.
+
+        Args:
+            call: the call.
+            pieces: for each of its tensors by local name, where its values are now; absent where they are gone.
+            twin: full name of the module that stands for it.
+        """
+        if call.module is not None:
+            self.drop_module(call.module_name, pieces, twin=twin)
+            return
+        for ref in call.tensors:
+            self.drop_tensor(ref.name, pieces.get(ref.key))
+
+    def _check_unused(self, op: str, name: str) -> None:
+        if self._targets is None:
+            self._targets = TargetNodes(self.graph)
+        for node in self._targets.of(op, name):
+            raise ValueError(f"`{name}` is used by node `{node.name}` still; replace or erase that node first")
+
+    def _tensor_row(
+        self,
+        owner: str,
+        key: str,
+        tensor: Tensor | None,
+        is_parameter: bool,
+        piece: Piece | None,
+        persistent: bool = True,
+    ) -> TensorRow:
+        name = f"{owner}.{key}" if owner else key
+        shape = () if tensor is None else tuple(tensor.shape)
+        return TensorRow(name, None if tensor is None else piece, shape, is_parameter, persistent)
+
+    def _release(self, rows: Iterable[TensorRow], owner: str) -> None:
+        """Let the open transaction forget tensors that it can build again from the new ones."""
+
+    def _order(self, mapping: dict[str, Any]) -> KeyOrder[Any]:
+        if id(mapping) not in self._orders:
+            self._orders[id(mapping)] = KeyOrder(mapping)
+        return self._orders[id(mapping)]
+
+    def finish(self) -> None:
+        """Write the next free number of a node into the ledger."""
+        self._frame.flush()
+
+
+def _frozen(value: object) -> object:
+    return Listed(tuple(value)) if isinstance(value, list) else value

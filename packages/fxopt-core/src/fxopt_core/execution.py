@@ -1,0 +1,330 @@
+"""Running a pass: transaction, records, demands, instruments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
+
+from torch.fx import GraphModule
+
+from fxopt_core import pickling
+from fxopt_core.copying import faithful_copy
+from fxopt_core.errors import NotReversibleError, PassError, PostconditionError, PreconditionError
+from fxopt_core.instruments import (
+    InstrumentProtocol,
+    PassRun,
+    active_instruments,
+    enter,
+    report,
+    report_failure,
+    wanted,
+)
+from fxopt_core.ledger import Record, adopt_records, append_record, ledger_of, mark_undone, set_ledger
+from fxopt_core.marks import META_KEY
+from fxopt_core.recording import State, make_record, own_records, signature_or_empty
+from fxopt_core.runs import Frame, Run, composing_run, frame_open, run_open
+from fxopt_core.transaction import Snapshot
+from fxopt_core.transformation import ReversibleTransformation, Transformation
+
+if TYPE_CHECKING:
+    from fxopt_core.compose import Composition
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What a run is told to demand of its result."""
+
+    expect: int | None = None
+    strict: bool = False
+    protect_values: bool = False
+
+    def check_direction(self, transformation: Transformation, reverse: bool) -> None:
+        """Check that nothing is demanded of a reversal.
+
+        Raises:
+            PreconditionError: ``expect`` or ``strict`` is given together with ``reverse``.
+        """
+        if reverse and (self.strict or self.expect is not None):
+            raise PreconditionError(
+                f"`{transformation.name}` is to be reversed, and expect and strict are demands on applying it: leave "
+                "them away; a reversal that does not fit is an error in any case",
+                pass_name=transformation.name,
+            )
+
+    def check(self, transformation: Transformation, records: Sequence[Record]) -> None:
+        """Check the records of a run.
+
+        Raises:
+            PreconditionError: ``strict``, and a site was refused.
+            PostconditionError: Another number of sites than ``expect`` was rewritten.
+        """
+        applied = [record for record in records if record.state == "applied"]
+        refusals = [refusal for record in applied for refusal in record.refusals]
+        count = sum(len(record.rewrites) for record in applied)
+        listed = "".join(f"\n  {r.site}: {r.reason}: {r.message}" for r in refusals[:20])
+        if self.strict and refusals:
+            raise PreconditionError(
+                f"`{transformation.name}` refused {len(refusals)} of {len(refusals) + count} sites, and strict=True "
+                f"allows none; nothing was changed. Mend the sites, or run without strict:{listed}",
+                pass_name=transformation.name,
+            )
+        if self.expect is not None and count != self.expect:
+            raise PostconditionError(
+                f"`{transformation.name}` rewrote {count} sites, expected exactly {self.expect}; nothing was changed. "
+                f"Refused: {len(refusals)}{listed}",
+                pass_name=transformation.name,
+            )
+
+
+def check_graph_module(graph_module: object, doing: str) -> None:
+    """Check that what a pass is given is a graph module.
+
+    Raises:
+        PreconditionError: It is none.
+    """
+    if not isinstance(graph_module, GraphModule):
+        kind = type(graph_module).__name__
+        raise PreconditionError(
+            f"{doing} is given a {kind}, expected a torch.fx.GraphModule: capture the model first, for example by "
+            "fxopt.symbolic_trace(model) or fxopt.capture(model, args)"
+        )
+
+
+def execute(
+    transformation: Transformation, graph_module: GraphModule, lint: bool, reverse: bool, demands: Demands
+) -> GraphModule:
+    """Run a pass, or undo it, as one transaction; see `Transformation.__call__`."""
+    from fxopt_core.compose import Composition
+
+    check_graph_module(graph_module, f"pass `{transformation.name}`")
+    check_reversible(transformation, reverse)
+    demands.check_direction(transformation, reverse)
+    if isinstance(transformation, Composition) and not transformation.inplace:
+        graph_module = faithful_copy(graph_module)
+
+    def body(run: Run) -> GraphModule:
+        result = run_pass(run, transformation, graph_module, reverse)
+        if not reverse:
+            demands.check(transformation, run.records)
+        if lint:
+            lint_and_recompile(result, transformation)
+        return result
+
+    return in_transaction(transformation, graph_module, demands.protect_values, body)
+
+
+def check_reversible(transformation: Transformation, reverse: bool) -> None:
+    """Check that a pass that is to be reversed can be.
+
+    Raises:
+        NotReversibleError: It cannot; of a composition, the members that cannot are named.
+    """
+    if not reverse or isinstance(transformation, ReversibleTransformation):
+        return
+    culprits = [t.name for t in leaves(transformation) if not isinstance(t, ReversibleTransformation)]
+    listed = f": {', '.join(f'`{name}`' for name in culprits)} cannot be undone"
+    because = listed if culprits != [transformation.name] else ""
+    raise NotReversibleError(
+        f"pass `{transformation.name}` is not reversible{because}. Nothing was changed; keep a copy of the graph "
+        "module before the pass (compose(..., inplace=False)) to return to it",
+        pass_name=transformation.name,
+    )
+
+
+def leaves(transformation: Transformation) -> list[Transformation]:
+    """Return the passes that a composition comes down to, in order; for any other pass, that one."""
+    from fxopt_core.compose import Composition
+
+    if not isinstance(transformation, Composition):
+        return [transformation]
+    return [leaf for member in transformation.transformations for leaf in leaves(member)]
+
+
+def lint_and_recompile(graph_module: GraphModule, transformation: Transformation) -> None:
+    """Check a graph and generate its code anew.
+
+    Raises:
+        PostconditionError: The graph is broken.
+    """
+    try:
+        graph_module.graph.lint()
+        graph_module.recompile()
+    except Exception as error:  # whatever torch finds
+        raise PostconditionError(
+            f"pass `{transformation.name}` left a broken graph: {error}. Nothing was changed; insert nodes before "
+            "those that read them, and erase those that nothing reads",
+            pass_name=transformation.name,
+        ) from error
+
+
+def in_transaction(
+    transformation: Transformation,
+    graph_module: GraphModule,
+    protect_values: bool,
+    body: Callable[[Run], GraphModule],
+) -> GraphModule:
+    """Return ``body(run)``; if anything raises, restore the graph module and raise a `PassError` with the cause."""
+    snapshot = Snapshot.take(graph_module, protect_values=protect_values)
+    number, total = ledger_of(graph_module).next_run, len(leaves(transformation))
+    run = Run(transformation, graph_module, snapshot, number, protect_values, total)
+    with run_open(run):
+        try:
+            result = body(run)
+            if META_KEY in result.meta:
+                pickling.install(result)
+        except BaseException as error:
+            _roll_back(snapshot, transformation, error)
+        return result
+
+
+def _roll_back(snapshot: Snapshot, transformation: Transformation, error: BaseException) -> NoReturn:
+    written = snapshot.restore()
+    note = f" {_written_note(written)}" if written else ""
+    if isinstance(error, PassError):
+        error.pass_name = error.pass_name or transformation.name
+        if note:
+            error.args = (f"{error}{note}",)
+        raise error
+    if not isinstance(error, Exception):  # an interrupt goes on as it is
+        raise error
+    raise PassError(
+        f"pass `{transformation.name}` failed and was rolled back: {type(error).__name__}: {error}{note}",
+        pass_name=transformation.name,
+    ) from error
+
+
+def _written_note(names: Sequence[str]) -> str:
+    return (
+        f"The pass wrote values in place, which a rollback does not bring back: {', '.join(names)}. Run it with "
+        "protect_values=True to have them copied first."
+    )
+
+
+def run_members(composition: Composition, graph_module: GraphModule, *, reverse: bool) -> GraphModule:
+    """Run the members of a composition within the open transaction, or, without one, each by itself."""
+    run = composing_run(graph_module)
+    members = composition.transformations[::-1] if reverse else composition.transformations
+    if not composition.inplace and (run is None or run.transformation is not composition):
+        graph_module = faithful_copy(graph_module)
+    for member in members:
+        if run is None:
+            graph_module = member(graph_module, lint_and_recompile=False, reverse=reverse)
+        else:
+            graph_module = run.current = run_pass(run, member, graph_module, reverse)
+    return graph_module
+
+
+def run_pass(run: Run, transformation: Transformation, graph_module: GraphModule, reverse: bool) -> GraphModule:
+    """Run one pass within an open transaction, under the instruments of this context."""
+    from fxopt_core.compose import Composition
+
+    if isinstance(transformation, Composition):
+        return run_members(transformation, graph_module, reverse=reverse)
+    info = _next_pass(run, transformation, reverse)
+    instruments = active_instruments()
+    entered: list[InstrumentProtocol] = []
+    try:
+        if not wanted(instruments, info, graph_module):
+            return graph_module
+        run.names.append(transformation.name)
+        runs_module = any(instrument.runs_module for instrument in instruments)
+        if runs_module:
+            graph_module.recompile()
+        guard = _guard(run, graph_module, instruments)
+        enter(entered, instruments, info, graph_module)
+        result, record = _apply(run, info, graph_module)
+        if runs_module:
+            lint_and_recompile(result, transformation)
+        veto = report(entered, info, result, record)
+        if veto is not None:
+            _take_back(guard, veto)
+            result, record = graph_module, replace(record, state="vetoed", operations=None, derived=())
+    except BaseException as error:
+        report_failure(entered, info, graph_module, error)
+        if isinstance(error, Exception):
+            _raise_named(error, info)
+        raise
+    if not reverse:
+        run.records.append(record)
+        append_record(result, record)
+    return result
+
+
+def _next_pass(run: Run, transformation: Transformation, reverse: bool) -> PassRun:
+    """Return what is known of the next pass of a run: its place among all passes that the composition comes down to."""
+    from fxopt_core.compose import Composition
+
+    index = run.total - 1 - run.started if reverse else run.started
+    run.started += 1
+    composed = isinstance(run.transformation, Composition)
+    return PassRun(transformation, index if composed else None, tuple(run.names), reverse)
+
+
+def _guard(run: Run, graph_module: GraphModule, instruments: Sequence[InstrumentProtocol]) -> Snapshot | None:
+    """Return a snapshot for one pass, where an instrument may veto it."""
+    if not any(instrument.may_veto for instrument in instruments):
+        return None
+    return Snapshot.take(graph_module, protect_values=run.protect_values)
+
+
+def _take_back(guard: Snapshot | None, veto: PassError) -> None:
+    """Restore what was before a vetoed pass.
+
+    Raises:
+        PassError: That is not possible, so that the whole run has to be rolled back.
+    """
+    if guard is None:
+        raise PassError(f"{veto}, which core was not prepared for: an instrument that vetoes declares may_veto = True")
+    written = guard.restore()
+    if written:
+        raise PassError(f"{veto}, and cannot be taken back alone. {_written_note(written)}")
+
+
+def _raise_named(error: Exception, info: PassRun) -> NoReturn:
+    """Raise a `PassError` that names the pass; one that is raised already gets the name where it has none."""
+    if isinstance(error, PassError):
+        error.pass_name = error.pass_name or info.name
+        error.index = info.index if error.index is None else error.index
+        raise error
+    before = f" after {', '.join(f'`{name}`' for name in info.before)}" if info.before else ""
+    place = f" (pass {info.index} of the composition{before})" if info.index is not None else ""
+    what = "undoing it" if info.reverse else "it"
+    raise PassError(
+        f"pass `{info.name}`{place} failed, and {what} was rolled back: {type(error).__name__}: {error}",
+        pass_name=info.name,
+        index=info.index,
+    ) from error
+
+
+def _apply(run: Run, info: PassRun, graph_module: GraphModule) -> tuple[GraphModule, Record]:
+    """Call ``transform`` or ``reverse``, and return its result with the record of it."""
+    transformation = info.transformation
+    frame, before = Frame(graph_module), State(graph_module)
+    known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
+    marked = before.marked(signature)
+    started = time.perf_counter()
+    with frame_open(frame):
+        if info.reverse:
+            assert isinstance(transformation, ReversibleTransformation)
+            result: object = transformation.reverse(graph_module)
+        else:
+            result = transformation.transform(graph_module)
+        frame.flush()
+    seconds = time.perf_counter() - started
+    if not isinstance(result, GraphModule):
+        method = "reverse" if info.reverse else "transform"
+        raise PostconditionError(
+            f"`{method}` of pass `{info.name}` returned a {type(result).__name__}, expected a torch.fx.GraphModule: "
+            "return the graph module at its end"
+        )
+    if result is not graph_module and META_KEY not in result.meta and META_KEY in graph_module.meta:
+        set_ledger(result, ledger_of(graph_module))
+    adopt_records(result, known, run.number)
+    record = make_record(
+        transformation, result, frame, before, marked, seconds=seconds, run=run.number, index=info.index
+    )
+    if info.reverse:
+        mark_undone(result, own_records(result, transformation))
+    return result, record

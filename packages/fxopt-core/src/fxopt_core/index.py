@@ -1,0 +1,173 @@
+"""`GraphIndex`: who reads what in one graph module, at one moment."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from fxopt_core.call_forms import says_training
+from fxopt_core.effects import Effects
+from fxopt_core.graph import iter_nodes
+from fxopt_core.ledger import Refusal
+
+_NO_NODES: dict[Node, None] = {}
+
+
+class GraphIndex:
+    """Facts about one graph module, gathered in linear time; make a new one after an edit.
+
+    Attributes:
+        graph_module: the module.
+        nodes: its nodes, in order.
+        position: the place of each node in that order.
+        modules: its modules by full name; one module under two names stands twice.
+    """
+
+    def __init__(self, graph_module: GraphModule) -> None:
+        self.graph_module = graph_module
+        self.nodes = tuple(iter_nodes(graph_module.graph))
+        self.position = {node: place for place, node in enumerate(self.nodes)}
+        self.modules: dict[str, nn.Module] = dict(graph_module.named_modules(remove_duplicate=False))
+        self._attributes: dict[str, object] = {}
+
+    def module_of(self, node: Node) -> nn.Module | None:
+        """Return the module that a ``call_module`` node calls; None for other nodes."""
+        return self.modules.get(str(node.target)) if node.op == "call_module" else None
+
+    def attribute_of(self, node: Node) -> object | None:
+        """Return what a ``get_attr`` node reads; None for other nodes, and where nothing is there."""
+        if node.op != "get_attr":
+            return None
+        target = str(node.target)
+        if target not in self._attributes:
+            owner, _, name = target.rpartition(".")
+            self._attributes[target] = getattr(self.modules.get(owner), name, None)
+        return self._attributes[target]
+
+    def tensor_of(self, node: Node) -> Tensor | None:
+        """Return the tensor that a ``get_attr`` node reads; None for other nodes."""
+        value = self.attribute_of(node)
+        return value if isinstance(value, Tensor) else None
+
+    @cached_property
+    def effects(self) -> Effects:
+        """What the nodes write and what may share memory."""
+        return Effects(self.graph_module)
+
+    @cached_property
+    def training(self) -> bool:
+        """Whether an operator that says so trains: the mode in which an export graph was captured."""
+        return any(says_training(node) for node in self.nodes)
+
+    @cached_property
+    def _module_names(self) -> dict[int, list[str]]:
+        names: dict[int, list[str]] = {}
+        for name, module in self.modules.items():
+            names.setdefault(id(module), []).append(name)
+        return names
+
+    def module_names(self, module: nn.Module) -> list[str]:
+        """Return all full names of a module."""
+        return self._module_names.get(id(module), [])
+
+    @cached_property
+    def _tensor_names(self) -> dict[int, list[str]]:
+        names: dict[int, list[str]] = {}
+        for prefix, module in self.modules.items():
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    names.setdefault(id(tensor), []).append(f"{prefix}.{name}" if prefix else name)
+        return names
+
+    def tensor_names(self, tensor: Tensor) -> list[str]:
+        """Return all full names of a parameter or buffer; two for a tied one."""
+        return self._tensor_names.get(id(tensor), [])
+
+    @cached_property
+    def _overlapping(self) -> set[int]:
+        """The ids of registered tensors that share memory with another registered tensor."""
+        tensors = {
+            id(t): t
+            for m in self.modules.values()
+            for t in (*m._parameters.values(), *m._buffers.values())
+            if t is not None
+        }
+        ranges: dict[int, list[tuple[int, int, int]]] = {}
+        for key, tensor in tensors.items():
+            span = _memory_of(tensor)
+            if span is not None:
+                ranges.setdefault(span[0], []).append((span[1], span[2], key))
+        found: set[int] = set()
+        for spans in ranges.values():
+            spans.sort()
+            end, owner = -1, -1
+            for start, stop, key in spans:
+                if start < end:
+                    found |= {key, owner}
+                if stop > end:
+                    end, owner = stop, key
+        return found
+
+    def is_tied(self, tensor: Tensor) -> bool:
+        """Return whether a tensor has several names, or shares memory with another parameter or buffer."""
+        return len(self.tensor_names(tensor)) > 1 or id(tensor) in self._overlapping
+
+    @cached_property
+    def _readers(self) -> dict[int, dict[Node, None]]:
+        readers: dict[int, dict[Node, None]] = {}
+        own: dict[int, list[Tensor]] = {}
+
+        def tensors_of(module: nn.Module) -> list[Tensor]:
+            if id(module) not in own:
+                own[id(module)] = [*module.parameters(), *module.buffers()]
+            return own[id(module)]
+
+        for node in self.nodes:
+            if node.op == "call_module" and (module := self.module_of(node)) is not None:
+                for tensor in tensors_of(module):
+                    readers.setdefault(id(tensor), {})[node] = None
+            elif node.op == "get_attr":
+                value = self.attribute_of(node)
+                tensors = (
+                    tensors_of(value) if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
+                )
+                for tensor in tensors:
+                    readers.setdefault(id(tensor), {}).update(node.users)
+        return readers
+
+    def readers(self, tensor: Tensor) -> dict[Node, None]:
+        """Return the nodes that read a tensor: calls of modules that hold it, users of ``get_attr`` nodes on it."""
+        return self._readers.get(id(tensor), _NO_NODES)
+
+    @cached_property
+    def _attribute_nodes(self) -> dict[str, list[Node]]:
+        nodes: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            if node.op == "get_attr":
+                nodes.setdefault(str(node.target), []).append(node)
+        return nodes
+
+    def attribute_nodes(self, name: str) -> list[Node]:
+        """Return the ``get_attr`` nodes with this target."""
+        return self._attribute_nodes.get(name, [])
+
+    def refuse(self, site: str, reason: str, message: str, *nodes: Node) -> Refusal:
+        """Return a refusal that names the nodes of a site."""
+        return Refusal(site, reason, message, tuple(node.name for node in nodes))
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int, int] | None:
+    """Return (storage, first byte, last byte + 1) of a tensor, or None where it has no memory that could be shared."""
+    if (
+        tensor.layout != torch.strided
+        or tensor.is_meta
+        or tensor.numel() == 0
+        or type(tensor) not in (Tensor, nn.Parameter)
+    ):
+        return None
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    return tensor.untyped_storage()._cdata, start, start + int(extent) * tensor.element_size()

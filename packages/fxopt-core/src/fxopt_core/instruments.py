@@ -1,0 +1,166 @@
+"""Instruments: observers of pass runs, which may also veto a result.
+
+An instrument is scoped by a context manager; the one that was entered last is called first when a pass is over.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from torch.fx import GraphModule
+
+from fxopt_core.errors import PassError
+
+if TYPE_CHECKING:
+    from fxopt_core.ledger import Record
+    from fxopt_core.transformation import Transformation
+
+
+@dataclass(frozen=True)
+class PassRun:
+    """One pass about to run, running or over.
+
+    Attributes:
+        transformation: the pass.
+        index: position among all passes that the outermost composition comes down to, or None outside one.
+        before: names of the passes of the composition that ran before it, in this direction.
+        reverse: whether it is being undone.
+    """
+
+    transformation: Transformation
+    index: int | None = None
+    before: tuple[str, ...] = ()
+    reverse: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the pass."""
+        return self.transformation.name
+
+
+@runtime_checkable
+class InstrumentProtocol(Protocol):
+    """What an instrument has to offer; `Instrument` does, with methods that do nothing.
+
+    Attributes:
+        may_veto: whether ``after_pass`` may return False, so that core keeps what it needs to roll the pass back.
+        runs_module: whether it runs the module, so that core recompiles it before ``after_pass``.
+    """
+
+    may_veto: bool
+    runs_module: bool
+
+    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
+        """Return False to skip the pass."""
+
+    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
+        """See the graph module before the pass."""
+
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
+        """See the result; return False to have the pass rolled back, raise to have the whole run rolled back."""
+
+    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
+        """Learn that the pass failed or was vetoed, in place of ``after_pass``."""
+
+
+class Instrument:
+    """An instrument that does nothing: override what you need.
+
+    >>> import torch
+    >>> class Names(Instrument):
+    ...     def before_pass(self, run, graph_module):
+    ...         print(run.name)
+    >>> from fxopt_core import LintAndRecompile
+    >>> with instrumented(Names()):
+    ...     _ = LintAndRecompile()(torch.fx.symbolic_trace(torch.nn.ReLU()))
+    lint-and-recompile
+    """
+
+    may_veto: bool = False
+    runs_module: bool = False
+
+    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
+        """Let the pass run."""
+        return True
+
+    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
+        """Do nothing."""
+
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
+        """Accept the result."""
+        return None
+
+    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
+        """Do nothing."""
+
+
+_ACTIVE: ContextVar[tuple[InstrumentProtocol, ...]] = ContextVar("fxopt_instruments", default=())
+
+
+def active_instruments() -> tuple[InstrumentProtocol, ...]:
+    """Return the instruments of this context, in the order in which they were entered."""
+    return _ACTIVE.get()
+
+
+@contextmanager
+def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
+    """Let instruments see every pass that runs inside the ``with`` block."""
+    token = _ACTIVE.set((*_ACTIVE.get(), *instruments))
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def wanted(instruments: Sequence[InstrumentProtocol], run: PassRun, graph_module: GraphModule) -> bool:
+    """Ask every instrument whether a pass should run, and return whether all agree."""
+    answers = [instrument.should_run(run, graph_module) for instrument in instruments]
+    return all(answers)
+
+
+def enter(
+    entered: list[InstrumentProtocol],
+    instruments: Sequence[InstrumentProtocol],
+    run: PassRun,
+    graph_module: GraphModule,
+) -> None:
+    """Tell the instruments that a pass is about to run; ``entered`` gets those that know."""
+    for instrument in instruments:
+        instrument.before_pass(run, graph_module)
+        entered.append(instrument)
+
+
+def report(entered: list[InstrumentProtocol], run: PassRun, result: GraphModule, record: Record) -> PassError | None:
+    """Tell the instruments, last in first out, that a pass is over; return what says so if one of them vetoed it.
+
+    Those that were told leave ``entered``; after a veto, the others learn of it as of a failure.
+    """
+    while entered:
+        instrument = entered.pop()
+        if instrument.after_pass(run, result, record) is False:
+            veto = PassError(f"pass `{run.name}` was vetoed by {type(instrument).__name__}", pass_name=run.name)
+            report_failure(entered, run, result, veto)
+            return veto
+    return None
+
+
+def report_failure(
+    entered: list[InstrumentProtocol], run: PassRun, graph_module: GraphModule, error: BaseException
+) -> None:
+    """Tell the instruments, last in first out, that a pass failed; one that fails itself is a warning."""
+    while entered:
+        instrument = entered.pop()
+        try:
+            instrument.after_pass_failed(run, graph_module, error)
+        except Exception as own:
+            warnings.warn(
+                f"instrument {type(instrument).__name__} raised {type(own).__name__} ({own}) when told that pass "
+                f"`{run.name}` failed ({error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )

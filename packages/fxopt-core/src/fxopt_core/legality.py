@@ -1,0 +1,55 @@
+"""Checks that every pass on parameterised calls needs: who else uses the tensors, and does anything write them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch.fx import Node
+
+from fxopt_core.calls import ParameterisedCall
+from fxopt_core.index import GraphIndex
+from fxopt_core.ledger import Refusal
+
+
+def tensors_refusal(call: ParameterisedCall, index: GraphIndex) -> Refusal | None:
+    """Return why the tensors of a call may not be rewritten: tied, under several names, or written in place."""
+    if call.module is not None and len(names := index.module_names(call.module)) > 1:
+        message = f"module `{call.label}` has several names: {', '.join(f'`{name}`' for name in names)}"
+        return index.refuse(call.label, "shared-module", message, call.node)
+    for ref in call.tensors:
+        if index.is_tied(ref.tensor):
+            others = [name for name in index.tensor_names(ref.tensor) if name != ref.name]
+            other = f"`{others[0]}`" if others else "another tensor, whose memory it shares"
+            message = f"`{ref.name}` of `{call.label}` is tied to {other}; rewriting it would untie them"
+            return index.refuse(call.label, "tied-parameter", message, call.node)
+        if index.effects.tensor_written(ref.tensor):
+            message = f"`{ref.name}` of `{call.label}` is written in place in the graph"
+            return index.refuse(call.label, "mutated", message, call.node)
+    return None
+
+
+def sharing_refusal(call: ParameterisedCall, nodes: Collection[Node], index: GraphIndex) -> Refusal | None:
+    """Return why a call may not be rewritten at these nodes alone: something else reads its tensors."""
+    allowed = set(nodes)
+    for ref in call.tensors:
+        for reader in index.readers(ref.tensor):
+            if reader not in allowed:
+                calls = call.module is not None and index.module_of(reader) is call.module
+                reason = "shared-module" if calls else "tied-parameter"
+                use = "called" if calls else f"read (its `{ref.key}`)"
+                message = f"`{call.label}` is also {use} at node `{reader.name}`; rewriting it would change that"
+                return index.refuse(call.label, reason, message, *nodes)
+    return None
+
+
+def mixed_flags_refusal(site: str, calls: Collection[ParameterisedCall], index: GraphIndex) -> Refusal | None:
+    """Return why calls may not become one: some of their parameters are frozen and some are trainable."""
+    flags = {
+        ref.name: ref.tensor.requires_grad for call in calls for ref in (call.weight, call.bias) if ref is not None
+    }
+    if len(set(flags.values())) < 2:
+        return None
+    frozen = next(name for name, trains in flags.items() if not trains)
+    trainable = next(name for name, trains in flags.items() if trains)
+    message = f"`{frozen}` is frozen and `{trainable}` is trainable; one tensor cannot be both"
+    return index.refuse(site, "mixed-requires-grad", message, *(call.node for call in calls))

@@ -1,0 +1,93 @@
+"""Marks: what fxopt keeps in ``node.meta["fxopt"]``.
+
+One immutable `NodeTag` a node: the signatures of the passes that marked it, and, where a record of the ledger refers to
+the node, a number that stays with it when it is renamed, copied or pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from fxopt_core.graph import iter_nodes
+
+META_KEY = "fxopt"
+"""The one key that fxopt uses in ``node.meta`` and in ``graph_module.meta``."""
+
+
+@dataclass(frozen=True)
+class NodeTag:
+    """What fxopt knows of one node.
+
+    Attributes:
+        id: number under which records refer to the node, or None.
+        marks: signatures of the passes that marked the node, in the order of marking.
+        origin: the pass that made the node and the names of the nodes it stands for, or None.
+    """
+
+    id: int | None = None
+    marks: tuple[str, ...] = ()
+    origin: tuple[str, tuple[str, ...]] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NodeTag:
+        """Return itself: a tag is immutable."""
+        return self
+
+
+_EMPTY = NodeTag()
+
+
+def tag_of(node: Node) -> NodeTag:
+    """Return the tag of a node; an empty one where it has none."""
+    tag = node.meta.get(META_KEY)
+    return tag if isinstance(tag, NodeTag) else _EMPTY
+
+
+def set_tag(node: Node, tag: NodeTag) -> None:
+    """Give a node its tag; an empty tag leaves no trace."""
+    if tag == _EMPTY:
+        node.meta.pop(META_KEY, None)
+    else:
+        node.meta[META_KEY] = tag
+
+
+def add_mark(node: Node, signature: str) -> None:
+    """Mark a node as transformed by the pass with this signature; marking twice is marking once."""
+    tag = tag_of(node)
+    if signature not in tag.marks:
+        set_tag(node, replace(tag, marks=(*tag.marks, signature)))
+
+
+def remove_mark(node: Node, signature: str) -> bool:
+    """Remove a mark; return whether there was one."""
+    tag = tag_of(node)
+    if signature not in tag.marks:
+        return False
+    set_tag(node, replace(tag, marks=tuple(mark for mark in tag.marks if mark != signature)))
+    return True
+
+
+def has_mark(node: Node, signature: str) -> bool:
+    """Return whether the pass with this signature marked the node."""
+    return signature in tag_of(node).marks
+
+
+def nodes_by_id(graph: Graph) -> dict[int, list[Node]]:
+    """Return the nodes of a graph by their number; a node whose meta was copied to another one shares its number."""
+    found: dict[int, list[Node]] = {}
+    for node in iter_nodes(graph):
+        number = tag_of(node).id
+        if number is not None:
+            found.setdefault(number, []).append(node)
+    return found
+
+
+def forget_ids(nodes: Iterable[Node]) -> None:
+    """Remove the numbers of nodes: no record refers to them any more."""
+    for node in nodes:
+        tag = tag_of(node)
+        if tag.id is not None:
+            set_tag(node, replace(tag, id=None))

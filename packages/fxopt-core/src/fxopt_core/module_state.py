@@ -1,0 +1,103 @@
+"""What a module holds: whether a rewrite may take it apart, and what it takes to build it again."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+
+def tensor_problem(tensor: Tensor, *, parameter: bool) -> str | None:
+    """Say what is wrong with a tensor that is to be rewritten, or None: only plain, dense tensors are."""
+    if parameter and type(tensor) is not nn.Parameter:
+        return f"is a {type(tensor).__name__}, no plain torch.nn.Parameter"
+    if type(tensor) not in (Tensor, nn.Parameter):
+        return f"is a tensor subclass, {type(tensor).__name__}"
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return "is sparse or quantized"
+    if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+        return "has hooks on its gradient"
+    return None
+
+
+def module_problem(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> tuple[str, str] | None:
+    """Say why a module may not be rewritten, as (reason, predicate), or None: only plain modules of exact types are."""
+    cls = type(module)
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        return "parametrized", "is parametrized"
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        return "lazy", f"is lazy ({cls.__name__}) and has no weights yet"
+    if cls not in classes:
+        return "subclass", f"is a {cls.__name__}, a subclass of torch's own {classes[0].__name__} or its siblings"
+    if "forward" in vars(module):
+        return "patched-forward", "has a forward of its own on the instance"
+    hooks = [key for key, value in vars(module).items() if key.endswith(("_hooks", "_hooks_with_kwargs")) and value]
+    if hooks:
+        return "hooks", f"has hooks ({', '.join(hooks)})"
+    return _state_problem(module)
+
+
+_OWN_PARAMETERS = frozenset({"weight", "bias"})
+_OWN_BUFFERS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+_PLAIN_DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def is_plain_data(value: object) -> bool:
+    """Return whether a value is immutable data that a record may hold."""
+    if isinstance(value, tuple):
+        return all(is_plain_data(item) for item in value)
+    return isinstance(value, _PLAIN_DATA)
+
+
+def _kind_of(key: str) -> str:
+    return "parameter" if key in _OWN_PARAMETERS else "buffer"
+
+
+def _state_problem(module: nn.Module) -> tuple[str, str] | None:
+    own = _OWN_PARAMETERS | _OWN_BUFFERS
+    strange = [key for key in (*module._parameters, *module._buffers) if key not in own]
+    misplaced = [key for key in module._buffers if key in _OWN_PARAMETERS]
+    misplaced += [key for key in module._parameters if key in _OWN_BUFFERS]
+    if misplaced:
+        return "not-a-parameter", f"has a `{misplaced[0]}` that is no {_kind_of(misplaced[0])}"
+    if strange or module._modules:
+        return "extra-state", f"holds {', '.join([*strange, *module._modules])}, which its class does not have"
+    for key, value in plain_attributes(module):
+        if not is_plain_data(tuple(value) if isinstance(value, list) else value):
+            return (
+                "extra-state",
+                f"holds an attribute `{key}` of type {type(value).__name__}, which a rewrite would lose",
+            )
+    for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+        problem = None if tensor is None else tensor_problem(tensor, parameter=key in module._parameters)
+        if problem is not None:
+            return "not-a-parameter", f"has a `{key}` that {problem}"
+    return None
+
+
+_MODULE_STATE = frozenset(vars(nn.Module()))
+
+
+def plain_attributes(module: nn.Module) -> list[tuple[str, object]]:
+    """Return the attributes of a module that are not torch's own state."""
+    return [(key, value) for key, value in vars(module).items() if key not in _MODULE_STATE]
+
+
+_BARE: dict[type[nn.Module], type[nn.Module]] = {}
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def bare_module(cls: type[ModuleT], *args: Any, **kwargs: Any) -> ModuleT:
+    """Return a module made without drawing random values for its tensors: they are on the meta device, to be assigned.
+
+    >>> bare_module(nn.Linear, 2, 3).weight
+    Parameter containing:
+    tensor(..., device='meta', size=(3, 2), requires_grad=True)
+    """
+    if cls not in _BARE:  # even on the meta device, initialising takes longer than all else about a module
+        _BARE[cls] = type(cls.__name__, (cls,), {"reset_parameters": lambda self: None})
+    module: Any = _BARE[cls](*args, device="meta", **kwargs)
+    module.__class__ = cls
+    made: ModuleT = module
+    return made

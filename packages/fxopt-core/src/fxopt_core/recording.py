@@ -1,0 +1,157 @@
+"""The record of one run of one pass: what it rewrote, what it refused, and whether it changed anything."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxopt_core.graph import iter_nodes
+from fxopt_core.ledger import Record, Rewrite, ledger_of
+from fxopt_core.marks import has_mark
+from fxopt_core.module_state import is_plain_data
+from fxopt_core.runs import Frame
+from fxopt_core.transformation import ReversibleTransformation, Transformation
+
+
+def signature_or_empty(transformation: Transformation) -> str:
+    """Return a signature, or "" for a pass whose options have no stable value."""
+    try:
+        return transformation.signature
+    except TypeError:
+        return ""
+
+
+def class_path(cls: type) -> str:
+    """Return ``"module:qualified.name"`` of a class."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+class State:
+    """A graph module before a pass, as far as it takes to see whether the pass changed anything.
+
+    Nodes and their arguments are held, so that their identity says something; modules and tensors are held weakly, so
+    that a pass which drops them frees their memory.
+    """
+
+    def __init__(self, graph_module: GraphModule) -> None:
+        self._nodes = [(node, *_fields(node)) for node in iter_nodes(graph_module.graph)]
+        self._modules = _modules(graph_module)
+
+    def names(self) -> set[str]:
+        """Return the names of the nodes."""
+        return {name for _, name, *_ in self._nodes}
+
+    def marked(self, signature: str) -> set[str]:
+        """Return the names of the nodes that have a mark, now."""
+        return {name for node, name, *_ in self._nodes if has_mark(node, signature)}
+
+    def is_that_of(self, graph_module: GraphModule) -> bool:
+        """Return whether a graph module has these nodes, modules and tensors still, all unchanged."""
+        rows = [(node, *_fields(node)) for node in iter_nodes(graph_module.graph)]
+        same = len(rows) == len(self._nodes) and all(
+            all(one is other for one, other in zip(row, before, strict=True))
+            for row, before in zip(rows, self._nodes, strict=True)
+        )
+        return same and _modules(graph_module) == self._modules
+
+
+def _fields(node: Node) -> tuple[Any, ...]:
+    return node.name, node.op, node.target, node.args, node.kwargs
+
+
+def _modules(graph_module: GraphModule) -> list[tuple[object, ...]]:
+    """Return names, flags, and what is comparable by identity of modules and tensors; equal where nothing changed."""
+    rows: list[tuple[object, ...]] = []
+    for name, module in graph_module.named_modules(remove_duplicate=False):
+        tensors = (*module._parameters.items(), *module._buffers.items())
+        rows.append((name, _Same(module), module.training, *((key, *_state(tensor)) for key, tensor in tensors)))
+    return rows
+
+
+def _state(tensor: Tensor | None) -> tuple[object, ...]:
+    if tensor is None:
+        return (None,)
+    version = None if tensor.is_inference() else tensor._version
+    return _Same(tensor), version, tensor.requires_grad, tensor.dtype, tensor.device
+
+
+class _Same:
+    """A weak reference that equals another one exactly where both refer to the same living object."""
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, item: object) -> None:
+        self._reference = weakref.ref(item)
+
+    def __eq__(self, other: object) -> bool:
+        item = self._reference()
+        return item is not None and isinstance(other, _Same) and other._reference() is item
+
+    __hash__ = None  # type: ignore[assignment]  # Python's own way to say that it has none
+
+
+def make_record(
+    transformation: Transformation,
+    result: GraphModule,
+    frame: Frame,
+    before: State,
+    marked_before: Collection[str],
+    *,
+    seconds: float,
+    run: int,
+    index: int | None,
+) -> Record:
+    """Return the record of a run that is over."""
+    signature = signature_or_empty(transformation)
+    changed = bool(frame.operations) or result is not frame.graph_module or not before.is_that_of(result)
+    rewrites = frame.rewrites
+    if not rewrites and frame.operations is None and signature:
+        rewrites = _marked_rewrites(result, frame, signature, before.names(), marked_before)
+    return Record(
+        pass_name=transformation.name,
+        transformation=class_path(type(transformation)),
+        options=_recorded_options(transformation),
+        signature=signature,
+        rewrites=tuple(rewrites),
+        refusals=tuple(frame.refusals),
+        seconds=seconds,
+        run=run,
+        index=index,
+        reversible=isinstance(transformation, ReversibleTransformation),
+        changed=changed,
+        operations=None if frame.operations is None else tuple(frame.operations),
+        derived=tuple(frame.derived),
+    )
+
+
+def _marked_rewrites(
+    result: GraphModule, frame: Frame, signature: str, names: Collection[str], marked_before: Collection[str]
+) -> list[Rewrite]:
+    """Return one rewrite for each node that a pass marked in this run."""
+    return [
+        Rewrite(site=node.name, before=(node.name,) if node.name in names else (), after=(node.name,))
+        for node in iter_nodes(result.graph)
+        if has_mark(node, signature) and (node in frame.marked or node.name not in marked_before)
+    ]
+
+
+def own_records(graph_module: GraphModule, transformation: Transformation) -> list[Record]:
+    """Return the records that an equal pass made and that are not undone, oldest first."""
+    signature = signature_or_empty(transformation)
+    path, options = class_path(type(transformation)), _recorded_options(transformation)
+    return [
+        record
+        for record in ledger_of(graph_module).records
+        if record.state == "applied" and record.signature == signature
+        # Passes without a signature are told apart by what a record shows of their options.
+        if signature or (record.transformation, record.options) == (path, options)
+    ]
+
+
+def _recorded_options(transformation: Transformation) -> tuple[tuple[str, object], ...]:
+    options = transformation.options.items()
+    return tuple((name, value if is_plain_data(value) else repr(value)) for name, value in options)

@@ -1,0 +1,135 @@
+"""Pickling by name what pickle cannot: operators, pytree specifications, node references; and asking if pickle can.
+
+A `Rebuilt` stands for an object while pickling. Reading the pickle calls its function, so that the object itself
+arrives and nothing needs decoding.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.utils._pytree import TreeSpec, treespec_leaf
+
+from fxopt_core.errors import FxoptError
+
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
+_PLAIN = frozenset((*_SIMPLE, torch.memory_format, torch.Size, range, type(Ellipsis)))
+
+
+class NodeRef:
+    """A node in the arguments of another one, by its position in the graph."""
+
+    __slots__ = ("position",)
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+    def __reduce__(self) -> tuple[type[NodeRef], tuple[int]]:
+        return NodeRef, (self.position,)
+
+
+class Rebuilt:
+    """What an object becomes in a pickle: a function of some module and the arguments to call it with."""
+
+    __slots__ = ("_arguments", "_function")
+
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        self._function = function
+        self._arguments = arguments
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self._function, self._arguments
+
+
+class _Sink:
+    """Somewhere to write to."""
+
+    def write(self, data: bytes) -> int:
+        """Drop the data."""
+        return len(data)
+
+
+class _Probe(pickle.Pickler):
+    """A pickler that passes over tensors and modules, which are large and pickled on their own."""
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return "" if isinstance(obj, (Tensor, nn.Module)) else None
+
+
+class Prober:
+    """Says why a value cannot be pickled, or None; remembers the answers while the values live."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, Exception | None]] = {}
+
+    def obstacle(self, value: object) -> Exception | None:
+        """Return the error of pickling a value, without its tensors and modules.
+
+        >>> Prober().obstacle(len), type(Prober().obstacle(lambda: 0)).__name__
+        (None, 'PicklingError')
+        """
+        if type(value) in _PLAIN:
+            return None
+        if id(value) not in self._known:
+            self._known[id(value)] = value, _try_to_pickle(value)
+        return self._known[id(value)][1]
+
+
+def _try_to_pickle(value: object) -> Exception | None:
+    try:
+        _Probe(_Sink()).dump(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def operator_reference(operator: object) -> Rebuilt | None:
+    """Return what stands for an operator of `torch.ops` in a pickle, None for anything else.
+
+    >>> pickle.loads(pickle.dumps(operator_reference(torch.ops.aten.add.Tensor)))
+    <OpOverload(op='aten.add', overload='Tensor')>
+    """
+    if isinstance(operator, OpOverload):
+        path = [operator.namespace, operator._opname, operator._overloadname]
+    elif isinstance(operator, OpOverloadPacket):
+        path = operator._qualified_op_name.split("::")
+    elif isinstance(operator, HigherOrderOperator):
+        path = ["higher_order", operator.__name__]
+    else:
+        return None
+    return Rebuilt(load_operator, *path) if _find_operator(path) is operator else None
+
+
+def load_operator(*path: str) -> object:
+    """Return the operator with this namespace, name and overload.
+
+    Raises:
+        FxoptError: no such operator is registered in this process.
+    """
+    operator = _find_operator(list(path))
+    if operator is None:
+        name = ".".join(path)
+        raise FxoptError(
+            f"the pickled graph calls operator torch.ops.{name}, which is not registered here; import the package that "
+            "registers it, then load again"
+        )
+    return operator
+
+
+def _find_operator(path: list[str]) -> object:
+    found: object = torch.ops
+    for name in path:
+        found = getattr(found, name, None)
+    return found
+
+
+def spec_reference(spec: TreeSpec) -> Rebuilt:
+    """Return what stands for a pytree specification; pickled as it is, its leaves warn of a deprecated class."""
+    if spec.is_leaf():
+        return Rebuilt(treespec_leaf)
+    return Rebuilt(TreeSpec, spec.type, spec.context, [spec_reference(child) for child in spec.children()])

@@ -1,0 +1,108 @@
+"""`SitePass`: a pass as match, check, rewrite over the sites of a graph."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from torch.fx import GraphModule, Node
+
+from fxopt_core.editor import Editor
+from fxopt_core.errors import PostconditionError
+from fxopt_core.index import GraphIndex
+from fxopt_core.ledger import Refusal
+from fxopt_core.transformation import ReversibleTransformation, Transformation
+
+
+class Site(Protocol):
+    """A place that a pass may rewrite."""
+
+    @property
+    def label(self) -> str:
+        """Readable name, for reports."""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that it consists of."""
+
+
+SiteT = TypeVar("SiteT", bound=Site)
+
+
+class SitePass(Transformation, Generic[SiteT]):
+    """A pass that finds sites, checks each for legality, and rewrites the legal ones.
+
+    A subclass says what a site is (a frozen dataclass with ``label`` and ``nodes``) and implements three short
+    functions: `match`, `check` and `rewrite`. Core does the rest: refusals and rewrites are recorded, and every edit
+    goes through an `Editor`.
+    """
+
+    preserves_computation = True
+    repeats: ClassVar[bool] = False
+    """Whether one rewrite may make way for another, so that the pass goes on until nothing is left to do."""
+
+    @abstractmethod
+    def match(self, index: GraphIndex) -> Iterable[SiteT | Refusal]:
+        """Return the candidate sites of a graph in order; a near miss may be a refusal right away."""
+
+    def check(self, site: SiteT, index: GraphIndex) -> Refusal | None:
+        """Return why a site has to be left alone, or None where it may be rewritten. This changes nothing."""
+        return None
+
+    @abstractmethod
+    def rewrite(self, site: SiteT, edit: Editor) -> None:
+        """Rewrite a legal site."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        """Match, check and rewrite; return the same graph module."""
+        index = GraphIndex(graph_module)
+        edit = Editor(index, self)
+        rounds_left = len(index.nodes) + 1 if self.repeats else 1
+        refusals, rewritten = self._round(index, edit)
+        while rewritten and self.repeats:
+            rounds_left -= 1
+            if not rounds_left:
+                raise PostconditionError(
+                    f"pass `{self.name}` finds new sites after every rewrite, without end: its `match` has to leave "
+                    "out what its `rewrite` puts in"
+                )
+            edit.index = index = GraphIndex(graph_module)
+            refusals, rewritten = self._round(index, edit)
+        for refusal in refusals:
+            edit.refuse(refusal)
+        edit.finish()
+        return graph_module
+
+    def _round(self, index: GraphIndex, edit: Editor) -> tuple[list[Refusal], int]:
+        """Rewrite what can be; return the refusals, and how many sites were rewritten."""
+        refusals: list[Refusal] = []
+        legal: deque[SiteT] = deque()
+        for site in self.match(index):  # all checks come before all edits: the index knows the graph as it was
+            refusal = site if isinstance(site, Refusal) else self.check(site, index)
+            if refusal is not None:
+                refusals.append(refusal)
+            elif not isinstance(site, Refusal):
+                legal.append(site)
+        rewritten = 0
+        while legal:
+            site = legal.popleft()  # and forget it: it may be the last to hold the tensors that its rewrite takes out
+            if edit.is_stale(site.nodes):
+                message = f"`{site.label}` overlaps another site of the same pass, which was rewritten"
+                refusals.append(index.refuse(site.label, "overlapping", message, *site.nodes))
+                continue
+            with edit.site(site.label):
+                self.rewrite(site, edit)
+            rewritten += 1
+        return refusals, rewritten
+
+
+class ReversibleSitePass(SitePass[SiteT], ReversibleTransformation):
+    """A `SitePass` that core can undo from the ledger: its rewrites say where every original tensor went."""
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        """Undo all that an equal pass did to a graph module."""
+        from fxopt_core.undo import undo_pass
+
+        return undo_pass(graph_module, self.signature)

@@ -1,0 +1,194 @@
+"""The contract: `Transformation` and `ReversibleTransformation`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch.fx import GraphModule, Node
+
+from fxopt_core import marks
+from fxopt_core.graph import iter_nodes
+from fxopt_core.naming import kebab_case
+from fxopt_core.options import bind
+from fxopt_core.runs import note_mark
+from fxopt_core.signature import signature_of, uuid_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Transformation(ABC):
+    """A pass over the graph of a ``torch.fx.GraphModule``.
+
+    A subclass implements `transform`, which edits ``graph_module.graph`` and returns the graph module. Calling the pass
+    runs it as a transaction: if anything raises, the graph module is as it was.
+
+    The constructor's parameters are the options of the pass. They make up its `signature`, which marks the nodes that
+    it changed; an equal pass object in another process recognises its marks.
+
+    >>> import operator, torch
+    >>> class MulToAdd(Transformation):
+    ...     def transform(self, graph_module):
+    ...         for node in iter_nodes(graph_module.graph):
+    ...             if node.op == "call_function" and node.target is operator.mul:
+    ...                 node.target = operator.add
+    ...                 self.mark_as_transformed(node)
+    ...         return graph_module
+    >>> class Square(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x * x
+    >>> graph_module = MulToAdd()(torch.fx.symbolic_trace(Square()))
+    >>> graph_module(torch.tensor(3.0))
+    tensor(6.)
+    """
+
+    preserves_computation: ClassVar[bool] = False
+    """Whether the result computes what the input did, up to rounding."""
+
+    _bound: dict[str, object]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Remember the constructor's arguments: they are the options."""
+        self = super().__new__(cls)
+        self._bound = bind(cls, args, kwargs)
+        return self
+
+    @abstractmethod
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        """Edit a graph module and return it.
+
+        Args:
+            graph_module: the module; it is edited in place.
+
+        Returns:
+            The same graph module, or a new one.
+        """
+
+    def __call__(
+        self,
+        graph_module: GraphModule,
+        lint_and_recompile: bool = True,
+        reverse: bool = False,
+        *,
+        expect: int | None = None,
+        strict: bool = False,
+        protect_values: bool = False,
+    ) -> GraphModule:
+        """Run the pass as a transaction.
+
+        Args:
+            graph_module: the module to transform, in place.
+            lint_and_recompile: whether to check the graph and to generate its code anew afterwards.
+            reverse: whether to undo the pass instead of applying it.
+            expect: how many sites have to be rewritten; any other number is an error.
+            strict: whether a refused site is an error.
+            protect_values: whether to copy all tensors first, so that even values which the pass writes in place are
+                restored when it fails.
+
+        Returns:
+            The transformed graph module.
+
+        Raises:
+            PreconditionError: ``graph_module`` is none, or ``strict`` and a site was refused, or something is demanded
+                of a reversal.
+            PostconditionError: ``expect`` is not met, or the pass returned no graph module, or a broken graph.
+            NotReversibleError: ``reverse`` and the pass is not reversible.
+            PassError: The pass raised; its error is chained.
+        """
+        from fxopt_core.execution import Demands, execute
+
+        return execute(self, graph_module, lint_and_recompile, reverse, Demands(expect, strict, protect_values))
+
+    @property
+    def name(self) -> str:
+        """The class name in kebab case.
+
+        >>> from fxopt_core import LintAndRecompile
+        >>> LintAndRecompile().name
+        'lint-and-recompile'
+        """
+        return kebab_case(type(self).__name__)
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """The constructor's parameters with their current values."""
+        state = vars(self)
+        return MappingProxyType({name: state.get(name, value) for name, value in self._bound.items()})
+
+    @property
+    def signature(self) -> str:
+        """A digest of class and options, equal for equal passes and the same in every process.
+
+        Raises:
+            TypeError: An option has no stable value: a lambda, a meta tensor, a sparse tensor.
+        """
+        return signature_of(type(self), self.options)
+
+    def uuid(self) -> str:
+        """A digest of class, options, code and version: a cache key for inductor."""
+        return uuid_of(type(self), self.options)
+
+    def mark_as_transformed(self, node: Node) -> None:
+        """Mark a node as changed by this pass; in the record of the run, it counts as one site.
+
+        Raises:
+            TypeError: The pass has no signature.
+        """
+        marks.add_mark(node, self.signature)
+        note_mark(node, marked=True)
+
+    def transformed(self, node: Node) -> bool:
+        """Return whether this pass marked a node."""
+        return marks.has_mark(node, self.signature)
+
+    def get_transformed_nodes(self, graph_module: GraphModule) -> list[Node]:
+        """Return the nodes that this pass marked, in order."""
+        signature = self.signature
+        return [node for node in iter_nodes(graph_module.graph) if marks.has_mark(node, signature)]
+
+    def __eq__(self, other: object) -> bool:
+        """Equal passes have equal signatures."""
+        if not isinstance(other, Transformation):
+            return NotImplemented
+        try:
+            return self is other or self.signature == other.signature
+        except TypeError:  # an option without a stable value: only the very same object is equal
+            return False
+
+    def __hash__(self) -> int:
+        """Follow the signature."""
+        try:
+            return hash(self.signature)
+        except TypeError:
+            return object.__hash__(self)
+
+    def __repr__(self) -> str:
+        """Return the call that makes an equal pass."""
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
+
+
+class ReversibleTransformation(Transformation):
+    """A pass that can be undone: `reverse` brings back what `transform` changed."""
+
+    @abstractmethod
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        """Undo what this pass did to a graph module, and return it.
+
+        `get_transformed_nodes` finds what it did; `mark_as_restored` takes a mark off again.
+        """
+
+    def mark_as_restored(self, node: Node) -> None:
+        """Take this pass's mark off a node.
+
+        Raises:
+            ValueError: The node was not marked by this pass.
+        """
+        if not marks.remove_mark(node, self.signature):
+            raise ValueError(
+                f"node `{node.name}` was not transformed by {self!r}, so it cannot be marked as restored: only nodes "
+                "of get_transformed_nodes() can"
+            )
+        note_mark(node, marked=False)

@@ -1,0 +1,127 @@
+"""Undo what was applied to a graph module: by the ledger, or by the pass's own `reverse`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch.fx import GraphModule
+
+from fxopt_core.backwards import Backwards, import_class, undo_error
+from fxopt_core.errors import NotReversibleError
+from fxopt_core.execution import check_graph_module, in_transaction
+from fxopt_core.execution import lint_and_recompile as check_and_compile
+from fxopt_core.graph import iter_nodes
+from fxopt_core.ledger import Record, applied_records, ledger_of, mark_undone, set_ledger
+from fxopt_core.marks import forget_ids
+from fxopt_core.options import construct
+from fxopt_core.recording import own_records
+from fxopt_core.runs import Run, current_snapshot
+from fxopt_core.transaction import Snapshot
+from fxopt_core.transformation import ReversibleTransformation, Transformation
+
+
+def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphModule:
+    """Undo the last run that changed a graph module: a pass, or a whole composition.
+
+    Args:
+        graph_module: the module; it is edited in place.
+        lint_and_recompile: whether to check the graph and to generate its code anew afterwards.
+
+    Returns:
+        The same graph module. Where there is nothing to undo, nothing is changed.
+
+    Raises:
+        NotReversibleError: One of the passes of that run is not reversible.
+        UndoError: The graph module was changed since in a way that makes it impossible.
+
+    >>> undo(torch.fx.symbolic_trace(torch.nn.ReLU())).code.strip().splitlines()[-1]
+    'return relu'
+    """
+    check_graph_module(graph_module, "undo")
+    records = [r for r in ledger_of(graph_module).records if r.state == "applied" and r.changed]
+    last = [record for record in records if record.run == records[-1].run]
+    if not last:
+        return graph_module
+    for record in last:
+        if not record.reversible:
+            raise NotReversibleError(
+                f"pass `{record.pass_name}` cannot be undone, and it belongs to the last run; nothing was changed. "
+                "Keep a copy of the graph module before such a pass (compose(..., inplace=False))",
+                pass_name=record.pass_name,
+            )
+    steps = [(record, None if record.operations is not None else _pass_of(record)) for record in reversed(last)]
+
+    def body(run: Run) -> GraphModule:
+        result = graph_module
+        for record, transformation in steps:
+            if any(each is record for each in ledger_of(result).records):  # else a pass that called it has undone it
+                result = _undo_step(result, record, transformation)
+        _forget_unused_ids(result)
+        if lint_and_recompile:
+            check_and_compile(result, run.transformation)
+        return result
+
+    return in_transaction(_Undo(), graph_module, False, body)
+
+
+def _undo_step(
+    graph_module: GraphModule, record: Record, transformation: ReversibleTransformation | None
+) -> GraphModule:
+    """Undo one record, by its operations, or by the pass that made it."""
+    if transformation is None:
+        Backwards(graph_module, record).run()
+        mark_undone(graph_module, (record,))
+        return graph_module
+    result = transformation.reverse(graph_module)
+    mark_undone(result, own_records(result, transformation))
+    return result
+
+
+class _Undo(Transformation):
+    """Names the transaction of `undo` in errors."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        """Return the graph module."""
+        return graph_module
+
+    @property
+    def name(self) -> str:
+        """Return "undo"."""
+        return "undo"
+
+
+def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
+    """Undo all applied records of the pass with this signature, last first; nothing is changed where there is none."""
+    records = applied_records(graph_module, signature)
+    if not any(record.operations for record in records):
+        return graph_module
+    guard = Snapshot.take(graph_module) if current_snapshot(graph_module) is None else None
+    try:
+        for record in reversed(records):
+            Backwards(graph_module, record).run()
+    except BaseException:
+        if guard is not None:
+            guard.restore()
+        raise
+    mark_undone(graph_module, records)
+    _forget_unused_ids(graph_module)
+    return graph_module
+
+
+def _forget_unused_ids(graph_module: GraphModule) -> None:
+    ledger = ledger_of(graph_module)
+    if not any(record.operations and record.state == "applied" for record in ledger.records):
+        forget_ids(iter_nodes(graph_module.graph))
+        set_ledger(graph_module, replace(ledger, next_id=0))
+
+
+def _pass_of(record: Record) -> ReversibleTransformation:
+    """Return a pass equal to the one that made a record."""
+    try:
+        transformation = construct(import_class(record.transformation), dict(record.options))
+    except Exception as error:
+        found = f"its pass cannot be made from its record ({error})"
+        raise undo_error(record, found, "reverse it by the pass itself") from error
+    if not isinstance(transformation, ReversibleTransformation) or transformation.signature != record.signature:
+        raise undo_error(record, "its pass has options that a record cannot hold", "reverse it by the pass itself")
+    return transformation

@@ -1,0 +1,34 @@
+"""Descriptions of values in ``node.meta``: moved from node to node, and resized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.passes.shape_prop import TensorMetadata
+
+VALUE_KEYS = ("val", "tensor_meta", "example_value")
+"""Entries of ``node.meta`` that describe the value; never recorded, since they hold tensors."""
+
+
+def value_entries(node: Node) -> Mapping[str, object]:
+    """Return the entries of a node's ``meta`` that describe its value."""
+    return {key: node.meta[key] for key in VALUE_KEYS if key in node.meta}
+
+
+def resized_value(node: Node, last_dim: int) -> Mapping[str, object]:
+    """Return entries that describe a node's value with another size of its last dimension, contiguous."""
+    entries: dict[str, object] = {}
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and value.dim() > 0:
+        device = value.device if type(value) is not Tensor else "meta"
+        entries["val"] = value.new_empty((*value.shape[:-1], last_dim), device=device)
+    described = node.meta.get("tensor_meta")
+    if isinstance(described, TensorMetadata) and len(described.shape) > 0:
+        sizes, step, stride = [*described.shape[:-1], last_dim], 1, []
+        for size in reversed(sizes):
+            stride.append(step)
+            step *= size
+        entries["tensor_meta"] = described._replace(shape=type(described.shape)(sizes), stride=tuple(reversed(stride)))
+    return entries

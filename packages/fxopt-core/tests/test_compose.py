@@ -1,0 +1,383 @@
+from __future__ import annotations
+
+import copy
+import operator
+import pickle
+
+import pytest
+import torch
+from fxopt_core import (
+    Composition,
+    DeepCopy,
+    LintAndRecompile,
+    NotReversibleError,
+    PassError,
+    PreconditionError,
+    ReversibleComposition,
+    ReversibleTransformation,
+    Transformation,
+    compose,
+    history,
+    iter_nodes,
+    undo,
+)
+from torch import Tensor, nn
+from torch.fx import GraphModule, symbolic_trace
+
+_LOG: list[str] = []
+
+
+class Swap(ReversibleTransformation):
+    """``x + n`` -> ``x * n`` and so on: the operation of this name becomes the other one."""
+
+    preserves_computation = True
+
+    def __init__(self, old: str = "add", new: str = "mul") -> None:
+        self.old, self.new = old, new
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        _LOG.append(f"{self.old}>{self.new}")
+        for node in iter_nodes(graph_module.graph):
+            if node.target is getattr(operator, self.old):
+                node.target = getattr(operator, self.new)
+                self.mark_as_transformed(node)
+        return graph_module
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        _LOG.append(f"{self.old}<{self.new}")
+        for node in self.get_transformed_nodes(graph_module):
+            node.target = getattr(operator, self.old)
+            self.mark_as_restored(node)
+        return graph_module
+
+
+class OneWay(Transformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        _LOG.append("one way")
+        return graph_module
+
+
+class Fails(ReversibleTransformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        graph_module.graph.erase_node(list(iter_nodes(graph_module.graph))[-1])
+        raise ValueError("no luck")
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("offset", torch.ones(3), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x)) + self.offset
+
+
+@pytest.fixture(autouse=True)
+def _empty_log() -> None:
+    _LOG.clear()
+
+
+def traced() -> GraphModule:
+    torch.manual_seed(0)
+    return symbolic_trace(Model().eval())
+
+
+def state(graph_module: GraphModule) -> list[object]:
+    rows: list[object] = [graph_module.code, id(graph_module.graph), dict(graph_module.meta), type(graph_module)]
+    rows += [(id(n), n.name, n.op, n.target, str(n.args), dict(n.meta)) for n in iter_nodes(graph_module.graph)]
+    rows += [(name, id(module), module.training) for name, module in graph_module.named_modules()]
+    rows += [(name, id(tensor), tensor.tolist()) for name, tensor in graph_module.named_parameters()]
+    rows += [(name, id(tensor), tensor.tolist()) for name, tensor in graph_module.named_buffers()]
+    return rows
+
+
+ADD_MUL, MUL_SUB = Swap("add", "mul"), Swap("mul", "sub")
+
+
+class TestOrder:
+    def test_first_argument_runs_first(self) -> None:
+        graph_module = compose(ADD_MUL, MUL_SUB)(traced())
+        assert _LOG == ["add>mul", "mul>sub"]
+        assert " - " in graph_module.code
+
+    def test_reverse_undoes_the_last_first(self) -> None:
+        graph_module, passes = traced(), compose(ADD_MUL, compose(MUL_SUB, Swap("sub", "truediv")))
+        code = graph_module.code
+        passes(graph_module)
+        _LOG.clear()
+        passes(graph_module, reverse=True)
+        assert _LOG == ["sub<truediv", "mul<sub", "add<mul"]
+        assert graph_module.code == code
+        assert {record.state for record in history(graph_module)} == {"undone"}
+
+    def test_undo_undoes_the_whole_composition(self) -> None:
+        graph_module = traced()
+        code = graph_module.code
+        compose(ADD_MUL, MUL_SUB)(Swap("truediv", "mod")(graph_module))
+        undo(graph_module)
+        assert graph_module.code == code
+        assert [record.state for record in history(graph_module)] == ["applied", "undone", "undone"]
+
+    def test_undo_skips_what_was_undone_by_its_own_pass(self) -> None:
+        graph_module = traced()
+        code = graph_module.code
+        compose(ADD_MUL, MUL_SUB)(graph_module)
+        MUL_SUB(graph_module, reverse=True)
+        undo(graph_module)
+        assert graph_module.code == code
+
+    def test_reverse_with_nothing_to_undo_changes_nothing(self) -> None:
+        graph_module = traced()
+        before = state(graph_module)
+        compose(ADD_MUL, MUL_SUB)(graph_module, lint_and_recompile=False, reverse=True)
+        assert state(graph_module) == before
+
+    def test_lints_and_recompiles_once_at_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls: list[str] = []
+        graph_module = traced()
+        graph_cls, module_cls = type(graph_module.graph), type(graph_module)
+        lint, recompile = graph_cls.lint, GraphModule.recompile
+        monkeypatch.setattr(graph_cls, "lint", lambda self: (calls.append("lint"), lint(self))[1])
+        monkeypatch.setattr(module_cls, "recompile", lambda self: (calls.append("recompile"), recompile(self))[1])
+        passes = compose(ADD_MUL, compose(MUL_SUB, OneWay()), OneWay())
+        passes(graph_module)
+        assert calls == ["lint", "recompile"]
+        passes(graph_module, lint_and_recompile=False)
+        assert calls == ["lint", "recompile"]
+
+
+class TestMembers:
+    def test_none_is_the_identity(self) -> None:
+        graph_module, nothing = traced(), compose()
+        code = graph_module.code
+        assert nothing(graph_module) is graph_module
+        assert nothing(graph_module, reverse=True) is graph_module
+        assert (graph_module.code, history(graph_module)) == (code, ())
+        assert nothing.preserves_computation
+        assert isinstance(nothing, ReversibleTransformation)
+
+    def test_one_behaves_as_that_one(self) -> None:
+        assert compose(ADD_MUL) == ADD_MUL
+        assert compose(ADD_MUL).signature == ADD_MUL.signature
+        graph_module = traced()
+        code = graph_module.code
+        alone = compose(ADD_MUL)
+        alone(graph_module)
+        alone(graph_module, reverse=True)
+        assert graph_module.code == code
+        assert not isinstance(compose(OneWay()), ReversibleTransformation)
+
+    def test_reversible_exactly_if_all_are(self) -> None:
+        assert isinstance(compose(ADD_MUL, compose(MUL_SUB), DeepCopy()), ReversibleComposition)
+        mixed = compose(ADD_MUL, compose(MUL_SUB, OneWay()))
+        assert isinstance(mixed, Composition)
+        assert not isinstance(mixed, ReversibleTransformation)
+        graph_module = mixed(traced())
+        before = state(graph_module)
+        with pytest.raises(NotReversibleError, match=r"`compose` is not reversible: `one-way` cannot be undone"):
+            mixed(graph_module, reverse=True)
+        assert state(graph_module) == before
+
+    def test_undo_refuses_if_one_changed_something_for_good(self) -> None:
+        class ForGood(Transformation):
+            def transform(self, graph_module: GraphModule) -> GraphModule:
+                return ADD_MUL.transform(graph_module)
+
+        graph_module = compose(MUL_SUB, ForGood())(traced())
+        with pytest.raises(NotReversibleError, match="for-good"):
+            undo(graph_module)
+
+    def test_undo_does_not_mind_an_irreversible_one_that_did_nothing(self) -> None:
+        graph_module = traced()
+        code = graph_module.code
+        undo(compose(ADD_MUL, OneWay())(graph_module))
+        assert graph_module.code == code
+
+    @pytest.mark.parametrize("wrong", [Swap, nn.ReLU(), None, "swap"])
+    def test_have_to_be_passes(self, wrong: object) -> None:
+        expected = r"write Swap\(\)" if wrong is Swap else "expected a Transformation"
+        with pytest.raises(PreconditionError, match=f"argument 1 of compose.*{expected}"):
+            compose(ADD_MUL, wrong)  # type: ignore[arg-type]  # that is the point
+
+    @pytest.mark.parametrize(
+        ("members", "expected"),
+        [((), True), ((ADD_MUL,), True), ((ADD_MUL, DeepCopy()), True), ((ADD_MUL, OneWay()), False)],
+    )
+    def test_preserves_computation_is_the_conjunction(
+        self, members: tuple[Transformation, ...], expected: bool
+    ) -> None:
+        assert compose(*members).preserves_computation is expected
+        assert compose(compose(*members), inplace=False).preserves_computation is expected
+
+    def test_marks_of_all_members(self) -> None:
+        passes = compose(ADD_MUL, MUL_SUB)
+        graph_module = passes(traced())
+        (node,) = passes.get_transformed_nodes(graph_module)
+        assert passes.transformed(node)
+        assert ADD_MUL.transformed(node)
+
+
+class TestIdentity:
+    def test_equal_compositions_have_equal_signatures(self) -> None:
+        assert compose(ADD_MUL, MUL_SUB) == compose(Swap(), Swap("mul", "sub"))
+        assert hash(compose(ADD_MUL, MUL_SUB)) == hash(compose(Swap(), Swap("mul", "sub")))
+        different = [
+            compose(),
+            compose(ADD_MUL, MUL_SUB),
+            compose(MUL_SUB, ADD_MUL),
+            compose(ADD_MUL, MUL_SUB, inplace=False),
+            compose(ADD_MUL, OneWay()),
+            compose(ADD_MUL, compose(MUL_SUB, OneWay())),
+            compose(ADD_MUL, inplace=False),
+        ]
+        assert len({item.signature for item in different}) == len(different)
+        assert len({item.uuid() for item in different}) == len(different)
+
+    @pytest.mark.parametrize(
+        "passes",
+        [
+            compose(),
+            compose(ADD_MUL),
+            compose(ADD_MUL, inplace=False),
+            compose(ADD_MUL, compose(MUL_SUB, OneWay()), inplace=False),
+        ],
+        ids=repr,
+    )
+    def test_copies_and_pickles(self, passes: Transformation) -> None:
+        for twin in (pickle.loads(pickle.dumps(passes)), copy.deepcopy(passes), copy.copy(passes)):
+            assert twin == passes
+            assert type(twin) is type(passes)
+            assert repr(twin) == repr(passes)
+            assert twin.preserves_computation == passes.preserves_computation
+
+    def test_repr(self) -> None:
+        assert repr(compose(OneWay(), DeepCopy(), inplace=False)) == "compose(OneWay(), DeepCopy(), inplace=False)"
+
+
+class TestTransaction:
+    def test_error_in_the_third_rolls_back_the_first_two(self) -> None:
+        graph_module = traced()
+        before = state(graph_module)
+        with pytest.raises(PassError) as caught:
+            compose(ADD_MUL, MUL_SUB, Fails())(graph_module)
+        assert (caught.value.index, caught.value.pass_name) == (2, "fails")
+        assert isinstance(caught.value.__cause__, ValueError)
+        assert state(graph_module) == before
+
+    def test_error_behind_a_copy_restores_the_input(self) -> None:
+        graph_module = traced()
+        before = state(graph_module)
+        with pytest.raises(PassError) as caught:
+            compose(ADD_MUL, compose(MUL_SUB, inplace=False), Fails())(graph_module)
+        assert caught.value.index == 2
+        assert state(graph_module) == before
+
+    def test_runs_of_one_composition_share_a_number(self) -> None:
+        graph_module = compose(ADD_MUL, compose(MUL_SUB, OneWay()))(OneWay()(traced()))
+        assert [(record.run, record.index) for record in history(graph_module)] == [(0, None), (1, 0), (1, 1), (1, 2)]
+
+
+class TestNotInPlace:
+    @pytest.mark.parametrize(
+        "passes",
+        [
+            compose(ADD_MUL, MUL_SUB, inplace=False),
+            compose(ADD_MUL, inplace=False),
+            compose(inplace=False),
+            compose(DeepCopy(), ADD_MUL, MUL_SUB),
+            compose(compose(ADD_MUL, inplace=False), MUL_SUB),
+        ],
+        ids=repr,
+    )
+    def test_changes_nothing_of_its_input_in_either_direction(self, passes: Transformation) -> None:
+        graph_module = traced()
+        code, before = graph_module.code, state(graph_module)
+        result = passes(graph_module)
+        assert state(graph_module) == before
+        assert_nothing_shared(graph_module, result)
+        middle = state(result)
+        back = passes(result, reverse=True)
+        if "inplace=False" in repr(passes):
+            assert state(result) == middle
+            assert_nothing_shared(result, back)
+        assert back.code == code
+
+    def test_keeps_what_deepcopy_loses(self) -> None:
+        graph_module = traced()
+        graph_module.note = {"kept": [1]}
+        seen: list[str] = []
+        graph_module.linear.register_forward_hook(lambda *_: seen.append("hook"))
+        result = compose(ADD_MUL, inplace=False)(graph_module)
+        assert result.note == {"kept": [1]}
+        assert result.note["kept"] is not graph_module.note["kept"]
+        assert "offset" not in result.state_dict()
+        result(torch.randn(2, 3))
+        assert seen == ["hook"]
+
+    def test_edits_of_the_result_do_not_reach_the_input(self) -> None:
+        graph_module = traced()
+        result = compose(ADD_MUL, inplace=False)(graph_module)
+        before = state(graph_module)
+        with torch.no_grad():
+            for tensor in (*result.parameters(), *result.buffers()):
+                tensor.add_(1)
+        result.train()
+        result.meta["note"] = 1
+        for node in iter_nodes(result.graph):
+            node.meta["note"] = 1
+        result.graph.erase_node(list(iter_nodes(result.graph))[-1])
+        assert state(graph_module) == before
+
+    def test_undo_of_the_copy(self) -> None:
+        graph_module = traced()
+        code = graph_module.code
+        result = compose(ADD_MUL, MUL_SUB, inplace=False)(graph_module)
+        assert undo(result).code == code
+        assert history(graph_module) == ()
+
+
+def assert_nothing_shared(one: GraphModule, other: GraphModule) -> None:
+    def owned(graph_module: GraphModule) -> dict[int, object]:
+        items: list[object] = [graph_module, graph_module.graph, graph_module.meta, *graph_module.modules()]
+        items += [*graph_module.parameters(), *graph_module.buffers(), *iter_nodes(graph_module.graph)]
+        items += [node.meta for node in iter_nodes(graph_module.graph)]
+        items += [tensor.untyped_storage()._cdata for tensor in (*graph_module.parameters(), *graph_module.buffers())]
+        return {item if isinstance(item, int) else id(item): item for item in items}
+
+    mine, others = owned(one), owned(other)
+    assert not [mine[key] for key in mine.keys() & others.keys()]
+
+
+class TestDeepCopyAndLint:
+    def test_deep_copy_is_faithful_and_reverses_to_the_same(self) -> None:
+        graph_module = traced()
+        twin = DeepCopy()(graph_module)
+        assert twin is not graph_module
+        assert_nothing_shared(graph_module, twin)
+        assert history(graph_module) == ()
+        assert [record.pass_name for record in history(twin)] == ["deep-copy"]
+        assert DeepCopy()(twin, reverse=True) is twin
+        assert "offset" not in twin.state_dict()
+
+    def test_undo_after_a_copy_undoes_what_came_before(self) -> None:
+        graph_module = traced()
+        code = graph_module.code
+        twin = DeepCopy()(ADD_MUL(graph_module))
+        assert undo(twin).code == code
+
+    def test_lint_and_recompile(self) -> None:
+        graph_module = traced()
+        ADD_MUL(graph_module, lint_and_recompile=False)
+        LintAndRecompile()(graph_module, lint_and_recompile=False)
+        assert "offset" in graph_module.code
+        assert " * " in graph_module.code
+        LintAndRecompile()(graph_module, reverse=True)
+        output = list(iter_nodes(graph_module.graph))[-1]
+        output.prepend(list(iter_nodes(graph_module.graph))[0])
+        with pytest.raises(PassError, match="lint-and-recompile"):
+            LintAndRecompile()(graph_module, lint_and_recompile=False)

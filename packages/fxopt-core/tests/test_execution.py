@@ -1,0 +1,486 @@
+from __future__ import annotations
+
+import contextvars
+import operator
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from fxopt_core import (
+    FxoptError,
+    PassError,
+    PostconditionError,
+    PreconditionError,
+    Refusal,
+    ReversibleTransformation,
+    Transformation,
+    VerificationError,
+    compose,
+    history,
+    iter_nodes,
+    undo,
+)
+from fxopt_core.runs import current_frame
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node, symbolic_trace
+
+Body = Callable[[GraphModule], object]
+
+
+class Run(Transformation):
+    """Runs any function as a pass."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        result = self.body(graph_module)
+        return result  # type: ignore[return-value]  # what a pass returns wrongly is tested, too
+
+
+class MulToAdd(Transformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in iter_nodes(graph_module.graph):
+            if node.target is operator.mul:
+                node.target = operator.add
+                self.mark_as_transformed(node)
+        return graph_module
+
+
+class AddToSub(ReversibleTransformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in iter_nodes(graph_module.graph):
+            if node.target is operator.add:
+                node.target = operator.sub
+                self.mark_as_transformed(node)
+        return graph_module
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        for node in self.get_transformed_nodes(graph_module):
+            node.target = operator.add
+            self.mark_as_restored(node)
+        return graph_module
+
+
+class AddToPower(ReversibleTransformation):
+    """Goes by way of another pass, twice, and back."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        AddToSub()(graph_module)
+        for node in iter_nodes(graph_module.graph):
+            if node.target is operator.mul:
+                node.target = operator.add
+                self.mark_as_transformed(node)
+        return AddToSub()(graph_module)
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        AddToSub()(graph_module, reverse=True)
+        for node in self.get_transformed_nodes(graph_module):
+            node.target = operator.mul
+            self.mark_as_restored(node)
+        return graph_module
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("offset", torch.ones(3), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * x + self.offset
+
+
+def traced() -> GraphModule:
+    torch.manual_seed(0)
+    return symbolic_trace(Model())
+
+
+def state(graph_module: GraphModule) -> list[object]:
+    """Return structure and identities, as far as a test can compare them."""
+    rows: list[object] = [graph_module.code, id(graph_module.graph), dict(graph_module.meta), type(graph_module)]
+    for node in iter_nodes(graph_module.graph):
+        users = [user.name for user in node.users]
+        rows.append((id(node), node.name, node.op, node.target, str(node.args), str(node.kwargs), users, dict(node.meta)))
+    for name, module in graph_module.named_modules():
+        tensors = [(key, id(tensor)) for key, tensor in (*module._parameters.items(), *module._buffers.items())]
+        rows.append((name, id(module), module.training, tensors, sorted(module._non_persistent_buffers_set)))
+    return rows
+
+
+def break_everything(graph_module: GraphModule) -> None:
+    graph = graph_module.graph
+    MulToAdd().transform(graph_module)
+    nodes = list(iter_nodes(graph))
+    nodes[1].name = "renamed"
+    with graph.inserting_before(nodes[2]):
+        graph.call_function(torch.relu, (nodes[0],))
+    nodes[-1].args = (nodes[0],)
+    graph.erase_node(nodes[-2])
+    del graph_module.linear
+    graph_module.extra = nn.Linear(1, 1)
+    graph_module.train(not graph_module.training)
+
+
+class TestErrors:
+    @pytest.mark.parametrize("error", [ValueError("no luck"), FxoptError("no luck"), StopIteration(), AssertionError()])
+    def test_are_named_and_chained_and_nothing_is_changed(self, error: Exception) -> None:
+        def body(graph_module: GraphModule) -> None:
+            break_everything(graph_module)
+            raise error
+
+        graph_module = traced()
+        before = state(graph_module)
+        with pytest.raises(PassError, match=f"pass `run` failed, and it was rolled back: {type(error).__name__}") as caught:
+            Run(body)(graph_module)
+        assert caught.value.__cause__ is error
+        assert (caught.value.pass_name, caught.value.index) == ("run", None)
+        assert state(graph_module) == before
+
+    @pytest.mark.parametrize("cls", [PreconditionError, VerificationError])
+    def test_of_ones_own_kind_keep_their_class_and_cause(self, cls: type[PassError]) -> None:
+        cause = KeyError("deep")
+
+        def body(graph_module: GraphModule) -> None:
+            break_everything(graph_module)
+            raise cls("not like this") from cause
+
+        graph_module = traced()
+        before = state(graph_module)
+        with pytest.raises(cls, match="not like this") as caught:
+            Run(body)(graph_module)
+        assert caught.value.__cause__ is cause
+        assert caught.value.pass_name == "run"
+        assert state(graph_module) == before
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
+    def test_interrupts_go_on_as_they_are(self, error: BaseException) -> None:
+        def body(graph_module: GraphModule) -> None:
+            break_everything(graph_module)
+            raise error
+
+        graph_module = traced()
+        before = state(graph_module)
+        with pytest.raises(type(error)) as caught:
+            Run(body)(graph_module)
+        assert caught.value is error
+        assert caught.value.__cause__ is None
+        assert state(graph_module) == before
+
+    def test_index_and_predecessors_in_a_nested_composition(self) -> None:
+        def body(graph_module: GraphModule) -> None:
+            raise ValueError("no luck")
+
+        graph_module = traced()
+        before = state(graph_module)
+        passes = compose(MulToAdd(), compose(AddToSub(), compose(), compose(MulToAdd(), Run(body))), MulToAdd())
+        with pytest.raises(PassError, match="pass 3 of the composition after `mul-to-add`, `add-to-sub`, `mul-to-add`") as it:
+            passes(graph_module)
+        assert (it.value.pass_name, it.value.index) == ("run", 3)
+        assert state(graph_module) == before
+
+    def test_index_counts_from_the_front_when_reversing(self) -> None:
+        class Stuck(AddToSub):
+            def reverse(self, graph_module: GraphModule) -> GraphModule:
+                break_everything(graph_module)
+                raise ValueError("stuck")
+
+        passes = compose(AddToSub(), Stuck(), AddToPower())
+        graph_module = passes(traced())
+        before = state(graph_module)
+        with pytest.raises(PassError, match="undoing it was rolled back") as caught:
+            passes(graph_module, reverse=True)
+        assert (caught.value.pass_name, caught.value.index) == ("stuck", 1)
+        assert state(graph_module) == before
+
+    @pytest.mark.parametrize("result", [None, 3, nn.Linear(1, 1)], ids=["None", "number", "module"])
+    def test_what_is_no_graph_module_is_no_result(self, result: object) -> None:
+        graph_module = traced()
+        before = state(graph_module)
+        with pytest.raises(PostconditionError, match=rf"returned a {type(result).__name__}, expected a torch.fx.GraphM"):
+            Run(lambda graph_module: result)(graph_module)
+        assert state(graph_module) == before
+
+    @pytest.mark.parametrize("given", [None, nn.Linear(1, 1), "model"])
+    def test_what_is_no_graph_module_is_not_accepted(self, given: object) -> None:
+        for call in (MulToAdd(), compose(MulToAdd(), AddToSub()), undo):
+            with pytest.raises(PreconditionError, match="expected a torch.fx.GraphModule: capture the model first"):
+                call(given)  # type: ignore[operator]  # that is the point
+
+    def test_broken_graph_is_found(self) -> None:
+        def body(graph_module: GraphModule) -> GraphModule:
+            nodes = list(iter_nodes(graph_module.graph))
+            nodes[1].args = (nodes[-2],)  # it reads what comes later
+            return graph_module
+
+        graph_module = traced()
+        before = state(graph_module)
+        with pytest.raises(PostconditionError, match="pass `run` left a broken graph") as caught:
+            Run(body)(graph_module)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        assert state(graph_module) == before
+
+    def test_missing_module_is_found(self) -> None:
+        def body(graph_module: GraphModule) -> GraphModule:
+            del graph_module.linear
+            return graph_module
+
+        graph_module = traced()
+        before = state(graph_module)
+        with pytest.raises(PostconditionError, match="linear"):
+            Run(body)(graph_module)
+        assert state(graph_module) == before
+
+
+class TestValues:
+    @staticmethod
+    def overwrite(graph_module: GraphModule) -> None:
+        with torch.no_grad():
+            graph_module.linear.weight.mul_(2)
+        raise ValueError("no luck")
+
+    def test_written_in_place_are_reported(self) -> None:
+        with pytest.raises(PassError, match=r"does not bring back: linear\.weight\. Run it with protect_values=True"):
+            Run(self.overwrite)(traced())
+
+    def test_are_reported_with_errors_of_ones_own_kind(self) -> None:
+        def body(graph_module: GraphModule) -> None:
+            try:
+                self.overwrite(graph_module)
+            except ValueError:
+                raise PreconditionError("not like this") from None
+
+        with pytest.raises(PreconditionError, match=r"not like this.*linear\.weight"):
+            Run(body)(traced())
+
+    def test_come_back_where_protected(self) -> None:
+        graph_module = traced()
+        before = graph_module.linear.weight.detach().clone()
+        with pytest.raises(PassError) as caught:
+            Run(self.overwrite)(graph_module, protect_values=True)
+        assert "does not bring back" not in str(caught.value)
+        assert torch.equal(graph_module.linear.weight, before)
+
+
+class Refuses(Transformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        frame = current_frame(graph_module)
+        assert frame is not None
+        frame.refusals.append(Refusal("linear", "hooks", "module `linear` has hooks", ("linear",)))
+        return MulToAdd().transform(graph_module)
+
+
+class TestDemands:
+    def test_expect_on_a_plain_pass(self) -> None:
+        MulToAdd()(traced(), expect=1)
+        graph_module = traced()
+        before = state(graph_module)
+        with pytest.raises(PostconditionError, match="rewrote 1 sites, expected exactly 2; nothing was changed") as caught:
+            MulToAdd()(graph_module, expect=2)
+        assert caught.value.pass_name == "mul-to-add"
+        assert state(graph_module) == before
+
+    def test_expect_counts_all_passes_of_a_composition(self) -> None:
+        compose(MulToAdd(), AddToSub())(traced(), expect=3)
+
+    def test_strict_names_site_and_reason(self) -> None:
+        graph_module = traced()
+        before = state(graph_module)
+        with pytest.raises(PreconditionError, match="(?s)strict=True allows none.*linear: hooks: module `linear` has hooks"):
+            Refuses()(graph_module, strict=True)
+        with pytest.raises(PreconditionError):
+            compose(AddToSub(), Refuses())(graph_module, strict=True)
+        assert state(graph_module) == before
+        assert history(Refuses()(graph_module))[0].refusals[0].reason == "hooks"
+
+    @pytest.mark.parametrize("demand", [{"expect": 1}, {"strict": True}])
+    def test_nothing_can_be_demanded_of_a_reversal(self, demand: dict[str, bool]) -> None:
+        graph_module = AddToSub()(traced())
+        with pytest.raises(PreconditionError, match="demands on applying it"):
+            AddToSub()(graph_module, reverse=True, **demand)
+
+
+class TestResults:
+    def test_a_new_graph_module_takes_the_ledger_along(self) -> None:
+        def body(graph_module: GraphModule) -> GraphModule:
+            return GraphModule(graph_module, graph_module.graph)
+
+        graph_module = MulToAdd()(traced())
+        result = Run(body)(graph_module)
+        assert result is not graph_module
+        assert [record.pass_name for record in history(result)] == ["mul-to-add", "run"]
+        assert [record.pass_name for record in history(graph_module)] == ["mul-to-add"]
+        assert history(result)[-1].changed
+
+    def test_a_pass_that_does_nothing_is_recorded_as_such(self) -> None:
+        graph_module = Run(lambda graph_module: graph_module)(traced())
+        assert [record.changed for record in history(graph_module)] == [False]
+        assert undo(graph_module) is graph_module
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda gm: setattr(first(gm, "call_function"), "target", operator.sub),
+            lambda gm: setattr(first(gm, "call_module"), "name", "renamed"),
+            lambda gm: setattr(gm.linear, "weight", nn.Parameter(torch.zeros(3, 3))),
+            lambda gm: setattr(gm, "linear", nn.Linear(3, 3)),
+            lambda gm: setattr(gm, "unused", nn.ReLU()),
+            lambda gm: gm.eval(),
+            lambda gm: gm.double(),
+            lambda gm: gm.requires_grad_(False),
+            lambda gm: gm.linear.weight.data.mul_(1) and None or gm.linear.bias.detach().add_(1),
+            lambda gm: list(iter_nodes(gm.graph))[3].prepend(list(iter_nodes(gm.graph))[2]),
+        ],
+        ids=["target", "name", "tensor", "module", "new module", "mode", "dtype", "grad", "value", "order"],
+    )
+    def test_every_kind_of_change_is_seen(self, change: Callable[[GraphModule], object]) -> None:
+        def body(graph_module: GraphModule) -> GraphModule:
+            change(graph_module)
+            return graph_module
+
+        graph_module = Run(body)(traced(), lint_and_recompile=False)
+        assert [record.changed for record in history(graph_module)] == [True]
+
+    def test_arguments_that_are_set_twice_are_seen(self) -> None:
+        def body(graph_module: GraphModule) -> GraphModule:
+            for node in iter_nodes(graph_module.graph):
+                for _ in range(4):  # the memory of the first tuple is free for the third one
+                    node.args = tuple([*node.args])
+            return graph_module
+
+        assert all(history(Run(body)(traced()))[0].changed for _ in range(10))
+
+    def test_changes_of_meta_are_none(self) -> None:
+        def body(graph_module: GraphModule) -> GraphModule:
+            for node in iter_nodes(graph_module.graph):
+                node.meta["note"] = 1
+            return graph_module
+
+        assert not history(Run(body)(traced()))[0].changed
+
+
+def first(graph_module: GraphModule, op: str) -> Node:
+    return next(node for node in iter_nodes(graph_module.graph) if node.op == op)
+
+
+class TestPassesInsideOfPasses:
+    def test_are_one_run_and_undone_together(self) -> None:
+        graph_module = traced()
+        code = graph_module.code
+        AddToPower()(graph_module)
+        assert graph_module.code.count(" - ") == 2
+        assert [record.pass_name for record in history(graph_module)] == ["add-to-sub", "add-to-sub", "add-to-power"]
+        assert {record.run for record in history(graph_module)} == {0}
+        undo(graph_module)
+        assert graph_module.code == code
+        assert {record.state for record in history(graph_module)} == {"undone"}
+        AddToSub()(graph_module)
+        assert history(graph_module)[-1].run == 1
+
+    def test_reverse_of_the_outer_one_undoes_the_inner_ones(self) -> None:
+        graph_module = traced()
+        code = graph_module.code
+        AddToPower()(AddToPower()(graph_module), reverse=True)
+        assert graph_module.code == code
+        assert {record.state for record in history(graph_module)} == {"undone"}
+
+    def test_error_of_the_inner_one_names_it_and_keeps_its_cause(self) -> None:
+        cause = ValueError("no luck")
+
+        def fails(graph_module: GraphModule) -> None:
+            raise cause
+
+        class Outer(Transformation):
+            def transform(self, graph_module: GraphModule) -> GraphModule:
+                AddToSub()(graph_module)
+                return Run(fails)(graph_module)
+
+        graph_module = traced()
+        before = state(graph_module)
+        with pytest.raises(PassError, match="pass `run` failed") as caught:
+            compose(MulToAdd(), Outer())(graph_module)
+        assert caught.value.__cause__ is cause
+        assert (caught.value.pass_name, caught.value.index) == ("run", 1)
+        assert state(graph_module) == before
+
+    def test_a_failure_that_is_caught_takes_back_the_inner_one_alone(self) -> None:
+        def fails(graph_module: GraphModule) -> None:
+            break_everything(graph_module)
+            raise ValueError
+
+        class Outer(Transformation):
+            def transform(self, graph_module: GraphModule) -> GraphModule:
+                AddToSub()(graph_module)
+                with pytest.raises(PassError):
+                    Run(fails)(graph_module)
+                return graph_module
+
+        graph_module = Outer()(traced())
+        assert [record.pass_name for record in history(graph_module)] == ["add-to-sub", "outer"]
+        assert graph_module.code.count(" - ") == 1
+
+    def test_on_another_graph_module(self) -> None:
+        other = AddToSub()(traced())
+
+        class Outer(Transformation):
+            def transform(self, graph_module: GraphModule) -> GraphModule:
+                compose(MulToAdd(), AddToSub())(other)
+                compose(MulToAdd(), AddToSub()).transform(other)
+                return graph_module
+
+        graph_module = Outer()(traced())
+        assert [(record.pass_name, record.run) for record in history(graph_module)] == [("outer", 0)]
+        assert [record.run for record in history(other)] == [0, 1, 1, 2, 3]
+
+    def test_composition_called_by_its_method(self) -> None:
+        class Outer(Transformation):
+            def transform(self, graph_module: GraphModule) -> GraphModule:
+                return compose(MulToAdd(), AddToSub()).transform(graph_module)
+
+        graph_module = Outer()(traced())
+        assert [record.pass_name for record in history(graph_module)] == ["mul-to-add", "add-to-sub", "outer"]
+        assert [record.index for record in history(graph_module)] == [None, None, None]
+        assert {record.run for record in history(graph_module)} == {0}
+
+
+class TestContexts:
+    def test_threads_do_not_disturb_each_other(self) -> None:
+        ready = threading.Barrier(2)
+        modules = [traced(), traced()]
+
+        def body(graph_module: GraphModule) -> GraphModule:
+            ready.wait(10)
+            MulToAdd()(graph_module)
+            ready.wait(10)
+            return graph_module
+
+        workers = [threading.Thread(target=Run(body), args=(module,)) for module in modules]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(30)
+        assert [[r.pass_name for r in history(module)] for module in modules] == [["mul-to-add", "run"]] * 2
+
+    def test_nothing_is_left_behind(self) -> None:
+        before = [(variable.name, value) for variable, value in contextvars.copy_context().items()]
+        with pytest.raises(PassError):
+            Run(lambda graph_module: 1 / 0)(traced())
+        MulToAdd()(traced())
+        after = [(variable.name, value) for variable, value in contextvars.copy_context().items()]
+        assert [row for row in after if row[0].startswith("fxopt")] == [
+            row for row in before if row[0].startswith("fxopt")
+        ] or all(value is None for name, value in after if name in ("fxopt_frame", "fxopt_run"))
+
+
+def test_twenty_thousand_nodes_take_seconds() -> None:
+    def long(x: Tensor) -> Tensor:
+        for _ in range(10_000):
+            x = x * 2 + 1
+        return x
+
+    graph_module = symbolic_trace(long)
+    started = time.perf_counter()
+    MulToAdd()(graph_module, expect=10_000)
+    assert time.perf_counter() - started < 20

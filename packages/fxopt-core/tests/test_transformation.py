@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import copy
+import operator
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fxopt_core import (
+    NotReversibleError,
+    ReversibleTransformation,
+    Transformation,
+    history,
+    iter_nodes,
+    undo,
+)
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node, symbolic_trace
+
+
+class MulToAdd(Transformation):
+    """Every ``operator.mul`` becomes ``operator.add``, as in the optimum guide."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in graph_module.graph.nodes:
+            if node.op == "call_function" and node.target is operator.mul:
+                node.target = operator.add
+                self.mark_as_transformed(node)
+        return graph_module
+
+
+class ScaleArgument(ReversibleTransformation):
+    """Multiply and divide an argument of every addition by two, as in the optimum guide."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        graph = graph_module.graph
+        for node in list(iter_nodes(graph)):
+            if node.target is operator.add and not self.transformed(node):
+                with graph.inserting_before(node):
+                    doubled = graph.call_function(operator.mul, (node.args[0], 2))
+                    halved = graph.call_function(operator.truediv, (doubled, 2))
+                node.update_arg(0, halved)
+                self.mark_as_transformed(node)
+        return graph_module
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        for node in self.get_transformed_nodes(graph_module):
+            halved = node.args[0]
+            assert isinstance(halved, Node)
+            doubled = halved.args[0]
+            assert isinstance(doubled, Node)
+            node.update_arg(0, doubled.args[0])
+            graph_module.graph.erase_node(halved)
+            graph_module.graph.erase_node(doubled)
+            self.mark_as_restored(node)
+        return graph_module
+
+
+class Options(Transformation):
+    def __init__(self, ratio: float = 0.5, *names: str, where: object = "*", **extra: int) -> None:
+        self.ratio = ratio
+        self.names = names
+        self.where = where
+        self.extra = extra
+        self.runs = 0
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        self.runs += 1
+        return graph_module
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x) * x
+        return y + x * 3
+
+
+def traced() -> GraphModule:
+    torch.manual_seed(0)
+    return symbolic_trace(Model().eval())
+
+
+def structure(graph_module: GraphModule) -> list[tuple[object, ...]]:
+    """Return all that makes up a graph, in plain values."""
+    return [(n.name, n.op, n.target, str(n.args), str(n.kwargs), list(map(str, n.users))) for n in graph_nodes(graph_module)]
+
+
+def graph_nodes(graph_module: GraphModule) -> list[Node]:
+    return list(iter_nodes(graph_module.graph))
+
+
+class TestPlainPass:
+    def test_changes_what_is_computed(self) -> None:
+        graph_module, x = traced(), torch.randn(2, 3)
+        expected = (graph_module.linear(x) + x) + (x + 3)
+        assert MulToAdd()(graph_module) is graph_module
+        assert torch.equal(graph_module(x), expected)
+
+    def test_marks_are_found_by_an_equal_pass(self) -> None:
+        graph_module = MulToAdd()(traced())
+        assert [node.name for node in MulToAdd().get_transformed_nodes(graph_module)] == ["mul", "mul_1"]
+        assert not Options().get_transformed_nodes(graph_module)
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy], ids=["deepcopy", "copy"])
+    def test_marks_survive_copies(self, copied: Callable[[GraphModule], GraphModule]) -> None:
+        twin = copied(MulToAdd()(traced()))
+        assert [node.name for node in MulToAdd().get_transformed_nodes(twin)] == ["mul", "mul_1"]
+        assert [record.pass_name for record in history(twin)] == ["mul-to-add"]
+
+    def test_record_names_the_nodes(self) -> None:
+        (record,) = history(MulToAdd()(traced()))
+        assert [rewrite.after for rewrite in record.rewrites] == [("mul",), ("mul_1",)]
+        assert [rewrite.before for rewrite in record.rewrites] == [("mul",), ("mul_1",)]
+        assert (record.state, record.changed, record.reversible, record.run, record.index) == (
+            "applied", True, False, 0, None
+        )  # fmt: skip
+        assert record.seconds > 0
+
+    def test_applied_twice_is_recorded_twice_and_does_nothing_more(self) -> None:
+        graph_module = MulToAdd()(MulToAdd()(traced()), expect=0)
+        assert [(len(record.rewrites), record.changed) for record in history(graph_module)] == [(2, True), (0, False)]
+
+    def test_two_passes_may_mark_one_node(self) -> None:
+        class Other(MulToAdd):
+            def transform(self, graph_module: GraphModule) -> GraphModule:
+                for node in iter_nodes(graph_module.graph):
+                    if node.target is operator.add:
+                        self.mark_as_transformed(node)
+                return graph_module
+
+        graph_module = MulToAdd()(traced())
+        Other()(graph_module, expect=3)
+        assert len(MulToAdd().get_transformed_nodes(graph_module)) == 2
+
+    def test_cannot_be_reversed(self) -> None:
+        graph_module = MulToAdd()(traced())
+        before = structure(graph_module)
+        with pytest.raises(NotReversibleError, match="`mul-to-add` is not reversible") as caught:
+            MulToAdd()(graph_module, reverse=True)
+        assert caught.value.pass_name == "mul-to-add"
+        with pytest.raises(NotReversibleError, match="`mul-to-add` cannot be undone"):
+            undo(graph_module)
+        assert structure(graph_module) == before
+
+    def test_code_is_made_anew_on_demand_only(self) -> None:
+        graph_module = traced()
+        code = graph_module.code
+        MulToAdd()(graph_module, lint_and_recompile=False)
+        assert graph_module.code == code
+        MulToAdd()(graph_module)
+        assert graph_module.code != code
+
+
+class TestReversiblePass:
+    def test_there_and_back(self) -> None:
+        graph_module, x = traced(), torch.randn(2, 3)
+        before, expected = structure(graph_module), graph_module(x)
+        ScaleArgument()(graph_module, expect=1)
+        assert len(graph_nodes(graph_module)) == len(before) + 2
+        assert torch.equal(graph_module(x), expected)
+        ScaleArgument()(graph_module, reverse=True)
+        assert structure(graph_module) == before
+        assert torch.equal(graph_module(x), expected)
+        assert not any("fxopt" in node.meta for node in graph_nodes(graph_module))
+        assert [record.state for record in history(graph_module)] == ["undone"]
+
+    def test_applied_again_after_undoing_counts_again(self) -> None:
+        graph_module = traced()
+        for _ in range(3):
+            ScaleArgument()(graph_module, expect=1)
+            ScaleArgument()(graph_module, reverse=True)
+        assert [(record.state, len(record.rewrites)) for record in history(graph_module)] == [("undone", 1)] * 3
+
+    def test_undo_makes_the_pass_from_its_record(self) -> None:
+        graph_module = traced()
+        before = structure(graph_module)
+        undo(ScaleArgument()(graph_module))
+        assert structure(graph_module) == before
+        assert [record.state for record in history(graph_module)] == ["undone"]
+        undo(graph_module)
+
+    def test_reversing_what_was_never_applied_changes_nothing(self) -> None:
+        graph_module = traced()
+        before, meta, cls = structure(graph_module), dict(graph_module.meta), type(graph_module)
+        ScaleArgument()(graph_module, reverse=True)
+        assert (structure(graph_module), graph_module.meta, type(graph_module)) == (before, meta, cls)
+
+    def test_unmarked_nodes_cannot_be_restored(self) -> None:
+        graph_module = traced()
+        node = graph_nodes(graph_module)[0]
+        with pytest.raises(ValueError, match="node `x` was not transformed by ScaleArgument"):
+            ScaleArgument().mark_as_restored(node)
+
+    def test_mark_and_restore_directly(self) -> None:
+        graph_module, transformation = traced(), ScaleArgument()
+        node = graph_nodes(graph_module)[1]
+        transformation.mark_as_transformed(node)
+        transformation.mark_as_transformed(node)
+        assert transformation.transformed(node)
+        transformation.mark_as_restored(node)
+        assert not transformation.transformed(node)
+        assert "fxopt" not in node.meta
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("made", "expected"),
+        [
+            (Options(), {"ratio": 0.5, "names": (), "where": "*"}),
+            (Options(1.0, "a", "b", where="x", depth=3), {"ratio": 1.0, "names": ("a", "b"), "where": "x", "depth": 3}),
+        ],
+        ids=["defaults", "positional, variadic, keyword"],
+    )
+    def test_are_the_constructors_arguments(self, made: Options, expected: dict[str, object]) -> None:
+        assert dict(made.options) == expected
+
+    def test_are_read_only(self) -> None:
+        options: Any = Options().options
+        with pytest.raises(TypeError):
+            options["ratio"] = 1
+
+    def test_equality_follows_type_and_value(self) -> None:
+        assert Options(0.5) == Options()
+        assert hash(Options(0.5)) == hash(Options())
+        different = [Options(where=value) for value in (1, 1.0, True, -1, -2, "1", [1], (1,))]
+        assert len({item.signature for item in different}) == len(different)
+        assert Options() != MulToAdd()
+        assert Options() != "options"
+
+    def test_running_does_not_change_the_signature(self) -> None:
+        transformation = Options()
+        before, state = transformation.signature, dict(vars(transformation))
+        assert vars(transformation) == state
+        transformation(traced())
+        assert (transformation.signature, transformation.runs) == (before, 1)
+
+    def test_survive_copies_and_pickles(self) -> None:
+        transformation = Options(2.0, "a", where=["b"])
+        twins: list[Options] = [pickle.loads(pickle.dumps(transformation)), copy.deepcopy(transformation)]
+        assert twins == [transformation, transformation]
+        assert [twin.names for twin in twins] == [("a",), ("a",)]
+
+    def test_lambda_has_no_signature_and_still_runs(self) -> None:
+        transformation = Options(where=lambda name: True)
+        with pytest.raises(TypeError, match="where"):
+            _ = transformation.signature
+        graph_module = transformation(traced())
+        assert history(graph_module)[0].signature == ""
+        assert transformation == transformation  # noqa: PLR0124  (the very same object is equal)
+        assert transformation != Options(where=lambda name: True)
+        assert isinstance(hash(transformation), int)
+
+    def test_repr_makes_an_equal_pass(self) -> None:
+        assert repr(Options(0.25, where="x")) == "Options(ratio=0.25, names=(), where='x')"
+        assert eval(repr(MulToAdd())) == MulToAdd()
+
+    @pytest.mark.parametrize(
+        ("cls", "name"),
+        [(MulToAdd, "mul-to-add"), (type("FuseBatchNorm2dInConv2d", (MulToAdd,), {}), "fuse-batch-norm2d-in-conv2d")],
+    )
+    def test_name(self, cls: type[Transformation], name: str) -> None:
+        assert cls().name == name
+
+    def test_uuid_is_no_signature(self) -> None:
+        assert MulToAdd().uuid() != MulToAdd().signature
+        assert MulToAdd().uuid() == MulToAdd().uuid()
+
+    def test_abstract_methods_have_to_be_there(self) -> None:
+        class Nothing(ReversibleTransformation):
+            def transform(self, graph_module: GraphModule) -> GraphModule:
+                return graph_module
+
+        with pytest.raises(TypeError, match="reverse"):
+            Nothing()  # type: ignore[abstract]  # that is the point

@@ -1,0 +1,109 @@
+"""``x @ W.T + b`` -> ``pad(x, 1) @ [W | b].T``: the bias becomes one more column of the weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from fxopt_core import (
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Obstacle,
+    Piece,
+    Refusal,
+    ReversibleSitePass,
+    mixed_flags_refusal,
+    read_linear,
+    sharing_refusal,
+    tensors_refusal,
+)
+from torch import nn
+from torch.fx import Node
+
+
+@dataclass(frozen=True, eq=False)
+class BiasedLinear:
+    """A linear layer with bias, at every place where it is called."""
+
+    calls: tuple[LinearCall, ...]
+
+    @property
+    def label(self) -> str:
+        """The name of the layer."""
+        return self.calls[0].label
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All calls."""
+        return tuple(call.node for call in self.calls)
+
+
+class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
+    """``x @ W.T + b`` -> ``pad(x, 1) @ [W | b].T``: the bias becomes one more column of the weight.
+
+    ``x`` is (..., in_features), the new weight is (out_features, in_features + 1). This is a compatibility pass for
+    runtimes whose matrix products take no bias; it makes nothing faster by itself.
+
+    >>> graph_module = FuseBiasInLinear()(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 8))))
+    >>> getattr(graph_module, "0_with_bias")
+    Linear(in_features=5, out_features=8, bias=False)
+    """
+
+    def match(self, index: GraphIndex) -> Iterator[BiasedLinear | Refusal]:
+        """Yield the layers with bias."""
+        calls: dict[int, list[LinearCall]] = {}
+        for node in index.nodes:
+            call = read_linear(index, node)
+            if isinstance(call, Obstacle):
+                yield Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,))
+            elif call is not None and call.bias is not None:
+                calls.setdefault(id(call.weight.tensor), []).append(call)
+        for mine in calls.values():
+            yield BiasedLinear(tuple(mine))
+
+    def check(self, site: BiasedLinear, index: GraphIndex) -> Refusal | None:
+        """Refuse what is shared, tied, written in place, or partly frozen."""
+        first = site.calls[0]
+        refusal = tensors_refusal(first, index) or sharing_refusal(first, site.nodes, index)
+        if refusal is not None:
+            return refusal
+        assert first.bias is not None
+        weight, bias = first.weight.tensor, first.bias.tensor
+        if any(call.bias is None or call.bias.tensor is not bias for call in site.calls):
+            message = f"the weight of `{site.label}` is used with several biases"
+            return index.refuse(site.label, "tied-parameter", message, *site.nodes)
+        if weight.dtype != bias.dtype or weight.device != bias.device:
+            message = f"weight and bias of linear `{site.label}` are {weight.dtype} and {bias.dtype}, or on two devices"
+            return index.refuse(site.label, "dtype-mismatch", message, *site.nodes)
+        return mixed_flags_refusal(site.label, [first], index)
+
+    def rewrite(self, site: BiasedLinear, edit: Editor) -> None:
+        """Put in a layer without bias whose input has a column of ones."""
+        call = site.calls[0]
+        assert call.bias is not None
+        full = call.module_name or call.weight.name
+        name = edit.add_module(full, f"{full.rpartition('.')[2]}_with_bias", _widened(call))
+        for each in site.calls:
+            node, value, width = each.node, each.input, call.in_features + 1
+            arguments = (value, (0, 1), "constant", 1.0)
+            padded = edit.call_function(F.pad, *arguments, before=node, like=[node], value_of=value, last_dim=width)
+            edit.replace(node, edit.call_module(name, padded, before=node, like=[node]))
+        pieces: dict[str, Piece | None] = {
+            call.weight.key: Piece(f"{name}.weight", ((1, 0, call.in_features),)),
+            call.bias.key: Piece(f"{name}.weight", ((1, call.in_features, 1),), squeeze=1),
+        }
+        edit.drop(call, pieces, twin=name)
+
+
+def _widened(call: LinearCall) -> nn.Linear:
+    """Return a layer whose weight is ``[W | b]``, of shape (out_features, in_features + 1)."""
+    assert call.bias is not None
+    weight, bias = call.weight.tensor, call.bias.tensor
+    module = nn.Linear(call.in_features + 1, call.out_features, bias=False, device="meta", dtype=weight.dtype)
+    with torch.no_grad():
+        widened = torch.cat([weight.detach(), bias.detach().unsqueeze(1)], dim=1)
+    module.weight = nn.Parameter(widened, requires_grad=weight.requires_grad)
+    return module.train(call.training)

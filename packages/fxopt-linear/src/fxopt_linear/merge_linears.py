@@ -1,0 +1,335 @@
+"""``q(x), k(x), v(x)`` -> ``narrow(merged(x), -1, ...)``: linear layers that share their inputs become one.
+
+With weights of shapes (q, d), (k, d) and (v, d), the merged weight is their concatenation of shape (q + k + v, d), and
+each result is a slice of one product. Whether that is faster depends on the machine: measure it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import accumulate
+
+import torch
+from fxopt_core import (
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Obstacle,
+    Piece,
+    Refusal,
+    ReversibleSitePass,
+    input_of,
+    read_linear,
+    sharing_refusal,
+    tensors_refusal,
+)
+from torch import nn
+from torch.fx import Node
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A linear layer with all its calls.
+
+    Attributes:
+        calls: its calls, in order.
+        runs: the runs that they belong to. A run is all calls on one value until that is written in place.
+    """
+
+    calls: tuple[LinearCall, ...]
+    runs: frozenset[int]
+
+    @property
+    def first(self) -> LinearCall:
+        """Its first call."""
+        return self.calls[0]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearGroup:
+    """Linear layers that share their input wherever they are called.
+
+    Attributes:
+        layers: the layers, each as called first.
+        rows: one row for each input, with the calls on it in order.
+        copied: the calls whose results need memory of their own.
+    """
+
+    layers: tuple[LinearCall, ...]
+    rows: tuple[tuple[LinearCall, ...], ...]
+    copied: frozenset[Node]
+
+    @property
+    def label(self) -> str:
+        """The names of the layers, as in ``attention: q + k + v``."""
+        parent, names = _names(self.layers)
+        return f"{parent}: {' + '.join(names)}" if parent else " + ".join(names)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All calls."""
+        return tuple(call.node for row in self.rows for call in row)
+
+
+class MergeLinears(ReversibleSitePass[LinearGroup]):
+    """``q(x), k(x), v(x)`` -> ``narrow(merged(x), -1, ...)``: linear layers that share their inputs become one.
+
+    Sizes may differ, as in grouped-query attention. In eval mode, layers with and without bias are merged with zeros
+    standing in; in train mode they form separate groups. Layers that are called several times are merged if all of
+    them are called on the same inputs. A layer that must be left alone leaves the rest of its group merged. Results
+    that need memory of their own (they are viewed across rows, written in place, or returned) are copied. Undoing cuts
+    the original parameters out of the merged ones; it refuses where stand-in zeros were trained into something else.
+
+    Args:
+        min_group: how many layers a group needs at least.
+        where: glob pattern over full module names; layers with other names are left alone.
+        share_storage: whether the original Parameters become views of the merged ones, so that a model which still
+            holds them takes no memory besides. Its values stay; pickles of single layers grow, ``share_memory`` is
+            lost, and an in-place edit between forward and backward goes unseen.
+
+    Raises:
+        ValueError: ``min_group`` is below 2.
+
+    >>> class Attention(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.q, self.k = torch.nn.Linear(4, 8), torch.nn.Linear(4, 2)
+    ...     def forward(self, x):
+    ...         return self.q(x).sum() + self.k(x).sum()
+    >>> graph_module = MergeLinears()(torch.fx.symbolic_trace(Attention().eval()))
+    >>> graph_module.q_k_merged
+    Linear(in_features=4, out_features=10, bias=True)
+    """
+
+    def __init__(self, *, min_group: int = 2, where: str = "*", share_storage: bool = False) -> None:
+        if min_group < 2:
+            raise ValueError(f"min_group is {min_group}, expected at least 2: a single linear layer is no group")
+        self.min_group = min_group
+        self.where = where
+        self.share_storage = share_storage
+
+    def match(self, index: GraphIndex) -> Iterator[LinearGroup | Refusal]:
+        """Yield the groups of layers that share their inputs, and refusals for layers that cannot be in one."""
+        runs, obstacles = _runs(index)
+        for obstacle, node in obstacles:
+            yield Refusal(obstacle.site, obstacle.reason, f"{obstacle.message}; it stays as it is", (node.name,))
+        together: dict[frozenset[int], list[Layer]] = {}
+        for layer in _layers(runs):
+            refusal = self._refusal(layer, index)
+            if refusal is not None:
+                yield refusal
+            else:
+                together.setdefault(layer.runs, []).append(layer)
+        written = _values_of_several_runs(runs)
+        for layers in together.values():
+            for group in _alike(layers):
+                if len(group) >= self.min_group:
+                    yield _site(group, runs, index)
+                else:
+                    yield self._too_small(group, layers, written, index)
+
+    def _refusal(self, layer: Layer, index: GraphIndex) -> Refusal | None:
+        """Return why a layer cannot be in any group."""
+        call, nodes = layer.first, [call.node for call in layer.calls]
+        if not fnmatchcase(call.label, self.where):
+            return index.refuse(call.label, "filtered", f"linear `{call.label}` does not match {self.where!r}", *nodes)
+        return tensors_refusal(call, index) or sharing_refusal(call, nodes, index)
+
+    def _too_small(
+        self, group: Sequence[Layer], others: Sequence[Layer], written: set[Node], index: GraphIndex
+    ) -> Refusal:
+        """Return why layers that share an input with others have too few to be merged with."""
+        names = ", ".join(f"`{layer.first.label}`" for layer in group)
+        expected = f"{len(group)} of the {self.min_group} layers that a group needs"
+        reason, because = "group-too-small", "no other layer is called on just the same inputs"
+        other = next((layer for layer in others if layer not in group), None)
+        if other is not None:
+            reason, because = _difference(group[0].first, other.first)
+        elif any(call.input in written for call in group[0].calls):
+            reason, because = "mutated", f"`{group[0].first.input.name}` is written in place between it and the others"
+        message = f"linear {names}: {expected}, since {because}"
+        nodes = [call.node for layer in group for call in layer.calls]
+        return index.refuse(group[0].first.label, reason, message, *nodes)
+
+    def rewrite(self, site: LinearGroup, edit: Editor) -> None:
+        """Put the merged layer in, its slices in place of the results, and take the originals out."""
+        biased, merged = any(call.bias is not None for call in site.layers), _merged(site.layers)
+        parent, names = _names(site.layers)
+        label = "_".join([*(names if len(names) <= 4 else (names[0], "to", names[-1])), "merged"])
+        name = edit.add_module(f"{parent}.{label}" if parent else label, label, merged)
+        regions = _regions(site.layers)
+        for row in site.rows:
+            _rewrite_row(row, name, regions, site.copied, edit)
+        for call in site.layers:
+            region = ((0, *regions[id(call.weight.tensor)]),)
+            pieces: dict[str, Piece | None] = {call.weight.key: Piece(f"{name}.weight", region)}
+            if call.bias is not None:
+                pieces[call.bias.key] = Piece(f"{name}.bias", region)
+            elif biased:
+                edit.neutral(Piece(f"{name}.bias", region))
+            if self.share_storage:
+                _share(call, merged, *regions[id(call.weight.tensor)])
+            edit.drop(call, pieces, twin=name)
+
+
+def _runs(index: GraphIndex) -> tuple[list[list[LinearCall]], list[tuple[Obstacle, Node]]]:
+    """Return the calls of linear layers by run, and the obstacles among those that share an input with others."""
+    on_value: dict[Node, list[LinearCall | Obstacle]] = {}
+    nodes: dict[int, Node] = {}
+    for node in index.nodes:
+        call = read_linear(index, node)
+        value = None if call is None else input_of(node)
+        if call is not None and value is not None:
+            on_value.setdefault(value, []).append(call)
+            nodes[id(call)] = node
+    runs: list[list[LinearCall]] = []
+    for value, calls in on_value.items():
+        starts, previous = True, nodes[id(calls[0])]
+        for call in calls:
+            # Layers that cannot be read, with hooks say, are taken to leave their input alone, as linear layers do.
+            node = nodes[id(call)]
+            starts = starts or index.effects.written_between(value, previous, node)
+            previous = node
+            if isinstance(call, LinearCall):
+                if starts:
+                    runs.append([])
+                runs[-1].append(call)
+                starts = False
+    several = (calls for calls in on_value.values() if len(calls) > 1)
+    return runs, [(call, nodes[id(call)]) for calls in several for call in calls if isinstance(call, Obstacle)]
+
+
+def _values_of_several_runs(runs: Iterable[Sequence[LinearCall]]) -> set[Node]:
+    """Return the values that are written in place between the calls on them."""
+    values = [run[0].input for run in runs]
+    seen: set[Node] = set()
+    return {value for value in values if value in seen or seen.add(value)}  # type: ignore[func-returns-value]  # set.add
+
+
+def _layers(runs: Sequence[Sequence[LinearCall]]) -> Iterator[Layer]:
+    """Yield the layers that share some input with others; the same weight with another bias is another layer."""
+    calls: dict[tuple[int, int], list[LinearCall]] = {}
+    places: dict[tuple[int, int], list[int]] = {}
+    on_value: dict[Node, set[tuple[int, int]]] = {}
+    for place, run in enumerate(runs):
+        for call in run:
+            key = (id(call.weight.tensor), 0 if call.bias is None else id(call.bias.tensor))
+            calls.setdefault(key, []).append(call)
+            places.setdefault(key, []).append(place)
+            on_value.setdefault(call.input, set()).add(key)
+    for key, mine in calls.items():
+        if any(len(on_value[call.input]) > 1 for call in mine):
+            yield Layer(tuple(mine), frozenset(places[key]))
+
+
+def _kind(call: LinearCall) -> tuple[object, ...]:
+    """Return what layers of one group have in common beside their bias."""
+    weight = call.weight.tensor
+    return (weight.dtype, weight.device, weight.requires_grad, call.in_features, call.training)
+
+
+def _bias_kind(call: LinearCall) -> tuple[object, ...] | None:
+    """Return what the biases of one group have in common; None for a layer without."""
+    bias = None if call.bias is None else call.bias.tensor
+    return None if bias is None else (bias.dtype, bias.device, bias.requires_grad)
+
+
+def _alike(layers: Iterable[Layer]) -> list[list[Layer]]:
+    """Return groups of layers that agree in all that matters; in eval mode, those without bias join others."""
+    kinds: dict[tuple[object, ...], dict[object, list[Layer]]] = {}
+    for layer in layers:
+        kinds.setdefault(_kind(layer.first), {}).setdefault(_bias_kind(layer.first), []).append(layer)
+    for parts in kinds.values():
+        unbiased = parts.get(None, [])
+        if unbiased and len(parts) > 1 and not unbiased[0].first.training:
+            del parts[None]
+            next(iter(parts.values())).extend(unbiased)
+    return [group for parts in kinds.values() for group in parts.values()]
+
+
+def _difference(one: LinearCall, other: LinearCall) -> tuple[str, str]:
+    """Return in what two layers that share their inputs differ, as a reason and a clause."""
+    (a, b), names = (one.weight.tensor, other.weight.tensor), f"`{one.label}` and `{other.label}`"
+    if a.dtype != b.dtype or a.device != b.device:
+        return "dtype-mismatch", f"{names} differ in dtype or device: {a.dtype} on {a.device}, {b.dtype} on {b.device}"
+    if one.training != other.training:
+        return "mixed-mode", f"one of {names} is in train mode and one in eval mode"
+    if a.requires_grad != b.requires_grad:
+        return "mixed-requires-grad", f"one of {names} is frozen and one is trainable"
+    if one.bias is not None and other.bias is not None:
+        if one.bias.tensor.requires_grad != other.bias.tensor.requires_grad:
+            return "mixed-requires-grad", f"one of the biases of {names} is frozen and one is trainable"
+        return "dtype-mismatch", f"the biases of {names} differ in dtype or device"
+    if one.training:
+        return "training", f"one of {names} has no bias, and zeros that stand in would be trained"
+    return "group-too-small", f"{names} differ"
+
+
+def _site(group: Sequence[Layer], runs: Sequence[Sequence[LinearCall]], index: GraphIndex) -> LinearGroup:
+    """Return the site of a group, in the order in which its layers are called."""
+    group = sorted(group, key=lambda layer: index.position[layer.first.node])
+    mine = {id(call) for layer in group for call in layer.calls}
+    rows = tuple(tuple(call for call in runs[place] if id(call) in mine) for place in sorted(group[0].runs))
+    copied = (call.node for row in rows for call in row if index.effects.needs_own_memory(call.node))
+    return LinearGroup(tuple(layer.first for layer in group), rows, frozenset(copied))
+
+
+def _names(calls: Sequence[LinearCall]) -> tuple[str, list[str]]:
+    """Return the full name of the module that all layers are in, and their names within it."""
+    owners = [call.module_name for call in calls]
+    full = owners if len(set(owners)) == len(owners) and "" not in owners else [call.weight.name for call in calls]
+    paths = [name.split(".") for name in full]
+    depth = 0
+    while all(len(path) > depth + 1 and path[depth] == paths[0][depth] for path in paths):
+        depth += 1
+    return ".".join(paths[0][:depth]), ["_".join(path[depth:]) for path in paths]
+
+
+def _regions(calls: Sequence[LinearCall]) -> dict[int, tuple[int, int]]:
+    """Return for each weight, by id, where its rows start in the merged one and how many they are."""
+    sizes = [call.out_features for call in calls]
+    starts = accumulate(sizes, initial=0)
+    return {id(call.weight.tensor): (start, size) for call, start, size in zip(calls, starts, sizes, strict=False)}
+
+
+def _rewrite_row(
+    row: Sequence[LinearCall], name: str, regions: dict[int, tuple[int, int]], copied: frozenset[Node], edit: Editor
+) -> None:
+    """Replace the calls on one value by slices of one product; where they need it, in memory of their own."""
+    first, nodes = row[0].node, [call.node for call in row]
+    width = sum(size for _, size in regions.values())
+    merged = edit.call_module(name, row[0].input, before=first, like=nodes, last_dim=width)
+    results = []
+    for call in row:
+        node, region = call.node, regions[id(call.weight.tensor)]
+        result = edit.call_function(torch.narrow, merged, -1, *region, before=first, like=[node])
+        if node in copied:
+            form = torch.contiguous_format
+            result = edit.call_function(torch.clone, result, memory_format=form, before=first, like=[node])
+        results.append(result)
+    for node, result in zip(nodes, results, strict=True):
+        edit.replace(node, result)
+
+
+def _merged(calls: Sequence[LinearCall]) -> nn.Linear:
+    """Return the merged layer; its weight is the concatenation of the weights along dimension 0."""
+    weight, biases = calls[0].weight.tensor, [call.bias.tensor.detach() for call in calls if call.bias is not None]
+    total = sum(call.out_features for call in calls)
+    module = nn.Linear(calls[0].in_features, total, bias=bool(biases), device="meta").train(calls[0].training)
+    with torch.no_grad():
+        merged = torch.cat([call.weight.tensor.detach() for call in calls])
+        module.weight = nn.Parameter(merged, requires_grad=weight.requires_grad)
+        if biases:
+            parts = [biases[0].new_zeros(c.out_features) if c.bias is None else c.bias.tensor.detach() for c in calls]
+            trains = any(call.bias is not None and call.bias.tensor.requires_grad for call in calls)
+            module.bias = nn.Parameter(torch.cat(parts), requires_grad=trains)
+    return module
+
+
+def _share(call: LinearCall, merged: nn.Linear, start: int, size: int) -> None:
+    """Let the original Parameters be views of the merged ones, for whoever holds them still."""
+    for original, now in ((call.weight, merged.weight), (call.bias, merged.bias)):
+        if original is not None:
+            original.tensor.data = now.detach().narrow(0, start, size)

@@ -1,0 +1,69 @@
+"""``batch_norm(conv(x))`` -> ``folded_conv(x)``: batch norm behind convolutions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fxopt_core import ConvolutionCall, GraphIndex, Obstacle, read_convolution
+from torch import nn
+from torch.fx import Node
+
+from fxopt_norm.folding import FoldBatchNorm
+
+
+class _FoldInConvolution(FoldBatchNorm):
+    """Folds into plain convolutions over a number of dimensions, or into transposed ones over any."""
+
+    dims: ClassVar[tuple[int, ...]]
+    transposed: ClassVar[bool] = False
+    classes: ClassVar[tuple[type[nn.Module], ...]]
+
+    def read_layer(self, index: GraphIndex, node: Node) -> ConvolutionCall | Obstacle | None:
+        """Read a convolution of the kind that this pass folds into."""
+        call = read_convolution(index, node)
+        if isinstance(call, Obstacle):
+            module = index.module_of(node)
+            return call if module is None or isinstance(module, self.classes) else None
+        if call is None or call.dims not in self.dims or call.transposed != self.transposed:
+            return None
+        return call
+
+
+class FuseBatchNorm2dInConv2d(_FoldInConvolution):
+    """``batch_norm(conv2d(x))`` -> ``folded_conv2d(x)``, for batch norm that uses its running statistics.
+
+    With ``s = weight / sqrt(var + eps)`` over the output channels, the new weight is ``s * W`` and the new bias
+    ``s * (b - mean) + bias``. Refused in train mode, where the convolution's result is used elsewhere, and for shared,
+    tied or partly frozen tensors. It cannot be undone.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+    >>> graph_module = FuseBatchNorm2dInConv2d()(torch.fx.symbolic_trace(model))
+    >>> [name for name, _ in graph_module.named_children()]
+    ['0_folded']
+    """
+
+    dims = (2,)
+    classes = (nn.Conv2d,)
+
+
+class FuseBatchNorm1dInConv1d(_FoldInConvolution):
+    """``batch_norm(conv1d(x))`` -> ``folded_conv1d(x)``; needs known shapes, since conv1d takes unbatched input too."""
+
+    dims = (1,)
+    classes = (nn.Conv1d,)
+
+
+class FuseBatchNorm3dInConv3d(_FoldInConvolution):
+    """``batch_norm(conv3d(x))`` -> ``folded_conv3d(x)``."""
+
+    dims = (3,)
+    classes = (nn.Conv3d,)
+
+
+class FuseBatchNormInConvTranspose(_FoldInConvolution):
+    """``batch_norm(conv_transpose(x))`` -> ``folded_conv_transpose(x)``, over 1, 2 or 3 dimensions."""
+
+    dims = (1, 2, 3)
+    transposed = True
+    classes = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

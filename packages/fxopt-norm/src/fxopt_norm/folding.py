@@ -1,0 +1,244 @@
+"""What all folds share: the site, its legality, its rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from fxopt_core import (
+    BatchNormCall,
+    ConvolutionCall,
+    Derived,
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Obstacle,
+    Refusal,
+    SitePass,
+    TensorRef,
+    input_of,
+    mixed_flags_refusal,
+    read_batch_norm,
+    sharing_refusal,
+    tensor_facts,
+    tensors_refusal,
+)
+from torch import Tensor, nn
+from torch.fx import Node
+
+from fxopt_norm.formulas import fold_after, fold_before
+
+Layer = ConvolutionCall | LinearCall
+
+
+@dataclass(frozen=True, eq=False)
+class FoldSite:
+    """A layer and the batch norm behind it, or before it.
+
+    Attributes:
+        layer: the convolution or linear layer.
+        norm: the batch norm.
+        norm_first: whether the batch norm comes first.
+        rank: number of dimensions that the value between them must have.
+    """
+
+    layer: Layer
+    norm: BatchNormCall
+    norm_first: bool
+    rank: int
+
+    @property
+    def first(self) -> Layer | BatchNormCall:
+        """What runs first."""
+        return self.norm if self.norm_first else self.layer
+
+    @property
+    def second(self) -> Layer | BatchNormCall:
+        """What runs second."""
+        return self.layer if self.norm_first else self.norm
+
+    @property
+    def label(self) -> str:
+        """The names of both."""
+        return f"{self.first.label} + {self.second.label}"
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Both calls, in order."""
+        return (self.first.node, self.second.node)
+
+
+class FoldBatchNorm(SitePass[FoldSite]):
+    """Base of the folds: ``batch_norm(layer(x))`` -> ``folded(x)``. A subclass says which layers it folds into."""
+
+    repeats = True
+    norm_may_come_first: ClassVar[bool] = False
+
+    def read_layer(self, index: GraphIndex, node: Node) -> Layer | Obstacle | None:
+        """Read a layer of the kind that this pass folds into; None for anything else."""
+        raise NotImplementedError
+
+    def match(self, index: GraphIndex) -> Iterator[FoldSite | Refusal]:
+        """Yield pairs of a layer and a batch norm."""
+        for node in index.nodes:
+            norm = read_batch_norm(index, node)
+            value = None if norm is None else input_of(node)
+            if norm is None or value is None:
+                continue
+            layer = self.read_layer(index, value)
+            if layer is not None:
+                yield _site(layer, norm, False, node)
+            if self.norm_may_come_first:
+                for user in node.users:
+                    layer = self.read_layer(index, user)
+                    if layer is not None and input_of(user) is node:
+                        yield _site(layer, norm, True, node)
+
+    def check(self, site: FoldSite, index: GraphIndex) -> Refusal | None:
+        """Refuse what trains, is shared, tied, mutated, of another rank or size, or partly frozen."""
+        return (
+            _mode_refusal(site, index)
+            or _flow_refusal(site, index)
+            or _shape_refusal(site, index)
+            or tensors_refusal(site.layer, index)
+            or tensors_refusal(site.norm, index)
+            or sharing_refusal(site.layer, [site.layer.node], index)
+            or sharing_refusal(site.norm, [site.norm.node], index)
+            or mixed_flags_refusal(site.label, [site.layer, site.norm], index)
+        )
+
+    def rewrite(self, site: FoldSite, edit: Editor) -> None:
+        """Put in one layer with new tensors, and take layer and batch norm out."""
+        layer, norm, first, second = site.layer, site.norm, site.first.node, site.second.node
+        local = (layer.label if layer.module_name else layer.weight.name).rpartition(".")[2]
+        name = edit.add_module(layer.label if layer.module_name else layer.weight.name, f"{local}_folded", folded(site))
+        call = edit.call_module(name, site.first.input, before=first, like=[second, first])
+        edit.replace(second, call)
+        edit.erase(first)
+        edit.derived(_derivation(site, name))
+        edit.drop(layer, {}, twin=name)
+        edit.drop(norm, {}, twin=name)
+
+
+def _site(layer: Layer | Obstacle, norm: BatchNormCall | Obstacle, norm_first: bool, node: Node) -> FoldSite | Refusal:
+    if isinstance(layer, Obstacle):
+        return Refusal(layer.site, layer.reason, f"{layer.message}; the batch norm `{node.name}` stays", (node.name,))
+    if isinstance(norm, Obstacle):
+        return Refusal(norm.site, norm.reason, f"{norm.message}; it stays as it is", (node.name,))
+    return FoldSite(layer, norm, norm_first, 2 if isinstance(layer, LinearCall) else layer.dims + 2)
+
+
+def _mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
+    norm = site.norm
+    if norm.training:
+        message = f"batch norm `{norm.label}` is in train mode and normalises with the statistics of the batch"
+        return index.refuse(site.label, "training", message, *site.nodes)
+    if norm.uses_batch_statistics:
+        message = f"batch norm `{norm.label}` keeps no running statistics"
+        return index.refuse(site.label, "no-statistics", message, *site.nodes)
+    return None
+
+
+def _flow_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
+    first, second = site.nodes
+    others = [user for user in first.users if user is not second]
+    if others:
+        message = f"what `{site.first.label}` computes is also used at node `{others[0].name}`, and would change there"
+        return index.refuse(site.label, "several-users", message, *site.nodes)
+    if index.effects.written_between(first, first, second):
+        message = f"what `{site.first.label}` computes is written in place before `{site.second.label}` reads it"
+        return index.refuse(site.label, "mutated", message, *site.nodes)
+    return None
+
+
+def _shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
+    layer, norm = site.layer, site.norm
+    features = layer_features(layer, inputs=site.norm_first)
+    for ref in norm.tensors:
+        if ref is not norm.counter and tuple(ref.tensor.shape) != (features,):
+            message = f"`{ref.name}` has shape {tuple(ref.tensor.shape)}, expected ({features},) as `{layer.label}` has"
+            return index.refuse(site.label, "size-mismatch", message, *site.nodes)
+        if ref is not norm.counter and not _agrees(ref.tensor, layer.weight.tensor):
+            message = (
+                f"`{ref.name}` is {ref.tensor.dtype} on {ref.tensor.device}, and the weight of `{layer.label}` is "
+                f"{layer.weight.tensor.dtype} on {layer.weight.tensor.device}"
+            )
+            return index.refuse(site.label, "dtype-mismatch", message, *site.nodes)
+    if norm.ranks == (site.rank,):
+        return None
+    facts = tensor_facts(site.first.node, layer.weight.tensor) or tensor_facts(site.second.node, layer.weight.tensor)
+    if facts is None:
+        message = f"whether the value between `{site.first.label}` and `{site.second.label}` has {site.rank} dimensions"
+        return index.refuse(site.label, "shape-unknown", f"{message} is not known; call infer_shapes first", *site.nodes)
+    if facts.rank != site.rank:
+        message = (
+            f"batch norm `{norm.label}` normalises dimension 1 of a value with {facts.rank} dimensions, which is not the "
+            f"one of `{layer.label}`; expected {site.rank} dimensions"
+        )
+        return index.refuse(site.label, "wrong-axis", message, *site.nodes)
+    return None
+
+
+def _agrees(tensor: Tensor, weight: Tensor) -> bool:
+    """Return whether a batch norm's tensor goes with a weight; torch takes float32 statistics for half precision."""
+    wide = weight.dtype in (torch.float16, torch.bfloat16) and tensor.dtype == torch.float32
+    return tensor.device == weight.device and (wide or tensor.dtype == weight.dtype) and weight.is_floating_point()
+
+
+def layer_features(layer: Layer, *, inputs: bool) -> int:
+    """Return how many features a layer takes or produces."""
+    if isinstance(layer, LinearCall):
+        return layer.in_features if inputs else layer.out_features
+    return layer.in_channels if inputs else layer.out_channels
+
+
+def folded(site: FoldSite) -> nn.Module:
+    """Return the layer that computes both; frozen tensors stay frozen."""
+    layer, norm = site.layer, site.norm
+    if isinstance(layer, LinearCall):
+        module: nn.Module = nn.Linear(layer.in_features, layer.out_features, device="meta").train(layer.training)
+    else:
+        module = layer.build(bias=True)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    own = (layer.weight.tensor, _data(layer.bias), norm.running_mean.tensor, norm.running_var.tensor)
+    affine = (_data(norm.weight), _data(norm.bias))
+    with torch.no_grad():
+        if site.norm_first:
+            weight, bias = fold_before(*own, *affine, eps=norm.eps)
+        else:
+            transposed = isinstance(layer, ConvolutionCall) and layer.transposed
+            groups = layer.groups if isinstance(layer, ConvolutionCall) else 1
+            weight, bias = fold_after(*own, *affine, eps=norm.eps, transposed=transposed, groups=groups)
+    trains = any(ref.tensor.requires_grad for ref in (layer.bias, norm.bias) if ref is not None)
+    module.register_parameter("weight", nn.Parameter(weight, requires_grad=layer.weight.tensor.requires_grad))
+    module.register_parameter("bias", nn.Parameter(bias, requires_grad=trains))
+    return module
+
+
+def _data(ref: TensorRef | None) -> Tensor | None:
+    return None if ref is None else ref.tensor
+
+
+def _derivation(site: FoldSite, name: str) -> Derived:
+    """Return how the new tensors follow from the original ones."""
+    layer, norm = site.layer, site.norm
+    refs = {
+        "weight": layer.weight,
+        "bias": layer.bias,
+        "mean": norm.running_mean,
+        "var": norm.running_var,
+        "norm_weight": norm.weight,
+        "norm_bias": norm.bias,
+    }
+    settings: list[tuple[str, object]] = [("eps", norm.eps)]
+    if isinstance(layer, ConvolutionCall):
+        settings += [("transposed", layer.transposed), ("groups", layer.groups)]
+    return Derived(
+        function=f"fxopt_norm.formulas:{'fold_before' if site.norm_first else 'fold_after'}",
+        inputs=tuple((key, None if ref is None else ref.name) for key, ref in refs.items()),
+        settings=tuple(settings),
+        outputs=(f"{name}.weight", f"{name}.bias"),
+    )

@@ -1,0 +1,31 @@
+"""``batch_norm(linear(x))`` and ``linear(batch_norm(x))`` -> ``folded_linear(x)``."""
+
+from __future__ import annotations
+
+from fxopt_core import GraphIndex, LinearCall, Obstacle, read_linear
+from torch.fx import Node
+
+from fxopt_norm.folding import FoldBatchNorm
+
+
+class FuseBatchNorm1dInLinear(FoldBatchNorm):
+    """``batch_norm(linear(x))`` and ``linear(batch_norm(x))`` -> ``folded_linear(x)``, on 2-D values.
+
+    With ``s = weight / sqrt(var + eps)`` and ``t = bias - s * mean``: behind the layer, the new weight is ``s[:, None] * W``
+    and the new bias ``s * b + t``; before it, they are ``W * s`` and ``W @ t + b``. On 3-D values, batch norm works on
+    dimension 1 and the layer on the last one, so those are refused, and so is a value whose rank is not known:
+    ``infer_shapes`` tells. It cannot be undone.
+
+    >>> import torch
+    >>> from fxopt_core import infer_shapes
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)).eval()
+    >>> graph_module = infer_shapes(torch.fx.symbolic_trace(model), torch.zeros(2, 4))
+    >>> [name for name, _ in FuseBatchNorm1dInLinear()(graph_module).named_children()]
+    ['0_folded']
+    """
+
+    norm_may_come_first = True
+
+    def read_layer(self, index: GraphIndex, node: Node) -> LinearCall | Obstacle | None:
+        """Read a linear layer."""
+        return read_linear(index, node)

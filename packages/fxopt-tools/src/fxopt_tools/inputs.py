@@ -1,0 +1,130 @@
+"""What a model is called with: how callers state it, and copies of it for one run each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fxopt_core import PreconditionError
+from fxopt_tools.structure import tensors, tree_of
+
+
+class Inputs:
+    """The arguments of one call of a model, positional and by keyword.
+
+    >>> Inputs(1, scale=2.0)
+    Inputs(1, scale=2.0)
+    """
+
+    __slots__ = ("args", "kwargs")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+
+    def __repr__(self) -> str:
+        """Return the call that makes equal inputs."""
+        return f"Inputs({', '.join([*map(repr, self.args), *(f'{k}={v!r}' for k, v in self.kwargs.items())])})"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors among the arguments by their paths: ``args[0]``, ``kwargs['mask']``."""
+        return tensors(tree_of(self.args), "args") | tensors(tree_of(self.kwargs), "kwargs")
+
+
+OneInput: TypeAlias = "Tensor | tuple[Any, ...] | Mapping[str, Any] | Inputs"
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A copy of inputs that one run may write into.
+
+    Attributes:
+        inputs: the copy.
+        tensors: its tensors by their paths.
+        versions: their version counters before the run.
+    """
+
+    inputs: Inputs
+    tensors: Mapping[str, Tensor]
+    versions: Mapping[str, int]
+
+    def written(self) -> frozenset[str]:
+        """Return the paths of the tensors that were written since."""
+        return frozenset(path for path, tensor in self.tensors.items() if tensor._version != self.versions[path])
+
+
+def read_inputs(inputs: OneInput | Sequence[OneInput]) -> list[Inputs]:
+    """Return the calls that a caller's ``inputs`` stand for.
+
+    Args:
+        inputs: a tensor (one positional argument), a tuple (positional arguments), a mapping (keyword arguments),
+            `Inputs` (both), or a list of such.
+
+    Raises:
+        PreconditionError: They are something else, or an empty list.
+    """
+    if not isinstance(inputs, list):
+        return [_read(inputs, "inputs")]
+    if not inputs:
+        raise PreconditionError("inputs is an empty list, expected at least one input: nothing would be verified")
+    return [_read(item, f"inputs[{place}]") for place, item in enumerate(inputs)]
+
+
+def _read(item: object, name: str) -> Inputs:
+    if isinstance(item, Inputs):
+        return item
+    if isinstance(item, Tensor):
+        return Inputs(item)
+    if isinstance(item, tuple):
+        return Inputs(*item)
+    if isinstance(item, Mapping):
+        odd = next((key for key in item if not isinstance(key, str)), None)
+        if odd is None:
+            return Inputs(**item)
+        raise PreconditionError(
+            f"{name} is a mapping with the key {odd!r}, expected names of keyword arguments: to pass a mapping as one "
+            "positional argument, put it into a tuple"
+        )
+    raise PreconditionError(
+        f"{name} is a {type(item).__name__}, expected a tensor (one positional argument), a tuple (positional "
+        "arguments), a mapping (keyword arguments), fxopt_tools.Inputs (both), or a list of such for several inputs: "
+        "to pass one argument of another type, put it into a tuple"
+    )
+
+
+def copied(inputs: Inputs, *, widened: bool = False) -> Copied:
+    """Copy inputs for one run; what shares memory in them shares memory in the copy.
+
+    Args:
+        inputs: what to copy.
+        widened: whether floating-point tensors are to become float64, and complex ones complex128.
+
+    Raises:
+        PreconditionError: They cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    try:
+        for tensor in inputs.tensors().values():
+            if id(tensor) not in memo:  # deepcopy refuses results of differentiable operations, hence one by one
+                memo[id(tensor)] = _copy(tensor, memo, widened)
+        args, kwargs = copy.deepcopy((inputs.args, inputs.kwargs), memo)
+    except Exception as error:
+        raise PreconditionError(
+            f"the inputs cannot be copied for a run: {type(error).__name__}: {error}. Each run gets a copy, so that a "
+            "model which writes into its inputs does not alter yours: pass values that copy.deepcopy can copy"
+        ) from error
+    copy_of = Inputs(*args, **kwargs)
+    found = copy_of.tensors()
+    return Copied(copy_of, found, {path: tensor._version for path, tensor in found.items()})
+
+
+def _copy(tensor: Tensor, memo: dict[int, Any], widened: bool) -> Tensor:
+    duplicate: Tensor = copy.deepcopy(tensor.detach(), memo)
+    if widened and (duplicate.is_floating_point() or duplicate.is_complex()):
+        duplicate = duplicate.to(torch.complex128 if duplicate.is_complex() else torch.float64)
+    return duplicate.requires_grad_(tensor.requires_grad)

@@ -1,0 +1,198 @@
+"""`Verify`: an instrument that lets a pass stand only if the module still computes the same."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt_core import Instrument, PassRun, PreconditionError, Record, VerificationError, history
+from fxopt_tools.baseline import Baseline, baseline, report_on
+from fxopt_tools.inputs import OneInput, read_inputs
+from fxopt_tools.reference import Reference
+from fxopt_tools.report import VerificationReport
+from fxopt_tools.running import run_once
+from fxopt_tools.verification import check_tolerances
+
+
+@dataclass(frozen=True)
+class Check:
+    """What `Verify` made of one run of a pass.
+
+    Attributes:
+        pass_name: the pass.
+        index: its position in the composition, or None outside one.
+        reverse: whether it was being undone.
+        passed: whether the module computed the same afterwards, or None where that was not looked at.
+        report: the comparison, or None where there was none.
+        reason: why there was none, or None.
+    """
+
+    pass_name: str
+    index: int | None
+    reverse: bool
+    passed: bool | None
+    report: VerificationReport | None = None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        """Return one line."""
+        verdict = {True: "passed", False: "FAILED", None: "not checked"}[self.passed]
+        what = f"undoing {self.pass_name}" if self.reverse else self.pass_name
+        return f"{what}: {verdict}{f': {self.reason}' if self.reason else ''}"
+
+
+class Verify(Instrument):
+    """Runs the module before and after each pass, and lets the pass stand only if the outputs agree.
+
+    Use it by ``with instrumented(Verify(inputs)):`` around passes and compositions, forwards and in reverse. Criterion
+    and comparison are those of `verify`.
+
+    Only passes that claim to preserve the computation (``preserves_computation``) are held to it: the others are meant
+    to change it, or their authors have not said; `checks` lists them as not checked. Within a composition the outputs
+    after one pass are those before the next, and the run in float64 is that of the module before the first one, so that
+    n passes cost n + 1 runs of the module for each input, a copy of it in float64, and a run of that.
+
+    Attributes:
+        checks: what was found, a `Check` for each run of a pass, in order.
+
+    >>> import torch
+    >>> from fxopt_core import LintAndRecompile, instrumented
+    >>> gate = Verify(torch.ones(2, 3))
+    >>> with instrumented(gate):
+    ...     _ = LintAndRecompile()(torch.fx.symbolic_trace(torch.nn.ReLU()))
+    >>> print(*gate.checks)
+    lint-and-recompile: passed
+    """
+
+    runs_module = True
+
+    def __init__(
+        self,
+        inputs: OneInput | Sequence[OneInput],
+        *,
+        original: nn.Module | None = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        on_failure: Literal["raise", "veto"] = "raise",
+    ) -> None:
+        """Prepare to gate passes.
+
+        Args:
+            inputs: as for `verify`.
+            original: a module to compare with after each pass, in place of the module before that pass, so that
+                rounding does not add up unseen. It is run once, before the first pass. After a pass that does not claim
+                to preserve the computation it no longer serves: later passes are compared with the module before them.
+            rtol: relative tolerance in place of the dtype's.
+            atol: absolute tolerance in place of the dtype's.
+            on_failure: "raise" a `VerificationError`, which rolls back the whole run, or "veto", which rolls back this
+                pass alone and goes on with the next one.
+
+        Raises:
+            PreconditionError: An argument makes no sense.
+        """
+        if on_failure not in ("raise", "veto"):
+            raise PreconditionError(f"on_failure is {on_failure!r}, expected 'raise' or 'veto'")
+        check_tolerances(rtol, atol)
+        self.checks: list[Check] = []
+        self.may_veto = on_failure == "veto"
+        self._inputs = read_inputs(inputs)
+        self._original = original
+        self._of_original: list[Baseline] | None = None
+        self._rtol, self._atol = rtol, atol
+        self._pending: dict[int, list[Baseline]] = {}  # by the run's id: a pass may call another one
+        self._latest: tuple[weakref.ref[GraphModule], int, list[Baseline]] | None = None
+
+    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
+        """Let the pass run; at the start of a run, outputs known from an earlier one are forgotten."""
+        if not run.index:
+            self._latest = None
+        return True
+
+    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
+        """Find out what the module computes before the pass.
+
+        Raises:
+            PreconditionError: The module, or the original, refuses the inputs.
+        """
+        if not run.transformation.preserves_computation:
+            return
+        try:
+            self._pending[id(run)] = self._expected(run, graph_module)
+        except PreconditionError as error:
+            error.pass_name, error.index = run.name, run.index
+            raise
+
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
+        """Compare what the module computes now.
+
+        Returns:
+            False where it is not the same and `on_failure` is "veto", None otherwise.
+
+        Raises:
+            VerificationError: It is not the same, or the module refuses inputs that it took before.
+        """
+        self._latest = None
+        expected = self._pending.pop(id(run), None)
+        if expected is None:
+            self._original = self._of_original = None
+            self._note(run, None, reason="it does not claim to preserve the computation (preserves_computation)")
+            return None
+        try:
+            found = [run_once(graph_module, item) for item in self._inputs]
+        except Exception as error:
+            return self._refused(run, error)
+        report = report_on(zip(expected, found, strict=True), rtol=self._rtol, atol=self._atol)
+        self._note(run, report.passed, report)
+        if report.passed and run.index is not None and not run.reverse:
+            now = [replace(base, outcome=outcome) for base, outcome in zip(expected, found, strict=True)]
+            self._latest = weakref.ref(graph_module), run.index, now
+        if not report.passed and self.may_veto:
+            return False
+        report.raise_if_failed(pass_name=run.name, index=run.index)
+        return None
+
+    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
+        """Forget what was known."""
+        self._pending.pop(id(run), None)
+        self._latest = None
+
+    def _expected(self, run: PassRun, graph_module: GraphModule) -> list[Baseline]:
+        """Return what the outputs have to be after the pass."""
+        if self._original is not None:
+            if self._of_original is None:
+                self._of_original = self._baselines(self._original, "the original")
+            return self._of_original
+        if self._latest is not None and not run.reverse:
+            latest, index, baselines = self._latest
+            records = history(graph_module)
+            vetoed = bool(records) and records[-1].state == "vetoed"  # by another instrument, after this one was asked
+            if latest() is graph_module and index + 1 == run.index and not vetoed:
+                return baselines
+        graph_module.recompile()  # a pass that ran without may have left older code
+        return self._baselines(graph_module, f"the graph module before pass `{run.name}`")
+
+    def _baselines(self, module: nn.Module, who: str) -> list[Baseline]:
+        reference = Reference(module)
+        return [baseline(module, item, who, number, reference) for number, item in enumerate(self._inputs)]
+
+    def _refused(self, run: PassRun, error: Exception) -> bool:
+        reason = f"it now refuses inputs that it took before: {type(error).__name__}: {error}"
+        self._note(run, False, reason=reason)
+        if self.may_veto:
+            return False
+        raise VerificationError(
+            f"pass `{run.name}` broke the graph module: {reason}. Expected it to run as before. Leave the pass out or "
+            "report it, or let Verify veto it by on_failure='veto'",
+            pass_name=run.name,
+            index=run.index,
+        ) from error
+
+    def _note(
+        self, run: PassRun, passed: bool | None, report: VerificationReport | None = None, reason: str | None = None
+    ) -> None:
+        self.checks.append(Check(run.name, run.index, run.reverse, passed, report, reason))

@@ -1,0 +1,109 @@
+"""One run of a module that leaves no trace: not on its inputs, its buffers or the random number generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parameter import is_lazy
+
+from fxopt_core import PreconditionError
+from fxopt_tools.inputs import Inputs, copied
+from fxopt_tools.structure import Tree, tree_of
+
+SEED = 20_240_917  # of every run: only that it is the same for all runs matters
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left behind.
+
+    Attributes:
+        output: the tree of what the module returned, with copies of its tensors.
+        arguments: the tensors of the inputs as they were afterwards, by their paths.
+        written: the paths of those that the run wrote into.
+        parameters_written: names of the parameters that the run wrote into.
+    """
+
+    output: Tree
+    arguments: Mapping[str, Tensor]
+    written: frozenset[str]
+    parameters_written: tuple[str, ...]
+
+
+def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Outcome:
+    """Run a module on a copy of inputs, without gradients and from the same random state as every other run.
+
+    Buffers, and embeddings that renormalise themselves, are replaced by copies for the time of the run. Parameters that
+    the run writes are reported, not restored: copying all of them would double the model.
+
+    Args:
+        module: what to run, in the mode in which it is.
+        inputs: its arguments.
+        widened: whether the module computes in float64, and the inputs have to as well.
+
+    Raises:
+        PreconditionError: The inputs cannot be copied, or the module is not initialised.
+        Exception: Whatever the module raises.
+    """
+    _check_initialised(module)
+    with torch.inference_mode(False), torch.no_grad(), _same_random_numbers(module, inputs):
+        arguments = copied(inputs, widened=widened)
+        versions = {name: (p, _version(p)) for name, p in module.named_parameters()}
+        output = functional_call(module, _replaced(module), arguments.inputs.args, arguments.inputs.kwargs)
+        written = tuple(name for name, (p, version) in versions.items() if _version(p) != version)
+        tree = tree_of(output, keep=lambda tensor: tensor.detach().clone())
+    return Outcome(tree, arguments.tensors, arguments.written(), written)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _replaced(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the tensors that a run may write, by their full names."""
+    replaced = dict(module.named_buffers())
+    for prefix, child in module.named_modules():
+        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.max_norm is not None:
+            names = ((f"{prefix}.{name}" if prefix else name, p) for name, p in child.named_parameters(recurse=False))
+            replaced.update(names)
+    return {name: tensor.detach().clone() for name, tensor in replaced.items()}
+
+
+def _check_initialised(module: nn.Module) -> None:
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    lazy = next((name for name, tensor in tensors.items() if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise PreconditionError(
+            f"`{lazy}` of the {type(module).__name__} is not initialised yet, so there is nothing to verify: call the "
+            "module once on its inputs first"
+        )
+
+
+@contextmanager
+def _same_random_numbers(module: nn.Module, inputs: Inputs) -> Iterator[None]:
+    """Start from one fixed random state, and give the caller's back afterwards."""
+    accelerator = torch.accelerator.current_accelerator()
+    kind = "cuda" if accelerator is None else accelerator.type
+    used = [*module.parameters(), *module.buffers(), *inputs.tensors().values()]
+    devices = sorted({tensor.device.index or 0 for tensor in used if tensor.device.type == kind})
+    state = random.getstate()
+    try:
+        with torch.random.fork_rng(devices, device_type=kind):
+            _seed(kind, devices)
+            yield
+    finally:
+        random.setstate(state)
+
+
+def _seed(kind: str, devices: list[int]) -> None:
+    random.seed(SEED)
+    torch.default_generator.manual_seed(SEED)
+    for device in devices:  # torch.manual_seed would also seed devices whose state is not given back
+        with torch.accelerator.device_index(device):
+            torch.get_device_module(kind).manual_seed(SEED)

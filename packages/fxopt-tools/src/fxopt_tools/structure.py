@@ -1,0 +1,116 @@
+"""Any nested value as a tree, so that two of them can be compared place by place.
+
+Tuples, lists, mappings, dataclasses, named tuples, model outputs and other objects with attributes are branches;
+tensors and everything else are leaves. The path of a leaf reads as the expression that leads to it:
+``output.logits[0]['key']``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+_OPAQUE = (type, Enum, nn.Module, FunctionType, BuiltinFunctionType, MethodType, ModuleType, torch.Size)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor, or a value that is compared as a whole."""
+
+    value: object
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A container.
+
+    Attributes:
+        kind: what it is, in one word; containers of different kinds are different structures.
+        cls: its class where the class counts (a dataclass, a named tuple, any object), None for the plain kinds.
+        children: what it contains, by the text that is appended to its path.
+    """
+
+    kind: str
+    cls: type | None
+    children: Mapping[str, Tree]
+
+
+Tree: TypeAlias = "Leaf | Branch"
+_Parts: TypeAlias = tuple[str, "type | None", Iterable[tuple[str, object]]]
+
+
+def tree_of(value: object, keep: Callable[[Tensor], Tensor] | None = None) -> Tree:
+    """Return the tree of a value.
+
+    Args:
+        value: anything.
+        keep: what to hold in place of each tensor, for example a copy of it.
+
+    Returns:
+        The tree. An object inside itself is a leaf there, so that the tree is finite.
+
+    >>> [path for path, _ in leaves(tree_of({"a": (1, None)}), "output")]
+    ["output['a'][0]", "output['a'][1]"]
+    """
+    return _tree_of(value, keep, ())
+
+
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the path and the value of each leaf, in order."""
+    if isinstance(tree, Leaf):
+        yield path, tree.value
+        return
+    for step, child in tree.children.items():
+        yield from leaves(child, f"{path}{step}")
+
+
+def tensors(tree: Tree, path: str = "") -> dict[str, Tensor]:
+    """Return the tensors of a tree by their paths."""
+    return {place: value for place, value in leaves(tree, path) if isinstance(value, Tensor)}
+
+
+def _tree_of(value: object, keep: Callable[[Tensor], Tensor] | None, above: tuple[int, ...]) -> Tree:
+    if isinstance(value, Tensor):
+        return Leaf(value if keep is None else keep(value))
+    parts = None if id(value) in above else _parts(value)
+    if parts is None:
+        return Leaf(value)
+    kind, cls, items = parts
+    inside = (*above, id(value))
+    return Branch(kind, cls, {step: _tree_of(item, keep, inside) for step, item in items})
+
+
+def _parts(value: object) -> _Parts | None:
+    """Return kind, class and contents of a container, or None for a value that is none."""
+    if isinstance(value, _OPAQUE):
+        return None
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _named(value, zip(value._fields, value, strict=True))
+    if isinstance(value, tuple):
+        return "tuple", None, _numbered(value)
+    if isinstance(value, (list, deque)):
+        return "list", None, _numbered(value)
+    if isinstance(value, Mapping):
+        if hasattr(value, "__dataclass_fields__"):  # a model output is both
+            return _named(value, value.items())
+        return "dict", None, ((f"[{key!r}]", item) for key, item in value.items())
+    if is_dataclass(value):
+        return _named(value, ((field.name, getattr(value, field.name)) for field in fields(value)))
+    attributes: Mapping[str, object] | None = getattr(value, "__dict__", None)
+    return _named(value, attributes.items()) if attributes else None
+
+
+def _numbered(items: Iterable[object]) -> Iterator[tuple[str, object]]:
+    return ((f"[{place}]", item) for place, item in enumerate(items))
+
+
+def _named(value: object, items: Iterable[tuple[object, object]]) -> _Parts:
+    cls = type(value)
+    return cls.__qualname__, cls, ((f".{name}", item) for name, item in items)

@@ -1,0 +1,84 @@
+"""`optimize`: capture, transform, verify in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fxopt_capture import capture
+from fxopt_core import PreconditionError, Transformation, faithful_copy, registry
+from fxopt_tools import verify as verify_outputs
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+DEFAULT_PIPELINE = "inference"
+
+
+def optimize(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    pipeline: str | Transformation | None = None,
+    verify: bool = True,
+) -> GraphModule:
+    """Capture a model, run a pipeline on it, and check the result against the model.
+
+    Args:
+        model: the model, which stays as it is; or a graph module, of which a faithful copy is transformed.
+        args: example inputs by position, with batches of at least 2 where the batch is to stay dynamic.
+        kwargs: example inputs by name.
+        pipeline: pipeline text, the name of a pipeline or of a pass, or a pass; "inference" by default.
+        verify: whether to compare the result with the model on the example inputs.
+
+    Returns:
+        The transformed graph module; `history` says what was done and what was refused, `undo` takes it back.
+
+    Raises:
+        CaptureError: The model cannot be captured.
+        PipelineSyntaxError: The text of the pipeline cannot be read.
+        UnknownPassError: No installed family offers a pass of that name.
+        PassError: A pass failed.
+        VerificationError: The result computes other numbers than the model.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    >>> graph_module = optimize(model, (torch.randn(2, 3, 8, 8),))
+    >>> [str(type(module).__name__) for module in graph_module.children()]
+    ['Conv2d']
+    """
+    if isinstance(args, Tensor) or not isinstance(args, Sequence):
+        raise PreconditionError(f"args is a {type(args).__name__}, expected a tuple of inputs: write optimize(model, (x,))")
+    transformation = _transformation(pipeline)
+    if isinstance(model, GraphModule):
+        graph_module = faithful_copy(model)
+    else:
+        graph_module = capture(model, tuple(args), dict(kwargs or {}))
+    graph_module = transformation(graph_module)
+    if verify and (args or kwargs):
+        inputs = (tuple(args), dict(kwargs or {}))
+        verify_outputs(_Called(model), _Called(graph_module), inputs).raise_if_failed()
+    return graph_module
+
+
+class _Called(nn.Module):
+    """A model that takes positional and keyword inputs as one pair."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.model(*args, **kwargs)
+
+
+def _transformation(pipeline: str | Transformation | None) -> Transformation:
+    if isinstance(pipeline, Transformation):
+        return pipeline
+    if pipeline is not None and not isinstance(pipeline, str):
+        raise PreconditionError(
+            f"pipeline is a {type(pipeline).__name__}, expected text such as 'merge-linears,fold-batch-norm', or a pass "
+            "instance such as MergeLinears()"
+        )
+    return registry().pipeline(DEFAULT_PIPELINE if pipeline is None else pipeline)

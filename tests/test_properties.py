@@ -1,0 +1,222 @@
+"""What holds for every pass on every model: same results, an untouched caller, exact undo, no trace of a failure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from fxopt_arith import ChangeTrueDivToMulByInverse
+from fxopt_core import (
+    Editor,
+    PassError,
+    ReversibleTransformation,
+    Transformation,
+    compose,
+    infer_shapes,
+    undo,
+)
+from fxopt_linear import FuseBiasInLinear, MergeLinears
+from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
+from generated_models import BATCH, SIZE, Generated, convolution_models, linear_models
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
+
+ON_LINEAR: list[Transformation] = [
+    MergeLinears(),
+    FuseBiasInLinear(),
+    ChangeTrueDivToMulByInverse(),
+    FuseBatchNorm1dInLinear(),
+    compose(MergeLinears(), FuseBiasInLinear(), ChangeTrueDivToMulByInverse()),
+    compose(FuseBatchNorm1dInLinear(), MergeLinears()),
+]
+ON_CONVOLUTIONS: list[Transformation] = [
+    compose(FuseBatchNorm2dInConv2d(), FuseBatchNormInConvTranspose()),
+    ChangeTrueDivToMulByInverse(),
+]
+# torch warns about itself when the pytree of an export graph is copied.
+pytestmark = pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
+FORMS = ("traced", "exported")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 6e-2}
+DRAWN = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def captured(model: nn.Module, form: str, x: Tensor) -> GraphModule:
+    """Return a model as a graph of one of the forms, with shapes."""
+    if form == "traced":
+        return infer_shapes(torch.fx.symbolic_trace(model), x.clone())
+    return torch.export.export(model, (x.clone(),), strict=False).module()  # type: ignore[return-value]  # it is one
+
+
+def state_of(model: nn.Module) -> list[object]:
+    """Return all that a caller could see change: tensors by identity, memory and value, flags, modes, hooks."""
+    rows: list[object] = []
+    for name, module in model.named_modules():
+        rows.append((name, id(module), type(module), module.training, len(module._forward_hooks)))
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        rows.append((name, id(tensor), tensor.data_ptr(), tensor.requires_grad, tensor.dtype, tensor.detach().clone().tolist()))
+    return rows
+
+
+def graph_of(graph_module: GraphModule) -> list[object]:
+    """Return the graph and the module tree as plain data, tensors with their values."""
+    nodes = [(n.name, n.op, str(n.target), str(n.args), str(n.kwargs), sorted(map(str, n.users))) for n in graph_module.graph.nodes]
+    modules = [(name, type(module), module.training) for name, module in graph_module.named_modules()]
+    tensors = [(k, t.dtype, t.requires_grad, t.detach().double().tolist()) for k, t in graph_module.state_dict(keep_vars=True).items()]
+    return [nodes, modules, tensors, graph_module.code]
+
+
+def results(module: Callable[..., Any], x: Tensor) -> list[Tensor | None]:
+    """Return outputs, the input as it is afterwards, and the gradient by the input; None where torch refuses one."""
+    leaf = x.clone().requires_grad_()
+    given_to = leaf * 1.0  # a leaf that needs gradients may not be written in place
+    outputs = [output for output in module(given_to) if isinstance(output, Tensor)]
+    total = torch.stack([output.double().sum() for output in outputs]).sum()
+    gradient: Tensor | None = torch.zeros_like(x)
+    if total.requires_grad:
+        try:
+            (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True, materialize_grads=True)
+        except RuntimeError as error:
+            if "inplace operation" not in str(error):
+                raise
+            gradient = None
+    return [*outputs, given_to, gradient]
+
+
+def close(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
+    """Check that results agree to the tolerance of their dtype; a gradient that torch refused before may exist now."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        if other is None:
+            continue
+        assert one is not None
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        rtol = TOLERANCE[other.dtype]
+        scale = max(1.0, other.detach().double().abs().max().item() if other.numel() else 1.0)
+        torch.testing.assert_close(one, other, rtol=rtol, atol=rtol * scale, equal_nan=True)
+
+
+def check_everything(model: Generated, transformation: Transformation, form: str, x: Tensor) -> None:
+    """Check all properties of one pass on one model."""
+    caller = state_of(model)
+    expected = results(model, x)
+    graph_module = captured(model, form, x)
+    before = graph_of(graph_module)
+    transformation(graph_module)
+    close(results(graph_module, x), expected)
+    assert state_of(model) == caller
+    after = graph_of(graph_module)
+    transformation(graph_module)
+    assert graph_of(graph_module) == after
+    close(results(copy.deepcopy(graph_module), x), expected)
+    if isinstance(transformation, ReversibleTransformation):
+        again = copy.deepcopy(graph_module)
+        transformation(graph_module, reverse=True)
+        assert graph_of(graph_module) == before
+        undo(again)
+        assert graph_of(again)[0] == before[0]
+        assert graph_of(again)[2] == before[2]
+    assert state_of(model) == caller
+
+
+def inputs(data: st.DataObject, *sizes: int, dtypes: tuple[torch.dtype, ...] = DTYPES) -> tuple[Tensor, torch.dtype]:
+    """Draw an input and its dtype."""
+    dtype = data.draw(st.sampled_from(dtypes))
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(0)).to(dtype), dtype
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("transformation", ON_LINEAR, ids=repr)
+@DRAWN
+@given(data=st.data())
+def test_linear_models(transformation: Transformation, form: str, data: st.DataObject) -> None:
+    model = data.draw(linear_models())
+    x, dtype = inputs(data, BATCH, SIZE)
+    check_everything(model.to(dtype), transformation, form, x)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("transformation", ON_CONVOLUTIONS, ids=repr)
+@DRAWN
+@given(data=st.data())
+def test_convolution_models(transformation: Transformation, form: str, data: st.DataObject) -> None:
+    model = data.draw(convolution_models())
+    x, dtype = inputs(data, BATCH, SIZE, 5, 5, dtypes=(torch.float32, torch.float64))
+    check_everything(model.to(dtype), transformation, form, x)
+
+
+class InjectedError(Exception):
+    """Raised where a fault is injected."""
+
+
+@contextmanager
+def fault_at(number: int) -> Iterator[None]:
+    """Let the call with this number fail, of all calls by which a pass changes anything."""
+    count = 0
+
+    def failing(original: Callable[..., Any], after: bool) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number and not after:
+                raise InjectedError
+            result = original(*args, **kwargs)
+            if count == number:
+                raise InjectedError
+            return result
+
+        return call
+
+    points: list[tuple[Any, str]] = [
+        (Graph, "create_node"),
+        (Graph, "erase_node"),
+        (Editor, "add_module"),
+        (Editor, "drop_module"),
+        (Editor, "drop_tensor"),
+        (Editor, "replace"),
+        (Editor, "finish"),
+        (GraphModule, "recompile"),
+        (Graph, "lint"),
+        (torch, "cat"),
+        (nn.Module, "register_parameter"),
+    ]
+    patches = [mock.patch.object(owner, name, failing(getattr(owner, name), number % 2 == 0)) for owner, name in points]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in reversed(patches):
+            patch.stop()
+
+
+@pytest.mark.parametrize("transformation", [*ON_LINEAR, ON_CONVOLUTIONS[0]], ids=repr)
+@settings(DRAWN, max_examples=30)
+@given(data=st.data())
+def test_a_failure_leaves_no_trace(transformation: Transformation, data: st.DataObject) -> None:
+    on_convolutions = transformation is ON_CONVOLUTIONS[0]
+    model = data.draw(convolution_models() if on_convolutions else linear_models())
+    x = torch.randn(BATCH, SIZE, 5, 5) if on_convolutions else torch.randn(BATCH, SIZE)
+    graph_module = captured(model, "traced", x)
+    before, caller = graph_of(graph_module), state_of(model)
+    identities = [id(node) for node in graph_module.graph.nodes]
+    tensors = {key: id(tensor) for key, tensor in graph_module.state_dict(keep_vars=True).items()}
+    number = data.draw(st.integers(1, 60))
+    try:
+        with fault_at(number):
+            transformation(graph_module)
+    except PassError as error:
+        assert error.__cause__ is not None
+        assert graph_of(graph_module) == before
+        assert [id(node) for node in graph_module.graph.nodes] == identities
+        assert {key: id(tensor) for key, tensor in graph_module.state_dict(keep_vars=True).items()} == tensors
+    assert state_of(model) == caller
+    close(results(graph_module, x), results(model, x))
