@@ -132,6 +132,7 @@ class DeepCopy(ReversibleTransformation):
     """
 
     preserves_computation = True
+    _edits = False
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Return a faithful copy."""
@@ -148,6 +149,7 @@ class LintAndRecompile(ReversibleTransformation):
     """graph module -> the same one, its graph checked and its code generated anew."""
 
     preserves_computation = True
+    _edits = False
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Check the graph and generate the code."""

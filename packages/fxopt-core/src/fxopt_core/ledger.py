@@ -332,7 +332,7 @@ def adopt_records(graph_module: GraphModule, known: int, run: int) -> None:
     fresh = ledger.records[known:]
     if fresh:
         records = (*ledger.records[:known], *(replace(record, run=run) for record in fresh))
-        set_ledger(graph_module, replace(ledger, records=records))
+        set_ledger(graph_module, replace(ledger, records=records, next_run=run + 1))
 
 
 def applied_records(graph_module: GraphModule, signature: str) -> list[Record]:

@@ -122,7 +122,7 @@ def make_record(
         run=run,
         index=index,
         reversible=isinstance(transformation, ReversibleTransformation),
-        changed=changed,
+        changed=changed and transformation._edits,
         operations=None if frame.operations is None else tuple(frame.operations),
         derived=tuple(frame.derived),
     )

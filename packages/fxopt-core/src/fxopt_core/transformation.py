@@ -48,6 +48,8 @@ class Transformation(ABC):
     preserves_computation: ClassVar[bool] = False
     """Whether the result computes what the input did, up to rounding."""
 
+    _edits: ClassVar[bool] = True  # whether there may be anything to undo
+
     _bound: dict[str, object]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
