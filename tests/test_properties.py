@@ -10,6 +10,12 @@ from unittest import mock
 
 import pytest
 import torch
+from generated_models import BATCH, SIZE, Generated, convolution_models, linear_models
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
+
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import (
     Editor,
@@ -18,15 +24,11 @@ from fxopt_core import (
     Transformation,
     compose,
     infer_shapes,
+    iter_nodes,
     undo,
 )
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
-from generated_models import BATCH, SIZE, Generated, convolution_models, linear_models
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.fx import Graph, GraphModule
 
 ON_LINEAR: list[Transformation] = [
     MergeLinears(),
@@ -52,7 +54,7 @@ def captured(model: nn.Module, form: str, x: Tensor) -> GraphModule:
     """Return a model as a graph of one of the forms, with shapes."""
     if form == "traced":
         return infer_shapes(torch.fx.symbolic_trace(model), x.clone())
-    return torch.export.export(model, (x.clone(),), strict=False).module()  # type: ignore[return-value]  # it is one
+    return torch.export.export(model, (x.clone(),), strict=False).module()
 
 
 def state_of(model: nn.Module) -> list[object]:
@@ -61,15 +63,23 @@ def state_of(model: nn.Module) -> list[object]:
     for name, module in model.named_modules():
         rows.append((name, id(module), type(module), module.training, len(module._forward_hooks)))
     for name, tensor in model.state_dict(keep_vars=True).items():
-        rows.append((name, id(tensor), tensor.data_ptr(), tensor.requires_grad, tensor.dtype, tensor.detach().clone().tolist()))
+        rows.append(
+            (name, id(tensor), tensor.data_ptr(), tensor.requires_grad, tensor.dtype, tensor.detach().clone().tolist())
+        )
     return rows
 
 
 def graph_of(graph_module: GraphModule) -> list[object]:
     """Return the graph and the module tree as plain data, tensors with their values."""
-    nodes = [(n.name, n.op, str(n.target), str(n.args), str(n.kwargs), sorted(map(str, n.users))) for n in graph_module.graph.nodes]
+    nodes = [
+        (node.name, node.op, str(node.target), str(node.args), str(node.kwargs), sorted(map(str, node.users)))
+        for node in iter_nodes(graph_module.graph)
+    ]
     modules = [(name, type(module), module.training) for name, module in graph_module.named_modules()]
-    tensors = [(k, t.dtype, t.requires_grad, t.detach().double().tolist()) for k, t in graph_module.state_dict(keep_vars=True).items()]
+    tensors = [
+        (key, tensor.dtype, tensor.requires_grad, tensor.detach().double().tolist())
+        for key, tensor in graph_module.state_dict(keep_vars=True).items()
+    ]
     return [nodes, modules, tensors, graph_module.code]
 
 

@@ -1,6 +1,7 @@
 import torch
-from fxopt_core import registry
 from torch import nn
+
+from fxopt_core import registry
 
 
 def test_dropout_is_removed_in_eval_mode() -> None:

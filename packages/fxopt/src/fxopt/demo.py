@@ -5,6 +5,7 @@ all-MiniLM-L6-v2 (a BERT) and EfficientNet-Lite0, both with their trained weight
 
 from __future__ import annotations
 
+import copy
 import importlib
 import random
 import statistics
@@ -17,21 +18,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fxopt_capture import capture
-from fxopt_core import NotReversibleError, compose, history, registry, undo
-from fxopt_tools import verify
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import nn
 from torch.fx import GraphModule
 
+from fxopt_capture import capture
+from fxopt_core import NotReversibleError, compose, history, registry, undo
+from fxopt_tools import verify
+
 SENTENCES = [
     "A man is eating a bowl of pasta.",
     "Someone has spaghetti for lunch, and a glass of water with it.",
     "The stock market fell sharply on Monday.",
 ]
-STEPS = 6
+STEPS = 7
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,20 @@ class Subject:
         rtol: relative tolerance of the check.
         atol: absolute tolerance of the check.
         reversible: a pipeline that is undone exactly; the first one, where it can be.
+        near_miss: what makes the pipeline illegal at some sites.
+        spoil: returns a copy of the model with that.
         meaning: says in words what the output is.
     """
 
     name: str
     load: Callable[[], tuple[nn.Module, dict[str, Any]]]
     pipeline: str
-    counted: tuple[str, ...]
+    counted: str
     rtol: float
     atol: float
     reversible: str
+    near_miss: str
+    spoil: Callable[[nn.Module], nn.Module]
     meaning: Callable[[Mapping[str, Any], Any], str]
 
 
@@ -77,6 +83,14 @@ def sentence_similarity(inputs: Mapping[str, Any], output: Any) -> str:
     return f"pasta ~ spaghetti: cosine {same:.3f}; pasta ~ stock market: cosine {other:.3f}"
 
 
+def tie_first_layer(model: nn.Module) -> nn.Module:
+    """Return a copy of a BERT whose first layer has one parameter as weight of query and key."""
+    tied = copy.deepcopy(model)
+    attention: Any = tied.get_submodule("encoder.layer.0.attention.self")
+    attention.key.weight = attention.query.weight
+    return tied
+
+
 def load_efficientnet() -> tuple[nn.Module, dict[str, Any]]:
     """Return EfficientNet-Lite0 and two photographs."""
     library = importlib.import_module("efficientnet_lite_pytorch")
@@ -92,9 +106,19 @@ def load_efficientnet() -> tuple[nn.Module, dict[str, Any]]:
 
 def best_classes(inputs: Mapping[str, Any], output: Any) -> str:
     """Say which ImageNet classes the photographs are taken for."""
-    names = {985: "daisy", 986: "yellow lady's slipper", 698: "palace", 832: "stupa", 538: "dome", 308: "fly", 309: "bee"}
+    names = {
+        985: "daisy",
+        986: "yellow lady's slipper",
+        698: "palace",
+        832: "stupa",
+        538: "dome",
+        308: "fly",
+        309: "bee",
+    }
     best = [int(index) for index in output.argmax(-1)]
-    return "flower.jpg, china.jpg -> ImageNet classes " + ", ".join(f"{i} ({names.get(i, 'see ImageNet')})" for i in best)
+    return "flower.jpg, china.jpg -> ImageNet classes " + ", ".join(
+        f"{i} ({names.get(i, 'see ImageNet')})" for i in best
+    )
 
 
 SUBJECTS = (
@@ -102,20 +126,24 @@ SUBJECTS = (
         name="all-MiniLM-L6-v2",
         load=load_minilm,
         pipeline="merge-linears",
-        counted=("Linear",),
+        counted="Linear",
         rtol=0.0,
         atol=1e-5,
         reversible="merge-linears",
+        near_miss="with query and key of the first layer tied",
+        spoil=tie_first_layer,
         meaning=sentence_similarity,
     ),
     Subject(
         name="EfficientNet-Lite0",
         load=load_efficientnet,
         pipeline="fold-batch-norm",
-        counted=("BatchNorm2d",),
+        counted="BatchNorm2d",
         rtol=1e-4,
         atol=1e-4,
         reversible="fuse-bias-in-linear",
+        near_miss="in train mode",
+        spoil=lambda model: copy.deepcopy(model).train(),
         meaning=best_classes,
     ),
 )
@@ -133,24 +161,46 @@ def show(subject: Subject, console: Console) -> bool:
         step(f"running {subject.pipeline}")
         pipeline = registry().pipeline(subject.pipeline)
         graph_module = compose(pipeline, inplace=False)(captured)
-        step("checking the numbers")
+        step("checking the numbers on real input")
         report = verify(model, graph_module, inputs, rtol=subject.rtol, atol=subject.atol)
+        error = relative_error(graph_module(**inputs), model(**inputs))
         step("timing both")
         timings = measure({"original": lambda: model(**inputs), "transformed": lambda: graph_module(**inputs)})
+        step(f"trying it where it is not legal: {subject.near_miss}")
+        missed = registry().pipeline(subject.pipeline)(capture(subject.spoil(model), kwargs=inputs))
+        captured_lines = describe(model, captured, graph_module, subject)
+        tables = [table_of(graph_module, "Rewrites and refusals"), table_of(missed, f"The same, {subject.near_miss}")]
+        meaning = subject.meaning(inputs, graph_module(**inputs))
         step("undoing")
         undone = undo_exactly(subject, captured, graph_module, inputs)
-    operations = Counter(type(module).__name__ for module in captured.modules())
-    console.print(f"Captured {len(captured.graph.nodes)} nodes, {len(captured.state_dict())} keys: {summary(operations)}")
-    console.print(f"Keys of the checkpoint kept: {list(captured.state_dict()) == list(model.state_dict())}")
-    for kind in subject.counted:
-        console.print(f"[bold]{kind}: {count(captured, kind)} -> {count(graph_module, kind)}")
-    console.print(table_of(graph_module))
-    console.print(f"What it computes: {subject.meaning(inputs, graph_module(**inputs))}")
-    console.print(str(report))
+    for line in captured_lines:
+        console.print(line)
+    for table in tables:
+        console.print(table)
+    console.print(f"What it computes: {meaning}")
+    console.print(str(report), markup=False)
+    console.print(f"Largest error, relative to the largest output: {error:.1e}")
     console.print(timing_table(timings))
     for line in undone:
         console.print(line)
     return bool(report) and all("[red]" not in line for line in undone)
+
+
+def describe(model: nn.Module, captured: GraphModule, graph_module: GraphModule, subject: Subject) -> list[str]:
+    """Say what was captured, and what became of it."""
+    kinds = Counter(type(module).__name__ for module in captured.modules())
+    kept = "kept" if list(captured.state_dict()) == list(model.state_dict()) else "[red]NOT kept[/]"
+    return [
+        f"Captured {len(captured.graph.nodes)} nodes: {summary(kinds)}",
+        f"All {len(captured.state_dict())} keys of the checkpoint: {kept}",
+        f"[bold]{subject.counted}: {count(captured, subject.counted)} -> {count(graph_module, subject.counted)}",
+    ]
+
+
+def relative_error(found: Any, expected: Any) -> float:
+    """Return the largest absolute error of the first output over its largest magnitude."""
+    one, other = first_tensor(found), first_tensor(expected)
+    return ((one - other).abs().max() / other.abs().max()).item()
 
 
 @contextmanager
@@ -181,17 +231,23 @@ def summary(operations: Counter[str]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in operations.most_common() if kind != "Module" and number > 1)
 
 
-def table_of(graph_module: GraphModule, limit: int = 12) -> Table:
-    """Return a table of what was rewritten and refused."""
-    table = Table("pass", "site", "result", title="Rewrites and refusals")
+def table_of(graph_module: GraphModule, title: str, limit: int = 7) -> Table:
+    """Return a table of what was rewritten and refused, without the passes that found no site."""
+    table = Table("pass", "site", "result", title=title)
     for record in history(graph_module):
+        if not record.rewrites and not record.refusals:
+            continue
         for rewrite in record.rewrites[:limit]:
             table.add_row(record.pass_name, rewrite.site, " + ".join(rewrite.modules_after))
         if len(record.rewrites) > limit:
             table.add_row(record.pass_name, f"... and {len(record.rewrites) - limit} more", "")
         for refusal in record.refusals[:limit]:
-            table.add_row(record.pass_name, refusal.site, f"refused, {refusal.reason}: {refusal.message}")
-        table.add_row(record.pass_name, "[bold]total", f"[bold]{len(record.rewrites)} rewritten, {len(record.refusals)} refused")
+            table.add_row(record.pass_name, refusal.site, f"[yellow]refused[/], {refusal.reason}: {refusal.message}")
+        if len(record.refusals) > limit:
+            table.add_row(record.pass_name, f"... and {len(record.refusals) - limit} more refused", "")
+        table.add_row(
+            record.pass_name, "[bold]total", f"[bold]{len(record.rewrites)} rewritten, {len(record.refusals)} refused"
+        )
     return table
 
 
@@ -228,14 +284,16 @@ def undo_exactly(
         except NotReversibleError as error:
             lines.append(f"Undo of {subject.pipeline}: refused. {error}")
         graph_module = compose(registry().pipeline(subject.reversible), inplace=False)(captured)
-        lines.append(f"The captured graph was kept; {subject.reversible} rewrote {len(history(graph_module)[-1].rewrites)} site of it.")
+        sites = len(history(graph_module)[-1].rewrites)
+        lines.append(f"The captured graph was kept as it was; {subject.reversible} rewrote {sites} site of a copy.")
     undo(graph_module)
     before, after = captured.state_dict(), graph_module.state_dict()
     same = list(before) == list(after) and all(torch.equal(before[key], after[key]) for key in before)
     names = [node.name for node in captured.graph.nodes] == [node.name for node in graph_module.graph.nodes]
     equal = torch.equal(first_tensor(captured(**inputs)), first_tensor(graph_module(**inputs)))
     verdict = "[green]exact" if same and names and equal else "[red]NOT exact"
-    lines.append(f"Undo of {subject.reversible}: {verdict}[/]: {len(after)} tensors, all keys, {len(captured.graph.nodes)} nodes and the output compared bit for bit")
+    compared = f"{len(after)} tensors, their keys, {len(captured.graph.nodes)} nodes and the output"
+    lines.append(f"Undo of {subject.reversible}: {verdict}[/]; compared bit for bit: {compared}")
     return lines
 
 

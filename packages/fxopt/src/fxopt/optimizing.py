@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+from torch.fx import GraphModule
+
 from fxopt_capture import capture
 from fxopt_core import PreconditionError, Transformation, faithful_copy, registry
 from fxopt_tools import verify as verify_outputs
-from torch import Tensor, nn
-from torch.fx import GraphModule
 
 DEFAULT_PIPELINE = "inference"
 
@@ -47,8 +48,10 @@ def optimize(
     >>> [str(type(module).__name__) for module in graph_module.children()]
     ['Conv2d']
     """
-    if isinstance(args, Tensor) or not isinstance(args, Sequence):
-        raise PreconditionError(f"args is a {type(args).__name__}, expected a tuple of inputs: write optimize(model, (x,))")
+    if not isinstance(args, Sequence):
+        raise PreconditionError(
+            f"args is a {type(args).__name__}, expected a tuple of inputs: write optimize(model, (x,))"
+        )
     transformation = _transformation(pipeline)
     if isinstance(model, GraphModule):
         graph_module = faithful_copy(model)
@@ -78,7 +81,7 @@ def _transformation(pipeline: str | Transformation | None) -> Transformation:
         return pipeline
     if pipeline is not None and not isinstance(pipeline, str):
         raise PreconditionError(
-            f"pipeline is a {type(pipeline).__name__}, expected text such as 'merge-linears,fold-batch-norm', or a pass "
-            "instance such as MergeLinears()"
+            f"pipeline is a {type(pipeline).__name__}, expected text such as 'merge-linears,fold-batch-norm', or an "
+            "instance of a pass such as MergeLinears()"
         )
     return registry().pipeline(DEFAULT_PIPELINE if pipeline is None else pipeline)

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
-from fxopt_core import Transformation, hookimpl, input_of, iter_nodes
 from torch import nn
 from torch.fx import GraphModule
+
+from fxopt_core import Transformation, hookimpl, input_of, iter_nodes
 
 
 class RemoveDropout(Transformation):
