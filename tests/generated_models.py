@@ -106,7 +106,7 @@ def new_layer(draw: Any, draft: Draft, layer: nn.Module) -> str:
     elif sort == "hook":
         layer.register_forward_hook(lambda module, args, output: output * 0.5)
     elif sort == "tied":
-        same = [m for m in draft.layers.values() if type(m) is type(layer) and m.weight.shape == layer.weight.shape]  # type: ignore[union-attr, operator]  # layers have weights
+        same = [m for m in draft.layers.values() if type(m) is type(layer) and m.weight.shape == layer.weight.shape]
         if same:
             layer.weight = same[0].weight
     elif sort == "train" and isinstance(layer, nn.Linear):
