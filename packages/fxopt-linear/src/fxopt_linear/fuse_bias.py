@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.fx import Node
+
 from fxopt_core import (
     Editor,
     GraphIndex,
@@ -20,8 +23,6 @@ from fxopt_core import (
     sharing_refusal,
     tensors_refusal,
 )
-from torch import nn
-from torch.fx import Node
 
 
 @dataclass(frozen=True, eq=False)

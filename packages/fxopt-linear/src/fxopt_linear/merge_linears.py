@@ -12,6 +12,9 @@ from fnmatch import fnmatchcase
 from itertools import accumulate
 
 import torch
+from torch import nn
+from torch.fx import Node
+
 from fxopt_core import (
     Editor,
     GraphIndex,
@@ -25,8 +28,6 @@ from fxopt_core import (
     sharing_refusal,
     tensors_refusal,
 )
-from torch import nn
-from torch.fx import Node
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,253 @@
+"""FuseBiasInLinear: where the bias becomes a column, where it stays, and that undoing brings it back."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from linear_forms import FORMS, TRACED, check, graph_of, refused, structure
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_core import history, iter_nodes, undo
+from fxopt_linear import FuseBiasInLinear, MergeLinears
+
+
+class Network(nn.Module):
+    """Two layers with bias, one without."""
+
+    def __init__(self, out_features: int = 3) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 5, bias=False)
+        self.last = nn.Linear(5, out_features)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(input=self.second(self.first(x).relu()).tanh())
+
+
+OTHERS: list[tuple[Tensor, ...]] = [
+    (torch.randn(0, 4),),
+    (torch.randn(7, 4),),
+    (torch.randn(4),),
+    (torch.randn(2, 3, 4),),
+    (torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last),),
+    (torch.randn(4, 3).t(),),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("out_features", [1, 3])
+def test_every_bias_becomes_a_column(form: str, out_features: int) -> None:
+    fused = check(FuseBiasInLinear(), Network(out_features), form, torch.randn(3, 4), sites=2, others=OTHERS)
+    assert list(fused.state_dict()) == ["second.weight", "first_with_bias.weight", "last_with_bias.weight"]
+    last = fused.get_submodule("last_with_bias")
+    assert isinstance(last, nn.Linear)
+    assert (last.in_features, last.out_features, last.bias is None, last.training) == (
+        6,
+        out_features,
+        True,
+        form in TRACED,
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rank", [1, 2, 3, 4])
+def test_inputs_of_any_rank(form: str, rank: int) -> None:
+    check(FuseBiasInLinear(), Network(), form, torch.randn(*range(2, rank + 1), 4), sites=2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes(form: str, dtype: torch.dtype) -> None:
+    tolerance = 1e-4 if dtype == torch.float64 else 5e-2
+    model = Network(out_features=1).to(dtype)
+    fused = check(FuseBiasInLinear(), model, form, torch.randn(3, 4, dtype=dtype), sites=2, tolerance=tolerance)
+    assert fused.get_parameter("last_with_bias.weight").dtype == dtype
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_bias_comes_back_in_one_dimension(form: str) -> None:
+    graph_module = graph_of(Network(out_features=1), form, torch.randn(3, 4))
+    FuseBiasInLinear()(graph_module, expect=2)
+    undo(graph_module)
+    assert graph_module.get_parameter("last.bias").shape == (1,)
+    assert graph_module.get_parameter("last.weight").is_contiguous()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_layer_called_twice_is_fused_once(form: str) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layer(self.layer(x).relu())
+
+    fused = check(FuseBiasInLinear(), Twice(), form, torch.randn(3, 4), sites=1, others=OTHERS)
+    assert list(fused.state_dict()) == ["layer_with_bias.weight"]
+    assert [node.op for node in iter_nodes(fused.graph)].count("call_module") == 2 + form.startswith("export")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_are_columns_of_the_fused_gradient(form: str) -> None:
+    x = torch.randn(3, 4)
+    graph_module = graph_of(Network(), form, x)
+    graph_module(x).square().sum().backward()
+    weight, bias = graph_module.get_parameter("last.weight").grad, graph_module.get_parameter("last.bias").grad
+    assert weight is not None
+    assert bias is not None
+    FuseBiasInLinear()(graph_module, expect=2)
+    graph_module(x).square().sum().backward()
+    found = graph_module.get_parameter("last_with_bias.weight").grad
+    torch.testing.assert_close(found, torch.cat([weight, bias[:, None]], dim=1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_meta_parameters_take_no_memory(form: str) -> None:
+    graph_module = graph_of(Network().to("meta"), form, torch.randn(3, 4, device="meta"))
+    start = structure(graph_module)
+    FuseBiasInLinear()(graph_module, expect=2)
+    assert all(tensor.is_meta for tensor in graph_module.state_dict().values())
+    FuseBiasInLinear()(graph_module, reverse=True)
+    assert structure(graph_module) == start
+
+
+def test_flags_are_kept_and_a_mix_is_refused() -> None:
+    model = Network().eval().requires_grad_(False)
+    graph_module = graph_of(model, "modules", torch.randn(3, 4))
+    FuseBiasInLinear()(graph_module, expect=2)
+    assert not any(p.requires_grad for p in graph_module.parameters())
+    assert not any(m.training for m in graph_module.modules())
+    model.last.bias.requires_grad_(True)
+    for form in FORMS:
+        fused = check(FuseBiasInLinear(), model, form, torch.randn(3, 4), sites=1)
+        assert refused(fused) == [("last", "mixed-requires-grad")]
+
+
+def test_a_bias_of_another_dtype_is_refused() -> None:
+    model = Network().to(torch.bfloat16)
+    model.last.bias = nn.Parameter(model.last.bias.detach().float())
+    graph_module = torch.fx.symbolic_trace(model)
+    FuseBiasInLinear()(graph_module, expect=1)
+    assert refused(graph_module) == [("last", "dtype-mismatch")]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tied_and_shared_parameters_are_refused(form: str) -> None:
+    class Tied(Network):
+        def forward(self, x: Tensor) -> Any:
+            return F.linear(super().forward(x), self.last.weight.t(), self.first.bias)
+
+    fused = check(FuseBiasInLinear(), Tied(5), form, torch.randn(3, 4), sites=0)
+    reasons = dict(refused(fused))
+    assert reasons.pop("first") == "tied-parameter"
+    assert reasons.pop("last") == "tied-parameter"
+    assert set(reasons.values()) == {"computed-weight"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_weight_with_two_biases_is_refused(form: str) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.a, self.b = (nn.Parameter(torch.randn(*size)) for size in ((4, 4), (4,), (4,)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(F.linear(x, self.w, self.a), self.w, self.b)
+
+    fused = check(FuseBiasInLinear(), Two(), form, torch.randn(3, 4), sites=0)
+    assert [reason for _, reason in refused(fused)] == ["tied-parameter"]
+
+
+def test_root_parameters_give_a_readable_name() -> None:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.b = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.w, self.b)
+
+    for form in FORMS:
+        assert list(check(FuseBiasInLinear(), Root(), form, torch.randn(3, 4), sites=1).state_dict()) == [
+            "w_with_bias.weight"
+        ]
+
+
+def test_an_input_that_is_written_later_keeps_its_effects() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.a(x)
+            x.add_(1)
+            return y.add_(self.b(x)).view(-1)
+
+    for form in FORMS:
+        check(FuseBiasInLinear(), Writes(), form, torch.randn(3, 4), sites=2, backward=False)
+
+
+@pytest.mark.parametrize("form", TRACED)
+def test_hooks_and_written_parameters_are_refused(form: str) -> None:
+    model = Network()
+    model.first.register_forward_hook(lambda *_: None)
+    graph_module = GraphModule(model, torch.fx.Tracer().trace(model))
+    FuseBiasInLinear()(graph_module, expect=1)
+    assert refused(graph_module) == [("first", "hooks")]
+
+    class Writes(Network):
+        def forward(self, x: Tensor) -> Any:
+            self.last.bias.detach().add_(1)
+            return super().forward(x)
+
+    graph_module = graph_of(Writes(), form, torch.randn(3, 4))
+    FuseBiasInLinear()(graph_module, expect=1)
+    assert refused(graph_module) == [("last", "mutated")]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_goes_together_with_merging(form: str) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = nn.Linear(4, 5), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.q(x).sum(-1) * self.k(x).sum(-1)
+
+    x = torch.randn(3, 4)
+    graph_module = graph_of(Attention().eval(), form, x)
+    start, expected = structure(graph_module), graph_module(x)
+    MergeLinears()(graph_module, expect=1)
+    FuseBiasInLinear()(graph_module, expect=1)
+    assert list(graph_module.state_dict()) == ["q_k_merged_with_bias.weight"]
+    torch.testing.assert_close(graph_module(x), expected)
+    undo(graph_module)
+    undo(graph_module)
+    assert structure(graph_module) == start
+    assert [record.state for record in history(graph_module)] == ["undone", "undone"]
+
+
+def test_a_hub_costs_no_more_than_its_users() -> None:
+    class Hub(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(count))
+
+        def forward(self, x: Tensor) -> Any:
+            return sum(layer(x) for layer in self.layers)
+
+    def seconds(count: int) -> float:
+        graph_module = torch.fx.symbolic_trace(Hub(count))
+        started = time.process_time()
+        FuseBiasInLinear().transform(graph_module)
+        return time.process_time() - started
+
+    seconds(10)
+    assert seconds(800) < 12 * max(seconds(200), 0.01)

@@ -1,0 +1,780 @@
+"""MergeLinears: what is merged, what is refused and why, and that nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from linear_forms import FORMS, TRACED, check, fingerprint, graph_of, outcome, refusals, refused, setitem, structure
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_core import UndoError, history, infer_shapes, iter_nodes, undo
+from fxopt_linear import MergeLinears
+
+Forward = Callable[[Any, Tensor], Any]
+
+
+class Model(nn.Module):
+    """Linear layers of input size 4 by name and size, and what is done with them."""
+
+    q: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
+
+    def __init__(self, forward: Forward, unbiased: str = "", /, **sizes: int) -> None:
+        super().__init__()
+        for name, size in sizes.items():
+            setattr(self, name, nn.Linear(4, size, bias=name not in unbiased))
+        self.computes = forward
+        self.eval()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.computes(self, x)
+
+
+def qkv(unbiased: str = "") -> Model:
+    """Unequal sizes, combined without views."""
+    return Model(lambda m, x: m.q(x).relu().sum(-1) + m.k(x).tanh().sum(-1) * m.v(x).sum(-1), unbiased, q=8, k=2, v=3)
+
+
+def linears(graph_module: GraphModule) -> dict[str, nn.Linear]:
+    return {name: module for name, module in graph_module.named_modules() if isinstance(module, nn.Linear)}
+
+
+def sizes(graph_module: GraphModule) -> dict[str, int]:
+    """Return the merged layers and their sizes."""
+    return {name: module.out_features for name, module in linears(graph_module).items() if "merged" in name}
+
+
+OTHERS = [(torch.randn(5, 4),), (torch.randn(0, 4),), (torch.randn(1, 4),)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("unbiased", ["", "k", "qkv"])
+def test_unequal_sizes_and_missing_biases_merge_in_every_form(form: str, unbiased: str) -> None:
+    model = qkv(unbiased)
+    others = [*OTHERS, (torch.randn(4),), (torch.randn(2, 3, 4),), (torch.randn(2, 3, 2, 4),)]
+    merged = check(MergeLinears(), model, form, torch.randn(3, 4), sites=1, others=others)
+    assert sizes(merged) == {"q_k_v_merged": 13}
+    linear = merged.q_k_v_merged
+    assert isinstance(linear, nn.Linear)
+    assert (linear.in_features, linear.bias is None, linear.training) == (4, unbiased == "qkv", False)
+    assert set(merged.state_dict()) == {"q_k_v_merged.weight"} | ({"q_k_v_merged.bias"} if unbiased != "qkv" else set())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rank", [1, 2, 3, 4])
+def test_inputs_of_any_rank(form: str, rank: int) -> None:
+    check(MergeLinears(), qkv(), form, torch.randn(*range(2, rank + 1), 4), sites=1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_keyword_calls(form: str) -> None:
+    model = Model(lambda m, x: m.q(input=x).sum(-1) + m.k(x).sum(-1), q=3, k=5)
+    check(MergeLinears(), model, form, torch.randn(3, 4), sites=1, others=OTHERS)
+
+
+def test_function_with_keywords_and_parameters_at_the_root() -> None:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(2, 4))
+            self.c = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, bias=self.c, weight=self.a).sum(-1) + F.linear(input=x, weight=self.b).sum(-1)
+
+    for form in FORMS:
+        merged = check(MergeLinears(), Root().eval(), form, torch.randn(3, 4), sites=1, others=OTHERS)
+        assert sizes(merged) == {"a_b_merged": 5}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes(form: str, dtype: torch.dtype) -> None:
+    tolerance = 1e-4 if dtype == torch.float64 else 3e-2
+    merged = check(MergeLinears(), qkv().to(dtype), form, torch.randn(3, 4, dtype=dtype), sites=1, tolerance=tolerance)
+    assert merged.get_parameter("q_k_v_merged.weight").dtype == dtype
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_memory_formats_of_the_input(form: str) -> None:
+    strided = [(torch.randn(4, 3).t(),), (torch.randn(3, 8)[:, ::2],), (torch.randn(1, 4).expand(3, 4),)]
+    check(MergeLinears(), qkv(), form, torch.randn(3, 4), sites=1, others=strided)
+    images = torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last)
+    check(MergeLinears(), qkv(), form, images, sites=1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_meta_parameters_are_merged_without_memory(form: str) -> None:
+    model = qkv().to("meta")
+    graph_module = graph_of(model, form, torch.randn(3, 4, device="meta"))
+    start = structure(graph_module)
+    MergeLinears()(graph_module, expect=1)
+    assert all(tensor.is_meta for tensor in graph_module.state_dict().values())
+    MergeLinears()(graph_module, reverse=True)
+    assert structure(graph_module) == start
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_of_the_merged_weight_are_those_of_the_originals(form: str) -> None:
+    model, x = qkv("k"), torch.randn(3, 4)
+    graph_module = graph_of(model, form, x)
+    expected = outcome(graph_module, x).gradients
+    graph_module.zero_grad()
+    MergeLinears()(graph_module, expect=1)
+    found = outcome(graph_module, x).gradients
+    weights, biases = found["q_k_v_merged.weight"], found["q_k_v_merged.bias"]
+    assert weights is not None
+    assert biases is not None
+    wanted = [expected[f"{name}.weight"] for name in "qkv"]
+    torch.testing.assert_close(weights, torch.cat([w for w in wanted if w is not None]))
+    torch.testing.assert_close(biases[:8], expected["q.bias"])
+    torch.testing.assert_close(biases[10:], expected["v.bias"])
+
+
+def test_train_mode_merges_biased_and_unbiased_layers_apart() -> None:
+    model = Model(lambda m, x: sum(m.get_submodule(n)(x).sum(-1) for n in "abcd"), "bd", a=2, b=3, c=4, d=5)
+    graph_module = graph_of(model.train(), "modules", torch.randn(3, 4))
+    MergeLinears()(graph_module, expect=2)
+    assert sizes(graph_module) == {"a_c_merged": 6, "b_d_merged": 8}
+    assert all(linear.training for linear in linears(graph_module).values())
+    model = qkv("k").train()
+    graph_module = graph_of(model, "modules", torch.randn(3, 4))
+    MergeLinears()(graph_module, expect=1)
+    assert refused(graph_module) == [("k", "training")]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_names_are_unique_and_readable(form: str) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+            self.left = nn.ModuleDict({"proj": nn.Linear(4, 2)})
+            self.right = nn.ModuleDict({"proj": nn.Linear(4, 3)})
+            self.left_proj_right_proj_merged = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            h = self.left_proj_right_proj_merged(x)
+            for i in (0, 2, 4):
+                h = self.heads[i](h).relu() * self.heads[i + 1](h)
+            y = h.sum(-1)
+            return y + self.left["proj"](h).sum(-1) + self.right["proj"](h).sum(-1)
+
+    merged = check(MergeLinears(), Block().eval(), form, torch.randn(3, 4), sites=4, others=OTHERS)
+    names = {name for name in linears(merged) if name.endswith(("merged", "merged_1"))} - {
+        "left_proj_right_proj_merged"
+    }
+    assert names == {"heads.0_1_merged", "heads.2_3_merged", "heads.4_5_merged", "left_proj_right_proj_merged_1"}
+    assert history(merged)[-1].rewrites[0].site == "heads: 0 + 1"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_several_groups_under_one_parent(form: str) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.a(x) + m.b(x)
+        z: Tensor = m.c(y).sum(-1) + m.d(y).sum(-1) + m.e(y).sum(-1)
+        return z
+
+    merged = check(MergeLinears(), Model(forward, a=4, b=4, c=3, d=2, e=1), form, torch.randn(3, 4), sites=2)
+    assert sizes(merged) == {"a_b_merged": 8, "c_d_e_merged": 6}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_many_layers_have_a_short_name(form: str) -> None:
+    names = "abcdef"
+    model = Model(lambda m, x: [m.get_submodule(n)(x) for n in names], **dict.fromkeys(names, 2))
+    assert sizes(check(MergeLinears(), model, form, torch.randn(3, 4), sites=1)) == {"a_to_f_merged": 12}
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(4, 4, bias=bias) for bias in (True, False, True, True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(self.q(x) @ self.k(x).transpose(-1, -2) / 2, -1)
+        return self.o(weights @ self.v(x)) + x  # type: ignore[no-any-return]  # a module's call is Any
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_layer_called_several_times_with_the_same_group(form: str) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Layer()
+
+        def forward(self, x: Tensor) -> Any:
+            for _ in range(3):
+                x = self.layer(x)
+            return x
+
+    merged = check(MergeLinears(), Recurrent().eval(), form, torch.randn(2, 3, 4), sites=1)
+    assert sizes(merged) == {"layer.q_k_v_merged": 12}
+    assert len(history(merged)[-1].rewrites[0].before) >= 9
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_called_on_other_inputs_are_merged_with_those_called_likewise(form: str) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.q(x) * m.k(x) * m.v(x)
+        z: Tensor = m.q(y) + m.k(y)
+        return z
+
+    merged = check(MergeLinears(), Model(forward, q=4, k=4, v=4), form, torch.randn(3, 4), sites=1)
+    assert sizes(merged) == {"q_k_merged": 8}
+    assert refused(merged) == [("v", "group-too-small")]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_layer_called_twice_on_one_value_keeps_its_slice_twice(form: str) -> None:
+    model = Model(lambda m, x: m.q(x).relu() + m.k(x) * m.q(x), q=4, k=4)
+    assert sizes(check(MergeLinears(), model, form, torch.randn(3, 4), sites=1)) == {"q_k_merged": 8}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_layer_that_feeds_another_of_its_group(form: str) -> None:
+    model = Model(lambda m, x: m.q(m.k(x)) + m.k(m.q(x)) + m.q(x) + m.k(x), q=4, k=4)
+    graph_module = graph_of(model, form, torch.randn(3, 4))
+    MergeLinears()(graph_module, expect=0)  # q alone is called on k's result, and k on q's
+    model = Model(lambda m, x: (lambda q: q + m.k(x) + m.v(q))(m.q(x)), q=4, k=4, v=4)
+    check(MergeLinears(), model, form, torch.randn(3, 4), sites=1)
+
+
+VIEWS: dict[str, Forward] = {
+    "view splits": lambda m, x: m.q(x).view(6, 2, 4).transpose(0, 1).sum(0).sum(-1) + m.k(x).view(6, -1).sum(-1),
+    "view joins": lambda m, x: m.q(x).view(-1).relu() * 2 + m.k(x).view(-1).sum(),
+    "reshape": lambda m, x: m.q(x).reshape(-1).relu() + m.k(x).sum(),
+    "as_strided": lambda m, x: m.q(x).as_strided((2, 2), (2, 1)).sum() + m.k(x).sum(),
+    "contiguous then view": lambda m, x: m.q(x).contiguous().view(-1) * 2 + m.k(x).sum(),
+    "returned": lambda m, x: [m.k(x).sum(), m.q(x)][1],
+    "in a dict": lambda m, x: {"q": m.q(x), "both": (m.k(x), [m.q(x)])},
+    "transposed": lambda m, x: m.q(x).t() @ m.k(x),
+    "viewed and returned": lambda m, x: (m.q(x).unsqueeze(0), m.k(x).relu()),
+    "stride is asked for": lambda m, x: m.q(x).sum() * m.q(x).stride(0) + m.k(x).sum(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", VIEWS)
+def test_results_that_are_viewed_or_returned(form: str, name: str) -> None:
+    check(MergeLinears(), Model(VIEWS[name], q=8, k=8), form, torch.randn(6, 4), sites=1)
+
+
+@pytest.mark.parametrize("form", TRACED)
+def test_returned_results_have_memory_of_their_own(form: str) -> None:
+    model = Model(lambda m, x: (m.q(x), m.k(x)), q=8, k=2)
+    graph_module = graph_of(model, form, torch.randn(3, 4))
+    MergeLinears()(graph_module, expect=1)
+    q, k = graph_module(torch.randn(3, 4))
+    assert q.is_contiguous()
+    assert k.is_contiguous()
+    assert q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr()
+
+
+def test_results_that_are_only_read_are_not_copied() -> None:
+    graph_module = graph_of(qkv(), "modules", torch.randn(3, 4))
+    MergeLinears()(graph_module, expect=1)
+    assert not any(node.target is torch.clone for node in iter_nodes(graph_module.graph))
+
+
+def _in_place_on_result(m: Any, x: Tensor) -> Tensor:
+    q = m.q(x)
+    k = m.k(x)
+    kept = k.tanh()
+    q.add_(1)
+    setitem(q, 0, 2.0)
+    F.relu(q, inplace=True)
+    z: Tensor = (q * kept * k).sum()
+    return z
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_results_that_are_written_in_place(form: str) -> None:
+    check(MergeLinears(), Model(_in_place_on_result, q=4, k=4), form, torch.randn(3, 4), sites=1)
+
+
+def _add(x: Tensor) -> None:
+    x.add_(1)
+
+
+def _setitem(x: Tensor) -> None:
+    setitem(x, 0, 3.0)
+
+
+def _through_a_view(x: Tensor) -> None:
+    x.view(-1)[1:].mul_(2)
+
+
+def _relu(x: Tensor) -> None:
+    F.relu(x, inplace=True)
+
+
+def _out_argument(x: Tensor) -> None:
+    torch.mul(x.detach(), 2, out=x.detach())
+
+
+WRITES = {"add_": _add, "setitem": _setitem, "view": _through_a_view, "relu": _relu, "out": _out_argument}
+
+
+# An export turns `out=` into something else.
+@pytest.mark.parametrize(("name", "form"), [(n, f) for n in WRITES for f in FORMS if n != "out" or f in TRACED])
+def test_an_input_written_between_two_reads_is_two_values(form: str, name: str) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.q(x).sum() + m.k(x).sum()
+        WRITES[name](x)
+        z: Tensor = y + m.v(x).sum() * m.w(x).sum()
+        return z
+
+    model = Model(forward, q=4, k=4, v=4, w=4)
+    graph_module = graph_of(model, form, torch.randn(3, 4))
+    with torch.no_grad():
+        x, y = torch.ones(3, 4), torch.ones(3, 4)
+        expected = graph_module(x)
+        MergeLinears()(graph_module, expect=2)
+        assert sizes(graph_module) == {"q_k_merged": 8, "v_w_merged": 8}
+        torch.testing.assert_close(graph_module(y), expected)
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_write_that_separates_two_layers_is_the_reason(form: str) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.q(x).sum()
+        x.mul_(2)
+        z: Tensor = y + m.k(x).sum()
+        return z
+
+    merged = check(MergeLinears(), Model(forward, q=4, k=4), form, torch.randn(3, 4), sites=0, backward=False)
+    if form in TRACED:  # an export says that the second layer reads what the write returns: another value
+        assert refused(merged) == [("q", "mutated"), ("k", "mutated")]
+
+
+def test_an_inplace_module_between_two_reads() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.relu = nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+        def forward(self, x: Tensor) -> Any:
+            x = x * 2
+            return self.q(x).sum() + self.relu(x).sum() + self.k(x).sum()
+
+    for form in FORMS:
+        check(MergeLinears(), InPlace().eval(), form, torch.randn(3, 4), sites=0, backward=False)
+
+
+@pytest.mark.parametrize("form", TRACED)
+def test_a_parameter_that_is_written_in_place_is_refused(form: str) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.q(x)
+        m.k.weight.detach().mul_(2)
+        z: Tensor = y.sum() + m.k(x).sum() + m.v(x).sum()
+        return z
+
+    graph_module = graph_of(Model(forward, q=4, k=4, v=4), form, torch.randn(3, 4))
+    MergeLinears()(graph_module, expect=1)
+    assert refused(graph_module) == [("k", "mutated")]
+    assert "q_v_merged" in sizes(graph_module)
+
+
+class Scaled(nn.Linear):
+    """Its forward differs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * 2
+
+
+class Subclass(nn.Parameter):
+    """A tensor subclass."""
+
+
+def _pruned(linear: nn.Linear) -> None:
+    from torch.nn.utils import prune
+
+    prune.l1_unstructured(linear, "weight", 0.5)  # type: ignore[no-untyped-call]
+
+
+def _parametrized(linear: nn.Linear) -> None:
+    nn.utils.parametrize.register_parametrization(linear, "weight", nn.Tanh())
+
+
+def _weight_norm(linear: nn.Linear) -> None:
+    nn.utils.parametrizations.weight_norm(linear)
+
+
+def _old_spectral_norm(linear: nn.Linear) -> None:
+    nn.utils.spectral_norm(linear)
+
+
+def _forward_hook(linear: nn.Linear) -> None:
+    linear.register_forward_hook(lambda *_: None)
+
+
+def _pre_hook(linear: nn.Linear) -> None:
+    linear.register_forward_pre_hook(lambda *_: None)
+
+
+def _backward_hook(linear: nn.Linear) -> None:
+    linear.register_full_backward_hook(lambda *_: None)
+
+
+def _patched(linear: nn.Linear) -> None:
+    linear.forward = lambda input: input  # type: ignore[method-assign]
+
+
+def _subclass_parameter(linear: nn.Linear) -> None:
+    linear.weight = Subclass(linear.weight.detach())
+
+
+def _adapter(linear: nn.Linear) -> None:
+    linear.lora_a = nn.Linear(4, 4)
+
+
+def _buffer(linear: nn.Linear) -> None:
+    linear.register_buffer("scale", torch.ones(1))
+
+
+def _attribute(linear: nn.Linear) -> None:
+    linear.adapter = object()  # type: ignore[assignment]
+
+
+ODDITIES: dict[str, tuple[Callable[[nn.Linear], None], set[str]]] = {
+    "pruned": (_pruned, {"hooks"}),
+    "parametrized": (_parametrized, {"parametrized"}),
+    "weight norm": (_weight_norm, {"parametrized"}),
+    "spectral norm": (_old_spectral_norm, {"hooks"}),
+    "forward hook": (_forward_hook, {"hooks"}),
+    "forward pre-hook": (_pre_hook, {"hooks"}),
+    "backward hook": (_backward_hook, {"hooks"}),
+    "patched forward": (_patched, {"patched-forward"}),
+    "tensor subclass": (_subclass_parameter, {"not-a-parameter"}),
+    "adapter": (_adapter, {"extra-state"}),
+    "buffer": (_buffer, {"extra-state"}),
+    "attribute": (_attribute, {"extra-state"}),
+}
+
+
+@pytest.mark.parametrize("name", ODDITIES)
+def test_odd_layers_are_left_alone_and_the_rest_is_merged(name: str) -> None:
+    model = qkv().requires_grad_(False)
+    change, reasons = ODDITIES[name]
+    change(model.get_submodule("k"))  # type: ignore[arg-type]  # it is a Linear
+    model.eval()
+    before = fingerprint(model)
+    graph_module = GraphModule(model, torch.fx.Tracer().trace(model))
+    k, x = graph_module.get_submodule("k"), torch.randn(3, 4)
+    expected = graph_module(x)
+    MergeLinears()(graph_module, expect=1)
+    assert graph_module.get_submodule("k") is k
+    assert "q_v_merged" in sizes(graph_module)
+    assert {reason for _, reason in refused(graph_module)} <= reasons
+    assert [site for site, _ in refused(graph_module)] == ["k"]
+    torch.testing.assert_close(graph_module(x), expected)
+    assert [row for row in fingerprint(model) if row not in before] == []
+
+
+class LinearsAreLeaves(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, nn.Linear)
+
+
+@pytest.mark.parametrize(("layer", "reason"), [(Scaled, "subclass"), (lambda *_: nn.LazyLinear(2), "lazy")])
+def test_subclasses_and_lazy_layers_are_left_alone(layer: Callable[[int, int], nn.Linear], reason: str) -> None:
+    model = qkv()
+    model.k = layer(4, 2)
+    graph_module = GraphModule(model, LinearsAreLeaves().trace(model))
+    MergeLinears()(graph_module, expect=1)
+    assert refused(graph_module) == [("k", reason)]
+    assert sizes(graph_module) == {"q_v_merged": 11}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_frozen_and_trainable_layers_form_groups_of_their_own(form: str) -> None:
+    model = Model(lambda m, x: sum(m.get_submodule(n)(x).sum(-1) for n in "abcd"), a=2, b=3, c=4, d=5)
+    model.get_submodule("a").requires_grad_(False)
+    model.get_submodule("c").requires_grad_(False)
+    merged = check(MergeLinears(), model, form, torch.randn(3, 4), sites=2)
+    assert {name: p.requires_grad for name, p in merged.named_parameters()} == {
+        "a_c_merged.weight": False, "a_c_merged.bias": False, "b_d_merged.weight": True, "b_d_merged.bias": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_frozen_and_one_trainable_layer_are_refused(form: str) -> None:
+    model = Model(lambda m, x: m.q(x).sum(-1) + m.k(x).sum(-1), q=2, k=3)
+    model.get_submodule("q").requires_grad_(False)
+    merged = check(MergeLinears(), model, form, torch.randn(3, 4), sites=0)
+    assert refused(merged) == [("q", "mixed-requires-grad"), ("k", "mixed-requires-grad")]
+    model = Model(lambda m, x: m.q(x).sum(-1) + m.k(x).sum(-1), q=2, k=3)
+    model.q.bias.requires_grad_(False)
+    merged = check(MergeLinears(), model, form, torch.randn(3, 4), sites=0)
+    assert refused(merged) == [("q", "mixed-requires-grad"), ("k", "mixed-requires-grad")]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_frozen_stays_frozen_where_a_bias_stands_in(form: str) -> None:
+    model = qkv("k").requires_grad_(False)
+    merged = check(MergeLinears(), model, form, torch.randn(3, 4), sites=1)
+    assert not any(p.requires_grad for p in merged.parameters())
+
+
+def test_mixed_modes_and_dtypes_are_refused() -> None:
+    model = Model(lambda m, x: m.q(x).sum(-1) + m.k(x).sum(-1), q=2, k=3)
+    model.get_submodule("q").train()
+    graph_module = graph_of(model, "modules", torch.randn(3, 4))
+    MergeLinears()(graph_module, expect=0)
+    assert refused(graph_module) == [("q", "mixed-mode"), ("k", "mixed-mode")]
+    model.get_submodule("q").eval().to(torch.bfloat16)
+    graph_module = torch.fx.symbolic_trace(model)
+    MergeLinears()(graph_module, expect=0)
+    assert refused(graph_module) == [("q", "dtype-mismatch"), ("k", "dtype-mismatch")]
+
+
+def test_biases_of_another_dtype_form_groups_of_their_own() -> None:
+    model = Model(lambda m, x: m.q(x).sum(-1) + m.k(x).sum(-1), q=2, k=3)
+    model.q.to(torch.bfloat16)
+    model.k.to(torch.bfloat16)
+    model.k.bias = nn.Parameter(model.k.bias.detach().float())
+    graph_module = torch.fx.symbolic_trace(model)
+    MergeLinears()(graph_module, expect=0)
+    assert refused(graph_module) == [("q", "dtype-mismatch"), ("k", "dtype-mismatch")]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tied_parameters_stay_tied(form: str) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        z: Tensor = m.q(x).sum(-1) + m.k(x).sum(-1) + m.v(x).sum(-1) + m.w(x).sum(-1)
+        return z
+
+    model = Model(forward, q=4, k=4, v=4, w=4)
+    model.k.weight = model.q.weight
+    graph_module = graph_of(model, form, torch.randn(3, 4))
+    expected = graph_module(torch.ones(3, 4))
+    MergeLinears()(graph_module, expect=1)
+    assert "v_w_merged" in sizes(graph_module)
+    assert {reason for _, reason in refused(graph_module)} <= {"tied-parameter", "shared-module"}
+    torch.testing.assert_close(graph_module(torch.ones(3, 4)), expected)
+
+
+def test_views_of_one_storage_stay_so() -> None:
+    model, memory = qkv(), torch.randn(12, 4)
+    model.q.weight, model.k.weight = nn.Parameter(memory[:8]), nn.Parameter(memory[6:8])
+    graph_module = graph_of(model, "modules", torch.randn(3, 4))
+    MergeLinears()(graph_module, expect=0)
+    assert refused(graph_module)[:2] == [("q", "tied-parameter"), ("k", "tied-parameter")]
+    model.k.weight = nn.Parameter(memory[10:12])  # one storage, no common element
+    check(MergeLinears(), model, "modules", torch.randn(3, 4), sites=1)
+
+
+def test_one_module_under_two_names_is_left_alone() -> None:
+    model = qkv()
+    model.k2 = model.k
+    model.computes = lambda m, x: m.q(x).sum() + m.k(x).sum() + m.v(x).sum() + m.k2(x).sum()
+    graph_module = graph_of(model, "modules", torch.randn(3, 4))
+    graph_module.k2 = graph_module.k  # the tracer calls it by one of its names
+    MergeLinears()(graph_module, expect=1)
+    assert ("k", "shared-module") in refused(graph_module)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_parameter_that_is_read_elsewhere_is_left_alone(form: str) -> None:
+    model = qkv()
+    model.computes = lambda m, x: m.q(x).sum() + m.k(x).sum() + m.v(x).sum() + m.k.weight.sum()
+    merged = check(MergeLinears(), model, form, torch.randn(3, 4), sites=1)
+    assert refused(merged) == [("k", "tied-parameter")]
+    assert set(merged.state_dict()) == {"k.weight", "k.bias", "q_v_merged.weight", "q_v_merged.bias"}
+
+
+def test_a_module_that_an_opaque_module_also_calls_is_left_alone() -> None:
+    class Opaque(nn.Module):
+        def __init__(self, inner: nn.Linear) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Any:
+            return self.inner(x)
+
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return isinstance(m, (nn.Linear, Opaque))
+
+    model = qkv()
+    model.opaque = Opaque(model.get_submodule("k"))  # type: ignore[arg-type]  # it is a Linear
+    model.computes = lambda m, x: m.q(x).sum() + m.k(x).sum() + m.v(x).sum() + m.opaque(x).sum()
+    graph_module = GraphModule(model, Tracer().trace(model))
+    expected = graph_module(torch.ones(3, 4))
+    MergeLinears()(graph_module, expect=1)
+    assert [site for site, _ in refused(graph_module)] == ["k"]
+    assert refused(graph_module)[0][1] in {"shared-module", "tied-parameter"}
+    torch.testing.assert_close(graph_module(torch.ones(3, 4)), expected)
+
+
+def test_a_computed_weight_is_left_alone() -> None:
+    model = qkv()
+    model.computes = lambda m, x: m.q(x).sum() + F.linear(x, m.k.weight * 2).sum() + m.v(x).sum()
+    for form in FORMS:
+        merged = check(MergeLinears(), model, form, torch.randn(3, 4), sites=1)
+        assert [reason for _, reason in refused(merged)] == ["computed-weight"]
+
+
+def test_a_buffer_is_no_weight() -> None:
+    model = qkv()
+    model.register_buffer("w", torch.randn(2, 4))
+    model.computes = lambda m, x: m.q(x).sum() + F.linear(x, m.w).sum() + m.v(x).sum()
+    for form in FORMS:
+        merged = check(MergeLinears(), model, form, torch.randn(3, 4), sites=1)
+        assert [reason for _, reason in refused(merged)] == ["not-a-parameter"]
+
+
+@pytest.mark.parametrize("form", TRACED)
+def test_options(form: str) -> None:
+    with pytest.raises(ValueError, match="min_group is 1"):
+        MergeLinears(min_group=1)
+    merged = check(MergeLinears(min_group=4), qkv(), form, torch.randn(3, 4), sites=0)
+    assert [reason for _, reason in refused(merged)] == ["group-too-small"]
+    assert "3 of the 4" in refusals(merged)[0].message
+    merged = check(MergeLinears(where="[qk]"), qkv(), form, torch.randn(3, 4), sites=1)
+    assert refused(merged) == [("v", "filtered")]
+    assert sizes(merged).keys() >= {"q_k_merged"}
+    assert MergeLinears(min_group=3) != MergeLinears()
+
+
+def test_a_single_layer_is_no_near_miss() -> None:
+    graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+    MergeLinears()(graph_module, strict=True, expect=0)
+    assert refused(graph_module) == []
+
+
+def test_shared_storage_leaves_the_values_of_the_model() -> None:
+    model, x = qkv("k"), torch.randn(3, 4)
+    values = {key: value.clone() for key, value in model.state_dict().items()}
+    graph_module = graph_of(model, "modules", x)
+    expected = graph_module(x)
+    MergeLinears(share_storage=True)(graph_module, expect=1)
+    merged = graph_module.get_parameter("q_k_v_merged.weight")
+    assert model.q.weight.untyped_storage().data_ptr() == merged.untyped_storage().data_ptr()
+    assert all(torch.equal(values[key], value) for key, value in model.state_dict().items())
+    torch.testing.assert_close(graph_module(x), expected)
+    undo(graph_module)
+    assert all(torch.equal(values[key], value) for key, value in graph_module.state_dict().items())
+    assert model.q.weight.data_ptr() != graph_module.get_parameter("q.weight").data_ptr()
+
+
+def test_a_stand_in_bias_that_was_trained_cannot_be_undone() -> None:
+    graph_module = graph_of(qkv("k"), "modules", torch.randn(3, 4))
+    MergeLinears()(graph_module, expect=1)
+    bias = graph_module.get_parameter("q_k_v_merged.bias")
+    assert bias.requires_grad
+    with torch.no_grad():
+        bias[9] = 0.5
+    merged = structure(graph_module)
+    with pytest.raises(UndoError, match="stand-in"):
+        MergeLinears()(graph_module, reverse=True)
+    assert structure(graph_module) == merged
+    with torch.no_grad():
+        bias[9] = 0.0
+    MergeLinears()(graph_module, reverse=True)
+    assert graph_module.get_submodule("k").bias is None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_undo_takes_the_values_and_flags_of_now(form: str) -> None:
+    model = qkv()
+    graph_module = graph_of(model, form, torch.randn(3, 4))
+    keys = list(graph_module.state_dict())
+    MergeLinears()(graph_module, expect=1)
+    with torch.no_grad():
+        graph_module.get_parameter("q_k_v_merged.weight").copy_(torch.arange(52.0).view(13, 4))
+    graph_module.double()
+    for parameter in graph_module.parameters():
+        parameter.requires_grad_(False)
+    MergeLinears()(graph_module, reverse=True)
+    assert list(graph_module.state_dict()) == keys
+    assert torch.equal(graph_module.get_parameter("k.weight"), torch.arange(32.0, 40.0).double().view(2, 4))
+    assert not any(parameter.requires_grad for parameter in graph_module.parameters())
+    assert all(parameter.dtype == torch.float64 for parameter in graph_module.parameters())
+
+
+def test_undo_takes_the_mode_of_now() -> None:
+    graph_module = graph_of(qkv(), "modules", torch.randn(3, 4))
+    MergeLinears()(graph_module, expect=1)
+    graph_module.train()
+    MergeLinears()(graph_module, reverse=True)
+    assert all(linear.training for linear in linears(graph_module).values())
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # torch copies its own specs of trees
+@pytest.mark.parametrize("form", FORMS)
+def test_undo_after_a_deep_copy_and_loading(form: str) -> None:
+    graph_module = graph_of(qkv(), form, torch.randn(3, 4))
+    start = structure(graph_module)
+    MergeLinears()(graph_module, expect=1)
+    twin = copy.deepcopy(graph_module)
+    twin.load_state_dict({key: torch.zeros_like(value) for key, value in twin.state_dict().items()})
+    MergeLinears()(twin, reverse=True)
+    assert all(not value.any() for value in twin.state_dict().values())
+    assert list(twin.state_dict()) == list(graph_of(qkv(), form, torch.randn(3, 4)).state_dict())
+    undo(graph_module)
+    assert structure(graph_module) == start
+
+
+@pytest.mark.parametrize("form", TRACED)
+def test_the_result_has_no_hidden_cost_for_a_hub(form: str) -> None:
+    names = {f"l{i}": 1 for i in range(200)}
+    model = Model(lambda m, x: sum(m.get_submodule(n)(x).sum(-1) for n in names), **names)
+    assert sizes(check(MergeLinears(), model, form, torch.randn(3, 4), sites=1)) == {"l0_to_l199_merged": 200}
+
+
+def test_shapes_are_not_needed() -> None:
+    graph_module = torch.fx.symbolic_trace(qkv())
+    MergeLinears()(graph_module, expect=1)
+    assert not any("val" in node.meta for node in iter_nodes(graph_module.graph))
+    infer_shapes(graph_module, torch.randn(3, 4))
+
+
+def test_new_nodes_say_where_they_come_from() -> None:
+    graph_module = graph_of(qkv(), "export", torch.randn(3, 4))
+    originals = [node for node in iter_nodes(graph_module.graph) if "linear" in node.name]
+    traces = {node.meta["stack_trace"] for node in originals}
+    MergeLinears()(graph_module)
+    merged = next(node for node in iter_nodes(graph_module.graph) if node.op == "call_module" and "merged" in node.name)
+    assert merged.meta["stack_trace"] in traces
+    assert [source.name for source in merged.meta["from_node"]] == [node.name for node in originals]
+    assert tuple(merged.meta["val"].shape) == (3, 13)
+
+
+@given(
+    widths=st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.booleans()), min_size=2, max_size=6),
+    form=st.sampled_from(TRACED),
+    training=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_mix_of_layers_computes_the_same_and_comes_back(
+    widths: list[tuple[int, bool, bool]], form: str, training: bool
+) -> None:
+    names = [f"l{i}" for i in range(len(widths))]
+    unbiased = " ".join(name for name, (_, biased, _) in zip(names, widths, strict=True) if not biased)
+    model = Model(
+        lambda m, x: [m.get_submodule(n)(x) for n in names],
+        unbiased,
+        **{name: width for name, (width, _, _) in zip(names, widths, strict=True)},
+    )
+    model.train(training)
+    for name, (_, _, trains) in zip(names, widths, strict=True):
+        model.get_submodule(name).requires_grad_(trains)
+    x = torch.randn(3, 4)
+    graph_module = graph_of(model, form, x)
+    start, expected = structure(graph_module), graph_module(x)
+    MergeLinears()(graph_module)
+    torch.testing.assert_close(graph_module(x), expected)
+    MergeLinears()(graph_module, reverse=True)
+    assert structure(graph_module) == start
