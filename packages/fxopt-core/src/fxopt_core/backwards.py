@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -231,7 +230,10 @@ class Backwards:
         if tensor is None:
             raise self.refuse(f"`{row.piece.key}`, which holds the values of `{row.name}`, is gone")
         try:
-            values = row.piece.take(tensor.detach()).clone(memory_format=torch.preserve_format)
+            piece = row.piece.take(tensor.detach())
+            # A copy of a single column would keep the distance between rows as its stride.
+            plain = piece.is_contiguous()
+            values = piece.new_empty(piece.shape).copy_(piece) if plain else piece.clone()
         except (RuntimeError, IndexError) as error:
             raise self.refuse(f"`{row.piece.key}` has shape {tuple(tensor.shape)} now ({error})") from error
         if tuple(values.shape) != row.shape:

@@ -216,7 +216,7 @@ def _storage_of(tensor: Tensor) -> Hashable:
     """Return what is equal for tensors that share their storage."""
     try:
         return "storage", tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse and opaque layouts have none
+    except (NotImplementedError, RuntimeError, ValueError):  # sparse, opaque and lazy ones have none
         return "tensor", id(tensor)
 
 

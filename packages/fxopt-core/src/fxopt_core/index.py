@@ -161,12 +161,8 @@ class GraphIndex:
 
 def _memory_of(tensor: Tensor) -> tuple[int, int, int] | None:
     """Return (storage, first byte, last byte + 1) of a tensor, or None where it has no memory that could be shared."""
-    if (
-        tensor.layout != torch.strided
-        or tensor.is_meta
-        or tensor.numel() == 0
-        or type(tensor) not in (Tensor, nn.Parameter)
-    ):
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided  # lazy ones have no sizes
+    if not plain or tensor.is_meta or tensor.numel() == 0:
         return None
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = int(tensor.storage_offset()) * tensor.element_size()

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.nn.parameter import is_lazy
 
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger import Record, Rewrite, ledger_of
@@ -75,7 +76,7 @@ def _modules(graph_module: GraphModule) -> list[tuple[object, ...]]:
 def _state(tensor: Tensor | None) -> tuple[object, ...]:
     if tensor is None:
         return (None,)
-    version = None if tensor.is_inference() else tensor._version
+    version = None if is_lazy(tensor) or tensor.is_inference() else tensor._version
     return _Same(tensor), version, tensor.requires_grad, tensor.dtype, tensor.device
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fxopt_core.errors import FxoptError
 from fxopt_core.snapshot_graph import put_back
@@ -34,7 +35,8 @@ class _Form(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Form:
-        return cls(tensor.shape, tensor.dtype, tensor.device)
+        lazy = is_lazy(tensor)
+        return cls(torch.Size() if lazy else tensor.shape, tensor.dtype, tensor.device)
 
 
 class TensorState:
