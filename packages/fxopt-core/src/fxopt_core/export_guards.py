@@ -41,7 +41,7 @@ def guards_reference(guards: nn.Module, codegen: object) -> Rebuilt | None:
             "the guards of this exported graph cannot be written down for pickling: its input structure was changed "
             "after the export; take `exported_program.module(check_guards=False)`, which pickles its checks as data"
         )
-    state = {key: value for key, value in vars(guards).items() if key != "forward"}
+    state = {**vars(guards), "forward": None}
     return Rebuilt(load_guards, type(guards), source, state)
 
 

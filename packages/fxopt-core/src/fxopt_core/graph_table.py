@@ -18,7 +18,7 @@ from torch.fx.node import map_aggregate
 from fxopt_core.errors import FxoptError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.graph_building import add_node, set_order
-from fxopt_core.references import NodeRef, Prober, Rebuilt, operator_reference, spec_reference
+from fxopt_core.references import NodeRef, Prober, Rebuilt, describe, operator_reference, spec_reference
 
 META_KEY = "fxopt"
 _KEPT_META = ("stack_trace", "nn_module_stack", "from_node", "source_fn_stack", "custom")
@@ -105,7 +105,7 @@ class _Writer:
         self._nodes = list(iter_nodes(graph))
         self._positions = {node: position for position, node in enumerate(self._nodes)}
         self._references = [NodeRef(position) for position in range(len(self._nodes))]
-        self._operators: dict[int, Rebuilt | None] = {}
+        self._stand_ins: dict[int, Rebuilt | None] = {}
         self._inputs: list[dict[int, None]] = []
 
     def row(self, node: Node) -> _Row:
@@ -136,10 +136,10 @@ class _Writer:
     def _target(self, node: Node) -> Any:
         if isinstance(node.target, str):
             return node.target
-        reference = self._operator(node.target)
-        if reference is None:
+        stand_in = self._stand_in(node.target)
+        if stand_in is None:
             self._demand(node.target, node, "target", "call a function that can be imported by its name")
-        return node.target if reference is None else reference
+        return node.target if stand_in is None else stand_in
 
     def _leaf(self, leaf: Any, node: Node, inputs: dict[int, None]) -> Any:
         if isinstance(leaf, Node):
@@ -151,21 +151,23 @@ class _Writer:
                 f"node {node.name!r} has the symbolic value {leaf} as argument, which does not pickle; compute it by a "
                 "node of the graph (`torch.ops.aten.sym_size.int`), or use a number"
             )
-        reference = self._operator(leaf) if callable(leaf) else None
-        if reference is None and not isinstance(leaf, Tensor):
+        if type(leaf) in (bool, int, float, str, type(None)):
+            return leaf
+        stand_in = self._stand_in(leaf)
+        if stand_in is None and not isinstance(leaf, Tensor):
             self._demand(leaf, node, "argument", "pass a value that pickles")
-        return leaf if reference is None else reference
+        return leaf if stand_in is None else stand_in
 
-    def _operator(self, value: Any) -> Rebuilt | None:
-        if id(value) not in self._operators:
-            self._operators[id(value)] = operator_reference(value)
-        return self._operators[id(value)]
+    def _stand_in(self, value: Any) -> Rebuilt | None:
+        if id(value) not in self._stand_ins:
+            self._stand_ins[id(value)] = operator_reference(value)
+        return self._stand_ins[id(value)]
 
     def _demand(self, value: object, node: Node, role: str, remedy: str) -> None:
         obstacle = self._prober.obstacle(value)
         if obstacle is not None:
             raise FxoptError(
-                f"node {node.name!r}: {role} {value!r} cannot be pickled ({obstacle}); {remedy}"
+                f"node {node.name!r}: {role} cannot be pickled: {describe(value)} ({obstacle}); {remedy}"
             ) from obstacle
 
     def _meta(self, node: Node) -> dict[str, Any]:
@@ -180,8 +182,8 @@ def _codegen_reference(codegen: CodeGen, prober: Prober) -> Rebuilt:
         obstacle = prober.obstacle(value)
         if obstacle is not None:
             raise FxoptError(
-                f"the graph's code generator {type(codegen).__name__}: {name} {value!r} cannot be pickled ({obstacle}); "
-                "pickle without it, or use a class and functions that can be imported"
+                f"the graph's code generator cannot be pickled: {name} is {describe(value)} ({obstacle}); do without, "
+                "or use a class and functions that can be imported"
             ) from obstacle
     info = vars(codegen).get("pytree_info")
     if isinstance(info, _PyTreeInfo):

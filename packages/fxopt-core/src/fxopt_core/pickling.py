@@ -19,7 +19,7 @@ from fxopt_core.errors import FxoptError
 from fxopt_core.export_guards import guards_reference
 from fxopt_core.export_inputs import function_counterpart, hook_counterpart
 from fxopt_core.graph_table import META_KEY, GraphTable, read_table, write_table
-from fxopt_core.references import Prober, Rebuilt, spec_reference
+from fxopt_core.references import Prober, Rebuilt, describe, spec_reference
 from fxopt_core.snapshot_graph import own_classes
 
 FORMAT = 1
@@ -105,17 +105,22 @@ def _own_class(graph_module: GraphModule) -> type[GraphModule]:
     )
 
 
+def _base(graph_module: GraphModule) -> Any:
+    """The class that torch derives one class for each graph module from."""
+    return next(cls for cls in type(graph_module).__mro__ if not cls.__qualname__.endswith("GraphModuleImpl"))
+
+
 def _copy(self: GraphModule) -> GraphModule:
     """Copy as torch does, and let the copy, which shares the graph, pickle it too."""
-    twin = GraphModule.__copy__(self)
+    twin: GraphModule = _base(self).__copy__(self)
     install(twin)
     return twin
 
 
 def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
-    prober = Prober()
-    base = next(cls for cls in type(self).__mro__ if not cls.__qualname__.endswith("GraphModuleImpl"))
-    _demand(prober, base, "the graph module: its class", _IMPORTABLE)
+    prober = Prober(protocol)
+    base = _base(self)
+    _demand(prober, base, "the class of the graph module", _IMPORTABLE)
     attributes = {key: _attribute(self, key, value, prober) for key, value in vars(self).items()}
     for name, module in self.named_modules():
         if isinstance(module, GraphModule):
@@ -148,28 +153,28 @@ def _attribute(graph_module: GraphModule, key: str, value: Any, prober: Prober) 
         return spec_reference(value)
     if isinstance(value, MethodType) and value.__self__ is graph_module:
         function = function_counterpart(value)
-        _demand(prober, function, f"the graph module: {key} =", _IMPORTABLE)
+        _demand(prober, function, f"attribute {key!r} of the graph module", _IMPORTABLE)
         return Rebuilt(bind, function, graph_module)
     if key.endswith("_hooks") and isinstance(value, dict):
         value = type(value)((number, hook_counterpart(hook, graph_module.graph)) for number, hook in value.items())
-    _demand(prober, value, f"the graph module: {key} =", _REMEDY)
+    _demand(prober, value, f"attribute {key!r} of the graph module", _REMEDY)
     return value
 
 
 def _check_submodule(name: str, module: nn.Module, prober: Prober) -> None:
     """Find what pickle would stop at further down, where its message would name neither module nor attribute."""
     cls: Any = type(module)
-    _demand(prober, cls, f"module {name!r}: its class", _IMPORTABLE)
+    _demand(prober, cls, f"the class of module {name!r}", _IMPORTABLE)
     if cls.__getstate__ is nn.Module.__getstate__ and cls.__reduce_ex__ is object.__reduce_ex__:
         for key, value in vars(module).items():
             if key not in _TENSORS and key != "_modules":
-                _demand(prober, value, f"module {name!r}: {key} =", _REMEDY)
+                _demand(prober, value, f"attribute {key!r} of module {name!r}", _REMEDY)
 
 
 def _demand(prober: Prober, value: object, what: str, remedy: str) -> None:
     obstacle = prober.obstacle(value)
     if obstacle is not None:
-        raise FxoptError(f"{what} {value!r} cannot be pickled ({obstacle}); {remedy}") from obstacle
+        raise FxoptError(f"{what} cannot be pickled: {describe(value)} ({obstacle}); {remedy}") from obstacle
 
 
 def _keep_hook_numbers_apart(graph_module: GraphModule) -> None:

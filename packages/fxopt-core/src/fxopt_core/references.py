@@ -17,8 +17,8 @@ from torch.utils._pytree import TreeSpec, treespec_leaf
 
 from fxopt_core.errors import FxoptError
 
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
-_PLAIN = frozenset((*_SIMPLE, torch.memory_format, torch.Size, range, type(Ellipsis)))
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
+_CONSTANTS = (torch.layout, torch.memory_format)
 
 
 class NodeRef:
@@ -62,47 +62,69 @@ class _Probe(pickle.Pickler):
 
 
 class Prober:
-    """Says why a value cannot be pickled, or None; remembers the answers while the values live."""
+    """Says why a value cannot be pickled by a protocol; remembers the answers while the values live."""
 
-    def __init__(self) -> None:
+    def __init__(self, protocol: int) -> None:
+        self._protocol = protocol
         self._known: dict[int, tuple[object, Exception | None]] = {}
 
     def obstacle(self, value: object) -> Exception | None:
         """Return the error of pickling a value, without its tensors and modules.
 
-        >>> Prober().obstacle(len), type(Prober().obstacle(lambda: 0)).__name__
+        >>> Prober(2).obstacle(len), type(Prober(2).obstacle(lambda: 0)).__name__
         (None, 'PicklingError')
         """
         if type(value) in _PLAIN:
             return None
         if id(value) not in self._known:
-            self._known[id(value)] = value, _try_to_pickle(value)
+            self._known[id(value)] = value, self._try_to_pickle(value)
         return self._known[id(value)][1]
 
+    def _try_to_pickle(self, value: object) -> Exception | None:
+        try:
+            _Probe(_Sink(), self._protocol).dump(value)
+        except Exception as error:
+            return error
+        return None
 
-def _try_to_pickle(value: object) -> Exception | None:
-    try:
-        _Probe(_Sink()).dump(value)
-    except Exception as error:
-        return error
-    return None
+
+def describe(value: object) -> str:
+    """Name a value in a message, without printing what may be long.
+
+    >>> describe(describe), describe(3)
+    ('function fxopt_core.references.describe', 'a value of type int')
+    """
+    name = getattr(value, "__qualname__", None)
+    if not isinstance(name, str):
+        return f"a value of type {type(value).__qualname__}"
+    return f"{type(value).__name__} {getattr(value, '__module__', None)}.{name}"
 
 
-def operator_reference(operator: object) -> Rebuilt | None:
-    """Return what stands for an operator of `torch.ops` in a pickle, None for anything else.
+def operator_reference(value: object) -> Rebuilt | None:
+    """Return what stands for an operator or a constant of torch in a pickle, None for anything else.
 
     >>> pickle.loads(pickle.dumps(operator_reference(torch.ops.aten.add.Tensor)))
     <OpOverload(op='aten.add', overload='Tensor')>
+    >>> pickle.loads(pickle.dumps(operator_reference(torch.channels_last), 2))
+    torch.channels_last
     """
+    if isinstance(value, _CONSTANTS):
+        return Rebuilt(load_constant, str(value).removeprefix("torch."))
+    path = _path(value)
+    return Rebuilt(load_operator, *path) if path and _find_operator(path) is value else None
+
+
+def load_constant(name: str) -> object:
+    """Return a layout or a memory format of torch; most protocols cannot pickle those."""
+    return getattr(torch, name)
+
+
+def _path(operator: object) -> list[str]:
     if isinstance(operator, OpOverload):
-        path = [operator.namespace, operator._opname, operator._overloadname]
-    elif isinstance(operator, OpOverloadPacket):
-        path = operator._qualified_op_name.split("::")
-    elif isinstance(operator, HigherOrderOperator):
-        path = ["higher_order", operator.__name__]
-    else:
-        return None
-    return Rebuilt(load_operator, *path) if _find_operator(path) is operator else None
+        return [operator.namespace, operator._opname, operator._overloadname]
+    if isinstance(operator, OpOverloadPacket):
+        return operator._qualified_op_name.split("::")
+    return ["higher_order", operator.__name__] if isinstance(operator, HigherOrderOperator) else []
 
 
 def load_operator(*path: str) -> object:

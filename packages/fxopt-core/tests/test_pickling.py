@@ -1,0 +1,550 @@
+"""A pickled graph module comes back with its graph, in this process and in another one."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import io
+import math
+import operator
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.export import Dim
+from torch.fx import GraphModule
+from torch.nn.utils import parametrize
+
+from fxopt_core import pickling
+from fxopt_core.copying import faithful_copy
+from fxopt_core.errors import FxoptError
+from fxopt_core.graph import iter_nodes
+from fxopt_core.pickling import install, is_installed
+
+
+def hook(*_: object) -> None:
+    pass
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.tied = nn.Linear(3, 3)
+        self.tied.weight = self.linear.weight
+        self.shift: torch.Tensor
+        self.register_buffer("shift", torch.ones(3), persistent=False)
+        self.constant = torch.arange(3.0)
+
+    def forward(self, x: Any) -> Any:
+        return self.tied(self.norm(self.linear(x))) + self.shift * self.constant
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+        self.bias = nn.Parameter(torch.randn(3), requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        y = F.linear(x, self.weight, bias=self.bias).to(torch.float64, memory_format=torch.contiguous_format)
+        return {"a": [y[:, slice(None, 2)], torch.cat([y, y], dim=1)], "b": operator.mul(y, 2.5), "c": y.div(3.0)}
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Any:
+        y = torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,))
+        with torch.no_grad():
+            return self.linear(y) * 2
+
+
+class Several(nn.Module):
+    """Takes a structure of inputs, and guards relations between their sizes."""
+
+    def forward(self, x: Any, more: Any, *, factor: float, scale: Any) -> Any:
+        return x * factor + more["key"][0].sum() + scale[::2]
+
+
+class Own(torch.autograd.Function):
+    pass
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Tagged(GraphModule):
+    """A subclass with a constructor of its own."""
+
+    def __init__(self, root: nn.Module, graph: torch.fx.Graph, tag: str) -> None:
+        super().__init__(root, graph)
+        self.tag = tag
+        self.register_forward_hook(self.note)
+
+    def note(self, *_: object) -> None:
+        self.noted = True
+
+
+def traced() -> Any:
+    graph_module: Any = torch.fx.symbolic_trace(Block())
+    graph_module._non_persistent_buffers_set.add("shift")
+    graph_module.linear.eval()
+    graph_module.unused = nn.ReLU()
+    graph_module.linear.register_forward_hook(hook)
+    return graph_module
+
+
+def functional() -> Any:
+    return torch.fx.symbolic_trace(Functional())
+
+
+def subclass() -> Any:
+    base = functional()
+    return Tagged(base, base.graph, "tag")
+
+
+def nested() -> Any:
+    inner, graph = traced(), torch.fx.Graph()
+    first = next(iter_nodes(inner.graph))
+    with inner.graph.inserting_after(first):
+        inner.graph.call_function(torch.neg, (first,), name="never_used")
+    x = graph.placeholder("x", type_expr=torch.Tensor)
+    graph.output(graph.call_module("inner", (x,)))
+    return GraphModule({"inner": inner}, graph, "Outer")
+
+
+def exported(**options: Any) -> Any:
+    shapes = ({0: Dim("batch", min=2, max=8)},)
+    program = torch.export.export(Block().eval(), (torch.randn(3, 3),), dynamic_shapes=shapes, strict=False)
+    return program.module(**options)
+
+
+def exported_unguarded() -> Any:
+    return exported(check_guards=False)
+
+
+def branches() -> Any:
+    return torch.export.export(Branch(), (torch.ones(2, 3),), strict=False).module()
+
+
+SAMPLES: list[Callable[[], Any]] = [traced, functional, subclass, nested, exported, exported_unguarded, branches]
+
+
+def touched(make: Callable[[], Any]) -> Any:
+    """A sample with a renamed, an unused and a reordered node, marks, and a history of erased names."""
+    graph_module = make()
+    output = graph_module.graph.output_node()
+    placeholder = graph_module.graph.find_nodes(op="placeholder")[0]
+    with graph_module.graph.inserting_before(output):
+        unused = graph_module.graph.call_function(torch.sigmoid, (placeholder,))
+        erased = graph_module.graph.call_function(torch.tanh, (placeholder,))
+    graph_module.graph.erase_node(erased)
+    unused._rename("a_name_of_its_own")
+    for number, node in enumerate(iter_nodes(graph_module.graph)):
+        node.meta["fxopt"] = ("mark", number)
+    placeholder.users = dict(reversed(list(placeholder.users.items())))
+    graph_module.meta["fxopt"], graph_module.meta["lambda"] = ("ledger",), lambda: None
+    graph_module.recompile()
+    install(graph_module)
+    return graph_module
+
+
+def structure(graph_module: Any) -> Any:
+    """Everything that a pickle promises to keep, by value."""
+    graphs = [
+        (
+            type(module).__name__,
+            module.code,
+            [
+                (n.op, str(n.target), str(n.args), str(n.kwargs), n.name, n.type, str(n.users), str(n._input_nodes))
+                for n in iter_nodes(module.graph)
+            ],
+            [node.meta.get("fxopt") for node in iter_nodes(module.graph)],
+            module.graph._graph_namespace._used_names | {node.name for node in iter_nodes(module.graph)},
+            module.graph._graph_namespace._base_count,
+            module.meta.get("fxopt"),
+        )
+        for module in graph_module.modules()
+        if isinstance(module, GraphModule)
+    ]
+    modules = [
+        (name, type(module).__qualname__, module.training, list(vars(module)), module._non_persistent_buffers_set)
+        for name, module in graph_module.named_modules(remove_duplicate=False)
+    ]
+    tensors = [
+        (name, type(t), t.dtype, t.requires_grad, t.tolist())
+        for name, t in [
+            *graph_module.named_parameters(remove_duplicate=False),
+            *graph_module.named_buffers(remove_duplicate=False),
+        ]
+    ]
+    return graphs, modules, tensors, list(graph_module.state_dict())
+
+
+def through_pickle(graph_module: Any) -> Any:
+    return pickle.loads(pickle.dumps(graph_module))
+
+
+def through_torch(graph_module: Any) -> Any:
+    buffer = io.BytesIO()
+    torch.save(graph_module, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+def same(left: Any, right: Any) -> bool:
+    flat = [torch.utils._pytree.tree_leaves(result) for result in (left, right)]
+    return all(torch.equal(a, b) for a, b in zip(*flat, strict=True))
+
+
+@pytest.mark.parametrize("through", [through_pickle, through_torch])
+@pytest.mark.parametrize("make", SAMPLES)
+def test_a_touched_module_comes_back_whole(make: Callable[[], Any], through: Callable[[Any], Any]) -> None:
+    original = touched(make)
+    before = structure(original)
+    once = through(original)
+    assert structure(original) == before
+    twice = through(faithful_copy(once))
+    x = torch.ones(2, 3)
+    for loaded in (once, twice):
+        assert structure(loaded) == before
+        loaded.graph.lint()
+        assert loaded.graph.owning_module is loaded
+        assert is_installed(loaded)
+        assert same(loaded(x), original(x))
+        assert not any({"val", "tensor_meta"} & set(node.meta) for node in iter_nodes(loaded.graph))
+
+
+def test_details_that_a_table_keeps() -> None:
+    original = touched(traced)
+    loaded = through_pickle(original)
+    assert loaded.linear.weight is loaded.tied.weight
+    assert list(loaded.linear._forward_hooks.values()) == [hook]
+    with loaded.graph.inserting_before(loaded.graph.output_node()):
+        names = [gm.graph.call_function(torch.tanh, (next(iter_nodes(gm.graph)),)).name for gm in (loaded, original)]
+    assert names[0] == names[1] == "tanh_1"
+
+
+def test_kept_and_dropped_meta() -> None:
+    class Local(nn.Module):
+        pass
+
+    original = touched(functional)
+    first, second, *_ = iter_nodes(original.graph)
+    first.meta.update(stack_trace="here", nn_module_stack={"a": ("a", nn.Linear)}, custom={"k": 1}, mine=1)
+    second.meta.update(nn_module_stack={"a": ("a", Local)}, val=torch.ones(1))
+    loaded = [node.meta for node in iter_nodes(through_pickle(original).graph)]
+    kept = {"fxopt": ("mark", 0), "stack_trace": "here", "nn_module_stack": {"a": ("a", nn.Linear)}, "custom": {"k": 1}}
+    assert loaded[:2] == [kept, {"fxopt": ("mark", 1)}]
+
+
+def test_sources_of_exported_nodes_are_kept() -> None:
+    original = touched(exported)
+    for ours, theirs in zip(iter_nodes(through_pickle(original).graph), iter_nodes(original.graph), strict=True):
+        assert ours.meta.get("from_node") == theirs.meta.get("from_node")
+        assert ours.meta.get("nn_module_stack") == theirs.meta.get("nn_module_stack")
+
+
+def test_copies_pickle_their_graph_too() -> None:
+    original = touched(functional)
+    names = [node.name for node in iter_nodes(original.graph)]
+    for make_copy in (copy.copy, copy.deepcopy, faithful_copy):
+        twin = make_copy(original)
+        assert is_installed(twin)
+        assert [node.name for node in iter_nodes(through_pickle(twin).graph)] == names
+        install(twin)
+        assert twin._deepcopy_hooks == [install]
+    assert [node.name for node in iter_nodes(through_pickle(copy.copy(copy.deepcopy(original))).graph)] == names
+
+
+def test_an_untouched_module_pickles_as_torch_has_it() -> None:
+    original = torch.fx.symbolic_trace(nn.Linear(2, 2))
+    reduced: Any = original.__reduce_ex__(2)
+    assert reduced[0] is torch.fx.graph_module.reduce_graph_module
+    assert not is_installed(through_pickle(original))
+
+
+def test_pickled_in_many_protocols() -> None:
+    original = touched(functional)
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        assert structure(pickle.loads(pickle.dumps(original, protocol))) == structure(original)
+
+
+def test_references_to_itself_and_to_its_methods() -> None:
+    original = touched(subclass)
+    original.me = [original]
+    original.renamed = original.note
+    loaded = through_pickle(original)
+    assert loaded.me[0] is loaded
+    assert loaded.renamed.__self__ is loaded
+    loaded(torch.ones(1, 3))
+    assert loaded.noted
+
+
+def test_new_hooks_do_not_replace_loaded_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = touched(traced)
+    data = pickle.dumps(original)
+    monkeypatch.setattr(torch.utils.hooks.RemovableHandle, "next_id", 0)
+    loaded = pickle.loads(data)
+    for _ in range(3):
+        loaded.linear.register_forward_hook(hook)
+    assert len(loaded.linear._forward_hooks) == 4
+
+
+def test_code_generators() -> None:
+    original = touched(functional)
+    original.graph.on_generate_code(_transform)
+    original.recompile()
+    loaded = through_pickle(original)
+    assert loaded.code == original.code
+    assert "# generated" in loaded.code
+    original.graph.set_codegen(torch.fx.graph._BoxedCodeGen())
+    assert type(through_pickle(original).graph._codegen) is torch.fx.graph._BoxedCodeGen
+
+
+def _transform(_: object) -> Callable[[list[str]], list[str]]:
+    return _body
+
+
+def _body(body: list[str]) -> list[str]:
+    return ["# generated\n", *body]
+
+
+# input checks
+
+
+@pytest.mark.parametrize("make", [exported, exported_unguarded])
+def test_guards_travel(make: Callable[[], Any]) -> None:
+    original = touched(make)
+    loaded = through_pickle(through_pickle(original))
+    for size in (2, 8):
+        assert same(loaded(torch.ones(size, 3)), original(torch.ones(size, 3)))
+    for shape in ((9, 3), (3, 4), (3, 3, 3)):
+        outcomes = []
+        for graph_module in (original, loaded):
+            try:
+                outcomes.append(graph_module(torch.ones(shape)).tolist())
+            except (RuntimeError, AssertionError) as error:
+                outcomes.append(str(error).split(" (expected")[0].split(". If you meant")[0])
+        assert outcomes[0] == outcomes[1]
+        assert isinstance(outcomes[0], str) or shape == (3, 3, 3)  # torch's guards do not look at the rank
+    with pytest.raises(ValueError, match="input tree spec"):
+        loaded(torch.ones(3, 3), torch.ones(3, 3))
+    assert loaded.range_constraints == original.range_constraints
+    for name in ("train", "eval"):
+        with pytest.raises(NotImplementedError, match=f"{name}\\(\\) is not supported"):
+            getattr(loaded, name)()
+        assert getattr(loaded, name).__self__ is loaded
+
+
+@pytest.mark.parametrize("check_guards", [True, False])
+def test_guards_over_structures_and_relations(check_guards: bool) -> None:
+    batch = Dim("batch", min=3, max=64)
+    inputs = (torch.randn(4, 4), {"key": [torch.randn(4, 5)]})
+    keywords = {"factor": 2.0, "scale": torch.randn(8, 4)}
+    shapes = {"x": {0: batch}, "more": {"key": [{}]}, "factor": None, "scale": {0: 2 * batch}}
+    program = torch.export.export(Several(), inputs, keywords, dynamic_shapes=shapes, strict=False)
+    original: Any = program.module(check_guards=check_guards)
+    install(original)
+    loaded = through_pickle(original)
+
+    def outcome(graph_module: Any, x: int, more: int, factor: float, scale: int) -> Any:
+        try:
+            arguments = (torch.ones(x, 4), {"key": [torch.ones(4, more)]})
+            return graph_module(*arguments, factor=factor, scale=torch.ones(scale, 4)).tolist()
+        except (RuntimeError, AssertionError) as error:
+            return type(error), str(error).split(". If you meant")[0]
+
+    accepted = [(4, 5, 2.0, 8), (10, 5, 2.0, 20)]
+    refused = [(4, 5, 2.0, 10), (4, 6, 2.0, 8), (4, 5, 3.0, 8), (2, 5, 2.0, 4), (65, 5, 2.0, 130)]
+    for case in accepted + refused:
+        ours, theirs = outcome(loaded, *case), outcome(original, *case)
+        assert ours == theirs
+        assert isinstance(ours, list) == (case in accepted)
+    loaded.validate_inputs = False
+    if not check_guards:
+        assert isinstance(outcome(loaded, 4, 6, 2.0, 8), list)
+
+
+def test_guards_that_cannot_be_written_down() -> None:
+    original = touched(exported)
+    original.graph._codegen.pytree_info.orig_args[0] = "other"
+    with pytest.raises(FxoptError, match=r"guards of this exported graph.*check_guards=False"):
+        pickle.dumps(original)
+
+
+def test_dynamo_sees_loaded_guards() -> None:
+    loaded = through_pickle(touched(exported))
+    seen = torch.export.export(loaded, (torch.ones(4, 3),), dynamic_shapes=({0: Dim.AUTO},), strict=False)
+    assert str(next(iter(seen.range_constraints.values()))) == "VR[2, 8]"
+
+
+# what cannot be pickled
+
+
+def _insert(graph_module: Any, function: Any, *arguments: Any) -> None:
+    with graph_module.graph.inserting_before(graph_module.graph.output_node()):
+        graph_module.graph.call_function(function, (next(iter_nodes(graph_module.graph)), *arguments), name="new")
+
+
+def _symbolic(graph_module: Any) -> None:
+    shape_env = torch.fx.experimental.symbolic_shapes.ShapeEnv()
+    size = shape_env.create_unbacked_symint()
+    with pytest.warns(UserWarning, match="Raw SymInt"):
+        _insert(graph_module, torch.add, size)
+
+
+def _local_annotation(graph_module: Any) -> None:
+    class Local:
+        pass
+
+    next(iter_nodes(graph_module.graph)).type = Local
+
+
+def _local_module(graph_module: Any) -> None:
+    class Local(nn.Module):
+        pass
+
+    graph_module.local = Local()
+
+
+def _set(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda graph_module: setattr(graph_module, name, value)
+
+
+OBSTACLES: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda gm: _insert(gm, lambda x: x), r"node 'new': target cannot be pickled: function .*<lambda>"),
+    (lambda gm: _insert(gm, torch.add, threading.Lock()), r"node 'new': argument cannot be pickled: .*lock"),
+    (_symbolic, r"node 'new' has the symbolic value u0 as argument.*sym_size"),
+    (_local_annotation, r"node 'x': type annotation cannot be pickled: type .*Local"),
+    (_local_module, r"class of module 'local' cannot be pickled: type .*Local.*top of a module"),
+    (_set("lock", threading.Lock()), r"attribute 'lock' of the graph module cannot be pickled: .*lock"),
+    (lambda gm: gm.register_forward_hook(lambda *_: None), r"attribute '_forward_hooks' of the graph module cannot be"),
+    (lambda gm: gm.linear.register_forward_hook(lambda *_: None), r"attribute '_forward_hooks' of module 'linear'"),
+    (lambda gm: setattr(gm.linear, "act", lambda x: x), r"attribute 'act' of module 'linear' cannot be pickled"),
+    (lambda gm: parametrize.register_parametrization(gm.linear, "bias", nn.Tanh()), r"remove_parametrizations"),
+    (
+        lambda gm: parametrize.register_parametrization(gm, "_tensor_constant0", nn.Tanh()),
+        r"class of the graph module .*Parametrized",
+    ),
+    (lambda gm: gm.graph.on_generate_code(lambda _: lambda body: body), r"code generator.*_body_transformer.*lambda"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), OBSTACLES)
+def test_obstacles_are_named(spoil: Callable[[Any], Any], message: str) -> None:
+    graph_module = touched(traced)
+    spoil(graph_module)
+    with pytest.raises(FxoptError, match=message):
+        pickle.dumps(graph_module)
+
+
+def test_unusual_targets_and_arguments() -> None:
+    graph_module = touched(functional)
+    for function in (
+        torch.Tensor.add,
+        math.sqrt,
+        torch.special.erf,
+        F.gelu,
+        torch.ops.aten.add,
+        hook,
+        Own.apply,
+        nn.ReLU,
+    ):
+        _insert(graph_module, function)
+    for argument in (
+        torch.ops.aten.add.Tensor,
+        torch.ones(2),
+        [{"k": slice(None)}],
+        torch.strided,
+        torch.device("cpu"),
+        range(2),
+        ...,
+    ):
+        _insert(graph_module, hook, argument)
+    table = [
+        [(n.target, n.args[1:]) for n in iter_nodes(gm.graph)] for gm in (graph_module, through_pickle(graph_module))
+    ]
+    assert [row[0] for row in table[0]] == [row[0] for row in table[1]]
+    assert str(table[0]) == str(table[1])
+
+
+def test_a_replaced_class_is_refused() -> None:
+    graph_module = functional()
+    graph_module.__class__ = nn.Identity
+    graph_module._deepcopy_hooks = []
+    with pytest.raises(FxoptError, match="class was replaced by Identity"):
+        install(graph_module)
+
+
+def test_a_newer_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph_module = touched(functional)
+    with monkeypatch.context() as patch:
+        patch.setattr(pickling, "FORMAT", 2)
+        data = pickle.dumps(graph_module)
+    with pytest.raises(FxoptError, match=r"format 2.*up to 1; upgrade fxopt-core"):
+        pickle.loads(data)
+
+
+def test_an_operator_that_is_not_registered_is_named() -> None:
+    with torch.library._scoped_library("fxopt_pickling_test", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        graph_module = touched(functional)
+        _insert(graph_module, torch.ops.fxopt_pickling_test.twice.default)
+        data = pickle.dumps(graph_module)
+        assert "twice" in str(pickle.loads(data).graph)
+    with pytest.raises(
+        FxoptError, match=r"torch\.ops\.fxopt_pickling_test_gone\.twice\.default, which is not registered"
+    ):
+        pickle.loads(data.replace(b"\x13fxopt_pickling_test", b"\x18fxopt_pickling_test_gone"))
+
+
+# another process
+
+
+READER = """
+import sys
+assert not any(name.startswith("fxopt") for name in sys.modules)
+import pickle
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        graph_module = pickle.load(file)
+    import torch
+    print([node.name for node in graph_module.graph.nodes])
+    print(graph_module(torch.ones(2, 3)).tolist())
+    try:
+        graph_module(torch.ones(9, 3))
+        print("accepted")
+    except (AssertionError, RuntimeError) as error:
+        print("refused")
+    with open(path + ".again", "wb") as file:
+        pickle.dump(graph_module, file)
+"""
+
+
+def test_in_a_fresh_process(tmp_path: Path) -> None:
+    originals = {"exported": touched(exported), "branches": touched(branches)}
+    for name, original in originals.items():
+        (tmp_path / name).write_bytes(pickle.dumps(original))
+    paths = [str(tmp_path / name) for name in originals]
+    command = [sys.executable, "-c", READER, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    lines = iter(done.stdout.splitlines())
+    for name, original in originals.items():
+        assert next(lines) == str([node.name for node in iter_nodes(original.graph)])
+        assert next(lines) == str(original(torch.ones(2, 3)).tolist())
+        assert next(lines) == "refused"
+        assert structure(pickle.loads((tmp_path / f"{name}.again").read_bytes())) == structure(original)
