@@ -16,6 +16,7 @@ from fxopt_tools.structure import Branch, Leaf, Tree, tensors
 
 _AFTER = " after the call"
 _RELATED_DB = 10.0
+_FINER = 64
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,25 @@ class Judge:
         """Return what to allow for an output of a dtype."""
         if not (dtype.is_floating_point or dtype.is_complex):
             return Criterion(None)
-        candidates = {dtype.to_real(), *self.computed_in}
-        coarsest = max(candidates, key=lambda candidate: torch.finfo(candidate).eps)
+        coarsest = self._coarsest(dtype)
         usual = tolerance(coarsest)
         rtol = usual.rtol if self.rtol is None else self.rtol
         atol = usual.atol if self.atol is None else self.atol
         stated = (self.rtol, self.atol) != (None, None)
         return Criterion(Tolerance(rtol, atol), None if stated else torch.finfo(coarsest).eps)
+
+    def _coarsest(self, dtype: torch.dtype) -> torch.dtype:
+        return max({dtype.to_real(), *self.computed_in}, key=lambda candidate: torch.finfo(candidate).eps)
+
+    def _reference(self, a: Tensor, wide: Tensor | None) -> Tensor | None:
+        """Return what the original gave in float64, or None where that is another quantity or hardly more exact."""
+        if not (a.is_floating_point() or a.is_complex()) or not a.numel() or wide is None or wide.shape != a.shape:
+            return None
+        if not (wide.is_floating_point() or wide.is_complex()):
+            return None
+        finer = _FINER * torch.finfo(wide.dtype).eps <= torch.finfo(self._coarsest(a.dtype)).eps
+        exact = finer or wide.dtype in (torch.float64, torch.complex128)  # float32 is, for a model in half precision
+        return wide if exact and sqnr_db(wide, a) >= _RELATED_DB else None
 
     def _trees(self, path: str, a: Tree, b: Tree, wide: Mapping[str, Tensor]) -> Iterator[OutputReport]:
         if isinstance(a, Branch) and isinstance(b, Branch) and a.kind == b.kind and a.cls is b.cls:
@@ -113,7 +126,7 @@ class Judge:
             )
         criterion = self.criterion(a.dtype)
         measurement = measure(a, b, criterion)
-        truth = _reference(a, wide.get(path))
+        truth = self._reference(a, wide.get(path))
         problem = _differences(measurement, criterion)
         excused = problem is not None and criterion.eps is not None and truth is not None and is_rounding(a, b, truth)
         inexact = criterion.tolerance is not None and a.numel() > 0
@@ -156,13 +169,6 @@ def _other_kind(a: Tensor, b: Tensor) -> str | None:
         if mine != other:
             return f"has {name} {other}, expected {mine} as in the original"
     return None
-
-
-def _reference(a: Tensor, wide: Tensor | None) -> Tensor | None:
-    """Return what the original gave in float64, or None where that is not the same quantity."""
-    if not (a.is_floating_point() or a.is_complex()) or not a.numel() or wide is None or wide.shape != a.shape:
-        return None
-    return wide if wide.dtype in (torch.float64, torch.complex128) and sqnr_db(wide, a) >= _RELATED_DB else None
 
 
 def _differences(measurement: Measurement, criterion: Criterion) -> str | None:

@@ -99,7 +99,10 @@ class VerificationReport:
         return self.passed
 
     def __str__(self) -> str:
-        """Return a plain text table, with what is wrong and the notes below it."""
+        """Return a plain text table, with what is wrong and the notes below it.
+
+        Values that are neither tensors nor numbers have no line of their own unless they are wrong.
+        """
         problems = [f"failed: {output}" for output in self.failures]
         problems += [
             f"passed, as the original's own rounding is as large: {output}" for output in self.outputs if output.excused
@@ -121,9 +124,11 @@ class VerificationReport:
             raise VerificationError(_message(self, self.worst, pass_name), pass_name=pass_name, index=index)
 
     def _summary(self) -> str:
-        if self.passed:
-            return f"passed: {_count(len(self.outputs), 'output')} compared, none differs"
-        return f"FAILED: {_count(len(self.outputs), 'output')} compared, {len(self.failures)} of them wrong"
+        tensors = sum(output.shape is not None for output in self.outputs)
+        others = len(self.outputs) - tensors
+        counts = [_count(tensors, "tensor")] * bool(tensors) + [_count(others, "other value")] * bool(others)
+        verdict = ("passed", "none differs") if self.passed else ("FAILED", f"{len(self.failures)} of them wrong")
+        return f"{verdict[0]}: {' and '.join(counts)} compared, {verdict[1]}"
 
 
 def _message(report: VerificationReport, worst: OutputReport, pass_name: str | None) -> str:
@@ -151,7 +156,10 @@ def _severity(output: OutputReport) -> float:
 
 
 def _table(outputs: Sequence[OutputReport]) -> list[str]:
-    rows = [_HEADINGS, *(_row(output) for output in outputs)]
+    shown = [output for output in outputs if output.measurement is not None or not output.passed]
+    if not shown:
+        return []
+    rows = [_HEADINGS, *(_row(output) for output in shown)]
     used = [place for place in range(len(_HEADINGS)) if place != 0 or any(output.number for output in outputs)]
     widths = {place: max(len(row[place]) for row in rows) for place in used}
     return ["  ".join(row[place].ljust(widths[place]) for place in used).rstrip() for row in rows]

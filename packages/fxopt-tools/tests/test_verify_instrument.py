@@ -1,0 +1,393 @@
+"""`Verify` as the gate of passes and compositions."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, symbolic_trace
+
+from fxopt_core import (
+    DeepCopy,
+    Instrument,
+    LintAndRecompile,
+    PassError,
+    PassRun,
+    PreconditionError,
+    Record,
+    ReversibleTransformation,
+    Transformation,
+    VerificationError,
+    compose,
+    history,
+    instrumented,
+    iter_nodes,
+)
+from fxopt_tools import Verify, verify
+
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+
+
+class Model(nn.Module):
+    """Has an addition, and buffers that a run in train mode changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalised: Tensor = self.norm(self.linear(x))
+        return normalised + x
+
+
+def traced() -> GraphModule:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return symbolic_trace(Model())
+
+
+def retarget(graph_module: GraphModule, old: object, new: Any) -> GraphModule:
+    for node in iter_nodes(graph_module.graph):
+        if node.target is old:
+            node.target = new
+    return graph_module
+
+
+class Replace(ReversibleTransformation):
+    """x + y -> what a function makes of x and y."""
+
+    preserves_computation = True
+
+    def __init__(self, by: Any) -> None:
+        self.by = by
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return retarget(graph_module, operator.add, self.by)
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        return retarget(graph_module, self.by, operator.add)
+
+
+class Unclaimed(Replace):
+    """The same, which does not claim to preserve anything."""
+
+    preserves_computation = False
+
+
+class Scale(Transformation):
+    """Writes into a parameter, which no comparison of graphs would show."""
+
+    preserves_computation = True
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        with torch.no_grad():
+            graph_module.get_parameter("linear.weight").mul_(1.5)
+        return graph_module
+
+
+class Shift(Transformation):
+    """x + y -> x + y, off by an amount."""
+
+    preserves_computation = True
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        with torch.no_grad():
+            bias = graph_module.get_parameter("norm.bias") + self.by
+        graph_module.get_submodule("norm").bias = nn.Parameter(bias)
+        return graph_module
+
+
+def count_runs(graph_module: GraphModule) -> list[int]:
+    runs = [0]
+
+    def hook(*_: object) -> None:
+        runs[0] += 1
+
+    graph_module.get_submodule("linear").register_forward_hook(hook)
+    return runs
+
+
+# --- What stands and what does not
+
+
+def test_passes_that_preserve_the_computation_stand() -> None:
+    gate = Verify(X)
+    graph_module = traced().eval()
+    before = graph_module(X)
+    with instrumented(gate):
+        result = compose(Replace(torch.add), LintAndRecompile())(graph_module)
+    assert torch.equal(result(X), before) and any(node.target is torch.add for node in iter_nodes(result.graph))
+    assert [(check.pass_name, check.index, check.passed) for check in gate.checks] == [
+        ("replace", 0, True),
+        ("lint-and-recompile", 1, True),
+    ]
+    assert all(check.report is not None and check.report.passed for check in gate.checks)
+
+
+def test_a_pass_that_does_not_is_an_error_and_everything_is_rolled_back() -> None:
+    graph_module = traced().eval()
+    before, code = graph_module(X), graph_module.code
+    gate = Verify(X)
+    with instrumented(gate), pytest.raises(VerificationError, match="pass `replace` changed what the module") as caught:
+        compose(LintAndRecompile(), DeepCopy(), LintAndRecompile(), Replace(torch.sub), DeepCopy())(graph_module)
+    assert caught.value.pass_name == "replace" and caught.value.index == 3
+    assert "max absolute error" in str(caught.value) and "expected" in str(caught.value)
+    assert graph_module.code == code and torch.equal(graph_module(X), before)
+    assert [check.passed for check in gate.checks] == [True, True, True, False]
+
+
+def test_a_single_pass_is_gated_too() -> None:
+    graph_module = traced()
+    with instrumented(Verify(X)), pytest.raises(VerificationError) as caught:
+        Replace(torch.sub)(graph_module)
+    assert caught.value.pass_name == "replace" and caught.value.index is None
+    assert any(node.target is operator.add for node in iter_nodes(graph_module.graph))
+    with instrumented(Verify(X)):
+        Replace(torch.add)(graph_module)
+
+
+def test_a_veto_rolls_back_one_pass_alone() -> None:
+    graph_module = traced().eval()
+    before = graph_module(X)
+    gate = Verify(X, on_failure="veto")
+    with instrumented(gate):
+        result = compose(Replace(torch.sub), LintAndRecompile(), Replace(torch.add))(graph_module)
+    assert [check.passed for check in gate.checks] == [False, True, True]
+    assert [record.state for record in history(result)] == ["vetoed", "applied", "applied"]
+    assert torch.equal(result(X), before) and any(node.target is torch.add for node in iter_nodes(result.graph))
+    assert str(gate.checks[0]) == "replace: FAILED" and gate.checks[0].report is not None
+    assert gate.checks[0].report.worst is not None
+
+
+def test_values_written_in_place_are_found() -> None:
+    graph_module = traced().eval()
+    before = graph_module(X)
+    with instrumented(Verify(X)), pytest.raises(VerificationError):
+        Scale()(graph_module, protect_values=True)
+    assert torch.equal(graph_module(X), before)
+
+
+def test_a_module_that_refuses_its_inputs_afterwards_does_not_stand() -> None:
+    def broken(x: Tensor, y: Tensor) -> Tensor:
+        raise RuntimeError("no such kernel")
+
+    with (
+        instrumented(Verify(X)),
+        pytest.raises(VerificationError, match="refuses inputs that it took") as caught,
+    ):
+        Replace(broken)(traced())
+    assert isinstance(caught.value.__cause__, RuntimeError) and "no such kernel" in str(caught.value)
+    gate = Verify(X, on_failure="veto")
+    with instrumented(gate):
+        result = Replace(broken)(traced())
+    assert verify(traced(), result, X) and gate.checks[0].passed is False and "refuses" in str(gate.checks[0])
+
+
+def test_undoing_is_gated_too() -> None:
+    graph_module = traced()
+    replace = Replace(torch.add)
+    gate = Verify(X)
+    with instrumented(gate):
+        replace(graph_module)
+        replace(graph_module, reverse=True)
+        compose(replace, LintAndRecompile())(compose(replace, LintAndRecompile())(graph_module), reverse=True)
+    assert str(gate.checks[1]) == "undoing replace: passed" and all(check.passed for check in gate.checks)
+    assert [check.reverse for check in gate.checks] == [False, True, False, False, True, True]
+    wrong = Replace(torch.sub)
+    wrong(graph_module)
+    with instrumented(Verify(X)), pytest.raises(VerificationError):
+        wrong(graph_module, reverse=True)
+
+
+# --- What is held to it
+
+
+def test_only_passes_that_claim_it_are_held_to_it() -> None:
+    gate = Verify(X)
+    with instrumented(gate):
+        compose(Unclaimed(torch.sub), LintAndRecompile())(traced())
+    assert [check.passed for check in gate.checks] == [None, True]
+    assert str(gate.checks[0]).startswith("unclaimed: not checked: it does not claim")
+
+
+def test_rounding_that_adds_up_is_seen_against_the_original() -> None:
+    step = 0.4 * 1e-4  # two such steps pass one by one, all four together do not
+    passes = [Shift(step) for _ in range(4)]
+    gate = Verify(X)
+    with instrumented(gate):
+        compose(*passes)(traced().eval())
+    assert len(gate.checks) == 4
+    original = traced().eval()
+    gate = Verify(X, original=original, on_failure="veto")
+    with instrumented(gate):
+        compose(*passes)(traced().eval())
+    assert gate.checks[0].passed and not gate.checks[-1].passed
+
+
+def test_the_original_no_longer_serves_after_a_pass_that_changes_it() -> None:
+    gate = Verify(X, original=traced())
+    with instrumented(gate):
+        compose(LintAndRecompile(), Unclaimed(torch.sub), LintAndRecompile())(traced())
+    assert [check.passed for check in gate.checks] == [True, None, True]
+
+
+def test_the_original_may_be_the_very_module_that_is_transformed() -> None:
+    graph_module = traced()
+    with instrumented(Verify(X, original=graph_module)), pytest.raises(VerificationError):
+        compose(Replace(torch.add), Replace(torch.add), Shift(1.0))(graph_module)
+
+
+# --- When it runs the module
+
+
+def test_outputs_after_one_pass_are_those_before_the_next() -> None:
+    graph_module = traced()
+    runs = count_runs(graph_module)
+    with instrumented(Verify([X, X])):
+        compose(LintAndRecompile(), Replace(torch.add), LintAndRecompile())(graph_module)
+    assert runs == [2 * (1 + 3) + 2]  # before, after each, and in float64
+
+
+def test_the_module_is_run_again_where_it_may_have_changed_in_between() -> None:
+    graph_module = traced().eval()
+    both = compose(LintAndRecompile(), Replace(torch.add))
+    with instrumented(Verify(X)):
+        both(graph_module)
+        with torch.no_grad():
+            graph_module.get_parameter("linear.weight").zero_()
+        both(graph_module)
+
+
+class Vetoes(Instrument):
+    """Vetoes shifts, after the gate inside has let them stand."""
+
+    may_veto = True
+
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
+        return run.name != "shift"
+
+
+def test_the_veto_of_another_instrument_is_noticed() -> None:
+    gate = Verify(X, atol=1.0)
+    with instrumented(Vetoes(), gate):
+        result = compose(*[Shift(0.9)] * 3, LintAndRecompile())(traced().eval())
+    assert [check.passed for check in gate.checks] == [True] * 4
+    assert verify(traced().eval(), result, X)
+
+
+def test_code_older_than_the_graph_is_generated_anew() -> None:
+    graph_module = traced()
+    Unclaimed(torch.sub)(graph_module, lint_and_recompile=False)
+    with instrumented(Verify(X)):
+        Replace(torch.add)(graph_module)
+
+
+def test_a_pass_that_calls_another_one_is_gated_with_it() -> None:
+    class Outer(Transformation):
+        preserves_computation = True
+
+        def transform(self, graph_module: GraphModule) -> GraphModule:
+            return Replace(torch.add)(graph_module)
+
+    gate = Verify(X)
+    with instrumented(gate):
+        compose(LintAndRecompile(), Outer(), LintAndRecompile())(traced())
+    assert [check.pass_name for check in gate.checks] == [
+        "lint-and-recompile",
+        "replace",
+        "outer",
+        "lint-and-recompile",
+    ]
+    assert all(check.passed for check in gate.checks)
+
+
+def test_train_mode_leaves_no_trace() -> None:
+    graph_module = traced().train()
+    state = {name: value.clone() for name, value in graph_module.state_dict().items()}
+    generator = torch.get_rng_state()
+    with instrumented(Verify(X)):
+        compose(Replace(torch.add), LintAndRecompile())(graph_module)
+    assert all(torch.equal(value, state[name]) for name, value in graph_module.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator) and graph_module.training
+
+
+def test_copies_are_compared_with_what_they_are_copies_of() -> None:
+    gate = Verify(X)
+    with instrumented(gate):
+        compose(DeepCopy(), Replace(torch.add), inplace=False)(traced())
+    assert [check.passed for check in gate.checks] == [True, True]
+
+
+# --- Errors
+
+
+def test_inputs_that_the_module_refuses_are_an_error_before_the_pass() -> None:
+    graph_module = traced()
+    code = graph_module.code
+    with instrumented(Verify(X[:, :2])), pytest.raises(PreconditionError, match="before pass `replace`") as caught:
+        compose(Unclaimed(torch.add), Unclaimed(operator.add), Replace(torch.add))(graph_module)
+    assert caught.value.pass_name == "replace" and caught.value.index == 2
+    assert isinstance(caught.value.__cause__, RuntimeError) and graph_module.code == code
+    with instrumented(Verify(X[:, :2], original=Model())), pytest.raises(PreconditionError, match="the original"):
+        Replace(torch.add)(graph_module)
+
+
+def test_a_pass_that_fails_by_itself_fails_as_ever() -> None:
+    class Fails(Transformation):
+        preserves_computation = True
+
+        def transform(self, graph_module: GraphModule) -> GraphModule:
+            raise ValueError("of its own")
+
+    gate = Verify(X)
+    with instrumented(gate), pytest.raises(PassError, match="of its own"):
+        Fails()(traced())
+    assert gate.checks == []
+    with instrumented(gate):
+        LintAndRecompile()(traced())
+
+
+@pytest.mark.parametrize("arguments", [{"on_failure": "ignore"}, {"rtol": -1.0}, {"inputs": []}, {"inputs": "x"}])
+def test_arguments_that_make_no_sense_are_refused_at_once(arguments: dict[str, Any]) -> None:
+    with pytest.raises(PreconditionError, match="expected"):
+        Verify(**{"inputs": X, **arguments})
+
+
+def test_half_precision_is_excused_by_the_rounding_before_the_first_pass() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        layers = [nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU()) for _ in range(36)]
+    graph_module = symbolic_trace(nn.Sequential(*layers).half().eval())
+
+    class Unfuse(Transformation):
+        """x @ w + b, with the product rounded before b is added."""
+
+        preserves_computation = True
+
+        def transform(self, graph_module: GraphModule) -> GraphModule:
+            for name, module in list(graph_module.named_modules()):
+                if isinstance(module, nn.Linear):
+                    graph_module.set_submodule(name, Rounded(module))
+            return graph_module
+
+    gate = Verify(torch.randn(64, 32, generator=torch.Generator().manual_seed(1)).half())
+    with instrumented(gate):
+        compose(LintAndRecompile(), Unfuse())(graph_module)
+    report = gate.checks[1].report
+    assert report is not None and report.outputs[0].excused and report.outputs[0].reference == "float64"
+
+
+class Rounded(nn.Module):
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.t() + self.bias
