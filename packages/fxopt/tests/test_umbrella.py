@@ -56,9 +56,11 @@ def typed_names() -> dict[str, list[str]]:
     """Return what the TYPE_CHECKING block imports, by package."""
     tree = ast.parse(Path(fxopt.__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
-    return {
-        s.module: [alias.name for alias in s.names] for s in block.body if isinstance(s, ast.ImportFrom) and s.module
-    }
+    found: dict[str, list[str]] = {}
+    for statement in block.body:
+        if isinstance(statement, ast.ImportFrom) and statement.module:
+            found.setdefault(statement.module, []).extend(alias.name for alias in statement.names)
+    return found
 
 
 def test_all_names_resolve() -> None:
