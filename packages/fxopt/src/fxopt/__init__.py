@@ -17,6 +17,12 @@ if TYPE_CHECKING:
         ChangeTrueDivToMulByInverse as ChangeTrueDivToMulByInverse,
     )
     from fxopt_capture import (
+        CapturedModule as CapturedModule,
+    )
+    from fxopt_capture import (
+        InputGuards as InputGuards,
+    )
+    from fxopt_capture import (
         capture as capture,
     )
     from fxopt_capture import (
@@ -278,10 +284,25 @@ if TYPE_CHECKING:
         FuseBatchNormInConvTranspose as FuseBatchNormInConvTranspose,
     )
     from fxopt_tools import (
+        Check as Check,
+    )
+    from fxopt_tools import (
+        Inputs as Inputs,
+    )
+    from fxopt_tools import (
+        Measurement as Measurement,
+    )
+    from fxopt_tools import (
+        OutputReport as OutputReport,
+    )
+    from fxopt_tools import (
         VerificationReport as VerificationReport,
     )
     from fxopt_tools import (
         Verify as Verify,
+    )
+    from fxopt_tools import (
+        Worst as Worst,
     )
     from fxopt_tools import (
         verify as verify,
@@ -383,12 +404,19 @@ _HOMES = {
     ),
     "fxopt_arith": ("ChangeTrueDivToMulByInverse",),
     "fxopt_capture": (
+        "CapturedModule",
+        "InputGuards",
         "capture",
         "symbolic_trace",
     ),
     "fxopt_tools": (
+        "Check",
+        "Inputs",
+        "Measurement",
+        "OutputReport",
         "VerificationReport",
         "Verify",
+        "Worst",
         "verify",
     ),
     "fxopt.optimizing": ("optimize",),

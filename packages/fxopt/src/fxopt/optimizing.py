@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from fxopt_capture import capture
 from fxopt_core import PreconditionError, Transformation, faithful_copy, registry
+from fxopt_tools import Inputs
 from fxopt_tools import verify as verify_outputs
 
 DEFAULT_PIPELINE = "inference"
@@ -59,21 +60,8 @@ def optimize(
         graph_module = capture(model, tuple(args), dict(kwargs or {}))
     graph_module = transformation(graph_module)
     if verify and (args or kwargs):
-        inputs = (tuple(args), dict(kwargs or {}))
-        verify_outputs(_Called(model), _Called(graph_module), inputs).raise_if_failed()
+        verify_outputs(model, graph_module, Inputs(*args, **(kwargs or {}))).raise_if_failed()
     return graph_module
-
-
-class _Called(nn.Module):
-    """A model that takes positional and keyword inputs as one pair."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.training = model.training
-
-    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.model(*args, **kwargs)
 
 
 def _transformation(pipeline: str | Transformation | None) -> Transformation:
