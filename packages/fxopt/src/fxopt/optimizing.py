@@ -10,8 +10,7 @@ from torch.fx import GraphModule
 
 from fxopt_capture import capture
 from fxopt_core import PreconditionError, Transformation, faithful_copy, registry
-from fxopt_tools import Inputs
-from fxopt_tools import verify as verify_outputs
+from fxopt_tools import Inputs, verify as verify_outputs
 
 DEFAULT_PIPELINE = "inference"
 
@@ -46,7 +45,7 @@ def optimize(
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
     >>> graph_module = optimize(model, (torch.randn(2, 3, 8, 8),))
-    >>> [str(type(module).__name__) for module in graph_module.children()]
+    >>> [type(module).__name__ for module in graph_module.modules() if module._parameters]
     ['Conv2d']
     """
     if not isinstance(args, Sequence):
