@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fxopt_capture import capture
 from fxopt_capture.arguments import InputBinding
@@ -20,7 +20,7 @@ from fxopt_core.errors import CaptureError
 class Masked(nn.Module):
     """A required and three optional arguments."""
 
-    def forward(self, x, mask=None, scale=1.0, *, negate=False):
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0, *, negate: bool = False) -> Tensor:
         x = x * scale
         if mask is not None:
             x = x * mask
@@ -31,7 +31,7 @@ X, MASK = torch.randn(2, 4), torch.ones(2, 4)
 
 
 @pytest.mark.parametrize("args", [(X, MASK), (X,)])
-def test_positional_and_keyword_calls(args):
+def test_positional_and_keyword_calls(args: tuple[Tensor, ...]) -> None:
     captured = capture(Masked().eval(), args)
     x, mask = torch.randn(3, 4), torch.randn(3, 4)
     given = {"x": x, "mask": mask} if len(args) == 2 else {"x": x}
@@ -41,13 +41,13 @@ def test_positional_and_keyword_calls(args):
     assert torch.equal(captured(x, **{name: value for name, value in given.items() if name != "x"}), expected)
 
 
-def test_keyword_capture_takes_positional_calls():
+def test_keyword_capture_takes_positional_calls() -> None:
     captured = capture(Masked().eval(), kwargs={"mask": MASK, "x": X})
     x, mask = torch.randn(3, 4), torch.randn(3, 4)
     assert torch.equal(captured(x, mask), x * mask)
 
 
-def test_arguments_that_were_not_given():
+def test_arguments_that_were_not_given() -> None:
     captured = capture(Masked().eval(), X)
     assert torch.equal(captured(X, None), X)
     assert torch.equal(captured(X, mask=None, scale=1.0, negate=False), X)
@@ -59,7 +59,7 @@ def test_arguments_that_were_not_given():
         captured(X, other=1)
 
 
-def test_missing_and_surplus_arguments():
+def test_missing_and_surplus_arguments() -> None:
     captured = capture(Masked().eval(), (X, MASK))
     with pytest.raises(CaptureError, match="needs `mask`"):
         captured(X)
@@ -71,7 +71,7 @@ def test_missing_and_surplus_arguments():
         captured(X, MASK, 1.0, True)
 
 
-def test_constants_are_baked_in():
+def test_constants_are_baked_in() -> None:
     captured = capture(Masked().eval(), (X,), {"scale": 3.0, "negate": True})
     assert torch.equal(captured(X, scale=3.0, negate=True), -3 * X)
     with pytest.raises(CaptureError, match=r"has scale=3\.0 baked in, and was called with scale=1\.0"):
@@ -83,14 +83,14 @@ def test_constants_are_baked_in():
 class Variadic(nn.Module):
     """Takes any number of tensors, and options by name."""
 
-    def forward(self, first, *others, **options):
+    def forward(self, first: Tensor, *others: Tensor, **options: Any) -> Any:
         total = first
         for other in others:
             total = total + other
         return total * options["factor"] - options.get("shift", 0)
 
 
-def test_variadic_arguments():
+def test_variadic_arguments() -> None:
     captured = capture(Variadic().eval(), (X, X, X), {"factor": MASK})
     x = torch.randn(3, 4)
     assert torch.equal(captured(x, x, x, factor=torch.full((3, 4), 2.0)), 6 * x)
@@ -103,11 +103,11 @@ def test_variadic_arguments():
 class PositionalOnly(nn.Module):
     """Takes its first argument by position only, and one in between has a default."""
 
-    def forward(self, x, weight=None, /, bias=None):
+    def forward(self, x: Tensor, weight: Tensor | None = None, /, bias: Tensor | None = None) -> Tensor:
         return x if bias is None else x + bias
 
 
-def test_positional_only_arguments():
+def test_positional_only_arguments() -> None:
     captured = capture(PositionalOnly().eval(), (X,), {"bias": MASK})
     assert torch.equal(captured(X, None, MASK), X + 1)
     assert torch.equal(captured(X, bias=MASK), X + 1)
@@ -143,16 +143,16 @@ OUTPUTS = {
 class Returning(nn.Module):
     """Returns some structure."""
 
-    def __init__(self, make):
+    def __init__(self, make: Callable[[Tensor], object]) -> None:
         super().__init__()
         self.make = make
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Any:
         return self.make(x)
 
 
 @pytest.mark.parametrize("kind", OUTPUTS)
-def test_output_type(kind):
+def test_output_type(kind: str) -> None:
     model = Returning(OUTPUTS[kind]).eval()
     captured = capture(model, X)
     x = torch.randn(5, 4)
@@ -164,11 +164,11 @@ def test_output_type(kind):
 class Structured(nn.Module):
     """Takes structures of tensors."""
 
-    def forward(self, pair, states):
+    def forward(self, pair: Pair, states: list[Any]) -> Any:
         return pair.left + states[0]["h"] * states[1]
 
 
-def test_structured_inputs():
+def test_structured_inputs() -> None:
     captured = capture(Structured().eval(), (Pair(X), [{"h": X}, 2]))
     x = torch.randn(3, 4)
     assert torch.equal(captured(Pair(x), [{"h": x}, 2]), 3 * x)
@@ -180,9 +180,9 @@ def test_structured_inputs():
         captured(Pair(x), [x, 2])
 
 
-def test_inputs_are_written_in_place_as_the_model_does():
+def test_inputs_are_written_in_place_as_the_model_does() -> None:
     class Writing(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             x.add_(1)
             return x * 2
 
@@ -192,7 +192,7 @@ def test_inputs_are_written_in_place_as_the_model_does():
     assert torch.equal(x, torch.ones(3, 4))
 
 
-def test_binding_pickles_and_copies():
+def test_binding_pickles_and_copies() -> None:
     captured = capture(Masked().eval(), (X,), {"scale": 3.0})
     (binding,) = captured._forward_pre_hooks.values()
     for other in (pickle.loads(pickle.dumps(binding)), copy.deepcopy(binding)):

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fxopt_capture import capture, symbolic_trace
 from fxopt_core.errors import CaptureError
@@ -15,7 +15,7 @@ from fxopt_core.errors import CaptureError
 class DataDependent(nn.Module):
     """Branches on values."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:
             return x
         return -x
@@ -24,20 +24,22 @@ class DataDependent(nn.Module):
 class Item(nn.Module):
     """Branches on a number taken out of a tensor."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         count = int(x.max().item())
         if count > 3:
             return x
         return x * count
 
 
-def line_of(cls, text):
+def line_of(cls: type[nn.Module], text: str) -> int:
     lines, start = inspect.getsourcelines(cls)
     return start + next(index for index, line in enumerate(lines) if text in line)
 
 
 @pytest.mark.parametrize(("cls", "text"), [(DataDependent, "if x.sum()"), (Item, "count = ")])
-def test_data_dependent_branch_names_the_line(cls, text, capsys):
+def test_data_dependent_branch_names_the_line(
+    cls: type[nn.Module], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(CaptureError) as caught:
         capture(cls().eval(), torch.randn(2, 3))
     message = str(caught.value)
@@ -48,14 +50,14 @@ def test_data_dependent_branch_names_the_line(cls, text, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_inputs_that_the_model_rejects():
+def test_inputs_that_the_model_rejects() -> None:
     with pytest.raises(CaptureError, match="Sequential cannot be captured: RuntimeError"):
         capture(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 5))
 
 
-def test_own_errors_of_the_model_name_its_line():
+def test_own_errors_of_the_model_name_its_line() -> None:
     class Strict(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             raise ValueError("only on Sundays")
 
     with pytest.raises(CaptureError, match=r"ValueError: only on Sundays at .*test_capture_errors.py:\d+, in forward"):
@@ -63,7 +65,7 @@ def test_own_errors_of_the_model_name_its_line():
 
 
 @pytest.mark.parametrize("entry", [capture, symbolic_trace])
-def test_no_modules(entry):
+def test_no_modules(entry: Callable[..., object]) -> None:
     with pytest.raises(CaptureError, match="a function cannot be captured; give a torch"):
         entry(lambda x: x)
     with pytest.raises(CaptureError, match="compile returned"):
@@ -72,18 +74,18 @@ def test_no_modules(entry):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_torchscript():
+def test_torchscript() -> None:
     scripted = torch.jit.script(nn.Linear(2, 2))
     with pytest.raises(CaptureError, match="Linear is a TorchScript module"):
         capture(scripted, torch.randn(2, 2))
 
 
-def test_no_inputs():
+def test_no_inputs() -> None:
     with pytest.raises(CaptureError, match=r"forward\(input: torch.Tensor\)"):
         capture(nn.Linear(2, 2))
 
 
-def test_wrong_arguments():
+def test_wrong_arguments() -> None:
     with pytest.raises(CaptureError, match="does not take the arguments given"):
         capture(nn.Linear(2, 2), (torch.randn(2, 2),), {"mask": torch.ones(2)})
     with pytest.raises(CaptureError, match="args is a mapping; give keyword arguments as kwargs"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fxopt_capture import capture
 from fxopt_core.graph import iter_nodes
@@ -13,14 +13,14 @@ from fxopt_core.graph import iter_nodes
 class Block(nn.Module):
     """Layers, parameters read by themselves, an operation in place and a value that nothing uses."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(4)
         self.scale = nn.Parameter(torch.ones(4, 1, 1))
         self.register_buffer("steps", torch.zeros(()))
 
-    def forward(self, x, residual):
+    def forward(self, x: Tensor, residual: Tensor) -> Any:
         self.steps.add_(1)
         unused = x.exp() + 1  # noqa: F841
         y = self.bn(self.conv(x))
@@ -30,16 +30,16 @@ class Block(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def model():
+def model() -> Block:
     return Block().eval()
 
 
 @pytest.fixture(scope="module")
-def captured(model):
+def captured(model: Block) -> GraphModule:
     return capture(model, (torch.randn(2, 3, 6, 6), torch.randn(2, 4, 6, 6)))
 
 
-def test_graph_reads_like_the_model(captured):
+def test_graph_reads_like_the_model(captured: GraphModule) -> None:
     nodes = [node for node in iter_nodes(captured.graph) if node.op != "output"]
     assert [node.name for node in nodes[:3]] == ["x", "residual", "_guards_fn"]
     names = [str(node.target) for node in nodes]
@@ -47,7 +47,7 @@ def test_graph_reads_like_the_model(captured):
     assert not any("exp" in name or "bn.weight" in name for name in names)
 
 
-def test_attributes_stand_before_their_first_use(captured):
+def test_attributes_stand_before_their_first_use(captured: GraphModule) -> None:
     for node in iter_nodes(captured.graph):
         if node.op == "get_attr":
             following = node.next
@@ -56,7 +56,7 @@ def test_attributes_stand_before_their_first_use(captured):
             assert node in following.all_input_nodes
 
 
-def test_graph_lints_and_keeps_effects_through_dead_code_elimination(model, captured):
+def test_graph_lints_and_keeps_effects_through_dead_code_elimination(model: Block, captured: GraphModule) -> None:
     captured.graph.lint()
     before = [node.name for node in iter_nodes(captured.graph)]
     captured.graph.eliminate_dead_code()
@@ -69,7 +69,7 @@ def test_graph_lints_and_keeps_effects_through_dead_code_elimination(model, capt
     torch.testing.assert_close(found, model(x, residual), rtol=0, atol=0)
 
 
-def test_nodes_carry_metadata(captured):
+def test_nodes_carry_metadata(captured: GraphModule) -> None:
     for node in iter_nodes(captured.graph):
         if node.op == "placeholder":
             assert isinstance(node.meta["val"], torch.Tensor)
@@ -81,20 +81,20 @@ def test_nodes_carry_metadata(captured):
             assert isinstance(node.meta["val"], torch.Tensor)
 
 
-def test_sizes_are_symbolic_in_the_batch(captured):
+def test_sizes_are_symbolic_in_the_batch(captured: GraphModule) -> None:
     (bn,) = (node for node in iter_nodes(captured.graph) if node.target == "bn")
     shape = bn.meta["val"].shape
     assert isinstance(shape[0], torch.SymInt)
     assert list(shape[1:]) == [4, 6, 6]
 
 
-def asserted(graph_module):
+def asserted(graph_module: GraphModule) -> list[Node]:
     return [node for node in iter_nodes(graph_module.graph) if "_assert_tensor_metadata" in str(node.target)]
 
 
-def test_a_conversion_that_bakes_in_the_dtype_refuses_another_one():
+def test_a_conversion_that_bakes_in_the_dtype_refuses_another_one() -> None:
     class Moving(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             return x.to("cpu") * 2
 
     captured = capture(Moving().eval(), torch.randn(2, 3))
@@ -104,9 +104,9 @@ def test_a_conversion_that_bakes_in_the_dtype_refuses_another_one():
         captured(torch.ones(3, 3, dtype=torch.float64))
 
 
-def test_assertions_that_cannot_fail_are_gone():
+def test_assertions_that_cannot_fail_are_gone() -> None:
     class Masking(nn.Module):
-        def forward(self, x, mask):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
             positions = torch.arange(x.shape[1], device=x.device).to(torch.float32).to("cpu")
             return x * mask.to(torch.bool).to("cpu") + (positions * 2).to(torch.float32)
 
@@ -120,13 +120,13 @@ def test_assertions_that_cannot_fail_are_gone():
 class NoGrad(nn.Module):
     """Computes a part without gradients, of its input or of a buffer."""
 
-    def __init__(self, of_buffer):
+    def __init__(self, of_buffer: bool) -> None:
         super().__init__()
         self.lin = nn.Linear(4, 4)
         self.register_buffer("freq", torch.arange(4.0))
         self.of_buffer = of_buffer
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Any:
         with torch.no_grad():
             factor = self.freq.cos() if self.of_buffer else self.lin(x).exp()
         return self.lin(x) * factor
@@ -134,7 +134,7 @@ class NoGrad(nn.Module):
 
 @pytest.mark.parametrize("of_buffer", [True, False])
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_gradient_free_regions(of_buffer, context):
+def test_gradient_free_regions(of_buffer: bool, context: Callable[[], AbstractContextManager[object]]) -> None:
     model = NoGrad(of_buffer).eval()
     with context():
         captured = capture(model, torch.randn(2, 4))
@@ -146,9 +146,9 @@ def test_gradient_free_regions(of_buffer, context):
     assert all(torch.equal(left, right) for left, right in zip(found, expected, strict=True))
 
 
-def test_random_operators_stay_although_nothing_reads_them():
+def test_random_operators_stay_although_nothing_reads_them() -> None:
     class Drawing(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             torch.rand_like(x)
             return x + torch.rand_like(x)
 
@@ -159,14 +159,14 @@ def test_random_operators_stay_although_nothing_reads_them():
     assert torch.equal(found, Drawing()(torch.zeros(2, 3)))
 
 
-def test_constants_get_names_that_are_free():
+def test_constants_get_names_that_are_free() -> None:
     class Constant(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.lifted_tensor_0 = nn.Parameter(torch.ones(3))
             self.table = {"a": torch.full((3,), 5.0)}
 
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             return x * self.lifted_tensor_0 + torch.tensor([1.0, 2.0, 3.0]) + self.table["a"]
 
     model = Constant().eval()
@@ -176,13 +176,13 @@ def test_constants_get_names_that_are_free():
     assert torch.equal(captured(x), model(x))
 
 
-def test_control_flow_operators_keep_their_branches():
+def test_control_flow_operators_keep_their_branches() -> None:
     class Choosing(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.lin = nn.Linear(3, 3)
 
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Any:
             return torch.cond(x.sum() > 0, lambda y: self.lin(y), lambda y: y - 1, (x,))
 
     model = Choosing().eval()

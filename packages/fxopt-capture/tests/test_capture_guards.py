@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 
 from fxopt_capture import InputGuards, capture
@@ -18,11 +18,11 @@ from fxopt_core.errors import CaptureError
 class Branching(nn.Module):
     """Computes something else where a condition on the batch holds."""
 
-    def __init__(self, condition):
+    def __init__(self, condition: Callable[[int], bool]) -> None:
         super().__init__()
         self.condition = condition
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Any:
         return x * 2 if self.condition(x.shape[0]) else x + 1
 
 
@@ -38,7 +38,7 @@ CONDITIONS = {
 
 @pytest.mark.parametrize("name", CONDITIONS)
 @pytest.mark.parametrize("batch", [1, 2, 3, 6])
-def test_a_branch_on_the_batch_is_never_wrong(name, batch):
+def test_a_branch_on_the_batch_is_never_wrong(name: str, batch: int) -> None:
     model = Branching(CONDITIONS[name]).eval()
     captured = capture(model, torch.randn(batch, 4))
     accepted = []
@@ -53,16 +53,16 @@ def test_a_branch_on_the_batch_is_never_wrong(name, batch):
     assert max(batch, 2) in accepted or name == "one"
 
 
-def test_a_branch_that_makes_no_difference_keeps_all_sizes():
+def test_a_branch_that_makes_no_difference_keeps_all_sizes() -> None:
     class Harmless(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             return x + 1 if x.shape[0] == 1 else torch.add(x, 1)
 
     captured = capture(Harmless().eval(), torch.randn(2, 4))
     assert captured(torch.zeros(1, 4)).shape == (1, 4)
 
 
-def test_batch_of_one_as_example():
+def test_batch_of_one_as_example() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
     captured = capture(model, torch.randn(1, 3, 8, 8))
     for batch in (1, 2, 5):
@@ -70,9 +70,9 @@ def test_batch_of_one_as_example():
         torch.testing.assert_close(captured(x), model(x), rtol=0, atol=0)
 
 
-def test_a_model_for_a_batch_of_one_only():
+def test_a_model_for_a_batch_of_one_only() -> None:
     class Single(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             return x.reshape(4)
 
     captured = capture(Single().eval(), torch.randn(1, 4))
@@ -81,9 +81,9 @@ def test_a_model_for_a_batch_of_one_only():
         captured(torch.ones(2, 4))
 
 
-def test_inputs_of_unequal_batch_are_refused():
+def test_inputs_of_unequal_batch_are_refused() -> None:
     class Add(nn.Module):
-        def forward(self, x, y):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return x + y
 
     captured = capture(Add().eval(), (torch.randn(2, 4), torch.randn(2, 4)))
@@ -92,9 +92,9 @@ def test_inputs_of_unequal_batch_are_refused():
         captured(torch.ones(3, 4), torch.ones(4, 4))
 
 
-def test_an_input_that_is_broadcast():
+def test_an_input_that_is_broadcast() -> None:
     class Add(nn.Module):
-        def forward(self, x, y):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return x + y
 
     captured = capture(Add().eval(), (torch.randn(3, 4), torch.randn(1, 4)))
@@ -106,7 +106,7 @@ def test_an_input_that_is_broadcast():
 
 
 @pytest.fixture(scope="module")
-def linear():
+def linear() -> GraphModule:
     return capture(nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(2, 4))
 
 
@@ -119,19 +119,19 @@ def linear():
         ([[1.0] * 4], "list"),
     ],
 )
-def test_other_inputs_are_refused(linear, value, message):
+def test_other_inputs_are_refused(linear: GraphModule, value: object, message: str) -> None:
     with pytest.raises((CaptureError, ValueError), match=message):
         linear(value)
 
 
-def test_the_guards_hold_without_the_hooks_too(linear):
+def test_the_guards_hold_without_the_hooks_too(linear: GraphModule) -> None:
     with pytest.raises(CaptureError):
         torch.fx.Interpreter(linear).run(torch.zeros(2, 5))
     with pytest.raises(CaptureError):
         linear.forward(torch.zeros(2, 5))
 
 
-def test_requested_dimensions():
+def test_requested_dimensions() -> None:
     model = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.ReLU()).eval()
     captured = capture(model, torch.randn(2, 2, 8), dynamic_shapes={"input": {0: Dim.AUTO, 2: Dim("length", max=64)}})
     assert captured(torch.randn(3, 2, 20)).shape == (3, 3, 20)
@@ -140,9 +140,9 @@ def test_requested_dimensions():
 
 
 @pytest.mark.parametrize("shapes", [({0: Dim.AUTO}, None), [(Dim.AUTO, None), (None, None)], {"x": {0: Dim("b")}}])
-def test_requested_shapes_by_position_or_name(shapes):
+def test_requested_shapes_by_position_or_name(shapes: object) -> None:
     class Matmul(nn.Module):
-        def forward(self, x, y):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return x @ y
 
     captured = capture(Matmul().eval(), (torch.randn(2, 4), torch.randn(4, 4)), dynamic_shapes=shapes)
@@ -151,7 +151,7 @@ def test_requested_shapes_by_position_or_name(shapes):
         captured(torch.randn(7, 4), torch.randn(5, 4))
 
 
-def test_requested_shapes_as_a_collection():
+def test_requested_shapes_as_a_collection() -> None:
     x = torch.randn(2, 6)
     shapes = ShapesCollection()
     shapes[x] = {0: Dim.STATIC, 1: Dim.AUTO}
@@ -161,9 +161,9 @@ def test_requested_shapes_as_a_collection():
         captured(torch.randn(3, 9))
 
 
-def test_related_dimensions():
+def test_related_dimensions() -> None:
     class Shifted(nn.Module):
-        def forward(self, x, y):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return x[1:] + y
 
     length = Dim("length", min=3)
@@ -177,20 +177,20 @@ def test_related_dimensions():
         captured(torch.randn(3), torch.randn(2))
 
 
-def test_unknown_and_malformed_requests():
+def test_unknown_and_malformed_requests() -> None:
     with pytest.raises(CaptureError, match="names 'y', which is not among the tensor inputs of this capture: input"):
         capture(nn.ReLU(), torch.randn(2, 2), dynamic_shapes={"y": {0: Dim.AUTO}})
     with pytest.raises(CaptureError, match="dynamic_shapes is a int"):
         capture(nn.ReLU(), torch.randn(2, 2), dynamic_shapes=3)
 
 
-def test_a_request_that_the_model_does_not_allow():
+def test_a_request_that_the_model_does_not_allow() -> None:
     model = nn.Sequential(nn.Linear(4, 4)).eval()
     with pytest.raises(CaptureError, match="features"):
         capture(model, torch.randn(2, 4), dynamic_shapes={"input": {1: Dim("features")}})
 
 
-def test_guards_pickle_and_copy():
+def test_guards_pickle_and_copy() -> None:
     guards = InputGuards([InputSpec("x", "floating", (None, 4))], [Condition("i[0].size()[0] % 2 == 0", "even")], False)
     for other in (pickle.loads(pickle.dumps(guards)), copy.deepcopy(guards)):
         assert other.accepts([torch.zeros(2, 4)])
@@ -201,7 +201,7 @@ def test_guards_pickle_and_copy():
             other.train()
 
 
-def test_dead_code_elimination_keeps_the_guards(linear):
+def test_dead_code_elimination_keeps_the_guards(linear: GraphModule) -> None:
     copied = copy.deepcopy(linear)
     copied.graph.eliminate_dead_code()
     copied.recompile()
@@ -209,19 +209,19 @@ def test_dead_code_elimination_keeps_the_guards(linear):
         copied(torch.zeros(2, 5))
 
 
-def test_a_capture_can_be_exported_again(linear):
+def test_a_capture_can_be_exported_again(linear: GraphModule) -> None:
     program = torch.export.export(linear, (torch.randn(2, 4),), dynamic_shapes={"input": {0: Dim.AUTO}})
     assert program.module()(torch.randn(6, 4)).shape == (6, 4)
 
 
-def test_a_capture_can_be_captured_again(linear):
+def test_a_capture_can_be_captured_again(linear: GraphModule) -> None:
     again = capture(linear, torch.randn(2, 4))
     x = torch.randn(5, 4)
     assert torch.equal(again(x), linear(x))
     assert list(again.state_dict()) == list(linear.state_dict())
 
 
-def test_a_capture_compiles(linear):
+def test_a_capture_compiles(linear: GraphModule) -> None:
     compiled = torch.compile(linear, backend="eager", fullgraph=True)
     x = torch.randn(3, 4)
     assert torch.equal(compiled(x), linear(x))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
@@ -14,17 +14,17 @@ from fxopt_core.graph import iter_nodes
 GUARDS = "_guards_fn"
 
 
-def called(graph_module):
+def called(graph_module: GraphModule) -> list[str]:
     """Return the names of the layers that the graph calls, in order."""
     nodes = iter_nodes(graph_module.graph)
     return [node.target for node in nodes if node.op == "call_module" and node.target != GUARDS]
 
 
-def operators(graph_module):
+def operators(graph_module: GraphModule) -> list[str]:
     return [str(node.target) for node in iter_nodes(graph_module.graph) if node.op == "call_function"]
 
 
-def check_equal(model, graph_module, *inputs):
+def check_equal(model: nn.Module, graph_module: GraphModule, *inputs: Tensor) -> None:
     with torch.no_grad():
         torch.testing.assert_close(graph_module(*inputs), model(*inputs), rtol=0, atol=0)
 
@@ -53,7 +53,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layer_is_raised(name):
+def test_layer_is_raised(name: str) -> None:
     layer, shape = LAYERS[name]
     model = nn.Sequential(layer).eval()
     graph_module = capture(model, torch.randn(shape))
@@ -64,7 +64,7 @@ def test_layer_is_raised(name):
 
 
 @pytest.mark.parametrize("padding_idx", [None, 0, -1])
-def test_embedding_is_raised(padding_idx):
+def test_embedding_is_raised(padding_idx: int | None) -> None:
     model = nn.Sequential(nn.Embedding(10, 4, padding_idx=padding_idx)).eval()
     graph_module = capture(model, torch.randint(10, (2, 3)))
     assert called(graph_module) == ["0"]
@@ -75,13 +75,13 @@ class OwnLinear(nn.Linear):
     """A subclass: what it does is its own business."""
 
 
-def hooked():
+def hooked() -> nn.Linear:
     layer = nn.Linear(4, 3)
     layer.register_forward_hook(lambda module, args, output: output * 2)
     return layer
 
 
-def with_own_forward():
+def with_own_forward() -> nn.Linear:
     layer = nn.Linear(4, 3)
     layer.forward = lambda x: F.linear(x, layer.weight, layer.bias) + 1
     return layer
@@ -96,7 +96,7 @@ LEFT_ALONE = {
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
-def test_anything_but_the_plain_layer_stays_an_operator(name):
+def test_anything_but_the_plain_layer_stays_an_operator(name: str) -> None:
     model = nn.Sequential(LEFT_ALONE[name](), nn.ReLU()).eval()
     graph_module = capture(model, torch.randn(2, 4))
     assert called(graph_module) == []
@@ -105,14 +105,14 @@ def test_anything_but_the_plain_layer_stays_an_operator(name):
     check_equal(model, graph_module, torch.randn(3, 4))
 
 
-def test_circular_padding_stays_an_operator():
+def test_circular_padding_stays_an_operator() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")).eval()
     graph_module = capture(model, torch.randn(2, 2, 6, 6))
     assert called(graph_module) == []
     check_equal(model, graph_module, torch.randn(3, 2, 6, 6))
 
 
-def test_renormalizing_embedding_stays_an_operator():
+def test_renormalizing_embedding_stays_an_operator() -> None:
     model = nn.Sequential(nn.Embedding(10, 4, max_norm=1.0)).eval()
     graph_module = capture(model, torch.randint(10, (2, 3)))
     assert called(graph_module) == []
@@ -121,17 +121,17 @@ def test_renormalizing_embedding_stays_an_operator():
 class Functional(nn.Module):
     """Uses a layer's parameters by hand."""
 
-    def __init__(self, stride):
+    def __init__(self, stride: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2, 3, 3, stride=2)
         self.stride = stride
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x, self.conv.weight, self.conv.bias, stride=self.stride)
 
 
 @pytest.mark.parametrize(("stride", "expected"), [(2, ["conv"]), (1, [])])
-def test_functional_call_is_raised_only_if_it_is_what_the_layer_does(stride, expected):
+def test_functional_call_is_raised_only_if_it_is_what_the_layer_does(stride: int, expected: list[str]) -> None:
     model = Functional(stride).eval()
     graph_module = capture(model, torch.randn(2, 2, 8, 8))
     assert called(graph_module) == expected
@@ -141,15 +141,15 @@ def test_functional_call_is_raised_only_if_it_is_what_the_layer_does(stride, exp
 class OtherBias(nn.Module):
     """Calls a linear layer's weight with another layer's bias."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Any:
         return F.linear(self.first(x), self.first.weight, self.second.bias)
 
 
-def test_mixed_tensors_stay_an_operator():
+def test_mixed_tensors_stay_an_operator() -> None:
     model = OtherBias().eval()
     graph_module = capture(model, torch.randn(2, 3))
     assert called(graph_module) == ["first"]
@@ -160,7 +160,7 @@ def test_mixed_tensors_stay_an_operator():
 class Tied(nn.Module):
     """A decoder whose weight is the embedding's, without a bias."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(10, 4)
         self.unused = nn.Linear(2, 2)
@@ -169,11 +169,11 @@ class Tied(nn.Module):
         self.head = nn.Linear(4, 10, bias=False)
         self.head.weight = self.embedding.weight
 
-    def forward(self, ids):
+    def forward(self, ids: Tensor) -> Any:
         return self.head(self.again(self.twice(self.embedding(ids))))
 
 
-def test_owner_is_the_module_that_ran_although_tensors_are_tied():
+def test_owner_is_the_module_that_ran_although_tensors_are_tied() -> None:
     model = Tied().eval()
     graph_module = capture(model, torch.randint(10, (2, 3)))
     assert called(graph_module)[0] == "embedding"
@@ -184,7 +184,7 @@ def test_owner_is_the_module_that_ran_although_tensors_are_tied():
     check_equal(model, graph_module, torch.randint(10, (5, 3)))
 
 
-def test_training_batch_norm_counts_batches_once():
+def test_training_batch_norm_counts_batches_once() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3)).train()
     graph_module = capture(model, torch.randn(4, 3))
     assert called(graph_module) == ["0", "1", "2"]
@@ -195,7 +195,7 @@ def test_training_batch_norm_counts_batches_once():
     assert model[2].num_batches_tracked == 1
 
 
-def test_frozen_batch_norm_in_a_training_model():
+def test_frozen_batch_norm_in_a_training_model() -> None:
     model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)).train()
     model[1].eval()
     graph_module = capture(model, torch.randn(2, 2, 3, 3))

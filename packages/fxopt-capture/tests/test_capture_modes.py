@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fxopt_capture import capture
 from fxopt_capture.modes import captured_mode
@@ -15,17 +15,17 @@ class Scaled(nn.Module):
     """Asks for the mode in a property."""
 
     @property
-    def factor(self):
+    def factor(self) -> float:
         return 2.0 if self.training else 1.0
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
 
 
 class Nested(nn.Module):
     """Asks for the mode within a function of its own."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Any:
         return (lambda y: y + 1 if self.training else y)(x)
 
 
@@ -42,12 +42,12 @@ class Nested(nn.Module):
     ],
 )
 @pytest.mark.parametrize("mode", [True, False])
-def test_whether_the_mode_matters(model, matters, mode):
+def test_whether_the_mode_matters(model: nn.Module, matters: bool, mode: bool) -> None:
     assert captured_mode(model.train(mode)) is (mode if matters else None)
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_the_mode_of_the_capture_can_be_set_again(mode):
+def test_the_mode_of_the_capture_can_be_set_again(mode: bool) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()).train(mode)
     captured = capture(model, torch.randn(3, 4))
     assert captured.training is mode
@@ -57,7 +57,7 @@ def test_the_mode_of_the_capture_can_be_set_again(mode):
 
 
 @pytest.mark.parametrize(("mode", "other"), [(True, "evaluation"), (False, "training")])
-def test_the_other_mode_is_refused(mode, other):
+def test_the_other_mode_is_refused(mode: bool, other: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(mode)
     captured = capture(model, torch.randn(3, 4))
     flags = [module.training for module in captured.modules()]
@@ -68,7 +68,7 @@ def test_the_other_mode_is_refused(mode, other):
         nn.Sequential(captured).train(not mode)
 
 
-def test_a_model_without_modes_takes_both():
+def test_a_model_without_modes_takes_both() -> None:
     captured = capture(nn.Sequential(nn.Linear(4, 4), nn.GELU()).eval(), torch.randn(3, 4))
     captured.train()
     assert all(module.training for module in captured.modules())
@@ -76,7 +76,7 @@ def test_a_model_without_modes_takes_both():
     assert not any(module.training for module in captured.modules())
 
 
-def test_nested_modules_are_free():
+def test_nested_modules_are_free() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4))).eval()
     captured = capture(model, torch.randn(3, 4))
     captured.get_submodule("1").train()
@@ -84,7 +84,7 @@ def test_nested_modules_are_free():
     assert not model[1].training
 
 
-def test_flags_of_all_modules_are_kept():
+def test_flags_of_all_modules_are_kept() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.Dropout())).train()
     model[1].eval()
     captured = capture(model, torch.randn(3, 4))
@@ -92,7 +92,7 @@ def test_flags_of_all_modules_are_kept():
     assert flags == {name: module.training for name, module in model.named_modules()}
 
 
-def test_dropout_goes_in_evaluation_mode_and_stays_in_training_mode():
+def test_dropout_goes_in_evaluation_mode_and_stays_in_training_mode() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU())
     for mode in (False, True):
         captured = capture(model.train(mode), torch.randn(3, 4))

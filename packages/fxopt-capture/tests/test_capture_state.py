@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fxopt_capture import capture
 from fxopt_core.errors import CaptureError
@@ -15,7 +15,7 @@ from fxopt_core.errors import CaptureError
 class Varied(nn.Module):
     """Ties, unused parameters, aliases, buffers of both kinds and a plain tensor attribute."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(4, 4, bias=False)
         self.body = nn.Sequential(
@@ -34,7 +34,7 @@ class Varied(nn.Module):
         self.calls = 0
         self.seen = []
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Any:
         self.calls += 1
         self.seen.append(x.shape)
         self.last = "x"
@@ -43,7 +43,7 @@ class Varied(nn.Module):
 
 
 @pytest.fixture
-def model():
+def model() -> Varied:
     torch.manual_seed(0)
     model = Varied().eval()
     model.tied.weight.requires_grad_(False)
@@ -51,17 +51,17 @@ def model():
 
 
 @pytest.fixture
-def captured(model):
+def captured(model: Varied) -> GraphModule:
     return capture(model, torch.randn(2, 4))
 
 
-def test_keys_order_and_values(model, captured):
+def test_keys_order_and_values(model: Varied, captured: GraphModule) -> None:
     expected, found = model.state_dict(keep_vars=True), captured.state_dict(keep_vars=True)
     assert list(found) == list(expected)
     assert all(found[key] is expected[key] for key in expected)
 
 
-def test_ties_and_names(model, captured):
+def test_ties_and_names(model: Varied, captured: GraphModule) -> None:
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     assert [name for name, _ in captured.named_parameters(remove_duplicate=False)] == names
     assert captured.alias is captured.head
@@ -69,17 +69,17 @@ def test_ties_and_names(model, captured):
     assert not captured.tied.weight.requires_grad
 
 
-def test_no_module_is_shared_with_the_model(model, captured):
+def test_no_module_is_shared_with_the_model(model: Varied, captured: GraphModule) -> None:
     assert not {id(module) for module in model.modules()} & {id(module) for module in captured.modules()}
 
 
-def test_buffers_keep_their_kind(model, captured):
+def test_buffers_keep_their_kind(model: Varied, captured: GraphModule) -> None:
     assert "hidden" not in captured.state_dict()
     assert captured.hidden is model.hidden
     assert captured.nothing is None
 
 
-def test_changing_the_tree_leaves_the_model(model, captured):
+def test_changing_the_tree_leaves_the_model(model: Varied, captured: GraphModule) -> None:
     del captured.body
     captured.head.weight = nn.Parameter(torch.zeros(4, 4))
     captured.register_buffer("new", torch.zeros(1))
@@ -88,14 +88,14 @@ def test_changing_the_tree_leaves_the_model(model, captured):
     assert "new" not in dict(model.named_buffers())
 
 
-def test_updates_of_the_model_are_seen(model, captured):
+def test_updates_of_the_model_are_seen(model: Varied, captured: GraphModule) -> None:
     x = torch.randn(3, 4)
     with torch.no_grad():
         model.head.weight.mul_(2)
         assert torch.equal(captured(x), model(x))
 
 
-def attributes(model):
+def attributes(model: nn.Module) -> dict[tuple[str, ...], object]:
     """Return all attributes of all modules, and the contents of their dictionaries, by name."""
     found = {}
     for name, module in model.named_modules():
@@ -106,7 +106,7 @@ def attributes(model):
     return found
 
 
-def test_the_model_is_untouched():
+def test_the_model_is_untouched() -> None:
     model = Varied().train()
     model.body.eval()
     before, values = attributes(model), copy.deepcopy(model.state_dict())
@@ -122,9 +122,9 @@ def test_the_model_is_untouched():
     assert versions == [tensor._version for tensor in model.state_dict(keep_vars=True).values()]
 
 
-def test_a_tensor_kept_in_an_attribute_is_warned_of_and_taken_back():
+def test_a_tensor_kept_in_an_attribute_is_warned_of_and_taken_back() -> None:
     class Keeping(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             self.last = x * 2
             return self.last + 1
 
@@ -135,7 +135,7 @@ def test_a_tensor_kept_in_an_attribute_is_warned_of_and_taken_back():
     assert torch.equal(captured(torch.ones(3, 4)), torch.full((3, 4), 3.0))
 
 
-def test_random_state_is_kept():
+def test_random_state_is_kept() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).train()
     x = torch.randn(2, 2)
     torch.manual_seed(3)
@@ -145,9 +145,9 @@ def test_random_state_is_kept():
     assert torch.equal(found, torch.rand(1))
 
 
-def test_a_failed_capture_leaves_the_model():
+def test_a_failed_capture_leaves_the_model() -> None:
     class Failing(Varied):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             self.calls += 1
             self.seen.append(x.shape)
             return x if x.sum() > 0 else -x
@@ -160,7 +160,7 @@ def test_a_failed_capture_leaves_the_model():
     assert "forward" not in vars(model)
 
 
-def test_gradients_reach_the_same_parameters(model, captured):
+def test_gradients_reach_the_same_parameters(model: Varied, captured: GraphModule) -> None:
     x = torch.randn(3, 4, requires_grad=True)
     captured(x).sum().backward()
     found = {name: parameter.grad for name, parameter in model.named_parameters()}, x.grad
@@ -174,7 +174,7 @@ def test_gradients_reach_the_same_parameters(model, captured):
     assert torch.equal(found[1], x.grad)
 
 
-def test_deep_copy_is_faithful(captured):
+def test_deep_copy_is_faithful(captured: GraphModule) -> None:
     copied = copy.deepcopy(captured)
     x = torch.randn(3, 4)
     assert type(copied).__name__ == type(captured).__name__ == "Varied"
@@ -190,7 +190,7 @@ def test_deep_copy_is_faithful(captured):
         copied.train()
 
 
-def test_moving_to_another_dtype(model, captured):
+def test_moving_to_another_dtype(model: Varied, captured: GraphModule) -> None:
     x = torch.randn(3, 4, dtype=torch.float64)
     copied = copy.deepcopy(captured).double()
     expected = copy.deepcopy(model).double()
@@ -198,14 +198,14 @@ def test_moving_to_another_dtype(model, captured):
     torch.testing.assert_close(copied(x), expected(x))
 
 
-def test_meta_device():
+def test_meta_device() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval()
     captured = capture(model, torch.randn(2, 4, device="meta"))
     assert captured(torch.empty(5, 4, device="meta")).shape == (5, 3)
 
 
-def test_a_name_that_graph_modules_use_is_refused():
+def test_a_name_that_graph_modules_use_is_refused() -> None:
     model = nn.Module()
     model.graph = nn.Linear(2, 2)
     model.forward = lambda x: model.graph(x)

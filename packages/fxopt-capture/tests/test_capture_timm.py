@@ -6,17 +6,17 @@ from collections import Counter
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fxopt_capture import capture
 
 
-def layers(graph_module):
+def layers(graph_module: GraphModule) -> Counter[str]:
     targets = [str(node.target) for node in graph_module.graph.find_nodes(op="call_module")]
     return Counter(type(graph_module.get_submodule(target)).__name__ for target in targets if target != "_guards_fn")
 
 
-def check(model, captured, shape):
+def check(model: nn.Module, captured: GraphModule, shape: tuple[int, ...]) -> None:
     assert list(captured.state_dict()) == list(model.state_dict())
     for batch in (1, 3):
         x = torch.randn(batch, *shape)
@@ -32,7 +32,7 @@ def check(model, captured, shape):
         ("test_vit", {"Conv2d": 1, "Linear": 25}),
     ],
 )
-def test_timm(timm, name, expected):
+def test_timm(timm: ModuleType, name: str, expected: dict[str, int]) -> None:
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False, num_classes=10).eval()
     size = model.default_cfg["input_size"]
@@ -41,7 +41,7 @@ def test_timm(timm, name, expected):
     check(model, captured, size)
 
 
-def test_timm_batch_norm_with_activation_stays_an_operator(timm):
+def test_timm_batch_norm_with_activation_stays_an_operator(timm: ModuleType) -> None:
     torch.manual_seed(0)
     model = timm.create_model("test_efficientnet", pretrained=False, num_classes=10).eval()
     captured = capture(model, torch.randn(2, 3, 64, 64))
@@ -52,7 +52,7 @@ def test_timm_batch_norm_with_activation_stays_an_operator(timm):
     check(model, captured, (3, 64, 64))
 
 
-def test_convolutions_of_an_own_class_stay_operators():
+def test_convolutions_of_an_own_class_stay_operators() -> None:
     efficientnet = pytest.importorskip("efficientnet_lite_pytorch")
     torch.manual_seed(0)
     model = efficientnet.EfficientNet.from_name("efficientnet-lite0", num_classes=10).eval()

@@ -53,13 +53,13 @@ MODELS = {
 }
 
 
-def build(transformers, name, **changes):
+def build(transformers: ModuleType, name: str, **changes: object) -> Any:
     torch.manual_seed(0)
     cls = getattr(transformers, name)
     return cls(cls.config_class(**{**MODELS[name][0], **changes})).eval()
 
 
-def example(names, batch, length, image=32):
+def example(names: Sequence[str], batch: int, length: int, image: int = 32) -> dict[str, Tensor]:
     made = {
         "input_ids": torch.randint(3, 99, (batch, length)),
         "decoder_input_ids": torch.randint(3, 99, (batch, max(1, length - 2))),
@@ -70,12 +70,12 @@ def example(names, batch, length, image=32):
     return {name: made[name] for name in names}
 
 
-def layers(graph_module):
+def layers(graph_module: GraphModule) -> Counter[str]:
     targets = [str(node.target) for node in graph_module.graph.find_nodes(op="call_module")]
     return Counter(type(graph_module.get_submodule(target)).__name__ for target in targets if target != "_guards_fn")
 
 
-def check_same(model, captured, inputs):
+def check_same(model: nn.Module, captured: GraphModule, inputs: dict[str, Tensor]) -> None:
     with torch.no_grad():
         expected = model(**inputs, **({"use_cache": False} if "input_ids" in inputs and not_clip(model) else {}))
         found = captured(**inputs)
@@ -84,12 +84,12 @@ def check_same(model, captured, inputs):
         torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-6)
 
 
-def not_clip(model):
+def not_clip(model: nn.Module) -> bool:
     return type(model).__name__ != "CLIPModel"
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_symbolic_trace(transformers, name):
+def test_symbolic_trace(transformers: ModuleType, name: str) -> None:
     _, inputs, expected = MODELS[name]
     model = build(transformers, name)
     config, state = (
@@ -108,22 +108,22 @@ def test_symbolic_trace(transformers, name):
 
 
 @pytest.fixture(scope="module")
-def bert(transformers):
+def bert(transformers: ModuleType) -> Any:
     return build(transformers, "BertModel")
 
 
 @pytest.fixture(scope="module")
-def traced(bert):
+def traced(bert: nn.Module) -> GraphModule:
     return symbolic_trace(bert, ["input_ids", "attention_mask"])
 
 
-def test_input_names_choose_the_inputs(bert):
+def test_input_names_choose_the_inputs(bert: nn.Module) -> None:
     traced = symbolic_trace(bert, ["input_ids", "token_type_ids", "attention_mask"])
     inputs = {**example(["input_ids", "attention_mask"], 3, 6), "token_type_ids": torch.ones(3, 6, dtype=torch.int64)}
     check_same(bert, traced, inputs)
 
 
-def test_embeddings_and_labels_as_inputs(transformers):
+def test_embeddings_and_labels_as_inputs(transformers: ModuleType) -> None:
     model = build(transformers, "LlamaForCausalLM", num_hidden_layers=1)
     traced = symbolic_trace(model, ["inputs_embeds", "labels"])
     check = {"inputs_embeds": torch.randn(3, 5, 32), "labels": torch.randint(99, (3, 5))}
@@ -131,18 +131,18 @@ def test_embeddings_and_labels_as_inputs(transformers):
         torch.testing.assert_close(traced(**check).loss, model(**check, use_cache=False).loss, rtol=1e-6, atol=1e-6)
 
 
-def test_unknown_input_name(bert):
+def test_unknown_input_name(bert: nn.Module) -> None:
     with pytest.raises(CaptureError, match="takes no input 'input_idz'; did you mean 'input_ids'") as caught:
         symbolic_trace(bert, ["input_idz"])
     assert "token_type_ids" in str(caught.value)
 
 
-def test_a_name_whose_shape_is_not_known(transformers):
+def test_a_name_whose_shape_is_not_known(transformers: ModuleType) -> None:
     with pytest.raises(CaptureError, match="'past_key_values' of LlamaForCausalLM does not follow"):
         symbolic_trace(build(transformers, "LlamaForCausalLM"), ["input_ids", "past_key_values"])
 
 
-def test_calls_as_the_model_takes_them(bert, traced):
+def test_calls_as_the_model_takes_them(bert: nn.Module, traced: GraphModule) -> None:
     inputs = example(["input_ids", "attention_mask"], 3, 7)
     expected = bert(**inputs).last_hidden_state
     assert torch.equal(traced(*inputs.values()).last_hidden_state, expected)
@@ -150,7 +150,7 @@ def test_calls_as_the_model_takes_them(bert, traced):
     assert torch.equal(traced(**inputs, token_type_ids=None, use_cache=False)[0], expected)
 
 
-def test_calls_that_the_graph_is_not_valid_for(traced):
+def test_calls_that_the_graph_is_not_valid_for(traced: GraphModule) -> None:
     inputs = example(["input_ids", "attention_mask"], 3, 7)
     with pytest.raises(CaptureError, match="needs `attention_mask`"):
         traced(inputs["input_ids"])
@@ -166,13 +166,13 @@ def test_calls_that_the_graph_is_not_valid_for(traced):
         traced(**example(["input_ids", "attention_mask"], 1, 513))
 
 
-def test_image_size_is_static(transformers):
+def test_image_size_is_static(transformers: ModuleType) -> None:
     traced = symbolic_trace(build(transformers, "ResNetModel"))
     with pytest.raises(CaptureError, match="dimension 2"):
         traced(torch.randn(2, 3, 64, 64))
 
 
-def test_flags_given_at_capture(bert):
+def test_flags_given_at_capture(bert: nn.Module) -> None:
     inputs = example(["input_ids", "attention_mask"], 2, 8)
     captured = capture(bert, kwargs={**inputs, "output_hidden_states": True, "return_dict": False})
     found = captured(**inputs, output_hidden_states=True, return_dict=False)
@@ -181,13 +181,13 @@ def test_flags_given_at_capture(bert):
     assert torch.equal(found[2][1], expected[2][1])
 
 
-def test_capture_from_a_batch_of_one(bert):
+def test_capture_from_a_batch_of_one(bert: nn.Module) -> None:
     captured = capture(bert, kwargs=example(["input_ids", "attention_mask"], 1, 6))
     for batch, length in ((1, 6), (4, 9)):
         check_same(bert, captured, example(["input_ids", "attention_mask"], batch, length))
 
 
-def test_packed_sequences_in_a_batch_of_one_are_not_computed_as_one(transformers):
+def test_packed_sequences_in_a_batch_of_one_are_not_computed_as_one(transformers: ModuleType) -> None:
     model = build(transformers, "LlamaForCausalLM", num_hidden_layers=1)
     ids, positions = torch.randint(3, 99, (1, 8)), torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
     captured = capture(
@@ -202,7 +202,7 @@ def test_packed_sequences_in_a_batch_of_one_are_not_computed_as_one(transformers
     torch.testing.assert_close(found, expected)
 
 
-def test_experts(transformers):
+def test_experts(transformers: ModuleType) -> None:
     options = {**SMALL, "num_hidden_layers": 1, "num_key_value_heads": 2, "num_local_experts": 4}
     torch.manual_seed(0)
     model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**options)).eval()
@@ -215,14 +215,14 @@ def test_experts(transformers):
         torch.testing.assert_close(traced(**inputs).logits, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_tied_embeddings(transformers):
+def test_tied_embeddings(transformers: ModuleType) -> None:
     model = build(transformers, "LlamaForCausalLM", num_hidden_layers=1, tie_word_embeddings=True)
     traced = symbolic_trace(model)
     assert traced.lm_head.weight is traced.model.embed_tokens.weight is model.lm_head.weight
     assert list(traced.state_dict()) == list(model.state_dict())
 
 
-def test_deep_copy(bert, traced):
+def test_deep_copy(bert: nn.Module, traced: GraphModule) -> None:
     copied = copy.deepcopy(traced)
     inputs = example(["input_ids", "attention_mask"], 3, 7)
     check_same(bert, copied, inputs)

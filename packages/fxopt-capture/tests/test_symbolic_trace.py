@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fxopt_capture import CapturedModule, symbolic_trace, tracing
 from fxopt_core.errors import CaptureError
@@ -13,11 +13,11 @@ from fxopt_core.errors import CaptureError
 class Masked(nn.Module):
     """Takes a mask or not."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.lin = nn.Linear(4, 4)
 
-    def forward(self, x, mask=None):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
         y = self.lin(x)
         return y if mask is None else y * mask
 
@@ -26,7 +26,7 @@ X, MASK = torch.randn(2, 4), torch.rand(2, 4)
 
 
 @pytest.fixture
-def model():
+def model() -> Masked:
     return Masked().eval()
 
 
@@ -41,7 +41,7 @@ def model():
         (["mask", "x"], (MASK, X), ["x", "mask"]),
     ],
 )
-def test_examples(model, names, examples, inputs):
+def test_examples(model: Masked, names: list[str] | None, examples: Examples, inputs: list[str]) -> None:
     traced = symbolic_trace(model, names, example_inputs=examples)
     assert isinstance(traced, CapturedModule)
     assert [node.target for node in traced.graph.find_nodes(op="placeholder")] == inputs
@@ -50,21 +50,21 @@ def test_examples(model, names, examples, inputs):
     assert torch.equal(traced(**given), model(**given))
 
 
-def test_unknown_names(model):
+def test_unknown_names(model: Masked) -> None:
     with pytest.raises(CaptureError, match="takes no input 'mak'; did you mean 'mask'"):
         symbolic_trace(model, ["x", "mak"], example_inputs=(X, MASK))
     with pytest.raises(CaptureError, match="It takes: x, mask"):
         symbolic_trace(model, ["something"])
 
 
-def test_examples_that_do_not_fit_the_names(model):
+def test_examples_that_do_not_fit_the_names(model: Masked) -> None:
     with pytest.raises(CaptureError, match="lack 'mask'"):
         symbolic_trace(model, ["x", "mask"], example_inputs={"x": X})
     with pytest.raises(CaptureError, match="2 input_names and 1 example_inputs"):
         symbolic_trace(model, ["x", "mask"], example_inputs=(X,))
 
 
-def test_without_examples_it_is_torchs_trace():
+def test_without_examples_it_is_torchs_trace() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
     traced, expected = symbolic_trace(model), torch.fx.symbolic_trace(model)
     assert [(node.op, node.name, node.target) for node in traced.graph.nodes] == [
@@ -73,16 +73,16 @@ def test_without_examples_it_is_torchs_trace():
     assert traced.get_submodule("0") is model[0]
 
 
-def test_without_examples_names_choose_the_inputs(model):
+def test_without_examples_names_choose_the_inputs(model: Masked) -> None:
     traced = symbolic_trace(model, ["x"])
     assert torch.equal(traced(X), model(X))
     with pytest.raises(CaptureError, match="forward needs 'x'; add it to input_names"):
         symbolic_trace(model, ["mask"])
 
 
-def test_a_failed_trace_says_where_and_asks_for_examples():
+def test_a_failed_trace_says_where_and_asks_for_examples() -> None:
     class Branching(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             if x.shape[0] > 1:
                 return x
             return -x
@@ -95,16 +95,16 @@ def test_a_failed_trace_says_where_and_asks_for_examples():
 class Remembering(nn.Module):
     """Computes something else when it is called again, which a graph does not show."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.offset = 0.0
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         self.offset += 1.0
         return x + self.offset
 
 
-def test_the_check_compares_and_leaves_no_trace(monkeypatch):
+def test_the_check_compares_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()).train()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     torch.manual_seed(5)
@@ -119,7 +119,7 @@ def test_the_check_compares_and_leaves_no_trace(monkeypatch):
     symbolic_trace(model, example_inputs=X, disable_check=True)
 
 
-def test_attributes_that_the_model_counts_in_are_given_back():
+def test_attributes_that_the_model_counts_in_are_given_back() -> None:
     model = Remembering()
     traced = symbolic_trace(model, example_inputs=X)
     assert model.offset == 0.0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from fxopt_core import GraphIndex, tensor_facts
 from torch.fx import Node
+
+from fxopt_core import GraphIndex, tensor_facts
 
 
 def _names(text: str) -> frozenset[str]:
@@ -63,8 +64,8 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, tor
 class RoundedValues:
     """Finds, for every node, a later one that rounds or compares what it computes; linear in the size of the graph.
 
-    The search goes through all operations but those that mix many values (matrix products, softmax, normalisations), and
-    through memory that is written in place. What an opaque call does is not known, so it counts as rounding.
+    The search goes through all operations but those that mix many values (matrix products, softmax, normalisations),
+    and through memory that is written in place. What an opaque call does is not known, so it counts as rounding.
     """
 
     def __init__(self, index: GraphIndex) -> None:
@@ -97,7 +98,7 @@ def _rounds(node: Node, name: str | None) -> bool:
         return False
     if name is None or node.kwargs.get("rounding_mode") is not None:
         return True
-    bare = name.rstrip("_")
+    bare = _bare(name)
     if bare in SHAPE_ONLY:
         return False
     if name in ROUNDING or bare in ROUNDING:
@@ -114,19 +115,25 @@ def _rounds(node: Node, name: str | None) -> bool:
 
 def _stops(node: Node, name: str | None) -> bool:
     """Return whether a last bit has no meaning behind a call."""
-    bare = (name or "").rstrip("_")
+    bare = _bare(name or "")
     return node.op not in _CALLS or bare in MIXING or bare in SHAPE_ONLY
 
 
+def _bare(name: str) -> str:
+    """Return the name of an operation, whether it works in place or stands in ``torch.special``."""
+    return name.removeprefix("special_").rstrip("_")
+
+
 def _casts_to_integers(node: Node) -> bool:
-    """Return whether a conversion gives integers, or may: ``x.to(torch.long)``, ``x.to(y)``, ``x.type("torch.IntTensor")``."""
+    """Return whether a conversion gives integers, or may: ``x.to(torch.long)``, ``x.to(y)``, ``x.type(name)``."""
     facts = tensor_facts(node)
     if facts is not None:
         return facts.dtype in _INTEGERS
     given = [*node.args[1:], *node.kwargs.values()]
     if any(isinstance(argument, torch.dtype) and argument not in _INTEGERS for argument in given):
         return False
-    return not all(argument is None or isinstance(argument, bool | torch.device | torch.memory_format) for argument in given)
+    harmless = (bool, torch.device, torch.memory_format, type(None))
+    return not all(isinstance(argument, harmless) for argument in given)
 
 
 def _may_hold_integers(node: object) -> bool:

@@ -1,7 +1,7 @@
 """``x / c`` -> ``x * (1 / c)`` for a Python number ``c``, where that is safe.
 
-A product by a rounded inverse differs from the quotient in the last bit for a share of all values, unless ``c`` is a power
-of two. That matters only where the quotient is rounded to an integer or compared, so such quotients are left alone.
+A product by a rounded inverse differs from the quotient in the last bit for a share of all values, unless ``c`` is a
+power of two. That matters only where the quotient is rounded to an integer or compared, so such quotients are left alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import Node
+
+from fxopt_arith.rounding import RoundedValues
 from fxopt_core import (
     Editor,
     GraphIndex,
@@ -23,9 +26,6 @@ from fxopt_core import (
     read_true_division,
     tensor_facts,
 )
-from torch.fx import Node
-
-from fxopt_arith.rounding import RoundedValues
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         """Refuse unsafe constants, shape arithmetic and quotients whose last bit matters."""
         name, value = site.label, site.call.input
         if is_python_number(value):
-            message = f"node `{name}` divides the Python number `{value.name}`, which is computed from shapes"
+            message = f"node `{name}` divides `{value.name}`, a Python number; a product would round in another way"
             return index.refuse(name, "shape-arithmetic", message, *site.nodes)
         facts = tensor_facts(value)
         dtype = _computed_in(facts.dtype) if facts is not None else torch.float16
@@ -87,7 +87,7 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
             message = f"the inverse of {site.constant} at node `{name}` is not finite and normal in {dtype}"
             return index.refuse(name, "unsafe-constant", message, *site.nodes)
         if site.rounded is not None and not _is_power_of_two(site.constant):
-            message = f"node `{site.rounded.name}` rounds or compares what node `{name}` computes"
+            message = f"node `{site.rounded.name}` rounds or compares what node `{name}` computes, or may do so"
             return index.refuse(name, "rounded-quotient", message, *site.nodes)
         return None
 
@@ -117,5 +117,3 @@ def _has_safe_inverse(constant: int | float, dtype: torch.dtype) -> bool:
 
 def _is_power_of_two(constant: int | float) -> bool:
     return math.frexp(abs(constant))[0] == 0.5
-
-

@@ -113,13 +113,14 @@ class _Copier:
         if id(module.graph) not in self._memo:
             self._memo[id(module.graph)] = self._graph(module.graph)
         for key, value in module.__dict__.items():
-            if key in _SHALLOW:
-                value = copy.copy(value)
-            elif key not in _SHARED:
-                value = self._value(value)
             if key not in _LEFT_OUT:
-                twin.__dict__[key] = value
+                twin.__dict__[key] = self._attribute(key, value)
         twin.graph.owning_module = self._memo.get(id(module.graph.owning_module), twin)
+
+    def _attribute(self, key: str, value: Any) -> Any:
+        if key in _SHARED:
+            return value
+        return copy.copy(value) if key in _SHALLOW else self._value(value)
 
     def _value(self, value: Any) -> Any:
         """Copy anything: known objects by the memo, containers item by item, others by their own means."""

@@ -7,6 +7,7 @@ arrives and nothing needs decoding.
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils._pytree import TreeSpec, treespec_leaf
 from fxopt_core.errors import FxoptError
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
+_CONTAINERS = frozenset({dict, OrderedDict, list, set, tuple})
 _CONSTANTS = (torch.layout, torch.memory_format)
 
 
@@ -74,7 +76,7 @@ class Prober:
         >>> Prober(2).obstacle(len), type(Prober(2).obstacle(lambda: 0)).__name__
         (None, 'PicklingError')
         """
-        if type(value) in _PLAIN:
+        if type(value) in _PLAIN or (type(value) in _CONTAINERS and not value):
             return None
         if id(value) not in self._known:
             self._known[id(value)] = value, self._try_to_pickle(value)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fxopt_core.errors import FxoptError
 from fxopt_core.snapshot_tensors import over_storage, plain_storage
@@ -58,11 +59,11 @@ class TensorCopier:
 
     def _twin(self, tensor: Tensor) -> Tensor:
         storage = _storage(tensor)
-        if storage is None:
+        if storage is None and not isinstance(tensor, FakeTensor):  # a deep copy of a fake one would look for its data
             twin: Tensor = copy.deepcopy(tensor, self._memo)
             return twin
         data = tensor.data.clone(memory_format=torch.preserve_format)
-        if self._views[storage._cdata] > 1 or data.stride() != tensor.stride():
+        if storage is not None and (self._views[storage._cdata] > 1 or data.stride() != tensor.stride()):
             data = over_storage(self._storage_copy(storage), tensor.data)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(data, tensor.requires_grad)

@@ -124,12 +124,13 @@ def read_true_division(index: GraphIndex, node: Node) -> TrueDivision | Obstacle
         product: Any = METHOD_PRODUCTS.get(str(node.target))
     else:
         product = PRODUCTS.get(node.target) if node.op == "call_function" else None
-    if product is None:
-        rounds = node.op == "call_function" and node.target in ROUNDING
-        return Obstacle(node.name, "rounding-mode", f"node `{node.name}` rounds its quotient") if rounds else None
     arguments = _named(node, ("input", "other"), {"self": "input"})
-    if arguments.get("rounding_mode") is not None:
-        return Obstacle(node.name, "rounding-mode", f"node `{node.name}` rounds its quotient")
+    rounds = node.op == "call_function" and node.target in ROUNDING
+    if rounds if product is None else arguments.get("rounding_mode") is not None:
+        constant = not isinstance(arguments.get("other"), Node)  # what divides by a tensor is nobody's candidate
+        return Obstacle(node.name, "rounding-mode", f"node `{node.name}` rounds its quotient") if constant else None
+    if product is None:
+        return None
     extra = set(arguments) - {"input", "other", "rounding_mode"}
     value = arguments.get("input")
     if not isinstance(value, Node) or "other" not in arguments:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fxopt_core import ConvolutionCall, GraphIndex, Obstacle, read_convolution
 from torch import nn
 from torch.fx import Node
 
+from fxopt_core import ConvolutionCall, GraphIndex, Obstacle, read_convolution
 from fxopt_norm.folding import FoldBatchNorm
 
 

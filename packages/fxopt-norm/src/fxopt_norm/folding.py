@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
 from fxopt_core import (
     BatchNormCall,
     ConvolutionCall,
@@ -25,9 +28,6 @@ from fxopt_core import (
     tensor_facts,
     tensors_refusal,
 )
-from torch import Tensor, nn
-from torch.fx import Node
-
 from fxopt_norm.formulas import fold_after, fold_before
 
 Layer = ConvolutionCall | LinearCall
@@ -171,7 +171,9 @@ def _shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     facts = tensor_facts(site.first.node, layer.weight.tensor) or tensor_facts(site.second.node, layer.weight.tensor)
     if facts is None:
         message = f"whether the value between `{site.first.label}` and `{site.second.label}` has {site.rank} dimensions"
-        return index.refuse(site.label, "shape-unknown", f"{message} is not known; call infer_shapes first", *site.nodes)
+        return index.refuse(
+            site.label, "shape-unknown", f"{message} is not known; call infer_shapes first", *site.nodes
+        )
     if facts.rank != site.rank:
         message = (
             f"batch norm `{norm.label}` normalises dimension 1 of a value with {facts.rank} dimensions, which is not the "

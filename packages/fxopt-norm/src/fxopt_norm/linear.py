@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fxopt_core import GraphIndex, LinearCall, Obstacle, read_linear
 from torch.fx import Node
 
+from fxopt_core import GraphIndex, LinearCall, Obstacle, read_linear
 from fxopt_norm.folding import FoldBatchNorm
 
 
