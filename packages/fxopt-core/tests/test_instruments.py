@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from fxopt_core import (
+    Instrument,
+    InstrumentProtocol,
+    PassError,
+    PassRun,
+    Record,
+    ReversibleTransformation,
+    Transformation,
+    VerificationError,
+    compose,
+    history,
+    instrumented,
+    iter_nodes,
+    undo,
+)
+from fxopt_core.instruments import active_instruments
+from torch import Tensor, nn
+from torch.fx import GraphModule, symbolic_trace
+
+
+class Swap(ReversibleTransformation):
+    def __init__(self, old: str = "add", new: str = "mul") -> None:
+        self.old, self.new = old, new
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in iter_nodes(graph_module.graph):
+            if node.target is getattr(operator, self.old):
+                node.target = getattr(operator, self.new)
+                self.mark_as_transformed(node)
+        return graph_module
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        for node in self.get_transformed_nodes(graph_module):
+            node.target = getattr(operator, self.old)
+            self.mark_as_restored(node)
+        return graph_module
+
+
+class Fails(Transformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        raise ValueError("no luck")
+
+
+class Writes(Transformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        with torch.no_grad():
+            graph_module.linear.weight.mul_(2)
+        return graph_module
+
+
+class Log(Instrument):
+    """Writes down what it is told."""
+
+    def __init__(self, name: str, log: list[str], *, vetoes: str = "", skips: str = "") -> None:
+        self.name, self.log, self.vetoes, self.skips = name, log, vetoes, skips
+        self.may_veto = bool(vetoes)
+        self.runs: list[PassRun] = []
+
+    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
+        return run.name != self.skips
+
+    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
+        self.log.append(f"{self.name} before {run.name}")
+        self.runs.append(run)
+
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
+        self.log.append(f"{self.name} after {run.name}")
+        return False if run.name == self.vetoes else None
+
+    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
+        self.log.append(f"{self.name} failed {run.name}: {type(error).__name__}")
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + x
+
+
+def traced() -> GraphModule:
+    torch.manual_seed(0)
+    return symbolic_trace(Model())
+
+
+class TestScope:
+    def test_last_in_first_out_and_over_after_the_block(self) -> None:
+        log: list[str] = []
+        with instrumented(Log("a", log), Log("b", log)), instrumented(Log("c", log)):
+            Swap()(traced())
+        assert log == ["a before swap", "b before swap", "c before swap", "c after swap", "b after swap", "a after swap"]
+        assert active_instruments() == ()
+        Swap()(traced())
+        assert len(log) == 6
+
+    def test_over_after_an_error(self) -> None:
+        with pytest.raises(PassError), instrumented(Instrument()):
+            Fails()(traced())
+        assert active_instruments() == ()
+
+    def test_other_threads_are_not_seen(self) -> None:
+        log: list[str] = []
+        with instrumented(Log("a", log)):
+            worker = threading.Thread(target=Swap(), args=(traced(),))
+            worker.start()
+            worker.join(30)
+        assert log == []
+
+    def test_the_base_class_keeps_the_protocol(self) -> None:
+        assert isinstance(Instrument(), InstrumentProtocol)
+
+
+class TestWhatTheySee:
+    def test_place_and_predecessors(self) -> None:
+        log = Log("a", [])
+        passes = compose(Swap(), compose(Swap("mul", "sub"), compose()), Swap("sub", "truediv"))
+        with instrumented(log):
+            passes(traced())
+        assert [(run.name, run.index, run.before, run.reverse) for run in log.runs] == [
+            ("swap", 0, (), False), ("swap", 1, ("swap",), False), ("swap", 2, ("swap", "swap"), False)
+        ]  # fmt: skip
+
+    def test_place_counts_from_the_front_when_reversing(self) -> None:
+        log, passes = Log("a", []), compose(Swap(), Swap("mul", "sub"))
+        graph_module = passes(traced())
+        with instrumented(log):
+            passes(graph_module, reverse=True)
+        assert [(run.index, len(run.before), run.reverse) for run in log.runs] == [(1, 0, True), (0, 1, True)]
+
+    def test_no_place_outside_a_composition(self) -> None:
+        log = Log("a", [])
+        with instrumented(log):
+            Swap()(traced())
+        assert [run.index for run in log.runs] == [None]
+
+    def test_the_record_of_the_pass(self) -> None:
+        seen: list[Record] = []
+
+        class Watch(Instrument):
+            def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> None:
+                seen.append(record)
+                assert history(graph_module)[-1:] != (record,)
+
+        with instrumented(Watch()):
+            graph_module = Swap()(traced())
+        assert tuple(seen) == history(graph_module)
+        assert len(seen[0].rewrites) == 1
+
+
+class TestSkipping:
+    def test_a_pass_leaves_everything_else_in_place(self) -> None:
+        log: list[str] = []
+        watch = Log("a", log)
+        with instrumented(watch, Log("b", [], skips="fails")):
+            graph_module = compose(Swap(), Fails(), Swap("mul", "sub"))(traced())
+        assert " - " in graph_module.code
+        assert [record.index for record in history(graph_module)] == [0, 2]
+        assert [(run.index, run.before) for run in watch.runs] == [(0, ()), (2, ("swap",))]
+
+    def test_all_are_asked(self) -> None:
+        asked: list[str] = []
+
+        class Ask(Instrument):
+            def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
+                asked.append(run.name)
+                return False
+
+        with instrumented(Ask(), Ask()):
+            graph_module = Swap()(traced())
+        assert asked == ["swap", "swap"]
+        assert history(graph_module) == ()
+
+
+class TestFailures:
+    def test_are_told_in_place_of_the_result(self) -> None:
+        log: list[str] = []
+        with pytest.raises(PassError), instrumented(Log("a", log), Log("b", log)):
+            compose(Swap(), Fails())(traced())
+        assert log[4:] == ["a before fails", "b before fails", "b failed fails: ValueError", "a failed fails: ValueError"]
+
+    def test_of_an_instrument_are_told_to_those_that_were_entered(self) -> None:
+        class Breaks(Instrument):
+            def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
+                raise RuntimeError("broken instrument")
+
+        log: list[str] = []
+        graph_module = traced()
+        code = graph_module.code
+        with pytest.raises(PassError, match="broken instrument"), instrumented(Log("a", log), Breaks(), Log("b", log)):
+            Swap()(graph_module)
+        assert log == ["a before swap", "a failed swap: RuntimeError"]
+        assert graph_module.code == code
+
+    def test_raised_after_the_pass_roll_back_the_whole_run(self) -> None:
+        class Gate(Instrument):
+            def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> None:
+                if run.index == 1:
+                    raise VerificationError("off by one")
+
+        log: list[str] = []
+        graph_module = traced()
+        code = graph_module.code
+        with pytest.raises(VerificationError) as caught, instrumented(Log("a", log), Gate(), Log("b", log)):
+            compose(Swap(), Swap("mul", "sub"))(graph_module)
+        assert (caught.value.pass_name, caught.value.index) == ("swap", 1)
+        assert log[-2:] == ["b after swap", "a failed swap: VerificationError"]
+        assert (graph_module.code, history(graph_module)) == (code, ())
+
+    def test_while_being_told_of_one_are_warnings(self) -> None:
+        class Breaks(Instrument):
+            def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
+                raise RuntimeError("broken instrument")
+
+        log: list[str] = []
+        with (
+            pytest.warns(RuntimeWarning, match="Breaks raised RuntimeError .broken instrument.*`fails` failed"),
+            pytest.raises(PassError, match="no luck"),
+            instrumented(Log("a", log), Breaks()),
+        ):
+            Fails()(traced())
+        assert log[-1] == "a failed fails: ValueError"
+
+
+class TestVetoes:
+    def test_take_back_one_pass_of_a_composition(self) -> None:
+        log: list[str] = []
+        graph_module = traced()
+        with instrumented(Log("a", log), Log("b", log, vetoes="swap"), Log("c", log)):
+            Swap()(graph_module)
+        assert log[3:] == ["c after swap", "b after swap", "a failed swap: PassError"]
+        assert " + " in graph_module.code
+        (record,) = history(graph_module)
+        assert (record.state, len(record.rewrites), record.operations) == ("vetoed", 1, None)
+        assert not Swap().get_transformed_nodes(graph_module)
+        undo(graph_module)
+
+    def test_the_others_go_on(self) -> None:
+        class Second(Instrument):
+            may_veto = True
+
+            def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool:
+                return run.index != 1
+
+        graph_module = traced()
+        code = graph_module.code
+        with instrumented(Second()):
+            compose(Swap(), compose(Swap("mul", "sub"), Swap("mul", "truediv")))(graph_module, expect=2)
+        assert " / " in graph_module.code
+        assert [record.state for record in history(graph_module)] == ["applied", "vetoed", "applied"]
+        assert undo(graph_module).code == code
+
+    def test_a_new_graph_module_is_given_up_for_the_old_one(self) -> None:
+        class Anew(Transformation):
+            def transform(self, graph_module: GraphModule) -> GraphModule:
+                Swap().transform(graph_module)
+                return GraphModule(graph_module, graph_module.graph)
+
+        graph_module = traced()
+        with instrumented(Log("a", [], vetoes="anew")):
+            assert Anew()(graph_module) is graph_module
+        assert " + " in graph_module.code
+
+    def test_of_a_reversal_leaves_the_pass_applied(self) -> None:
+        graph_module = Swap()(traced())
+        with instrumented(Log("a", [], vetoes="swap")):
+            Swap()(graph_module, reverse=True)
+        assert " * " in graph_module.code
+        assert [record.state for record in history(graph_module)] == ["applied"]
+        assert Swap().get_transformed_nodes(graph_module)
+
+    def test_by_an_instrument_that_does_not_declare_it_are_errors(self) -> None:
+        graph_module = traced()
+        instrument = Log("a", [], vetoes="swap")
+        instrument.may_veto = False
+        with pytest.raises(PassError, match="vetoed by Log, which core was not prepared for.*may_veto = True"):
+            with instrumented(instrument):
+                Swap()(graph_module)
+        assert " + " in graph_module.code
+
+    def test_that_cannot_bring_values_back_are_errors(self) -> None:
+        with pytest.raises(PassError, match=r"vetoed.*cannot be taken back alone.*linear\.weight"):
+            with instrumented(Log("a", [], vetoes="writes")):
+                Writes()(traced())
+
+    def test_bring_protected_values_back(self) -> None:
+        graph_module = traced()
+        before = graph_module.linear.weight.detach().clone()
+        with instrumented(Log("a", [], vetoes="writes")):
+            compose(Swap(), Writes())(graph_module, protect_values=True)
+        assert torch.equal(graph_module.linear.weight, before)
+        assert [record.state for record in history(graph_module)] == ["applied", "vetoed"]
+
+
+class RunsModule(Instrument):
+    runs_module = True
+    may_veto = True
+
+    def __init__(self, accept: Callable[[Tensor, Tensor], bool]) -> None:
+        self.accept = accept
+        self.before = torch.empty(0)
+
+    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
+        self.before = graph_module(torch.full((1, 3), 3.0))
+
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool:
+        return self.accept(self.before, graph_module(torch.full((1, 3), 3.0)))
+
+
+class TestRunningTheModule:
+    def test_it_is_recompiled_before_and_after(self) -> None:
+        same: list[bool] = []
+        graph_module = traced()
+        Swap()(graph_module, lint_and_recompile=False)
+        linear, x = graph_module.linear, torch.full((1, 3), 3.0)
+        results: list[Tensor] = []
+
+        def accept(before: Tensor, after: Tensor) -> bool:
+            results.extend([before, after])
+            same.append(torch.equal(before, after))
+            return True
+
+        with instrumented(RunsModule(accept)):
+            compose(Swap("mul", "sub"), Swap("sub", "truediv"))(graph_module)
+        assert same == [False, False]
+        expected = [linear(x) * x, linear(x) - x, linear(x) - x, linear(x) / x]
+        assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))
+
+    def test_a_vetoed_pass_leaves_code_that_runs(self) -> None:
+        graph_module = traced()
+        code, x = graph_module.code, torch.randn(2, 3)
+        expected = graph_module(x)
+        with instrumented(RunsModule(torch.equal)):
+            Swap()(graph_module, lint_and_recompile=False)
+        assert graph_module.code == code
+        assert torch.equal(graph_module(x), expected)
+
+    def test_a_broken_graph_is_found_before_it_runs(self) -> None:
+        class Broken(Transformation):
+            def transform(self, graph_module: GraphModule) -> GraphModule:
+                nodes = list(iter_nodes(graph_module.graph))
+                nodes[1].args = (nodes[2],)
+                return graph_module
+
+        with pytest.raises(PassError, match="`broken` left a broken graph"), instrumented(RunsModule(torch.equal)):
+            Broken()(traced())
