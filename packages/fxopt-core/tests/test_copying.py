@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import Dim
 from torch.fx import GraphModule
 from torch.nn.utils import parametrize
@@ -413,6 +414,21 @@ def test_unusual_tensors_and_modules() -> None:
     assert twin.lstm(torch.ones(1, 2))[0].equal(original.lstm(torch.ones(1, 2))[0])
     assert twin.linear.bias.equal(original.linear.bias)
     assert twin.linear.parametrizations.bias.original is not original.linear.parametrizations.bias.original
+
+
+def test_a_compiled_call_is_not_copied() -> None:
+    original = functional()
+    original.compile(backend="eager")
+    assert "_compiled_call_impl" in vars(original)
+    assert "_compiled_call_impl" not in vars(faithful_copy(original))
+
+
+def test_fake_tensors() -> None:
+    with FakeTensorMode():
+        original: Any = torch.fx.symbolic_trace(nn.Linear(2, 3))
+    twin = faithful_copy(original)
+    assert isinstance(twin.weight.data, FakeTensor)
+    assert twin.weight is not original.weight
 
 
 def test_a_parametrized_root() -> None:

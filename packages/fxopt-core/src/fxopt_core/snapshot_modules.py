@@ -68,8 +68,6 @@ class ModuleState:
     def restore(self) -> None:
         """Put class, attributes and contents back; all records of the tree have been revived."""
         module = self.revive()
-        if type(module) is not self.cls:
-            module.__class__ = self.cls
         now = dict(module.__dict__)
         attributes = {key: _object_of(value) for key, value in self.attributes.items()}
         for key, value in attributes.items():
@@ -81,6 +79,8 @@ class ModuleState:
         if self.namespace is not None and module.__dict__ is not self.namespace:
             object.__setattr__(module, "__dict__", self.namespace)
         put_back(module.__dict__, attributes)
+        if type(module) is not self.cls:
+            module.__class__ = self.cls
 
     def _container(self, key: str, now: dict[str, Any]) -> Any:
         """The container object to fill; a loosened one could not be held, so the present or a new one takes over."""

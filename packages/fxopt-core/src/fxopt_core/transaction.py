@@ -16,8 +16,8 @@ from torch.fx import Graph, GraphModule
 from fxopt_core.errors import FxoptError
 from fxopt_core.garbage import collector_paused
 from fxopt_core.snapshot_graph import ClassState, GraphState, own_classes
-from fxopt_core.snapshot_modules import Tree
-from fxopt_core.snapshot_tensors import Rebuild
+from fxopt_core.snapshot_modules import ModuleState, Tree
+from fxopt_core.snapshot_tensors import Rebuild, TensorState
 
 
 @contextmanager
@@ -87,7 +87,8 @@ class Snapshot:
             the snapshot protects values; they have been copied back then.
 
         Raises:
-            FxoptError: a released tensor is gone and could not be rebuilt; all else is restored, it is missing.
+            FxoptError: something could not be restored, such as a released tensor that is gone and was not rebuilt; all
+                else is.
         """
         written: list[str] = []
         failures: list[tuple[str, Exception]] = []
@@ -97,12 +98,11 @@ class Snapshot:
                 module.revive()
             done: set[int] = set()
             for tensor in self._tree.tensors.values():
-                try:
+                with _noting_failures(tensor, failures):
                     written.extend(tensor.restore(done))
-                except Exception as error:
-                    failures.append((tensor.name, error))
             for module in modules:
-                module.restore()
+                with _noting_failures(module, failures):
+                    module.restore()
         for cls in self._classes:
             cls.restore()
         for graph in self._graphs:
@@ -111,6 +111,15 @@ class Snapshot:
             names = ", ".join(name for name, _ in failures)
             raise FxoptError(f"rollback restored everything but {names}: {failures[0][1]}") from failures[0][1]
         return tuple(dict.fromkeys(written))
+
+
+@contextmanager
+def _noting_failures(state: ModuleState | TensorState, failures: list[tuple[str, Exception]]) -> Iterator[None]:
+    """Let one failure not keep the rest from being restored."""
+    try:
+        yield
+    except Exception as error:
+        failures.append((state.name or "the graph module", error))
 
 
 def _graphs_and_classes(tree: Tree) -> tuple[list[GraphState], list[ClassState]]:
