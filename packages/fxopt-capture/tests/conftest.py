@@ -6,12 +6,14 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-import types
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 
-def _torchvision_loads():
+def _torchvision_loads() -> bool:
     try:
         importlib.import_module("torchvision")
     except (ImportError, RuntimeError):  # a build for another torch raises either
@@ -22,11 +24,11 @@ def _torchvision_loads():
 
 
 @pytest.fixture(scope="session")
-def transformers():
+def transformers() -> ModuleType:
     """Return transformers, which does without torchvision where there is none that loads."""
     pytest.importorskip("transformers", minversion="5")
     if not _torchvision_loads():
-        sys.modules["torchvision"] = None
+        sys.modules["torchvision"] = None  # type: ignore[assignment]  # how Python marks what must not be imported
     module = importlib.import_module("transformers")
     module.utils.is_torchvision_available()  # looks once
     if sys.modules.get("torchvision") is None:
@@ -35,10 +37,10 @@ def transformers():
     return module
 
 
-class _Stub(types.ModuleType):
+class _Stub(ModuleType):
     """A module in which every capitalized name is a class that does nothing, and every other one a module."""
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> _StubClass:
         if not name[0].isupper():
             raise AttributeError(name)
         return _StubClass(name, (), {})
@@ -47,7 +49,7 @@ class _Stub(types.ModuleType):
 class _StubClass(type):
     """A class that has every attribute, as an enumeration has its members."""
 
-    def __getattr__(cls, name):
+    def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):
             raise AttributeError(name)
         return f"{cls.__name__}.{name}"
@@ -56,19 +58,21 @@ class _StubClass(type):
 class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds a stub for every module of torchvision."""
 
-    def find_spec(self, fullname, path=None, target=None):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         is_stubbed = fullname.split(".")[0] == "torchvision"
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if is_stubbed else None
 
-    def create_module(self, spec):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         return _Stub(spec.name)
 
-    def exec_module(self, module):
+    def exec_module(self, module: ModuleType) -> None:
         pass
 
 
 @pytest.fixture(scope="session")
-def timm():
+def timm() -> Any:
     """Return timm; it takes names from torchvision on import, which nothing in these tests uses."""
     if _torchvision_loads():
         return pytest.importorskip("timm")

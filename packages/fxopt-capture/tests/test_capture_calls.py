@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import pickle
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -117,14 +118,14 @@ def test_positional_only_arguments() -> None:
 class Pair:
     """An output, or an input, that is a dataclass."""
 
-    left: torch.Tensor
-    right: torch.Tensor | None = None
+    left: Tensor
+    right: Tensor | None = None
 
 
 class Named(NamedTuple):
     """An output that is a named tuple."""
 
-    left: torch.Tensor
+    left: Tensor
     number: int
 
 
@@ -196,5 +197,6 @@ def test_binding_pickles_and_copies() -> None:
     captured = capture(Masked().eval(), (X,), {"scale": 3.0})
     (binding,) = captured._forward_pre_hooks.values()
     for other in (pickle.loads(pickle.dumps(binding)), copy.deepcopy(binding)):
+        assert isinstance(binding, InputBinding)
         assert isinstance(other, InputBinding)
         assert other.form == binding.form

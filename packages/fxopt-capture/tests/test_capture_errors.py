@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -89,6 +90,6 @@ def test_wrong_arguments() -> None:
     with pytest.raises(CaptureError, match="does not take the arguments given"):
         capture(nn.Linear(2, 2), (torch.randn(2, 2),), {"mask": torch.ones(2)})
     with pytest.raises(CaptureError, match="args is a mapping; give keyword arguments as kwargs"):
-        capture(nn.Linear(2, 2), {"input": torch.randn(2, 2)})
+        capture(nn.Linear(2, 2), {"input": torch.randn(2, 2)})  # type: ignore[arg-type]  # what is refused here
     with pytest.raises(CaptureError, match="no tensor to capture it with"):
         capture(nn.Linear(2, 2), (3,))

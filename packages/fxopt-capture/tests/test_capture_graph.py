@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule, Node
 
 from fxopt_capture import capture
 from fxopt_core.graph import iter_nodes
@@ -12,6 +17,8 @@ from fxopt_core.graph import iter_nodes
 
 class Block(nn.Module):
     """Layers, parameters read by themselves, an operation in place and a value that nothing uses."""
+
+    steps: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,13 +79,13 @@ def test_graph_lints_and_keeps_effects_through_dead_code_elimination(model: Bloc
 def test_nodes_carry_metadata(captured: GraphModule) -> None:
     for node in iter_nodes(captured.graph):
         if node.op == "placeholder":
-            assert isinstance(node.meta["val"], torch.Tensor)
+            assert isinstance(node.meta["val"], Tensor)
         if node.op == "call_function" or (node.op == "call_module" and node.target != "_guards_fn"):
-            assert isinstance(node.meta["val"], torch.Tensor)
+            assert isinstance(node.meta["val"], Tensor)
             assert __file__ in node.meta["stack_trace"] or "torch" in node.meta["stack_trace"]
             assert next(iter(node.meta["nn_module_stack"].values()))[0] == ""
         if node.op == "get_attr":
-            assert isinstance(node.meta["val"], torch.Tensor)
+            assert isinstance(node.meta["val"], Tensor)
 
 
 def test_sizes_are_symbolic_in_the_batch(captured: GraphModule) -> None:
@@ -119,6 +126,8 @@ def test_assertions_that_cannot_fail_are_gone() -> None:
 
 class NoGrad(nn.Module):
     """Computes a part without gradients, of its input or of a buffer."""
+
+    freq: Tensor
 
     def __init__(self, of_buffer: bool) -> None:
         super().__init__()

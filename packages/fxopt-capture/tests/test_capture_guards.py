@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
+from torch.fx import GraphModule
 
 from fxopt_capture import InputGuards, capture
 from fxopt_capture.guards import Condition, InputSpec
@@ -153,7 +156,7 @@ def test_requested_shapes_by_position_or_name(shapes: object) -> None:
 
 def test_requested_shapes_as_a_collection() -> None:
     x = torch.randn(2, 6)
-    shapes = ShapesCollection()
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     shapes[x] = {0: Dim.STATIC, 1: Dim.AUTO}
     captured = capture(nn.ReLU().eval(), x, dynamic_shapes=shapes)
     assert captured(torch.randn(2, 9)).shape == (2, 9)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.fx import GraphModule
 
 from fxopt_capture import capture
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxopt_capture import capture, symbolic_trace
@@ -17,7 +22,7 @@ PATCHES = {**SMALL, "image_size": 32, "patch_size": 8}
 SEQ2SEQ = {"d_model": 32, "vocab_size": 99, "decoder_start_token_id": 0}
 
 # class: (options of its configuration, inputs, layers that the graph calls)
-MODELS = {
+MODELS: dict[str, tuple[dict[str, Any], list[str], dict[str, int]]] = {
     "BertModel": (SMALL, ["input_ids", "attention_mask"], {"Linear": 13, "LayerNorm": 5, "Embedding": 3}),
     "LlamaForCausalLM": (
         {**SMALL, "num_key_value_heads": 2},
@@ -218,7 +223,8 @@ def test_experts(transformers: ModuleType) -> None:
 def test_tied_embeddings(transformers: ModuleType) -> None:
     model = build(transformers, "LlamaForCausalLM", num_hidden_layers=1, tie_word_embeddings=True)
     traced = symbolic_trace(model)
-    assert traced.lm_head.weight is traced.model.embed_tokens.weight is model.lm_head.weight
+    assert traced.get_parameter("lm_head.weight") is traced.get_submodule("model.embed_tokens").weight
+    assert traced.get_parameter("lm_head.weight") is model.lm_head.weight
     assert list(traced.state_dict()) == list(model.state_dict())
 
 

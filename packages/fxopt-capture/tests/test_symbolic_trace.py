@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fxopt_capture import CapturedModule, symbolic_trace, tracing
+from fxopt_capture.tracing import Examples
 from fxopt_core.errors import CaptureError
 
 
