@@ -24,7 +24,7 @@ FAMILIES = ["fxopt-linear", "fxopt-norm", "fxopt-arith"]
 RUN_TIME = {
     "fxopt-core": {"torch", "pluggy"},
     **{name: {"fxopt-core"} for name in [*FAMILIES, "fxopt-capture", "fxopt-tools"]},
-    "fxopt": {"fxopt-core", *FAMILIES, "fxopt-capture", "fxopt-tools", "typer", "rich"},
+    "fxopt": {"fxopt-core", *FAMILIES, "fxopt-capture", "fxopt-tools", "rich"},
 }
 
 for_each_package = pytest.mark.parametrize("name", PACKAGES)
@@ -120,7 +120,7 @@ def test_importing_a_family_loads_no_other(name: str) -> None:
 
 def test_importing_fxopt_loads_what_is_used_only() -> None:
     """The one import for users is lazy."""
-    assert not loaded_by("import fxopt") & {"transformers", "typer", "rich", "timm"}
+    assert not loaded_by("import fxopt") & {"transformers", "rich", "timm"}
 
 
 # --- What is contained

@@ -82,9 +82,9 @@ class RoundedValues:
             if later is not None:
                 self._by[node] = later
             name = None if effect.opaque else effect.operation
-            source = node if _rounds(node, name) else None if _stops(node, name) else later
-            if source is not None:
-                for value in node.all_input_nodes:
+            for value in node.all_input_nodes:
+                source = node if _rounds(node, name, value) else None if _stops(node, name) else later
+                if source is not None:
                     rounded.setdefault(memory[value], source)
 
     def by(self, node: Node) -> Node | None:
@@ -92,8 +92,8 @@ class RoundedValues:
         return self._by.get(node)
 
 
-def _rounds(node: Node, name: str | None) -> bool:
-    """Return whether a call may round, compare or convert to integers what it is given; ``name`` is its operation's."""
+def _rounds(node: Node, name: str | None, value: Node) -> bool:
+    """Return whether a call of the operation ``name`` may round, compare or convert to integers one of its inputs."""
     if node.op not in _CALLS:
         return False
     if name is None or node.kwargs.get("rounding_mode") is not None:
@@ -106,11 +106,11 @@ def _rounds(node: Node, name: str | None) -> bool:
     if bare in CASTING_WRITES:
         return _may_hold_integers(node.args[0])
     if bare in SELECTING:
-        return any(isinstance(item, Node) for item in node.args[1:])
+        return value is not node.args[0]
     if bare in CASTS:
         return _casts_to_integers(node)
     facts = tensor_facts(node)
-    return facts is not None and facts.dtype in _INTEGERS and any(_is_floating(value) for value in node.all_input_nodes)
+    return facts is not None and facts.dtype in _INTEGERS and _is_floating(value)
 
 
 def _stops(node: Node, name: str | None) -> bool:

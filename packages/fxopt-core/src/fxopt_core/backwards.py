@@ -33,6 +33,7 @@ from fxopt_core.ledger import (
     Ref,
     TensorRemoved,
     TensorRow,
+    UsersOrdered,
 )
 from fxopt_core.marks import NodeTag, nodes_by_id, set_tag, tag_of
 from fxopt_core.module_state import module_problem
@@ -68,6 +69,7 @@ class Backwards:
         self.stands_for = {op.old: op.new for op in record.operations or () if isinstance(op, NodeReplaced)}
         self.orders: dict[int, KeyOrder[Any]] = {}
         self.touched: dict[Node, None] = {}
+        self.ranks: dict[int, dict[int, int]] = {}
 
     def run(self) -> None:
         """Take everything back.
@@ -88,6 +90,8 @@ class Backwards:
             self._create(operation.row)
         elif isinstance(operation, NodeReplaced):
             self._point_back(operation)
+        elif isinstance(operation, UsersOrdered):
+            self.ranks[operation.node] = {number: rank for rank, number in enumerate(operation.users)}
         elif isinstance(operation, ModuleAdded):
             self._delete_module(operation)
         elif isinstance(operation, ModuleRemoved):
@@ -98,7 +102,7 @@ class Backwards:
             self._check_neutral(operation)
 
     def _order_users(self) -> None:
-        """Bring users into the order of the graph, and see that nothing reads a value before it is there."""
+        """Bring users into the order of the graph, or that which they had, and see that nothing reads a value before it is there."""
         position = {node: place for place, node in enumerate(iter_nodes(self.graph))}
         for node in self.touched:
             if node not in position:
@@ -106,6 +110,9 @@ class Backwards:
             users = sorted(node.users, key=position.__getitem__)
             if users and position[users[0]] < position[node]:
                 raise self.refuse(f"node `{users[0].name}` would read `{node.name}` before it is computed")
+            ranks = self.ranks.get(_number(node))
+            if ranks is not None:
+                users.sort(key=lambda user: ranks.get(_number(user), len(ranks)))
             node.users.clear()
             node.users.update(dict.fromkeys(users))
 
@@ -283,6 +290,11 @@ class Backwards:
                 f"`{operation.piece.key}` holds stand-in values, which the original does not have, and they are no "
                 f"longer {operation.value}: they were trained or loaded"
             )
+
+
+def _number(node: Node) -> int:
+    number = tag_of(node).id
+    return -1 if number is None else number
 
 
 def _identities(root: nn.Module) -> Iterator[int]:

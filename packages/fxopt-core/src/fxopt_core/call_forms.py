@@ -54,14 +54,16 @@ PRODUCTS: dict[Any, Any] = {
     torch.div: torch.mul,
     torch.divide: torch.multiply,
     torch.true_divide: torch.mul,
-    aten.div.Tensor: aten.mul.Tensor,
-    aten.div.Scalar: aten.mul.Scalar,
-    aten.div_.Tensor: aten.mul_.Tensor,
-    aten.div_.Scalar: aten.mul_.Scalar,
-    aten.divide.Tensor: aten.mul.Tensor,
-    aten.divide.Scalar: aten.mul.Scalar,
-    aten.true_divide.Tensor: aten.mul.Tensor,
-    aten.true_divide.Scalar: aten.mul.Scalar,
+    **{
+        getattr(packet, form): getattr(product, form.removesuffix("_mode"))
+        for packets, product in (
+            ((aten.div, aten.divide, aten.true_divide), aten.mul),
+            ((aten.div_, aten.divide_, aten.true_divide_), aten.mul_),
+        )
+        for packet in packets
+        for form in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")
+        if form in packet.overloads()
+    },
 }
 METHOD_PRODUCTS = {
     "div": "mul",
@@ -72,15 +74,6 @@ METHOD_PRODUCTS = {
     "true_divide_": "mul_",
     "__truediv__": "__mul__",
     "__itruediv__": "__imul__",
-}
-ROUNDING = {
-    torch.div,
-    torch.divide,
-    *(
-        getattr(packet, form)
-        for packet in (aten.div, aten.div_, aten.divide, aten.divide_)
-        for form in ("Tensor_mode", "Scalar_mode")
-    ),
 }
 TRAINING_FLAG: dict[Any, tuple[int, str]] = {
     aten.batch_norm.default: (5, "training"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +39,7 @@ from fxopt_core.ledger import (
     Rewrite,
     TensorRemoved,
     TensorRow,
+    UsersOrdered,
 )
 from fxopt_core.marks import META_KEY, NodeTag, set_tag, tag_of
 from fxopt_core.module_state import plain_attributes
@@ -68,6 +70,7 @@ class Editor:
         self._orders: dict[int, KeyOrder[Any]] = {}
         self._labels: dict[tuple[str, str], int] = {}
         self._targets: TargetNodes | None = None
+        self._noted: set[Node] = set()
         self._site: list[list[str]] = [[], [], [], []]
 
     @property
@@ -160,6 +163,7 @@ class Editor:
         if before in self._erased:
             raise ValueError(f"node `{before.name}` was taken out already; insert before a node that is still there")
         args, kwargs = map_arg(args, self.current), map_arg(kwargs, self.current)
+        map_arg((args, kwargs), self._note_users)
         with self.graph.inserting_before(before):
             node = self.graph.create_node(op, target, args, kwargs)
         first = like[0]
@@ -180,6 +184,8 @@ class Editor:
     def replace(self, node: Node, replacement: Node) -> None:
         """Let all users of a node read its replacement, and take the node out."""
         number, new = self._id(node), self._id(replacement)
+        self._note_users(node)
+        self._note_users(replacement)
         node.replace_all_uses_with(replacement, delete_user_cb=lambda user: user is not replacement)
         self.operations.append(NodeReplaced(number, new))
         self._replaced[node] = replacement
@@ -188,12 +194,23 @@ class Editor:
     def erase(self, node: Node) -> None:
         """Take a node without users out of the graph."""
         row = self._row(node, with_meta=True)
+        for value in node.all_input_nodes:
+            self._note_users(value)
         self.graph.erase_node(node)
         self._erased.add(node)
         if self._targets is not None:
             self._targets.discard(node)
         self.operations.append(NodeRemoved(row))
         self._site[0].append(node.name)
+
+    def _note_users(self, node: Node) -> Node:
+        """Record the order of a node's users before they change for the first time; most often it is the graph's."""
+        if node not in self._noted:
+            self._noted.add(node)
+            users = list(node.users)
+            if any(later < earlier for earlier, later in pairwise(users)):
+                self.operations.append(UsersOrdered(self._id(node), tuple(map(self._id, users))))
+        return node
 
     def _id(self, node: Node) -> int:
         tag = tag_of(node)

@@ -189,6 +189,14 @@ class NodeReplaced:
 
 
 @dataclass(frozen=True)
+class UsersOrdered:
+    """The users of a node before a pass changed them, where they were not in the order of the graph."""
+
+    node: int
+    users: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ModuleAdded:
     """A pass put this module in; ``shapes`` are those of its tensors by local name, None for an absent one."""
 
@@ -219,7 +227,9 @@ class Neutral:
     value: float = 0.0
 
 
-Operation = NodeAdded | NodeRemoved | NodeReplaced | ModuleAdded | ModuleRemoved | TensorRemoved | Neutral
+Operation = (
+    NodeAdded | NodeRemoved | NodeReplaced | UsersOrdered | ModuleAdded | ModuleRemoved | TensorRemoved | Neutral
+)
 
 
 @dataclass(frozen=True)

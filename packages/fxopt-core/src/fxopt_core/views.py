@@ -21,7 +21,6 @@ from fxopt_core.call_forms import (
     METHOD_PRODUCTS,
     NORMS,
     PRODUCTS,
-    ROUNDING,
 )
 from fxopt_core.calls import (
     PLAIN,
@@ -124,13 +123,12 @@ def read_true_division(index: GraphIndex, node: Node) -> TrueDivision | Obstacle
         product: Any = METHOD_PRODUCTS.get(str(node.target))
     else:
         product = PRODUCTS.get(node.target) if node.op == "call_function" else None
-    arguments = _named(node, ("input", "other"), {"self": "input"})
-    rounds = node.op == "call_function" and node.target in ROUNDING
-    if rounds if product is None else arguments.get("rounding_mode") is not None:
-        constant = not isinstance(arguments.get("other"), Node)  # what divides by a tensor is nobody's candidate
-        return Obstacle(node.name, "rounding-mode", f"node `{node.name}` rounds its quotient") if constant else None
     if product is None:
         return None
+    arguments = _named(node, ("input", "other"), {"self": "input"})
+    if arguments.get("rounding_mode") is not None:
+        constant = not isinstance(arguments.get("other"), Node)  # what divides by a tensor is nobody's candidate
+        return Obstacle(node.name, "rounding-mode", f"node `{node.name}` rounds its quotient") if constant else None
     extra = set(arguments) - {"input", "other", "rounding_mode"}
     value = arguments.get("input")
     if not isinstance(value, Node) or "other" not in arguments:
