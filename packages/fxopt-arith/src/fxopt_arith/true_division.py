@@ -1,7 +1,7 @@
 """``x / c`` -> ``x * (1 / c)`` for a Python number ``c``, where that is safe.
 
 A product by a rounded inverse differs from the quotient in the last bit for a share of all values, unless ``c`` is a
-power of two. That matters only where the quotient is rounded to an integer or compared, so such quotients are left alone.
+power of two. That matters only where the quotient is rounded to an integer or compared: such quotients are left alone.
 """
 
 from __future__ import annotations

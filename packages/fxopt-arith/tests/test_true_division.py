@@ -1,0 +1,443 @@
+"""ChangeTrueDivToMulByInverse: which divisions become products, which stay, and what undoing gives back."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from arith_forms import FORMS, TRACED, check, graph_of, refused, structure
+from hypothesis import given, settings, strategies as st
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_arith import ChangeTrueDivToMulByInverse
+from fxopt_core import history, iter_nodes, undo
+
+aten = torch.ops.aten
+
+
+class Apply(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
+
+
+def traced(function: Callable[..., Any]) -> GraphModule:
+    return torch.fx.symbolic_trace(Apply(function))
+
+
+def divided_by(constant: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: x / constant
+
+
+def targets(graph_module: GraphModule) -> list[object]:
+    return [node.target for node in iter_nodes(graph_module.graph) if node.op in ("call_function", "call_method")]
+
+
+OUT_OF_PLACE: dict[str, Callable[[Tensor], Any]] = {
+    "operator": lambda x: x / 7,
+    "div": lambda x: torch.div(x, 7),
+    "div by keyword": lambda x: torch.div(input=x, other=7),
+    "no rounding mode": lambda x: torch.div(x, 7, rounding_mode=None),
+    "divide": lambda x: torch.divide(x, 7),
+    "true_divide": lambda x: torch.true_divide(x, 7),
+    "method": lambda x: x.div(7),
+    "method by keyword": lambda x: x.div(other=7),
+    "method divide": lambda x: x.divide(7),
+    "method true_divide": lambda x: x.true_divide(7),
+    "dunder": lambda x: x.__truediv__(7),
+    "float": lambda x: x / 0.3,
+    "negative": lambda x: x / -7,
+    "one": lambda x: x / 1,
+    "huge": lambda x: x / 1e30,
+    "tiny": lambda x: x / 1e-30,
+    "parts": lambda x: (x / 7).view(-1).relu().sum() / 3,
+}
+SITES = {"parts": 2}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", OUT_OF_PLACE)
+def test_every_form_of_division(form: str, name: str) -> None:
+    others = [(torch.tensor([[0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-42]]),), (torch.randn(0, 6),)]
+    sites = SITES.get(name, 1)
+    check(ChangeTrueDivToMulByInverse(), Apply(OUT_OF_PLACE[name]), form, torch.randn(3, 6), sites=sites, others=others)
+
+
+ATEN = {
+    aten.div.Tensor: aten.mul.Tensor,
+    aten.div.Scalar: aten.mul.Scalar,
+    aten.divide.Tensor: aten.mul.Tensor,
+    aten.divide.Scalar: aten.mul.Scalar,
+    aten.true_divide.Tensor: aten.mul.Tensor,
+    aten.true_divide.Scalar: aten.mul.Scalar,
+    aten.div_.Tensor: aten.mul_.Tensor,
+    aten.div_.Scalar: aten.mul_.Scalar,
+}
+
+
+@pytest.mark.parametrize("target", ATEN, ids=str)
+def test_aten_forms(target: Any) -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(target, (graph.call_function(torch.relu, (x,)), 7)))
+    graph_module = GraphModule(nn.Module(), graph)
+    expected = graph_module(torch.ones(3))
+    ChangeTrueDivToMulByInverse()(graph_module, expect=1)
+    assert targets(graph_module) == [torch.relu, ATEN[target]]
+    torch.testing.assert_close(graph_module(torch.ones(3)), expected)
+
+
+def test_in_place_operator() -> None:
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(operator.itruediv, (graph.placeholder("x"), 4)))
+    graph_module, x = GraphModule(nn.Module(), graph), torch.ones(3)
+    ChangeTrueDivToMulByInverse()(graph_module, expect=1)
+    assert graph_module(x) is x
+    assert torch.equal(x, torch.full((3,), 0.25))
+
+
+IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
+    "div_": lambda x: x.div_(7),
+    "divide_": lambda x: x.divide_(7),
+    "true_divide_": lambda x: x.true_divide_(7),
+    "on a view": lambda x: (x.view(-1).div_(7), x + 1)[1],
+    "result unused": lambda x: (x.div_(7), x * 2)[1],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_forms_write_the_callers_tensor_as_before(form: str, name: str) -> None:
+    model = Apply(IN_PLACE[name])
+    rewritten = check(ChangeTrueDivToMulByInverse(), model, form, torch.randn(3, 6), sites=1, backward=False)
+    x, y = torch.ones(3, 6), torch.ones(3, 6)
+    rewritten(x)
+    model(y)
+    torch.testing.assert_close(x, y)
+    assert not torch.equal(x, torch.ones(3, 6))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
+def test_dtypes_of_the_dividend(form: str, dtype: torch.dtype) -> None:
+    x = torch.arange(12).view(3, 4).to(dtype)
+    tolerance = 1e-2 if dtype in (torch.float16, torch.bfloat16) else 1e-6
+    check(ChangeTrueDivToMulByInverse(), Apply(lambda x: x / 7), form, x, sites=1, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize("constant", [8, -2, 0.25, 1024, 1.0])
+def test_powers_of_two_are_exact(form: str, dtype: torch.dtype, constant: float) -> None:
+    x = (torch.randn(5, 4) * 100).to(dtype)
+    model = Apply(lambda x: x / constant)
+    check(ChangeTrueDivToMulByInverse(), model, form, x, sites=1, tolerance=0.0)
+
+
+@given(constant=st.floats(allow_nan=True, allow_infinity=True) | st.integers(-(2**63), 2**63 - 1), known=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_any_constant_is_safe(constant: float, known: bool) -> None:
+    graph_module = (
+        graph_of(Apply(lambda x: x / constant), "modules", torch.ones(3)) if known else traced(lambda x: x / constant)
+    )
+    x = torch.tensor([1.0, -3.0, 0.0, 1e-3, 1e3])
+    expected = graph_module(x)
+    ChangeTrueDivToMulByInverse()(graph_module)
+    torch.testing.assert_close(graph_module(x), expected, equal_nan=True)
+    if refused(graph_module):
+        assert refused(graph_module)[0][1] in {"unsafe-constant", "shape-unknown"}
+    ChangeTrueDivToMulByInverse()(graph_module, reverse=True)
+    division = next(node for node in iter_nodes(graph_module.graph) if node.op == "call_function")
+    assert type(division.args[1]) is type(constant)
+    assert repr(division.args[1]) == repr(constant)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("constant", [0, 0.0, -0.0, 1e-40, 1e-320, float("inf"), float("nan"), 1e39, 10**400])
+def test_constants_without_a_safe_inverse_stay(form: str, constant: float) -> None:
+    if constant == 10**400:
+        form = "modules"
+        graph_module = traced(lambda x: x / constant)
+    else:
+        graph_module = graph_of(Apply(lambda x: x / constant), form, torch.ones(3))
+    ChangeTrueDivToMulByInverse()(graph_module, expect=0)
+    assert [reason for _, reason in refused(graph_module)] == ["unsafe-constant"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("dtype", "constant", "sites"),
+    [
+        (torch.float16, 16384, 1),
+        (torch.float16, 2.0**15, 0),
+        (torch.float16, 1e5, 0),
+        (torch.float16, 1e-4, 1),
+        (torch.float16, 1e-5, 0),
+        (torch.bfloat16, 1e5, 1),
+        (torch.float32, 1e38, 0),
+        (torch.float32, 1e37, 1),
+        (torch.float64, 1e300, 1),
+        (torch.float64, 1e-300, 1),
+        (torch.float64, 1e308, 0),
+        (torch.int64, 1e300, 0),
+    ],
+)
+def test_the_limits_are_those_of_the_computation(form: str, dtype: torch.dtype, constant: float, sites: int) -> None:
+    rewritten = check(
+        ChangeTrueDivToMulByInverse(), Apply(lambda x: x / constant), form, torch.ones(3, dtype=dtype), sites=sites
+    )
+    assert [reason for _, reason in refused(rewritten)] == ["unsafe-constant"] * (1 - sites)
+
+
+def test_where_the_dtype_matters_and_is_not_known_the_site_is_refused() -> None:
+    for constant, reason in {1e5: "shape-unknown", 1e-5: "shape-unknown", 1e300: "unsafe-constant"}.items():
+        graph_module = traced(divided_by(constant))
+        ChangeTrueDivToMulByInverse()(graph_module, expect=0)
+        assert [found for _, found in refused(graph_module)] == [reason]
+
+
+def test_half_precision_in_the_default_dtype() -> None:
+    try:
+        torch.set_default_dtype(torch.float64)
+        check(
+            ChangeTrueDivToMulByInverse(),
+            Apply(lambda x: x / 1e300),
+            "modules",
+            torch.ones(3, dtype=torch.int64),
+            sites=1,
+        )
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+SHAPE_ARITHMETIC: dict[str, Callable[[Tensor], Any]] = {
+    "shape": lambda x: x * (x.shape[-1] / 3),
+    "size": lambda x: x * (x.size(-1) / 3),
+    "size()": lambda x: x * (x.size()[0] / 3),
+    "floor": lambda x: x * (x.shape[-1] / 49 // 1),
+    "power of two": lambda x: x * (x.shape[-1] / 8),
+    "product": lambda x: x * (x.shape[0] * x.shape[1] / 7),
+    "dim": lambda x: x * (x.dim() / 7),
+    "numel": lambda x: x * (x.numel() / 7),
+    "torch.numel": lambda x: x * (torch.numel(x) / 7),
+    "root": lambda x: x * (x.shape[-1] ** 0.5 / 7),
+    "negative": lambda x: x * (-x.shape[-1] / 7),
+    "stride": lambda x: x * (x.stride(0) / 7),
+    "ndim": lambda x: x * (x.ndim / 7),
+    "twice": lambda x: x * (x.shape[-1] / 7 / 3),
+}
+
+
+@pytest.mark.parametrize("form", [*TRACED, "bare"])
+@pytest.mark.parametrize("name", SHAPE_ARITHMETIC)
+def test_shape_arithmetic_stays(form: str, name: str) -> None:
+    model = Apply(SHAPE_ARITHMETIC[name])
+    graph_module = torch.fx.symbolic_trace(model) if form == "bare" else graph_of(model, form, torch.randn(2, 6))
+    ChangeTrueDivToMulByInverse()(graph_module, expect=0)
+    assert {reason for _, reason in refused(graph_module)} == {"shape-arithmetic"}
+
+
+def test_symbolic_sizes_stay_in_an_export() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * (x.shape[0] / 7) + x / 7
+
+    check(ChangeTrueDivToMulByInverse(), Apply(function), "export-dynamic", torch.randn(4, 6), sites=1)
+
+
+def test_a_tensor_made_of_sizes_is_a_tensor() -> None:
+    graph_module = traced(lambda x: torch.relu(x) / 7 + x.new_full((2,), 3.0) / 7)
+    ChangeTrueDivToMulByInverse()(graph_module, expect=2)
+
+
+ROUNDED: dict[str, Callable[[Tensor], Any]] = {
+    "floor": lambda x: torch.floor(x / 7),
+    "floor method": lambda x: (x / 7).floor(),
+    "floor in place": lambda x: (x / 7).floor_(),
+    "ceil later": lambda x: ((x / 7).view(-1) * 2 + 1).relu().ceil(),
+    "round": lambda x: torch.round(x / 7),
+    "trunc": lambda x: torch.trunc(x / 7),
+    "frac": lambda x: torch.frac(x / 7),
+    "floordiv": lambda x: x / 7 // 1,
+    "mod": lambda x: x / 7 % 1,
+    "remainder": lambda x: torch.remainder(x / 7, 1),
+    "compared": lambda x: x / 7 > 0.5,
+    "compared later": lambda x: torch.where(torch.abs(x / 7) >= 1, x, -x),
+    "equal": lambda x: torch.eq(x / 7, 1),
+    "close": lambda x: torch.isclose(x / 7, x),
+    "cast": lambda x: (x / 7).to(torch.long),
+    "cast by keyword": lambda x: (x / 7).to(dtype=torch.int32),
+    "cast by name": lambda x: (x / 7).type("torch.LongTensor"),
+    "long": lambda x: (x / 7).long(),
+    "bool": lambda x: (x / 7).bool(),
+    "int": lambda x: (x / 7).int(),
+    "argmax": lambda x: (x / 7).argmax(),
+    "sorted": lambda x: (x / 7).sort()[1],
+    "topk": lambda x: (x / 7).topk(2)[1],
+    "index": lambda x: x.view(-1)[(x / 7).view(-1).long()],
+    "sum then floor": lambda x: (x / 7).sum().floor(),
+    "stacked": lambda x: torch.stack([x, x / 7]).floor(),
+    "special": lambda x: torch.special.round(x / 7),
+    "rounded quotient": lambda x: torch.div(x / 7, 2, rounding_mode="floor"),
+}
+
+
+@pytest.mark.parametrize("form", [*FORMS, "bare"])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_quotients_that_are_rounded_later_stay(form: str, name: str) -> None:
+    model = Apply(ROUNDED[name])
+    graph_module = torch.fx.symbolic_trace(model) if form == "bare" else graph_of(model, form, torch.ones(2, 3))
+    ChangeTrueDivToMulByInverse()(graph_module, expect=0)
+    reasons = {reason for _, reason in refused(graph_module)} - {"rounding-mode"}
+    assert reasons == {"rounded-quotient"}
+
+
+@pytest.mark.parametrize("form", TRACED)
+def test_powers_of_two_may_be_rounded_later(form: str) -> None:
+    check(
+        ChangeTrueDivToMulByInverse(), Apply(lambda x: (x / 8).floor()), form, torch.randn(3, 4), sites=1, tolerance=0.0
+    )
+
+
+NOT_ROUNDED: dict[str, Callable[[Tensor], Any]] = {
+    "softmax": lambda x: torch.softmax(x / 7, -1).argmax(-1),
+    "matmul": lambda x: (x / 7 @ x.t()).floor(),
+    "another value": lambda x: x / 7 + x.floor(),
+    "rounded before": lambda x: x.floor() / 7,
+    "shape only": lambda x: x / 7 + torch.zeros_like(x / 3).floor(),
+    "selected from": lambda x: (x / 7)[0],
+    "cast to floating point": lambda x: (x / 7).to(torch.float64),
+    "cast by method": lambda x: (x / 7).double().contiguous(),
+    "clamped": lambda x: (x / 7).clamp(0, 1).where(x > 0, x),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NOT_ROUNDED)
+def test_quotients_that_nothing_rounds_change(form: str, name: str) -> None:
+    graph_module = graph_of(Apply(NOT_ROUNDED[name]), form, torch.randn(4, 4))
+    ChangeTrueDivToMulByInverse()(graph_module, strict=True)
+    assert len(history(graph_module)[-1].rewrites) == 1 + (name == "shape only")
+
+
+def test_memory_written_in_place_is_followed() -> None:
+    def in_place(x: Tensor) -> Tensor:
+        y = x * 2
+        y.div_(7)
+        return y.floor()
+
+    def before(x: Tensor) -> Tensor:
+        y = x * 2
+        z = y.floor()
+        y.div_(7)
+        return z + y
+
+    def view(x: Tensor) -> Tensor:
+        y = x * 2
+        y[0].div_(7)
+        return y.floor()
+
+    def copied(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        y.copy_(x / 7)
+        return y.floor()
+
+    def into_integers(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x, dtype=torch.long)
+        y.copy_(x / 7)
+        return y
+
+    for function, sites in {in_place: 0, before: 1, view: 0, copied: 0, into_integers: 0}.items():
+        graph_module = graph_of(Apply(function), "modules", torch.ones(3))
+        ChangeTrueDivToMulByInverse()(graph_module, expect=sites)
+
+
+def test_modules_behind_a_quotient() -> None:
+    class Through(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: Tensor) -> Any:
+            return self.module(x / 7).floor()
+
+    class Opaque(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.floor()
+
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return True
+
+    for module, sites in {nn.ReLU(): 0, nn.Dropout(): 0, nn.Linear(4, 4): 1, nn.LayerNorm(4): 1, Opaque(): 0}.items():
+        model = Through(module).eval()
+        graph_module = GraphModule(model, Tracer().trace(model))
+        ChangeTrueDivToMulByInverse()(graph_module, expect=sites)
+
+
+OTHER_DIVISIONS: dict[str, tuple[Callable[[Tensor], Any], list[str]]] = {
+    "rounding mode": (lambda x: torch.div(x, 7, rounding_mode="floor"), ["rounding-mode"]),
+    "rounding method": (lambda x: x.div(7, rounding_mode="trunc"), ["rounding-mode"]),
+    "rounding in place": (lambda x: (x * 1).div_(8, rounding_mode="floor"), ["rounding-mode"]),
+    "by a tensor": (lambda x: x / x, []),
+    "by a tensor, rounded": (lambda x: torch.div(x, x, rounding_mode="floor"), []),
+    "reversed": (lambda x: 7 / x, []),
+    "by True": (lambda x: x / True, []),
+    "floor division": (lambda x: x // 7, []),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", OTHER_DIVISIONS)
+def test_other_divisions_stay(form: str, name: str) -> None:
+    function, reasons = OTHER_DIVISIONS[name]
+    graph_module = graph_of(Apply(function), form, torch.ones(3, 4))
+    before = graph_module.code
+    ChangeTrueDivToMulByInverse()(graph_module, expect=0)
+    assert graph_module.code == before
+    assert [reason for _, reason in refused(graph_module)] == reasons
+
+
+def test_a_division_with_out_is_refused() -> None:
+    graph_module = traced(lambda x: torch.div(x, 7, out=x))
+    ChangeTrueDivToMulByInverse()(graph_module, expect=0)
+    assert [reason for _, reason in refused(graph_module)] == ["unsupported-call"]
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # torch copies its own specs of trees
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("constant", [49, 49.0, 0.1, -3, 7])
+def test_undo_gives_back_the_very_constant(form: str, constant: float) -> None:
+    graph_module = graph_of(Apply(lambda x: x / constant), form, torch.ones(3))
+    start = structure(graph_module)
+    ChangeTrueDivToMulByInverse()(graph_module, expect=1)
+    twin = copy.deepcopy(graph_module)
+    undo(graph_module)
+    assert structure(graph_module) == start
+    undo(twin)
+    for restored in (graph_module, twin):
+        (found,) = [node.args[1] for node in iter_nodes(restored.graph) if "div" in node.name]
+        assert (type(found), found) == (type(constant), constant)
+
+
+def test_gradients_and_memory_formats() -> None:
+    model = Apply(lambda x: (x / 7).relu())
+    images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    others = [(images,), (torch.randn(5, 3).t(),), (torch.randn(()),)]
+    rewritten = check(ChangeTrueDivToMulByInverse(), model, "modules", torch.randn(3, 4), sites=1, others=others)
+    assert rewritten(images).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_bare_trace_needs_no_shapes() -> None:
+    graph_module = traced(lambda x: x / 7)
+    ChangeTrueDivToMulByInverse()(graph_module, expect=1)
+    assert targets(graph_module) == [operator.mul]
