@@ -198,9 +198,7 @@ BY_CHANCE: list[tuple[Any, tuple[int, ...]]] = [
 
 @pytest.mark.parametrize(("function", "other"), BY_CHANCE)
 @pytest.mark.parametrize("propagate", [infer_shapes, lambda gm, x: ShapeProp(gm).propagate(x)])
-def test_what_holds_by_chance_is_not_taken(
-    function: Any, other: tuple[int, ...], propagate: Any
-) -> None:
+def test_what_holds_by_chance_is_not_taken(function: Any, other: tuple[int, ...], propagate: Any) -> None:
     graph_module = symbolic_trace(Model(function).eval())
     linear = linear_of(graph_module)
     propagate(graph_module, X)
