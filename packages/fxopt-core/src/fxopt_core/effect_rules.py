@@ -23,6 +23,7 @@ from torch.fx import Node
 from fxopt_core import effect_tables as tables
 from fxopt_core.torch_calls import (
     MISSING,
+    argument as argument_of,
     aten_name,
     aten_overloads,
     function_name,
@@ -33,7 +34,6 @@ from fxopt_core.torch_calls import (
     overloads_of,
     qualified_name,
 )
-from fxopt_core.torch_calls import argument as argument_of
 from fxopt_core.value_kinds import MEMORY_FREE, Kind, Known
 
 

@@ -110,7 +110,7 @@ class Effects:
         return frozenset(found)
 
     def needs_own_memory(self, node: Node) -> bool:
-        """Return whether the graph may notice that a node's value becomes a slice of a larger tensor's last dimension.
+        """Return whether it may be noticed that a node's value becomes a slice of a larger tensor's last dimension.
 
         A slice has the same values, but its rows lie further apart. It is noticed by in-place writes, by ``view`` across
         rows, by ``as_strided`` and whatever tells strides or storage, by opaque calls, and by the graph's caller, if it

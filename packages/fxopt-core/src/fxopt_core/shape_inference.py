@@ -171,8 +171,8 @@ def _argument(node: Node, values: Iterator[object], given: dict[str, object], gr
 def _taken(given: dict[str, object], name: str, graph_module: GraphModule) -> object:
     if name not in given:
         raise PreconditionError(
-            f"infer_shapes: no value for input `{name}`; the graph takes {_signature(graph_module)}: give it by position "
-            "or by name"
+            f"infer_shapes: no value for input `{name}`; the graph takes {_signature(graph_module)}: give it by "
+            "position or by name"
         )
     return given.pop(name)
 
