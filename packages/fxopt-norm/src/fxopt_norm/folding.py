@@ -28,9 +28,13 @@ from fxopt_core import (
     tensor_facts,
     tensors_refusal,
 )
-from fxopt_norm.formulas import fold_after, fold_before
+from fxopt_norm.formulas import fold_after, fold_before, scale_and_shift
 
 Layer = ConvolutionCall | LinearCall
+
+_SHAPE_READS = frozenset(
+    {"size", "sym_size", "shape", "dim", "ndim", "ndimension", "numel", "nelement", "sym_numel", "dtype", "device"}
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +101,7 @@ class FoldBatchNorm(SitePass[FoldSite]):
                         yield _site(layer, norm, True, node)
 
     def check(self, site: FoldSite, index: GraphIndex) -> Refusal | None:
-        """Refuse what trains, is shared, tied, mutated, of another rank or size, or partly frozen."""
+        """Refuse what trains, is shared, tied, mutated, of another rank or size, partly frozen, or out of range."""
         return (
             _mode_refusal(site, index)
             or _flow_refusal(site, index)
@@ -107,16 +111,18 @@ class FoldBatchNorm(SitePass[FoldSite]):
             or sharing_refusal(site.layer, [site.layer.node], index)
             or sharing_refusal(site.norm, [site.norm.node], index)
             or mixed_flags_refusal(site.label, [site.layer, site.norm], index)
+            or _range_refusal(site, index)
         )
 
     def rewrite(self, site: FoldSite, edit: Editor) -> None:
         """Put in one layer with new tensors, and take layer and batch norm out."""
         layer, norm, first, second = site.layer, site.norm, site.first.node, site.second.node
-        local = (layer.label if layer.module_name else layer.weight.name).rpartition(".")[2]
-        name = edit.add_module(layer.label if layer.module_name else layer.weight.name, f"{local}_folded", folded(site))
+        full = layer.module_name or layer.weight.name
+        name = edit.add_module(full, f"{full.rpartition('.')[2]}_folded", folded(site))
         call = edit.call_module(name, site.first.input, before=first, like=[second, first])
         edit.replace(second, call)
-        edit.erase(first)
+        # What asks for the shape of the value between them gets it from one that has the same shape.
+        edit.replace(first, site.first.input if site.norm_first else call)
         edit.derived(_derivation(site, name))
         edit.drop(layer, {}, twin=name)
         edit.drop(norm, {}, twin=name)
@@ -143,9 +149,9 @@ def _mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
 
 def _flow_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     first, second = site.nodes
-    others = [user for user in first.users if user is not second]
-    if others:
-        message = f"what `{site.first.label}` computes is also used at node `{others[0].name}`, and would change there"
+    other = next((user for user in first.users if user is not second and not _reads_shape(user, index)), None)
+    if other is not None:
+        message = f"what `{site.first.label}` computes is also used at node `{other.name}`, and would change there"
         return index.refuse(site.label, "several-users", message, *site.nodes)
     if index.effects.written_between(first, first, second):
         message = f"what `{site.first.label}` computes is written in place before `{site.second.label}` reads it"
@@ -153,12 +159,19 @@ def _flow_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     return None
 
 
+def _reads_shape(node: Node, index: GraphIndex) -> bool:
+    """Return whether a node only asks for shape, dtype or device, which folding leaves as they are."""
+    if node.target is getattr:
+        return node.args[1] in _SHAPE_READS
+    return index.effects.effect(node).operation in _SHAPE_READS
+
+
 def _shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     layer, norm = site.layer, site.norm
     features = layer_features(layer, inputs=site.norm_first)
     for ref in norm.tensors:
         if ref is not norm.counter and tuple(ref.tensor.shape) != (features,):
-            message = f"`{ref.name}` has shape {tuple(ref.tensor.shape)}, expected ({features},) as `{layer.label}` has"
+            message = f"`{ref.name}` has shape {tuple(ref.tensor.shape)}, and `{layer.label}` asks for ({features},)"
             return index.refuse(site.label, "size-mismatch", message, *site.nodes)
         if ref is not norm.counter and not _agrees(ref.tensor, layer.weight.tensor):
             message = (
@@ -176,8 +189,8 @@ def _shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
         )
     if facts.rank != site.rank:
         message = (
-            f"batch norm `{norm.label}` normalises dimension 1 of a value with {facts.rank} dimensions, which is not the "
-            f"one of `{layer.label}`; expected {site.rank} dimensions"
+            f"batch norm `{norm.label}` normalises dimension 1 of a value with {facts.rank} dimensions, which is not "
+            f"the one of `{layer.label}`; expected {site.rank} dimensions"
         )
         return index.refuse(site.label, "wrong-axis", message, *site.nodes)
     return None
@@ -196,25 +209,54 @@ def layer_features(layer: Layer, *, inputs: bool) -> int:
     return layer.in_channels if inputs else layer.out_channels
 
 
-def folded(site: FoldSite) -> nn.Module:
-    """Return the layer that computes both; frozen tensors stay frozen."""
+def _range_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
+    """Refuse what would overflow: a variance near zero gives weights that half precision, say, does not hold."""
+    weight = site.layer.weight.tensor
+    if weight.is_meta or _surely_finite(site) or all(bool(new.isfinite().all()) for new in _new_tensors(site)):
+        return None
+    message = f"weights of `{site.first.label}` and `{site.second.label}` as one would not be finite in {weight.dtype}"
+    return index.refuse(site.label, "out-of-range", message, *site.nodes)
+
+
+def _surely_finite(site: FoldSite) -> bool:
+    """Return whether a bound, cheaper than the new weights, tells that they are finite."""
+    weight, bias, norm = site.layer.weight.tensor.detach(), _data(site.layer.bias), site.norm
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    if weight.numel() == 0:
+        return True
+    statistics = (norm.running_mean.tensor, norm.running_var.tensor, _data(norm.weight), _data(norm.bias))
+    scale, shift = (t.abs().amax().item() for t in scale_and_shift(*statistics, norm.eps))
+    largest, own = weight.abs().amax().item(), 0.0 if bias is None else bias.detach().abs().amax().item()
+    before = site.layer.weight.tensor.shape[1] * largest * shift + own
+    bound = max(scale * largest, before if site.norm_first else shift + scale * own)
+    return bound < torch.finfo(weight.dtype).max  # a bound that is no number is not below
+
+
+def _new_tensors(site: FoldSite) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of the layer that computes both."""
     layer, norm = site.layer, site.norm
-    if isinstance(layer, LinearCall):
-        module: nn.Module = nn.Linear(layer.in_features, layer.out_features, device="meta").train(layer.training)
-    else:
-        module = layer.build(bias=True)
     assert norm.running_mean is not None
     assert norm.running_var is not None
     own = (layer.weight.tensor, _data(layer.bias), norm.running_mean.tensor, norm.running_var.tensor)
     affine = (_data(norm.weight), _data(norm.bias))
     with torch.no_grad():
         if site.norm_first:
-            weight, bias = fold_before(*own, *affine, eps=norm.eps)
-        else:
-            transposed = isinstance(layer, ConvolutionCall) and layer.transposed
-            groups = layer.groups if isinstance(layer, ConvolutionCall) else 1
-            weight, bias = fold_after(*own, *affine, eps=norm.eps, transposed=transposed, groups=groups)
-    trains = any(ref.tensor.requires_grad for ref in (layer.bias, norm.bias) if ref is not None)
+            return fold_before(*own, *affine, eps=norm.eps)
+        if isinstance(layer, ConvolutionCall):
+            return fold_after(*own, *affine, eps=norm.eps, transposed=layer.transposed, groups=layer.groups)
+        return fold_after(*own, *affine, eps=norm.eps)
+
+
+def folded(site: FoldSite) -> nn.Module:
+    """Return the layer that computes both; frozen tensors stay frozen."""
+    layer = site.layer
+    if isinstance(layer, LinearCall):
+        module: nn.Module = nn.Linear(layer.in_features, layer.out_features, device="meta").train(layer.training)
+    else:
+        module = layer.build(bias=True)
+    weight, bias = _new_tensors(site)
+    trains = any(ref.tensor.requires_grad for ref in (layer.bias, site.norm.bias) if ref is not None)
     module.register_parameter("weight", nn.Parameter(weight, requires_grad=layer.weight.tensor.requires_grad))
     module.register_parameter("bias", nn.Parameter(bias, requires_grad=trains))
     return module

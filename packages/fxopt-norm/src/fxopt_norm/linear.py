@@ -11,10 +11,10 @@ from fxopt_norm.folding import FoldBatchNorm
 class FuseBatchNorm1dInLinear(FoldBatchNorm):
     """``batch_norm(linear(x))`` and ``linear(batch_norm(x))`` -> ``folded_linear(x)``, on 2-D values.
 
-    With ``s = weight / sqrt(var + eps)`` and ``t = bias - s * mean``: behind the layer, the new weight is ``s[:, None] * W``
-    and the new bias ``s * b + t``; before it, they are ``W * s`` and ``W @ t + b``. On 3-D values, batch norm works on
-    dimension 1 and the layer on the last one, so those are refused, and so is a value whose rank is not known:
-    ``infer_shapes`` tells. It cannot be undone.
+    With ``s = weight / sqrt(var + eps)`` and ``t = bias - s * mean``: behind the layer, the new weight is
+    ``s[:, None] * W`` and the new bias ``s * b + t``; before it, they are ``W * s`` and ``W @ t + b``. On 3-D values,
+    batch norm works on dimension 1 and the layer on the last one, so those are refused, and so is a value whose rank is
+    not known: ``infer_shapes`` tells. It cannot be undone.
 
     >>> import torch
     >>> from fxopt_core import infer_shapes

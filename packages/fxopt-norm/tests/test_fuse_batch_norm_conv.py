@@ -1,0 +1,517 @@
+"""The folds of batch norm into convolutions: where, where not, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from norm_forms import FORMS, TRACED, check, fingerprint, graph_of, refused
+from norm_models import Computes, chain, randomised
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_core import NotReversibleError, Transformation, history, infer_shapes, iter_nodes, undo
+from fxopt_norm import (
+    FuseBatchNorm1dInConv1d,
+    FuseBatchNorm2dInConv2d,
+    FuseBatchNorm3dInConv3d,
+    FuseBatchNormInConvTranspose,
+)
+
+
+def pair(**options: Any) -> nn.Module:
+    return chain(nn.Conv2d(3, 6, 3, **options), nn.BatchNorm2d(6))
+
+
+OTHERS = [(torch.randn(5, 3, 8, 8),), (torch.randn(0, 3, 8, 8),), (torch.randn(1, 3, 5, 9),)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_the_pair_becomes_one_convolution(form: str, bias: bool, affine: bool) -> None:
+    model = chain(nn.Conv2d(3, 6, 3, bias=bias), nn.BatchNorm2d(6, affine=affine), nn.ReLU())
+    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1, others=OTHERS)
+    assert list(folded.state_dict()) == ["0_folded.weight", "0_folded.bias"]
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    conv = folded.get_submodule("0_folded")
+    assert type(conv) is nn.Conv2d
+    assert (conv.in_channels, conv.out_channels, conv.kernel_size, conv.training) == (3, 6, (3, 3), False)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "stride": {"stride": 2},
+    "strides": {"stride": (2, 1)},
+    "padding": {"padding": 1},
+    "paddings": {"padding": (2, 1)},
+    "same": {"padding": "same"},
+    "valid": {"padding": "valid"},
+    "dilation": {"dilation": 2},
+    "groups": {"groups": 3},
+    "reflect": {"padding": 1, "padding_mode": "reflect"},
+    "replicate": {"padding": (1, 2), "padding_mode": "replicate"},
+    "circular": {"padding": 1, "padding_mode": "circular"},
+    "reflect same": {"padding": "same", "padding_mode": "reflect"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_the_convolution_are_kept(form: str, name: str) -> None:
+    check(FuseBatchNorm2dInConv2d(), pair(**SETTINGS[name]), form, torch.randn(2, 3, 8, 8), sites=1)
+
+
+OTHER_LAYERS: dict[str, tuple[type[Transformation], nn.Module, nn.Module, tuple[int, ...]]] = {
+    "1d": (FuseBatchNorm1dInConv1d, nn.Conv1d(3, 6, 3, padding="same", groups=3), nn.BatchNorm1d(6), (2, 3, 8)),
+    "3d": (FuseBatchNorm3dInConv3d, nn.Conv3d(2, 4, 2, stride=2, bias=False), nn.BatchNorm3d(4), (2, 2, 4, 4, 4)),
+    "transposed 1d": (
+        FuseBatchNormInConvTranspose,
+        nn.ConvTranspose1d(4, 6, 3, stride=2),
+        nn.BatchNorm1d(6),
+        (2, 4, 5),
+    ),
+    "transposed 2d": (
+        FuseBatchNormInConvTranspose,
+        nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
+        nn.BatchNorm2d(6),
+        (2, 4, 5, 5),
+    ),
+    "transposed 3d": (
+        FuseBatchNormInConvTranspose,
+        nn.ConvTranspose3d(4, 2, 2, dilation=2, groups=2, bias=False),
+        nn.BatchNorm3d(2, affine=False),
+        (2, 4, 3, 3, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", OTHER_LAYERS)
+def test_other_dimensions_and_transposed_convolutions(form: str, name: str) -> None:
+    cls, layer, norm, size = OTHER_LAYERS[name]
+    folded = check(cls(), chain(layer, norm), form, torch.randn(*size), sites=1)
+    assert type(folded.get_submodule("0_folded")) is type(layer)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_pass_folds_into_its_own_layers_only(form: str) -> None:
+    passes = {cls: name for name, (cls, *_) in OTHER_LAYERS.items()} | {FuseBatchNorm2dInConv2d: "2d"}
+    for cls, mine in passes.items():
+        for name, (own, layer, norm, size) in OTHER_LAYERS.items():
+            if own is not cls:
+                graph_module = graph_of(chain(layer, norm), form, torch.randn(*size))
+                cls()(graph_module, expect=0)
+                assert refused(graph_module) == [], (mine, name)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes(form: str, dtype: torch.dtype) -> None:
+    x, tolerance = torch.randn(2, 3, 8, 8, dtype=dtype), 1e-6 if dtype == torch.float64 else 5e-2
+    folded = check(
+        FuseBatchNorm2dInConv2d(),
+        pair().to(dtype),
+        form,
+        x,
+        sites=1,
+        tolerance=tolerance,
+        backward=dtype == torch.float64,
+    )
+    assert folded.get_parameter("0_folded.weight").dtype == dtype
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_in_float32_go_with_half_convolutions(form: str, dtype: torch.dtype) -> None:
+    model = chain(nn.Conv2d(3, 6, 3).to(dtype), nn.BatchNorm2d(6))
+    x = torch.randn(2, 3, 8, 8, dtype=dtype)
+    check(FuseBatchNorm2dInConv2d(), model, form, x, sites=1, tolerance=5e-2, backward=False)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("eps", [1e-12, 1e-5, 0.5, 100.0])
+@pytest.mark.parametrize("variance", [1e-10, 1.0, 1e6])
+def test_extreme_eps_and_variances(form: str, eps: float, variance: float) -> None:
+    model = chain(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=eps, momentum=None))
+    norm = model.get_submodule("1")
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_var is not None
+    norm.running_var.fill_(variance)
+    norm.running_mean = torch.zeros(4)
+    model.requires_grad_(False)
+    check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1, backward=False)
+
+
+def test_weights_that_overflow_are_refused() -> None:
+    model = chain(nn.Conv2d(3, 4, 3).half(), nn.BatchNorm2d(4, eps=1e-30))
+    norm = model.get_submodule("1")
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_var is not None
+    norm.running_var.zero_()
+    graph_module = graph_of(model, "modules", torch.zeros(2, 3, 8, 8).half())
+    FuseBatchNorm2dInConv2d()(graph_module, expect=0)
+    assert refused(graph_module) == [("0 + 1", "out-of-range")]
+    norm.running_var.fill_(float("nan"))
+    FuseBatchNorm2dInConv2d()(graph_module, expect=0)
+    assert refused(graph_module) == [("0 + 1", "out-of-range")]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_memory_formats(form: str) -> None:
+    model = pair(padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's hints lack it
+    others = [(x.to(memory_format=torch.channels_last),) for (x,) in OTHERS] + [
+        (torch.randn(2, 8, 8, 3).movedim(3, 1),)
+    ]
+    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1, others=others)
+    assert folded.get_parameter("0_folded.weight").is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_meta_tensors_take_no_memory(form: str) -> None:
+    graph_module = graph_of(pair().to("meta"), form, torch.randn(2, 3, 8, 8, device="meta"))
+    FuseBatchNorm2dInConv2d()(graph_module, expect=1)
+    assert all(tensor.is_meta for tensor in graph_module.state_dict().values())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_chains_fold_to_the_end(form: str) -> None:
+    model = chain(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False), nn.Conv2d(4, 2, 1),
+        nn.BatchNorm2d(2),
+    )  # fmt: skip
+    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=4)
+    assert len(folded.state_dict()) == 4
+    assert refused(folded) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_keyword_calls(form: str) -> None:
+    model = Computes(lambda m, x: m.bn(input=m.conv(input=x)), conv=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4))
+    check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1)
+
+
+def functional(m: Any, x: Tensor) -> Tensor:
+    y = F.conv2d(F.pad(x, (1, 1, 1, 1)), m.conv.weight, bias=m.conv.bias, stride=2)
+    return F.batch_norm(y, m.bn.running_mean, m.bn.running_var, weight=m.bn.weight, bias=m.bn.bias, eps=1e-3).relu()
+
+
+def torch_functions(m: Any, x: Tensor) -> Tensor:
+    y = torch.conv2d(x, m.conv.weight, None, (2, 2), "valid")
+    return torch.batch_norm(
+        y, m.bn.weight, m.bn.bias, m.bn.running_mean, m.bn.running_var, False, 0.1, 1e-5, torch.backends.cudnn.enabled
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("forward", [functional, torch_functions])
+def test_functional_forms(form: str, forward: Callable[[Any, Tensor], Tensor]) -> None:
+    model = Computes(forward, conv=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4))
+    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1)
+    assert "conv_folded.weight" in folded.state_dict()
+    assert not any("bn" in key for key in folded.state_dict())
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """As timm has it: a subclass whose forward normalises by function and activates."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training,
+            self.momentum or 0.0,
+            self.eps,
+        )
+        return F.silu(x)
+
+
+class SamePaddingConv2d(nn.Conv2d):
+    """As EfficientNet has it: a subclass that pads in its forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(
+            F.pad(x, [0, 1, 0, 1]), self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_subclasses_that_are_traced_through_are_folded(form: str) -> None:
+    model = chain(SamePaddingConv2d(3, 4, 3, stride=2), BatchNormAct2d(4), nn.Conv2d(4, 4, 1), BatchNormAct2d(4))
+    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=2)
+    assert len(folded.state_dict()) == 4
+
+
+def test_functional_batch_norm_needs_shapes() -> None:
+    model = chain(nn.Conv2d(3, 4, 3), BatchNormAct2d(4))
+    graph_module = torch.fx.symbolic_trace(model)
+    FuseBatchNorm2dInConv2d()(graph_module, expect=0)
+    assert [reason for _, reason in refused(graph_module)] == ["shape-unknown"]
+    FuseBatchNorm2dInConv2d()(infer_shapes(graph_module, torch.randn(2, 3, 8, 8)), expect=1)
+
+
+def test_unbatched_values_are_normalised_over_another_axis() -> None:
+    model = chain(nn.Conv1d(3, 4, 3, padding=1), nn.BatchNorm1d(4))
+    graph_module = torch.fx.symbolic_trace(model)
+    FuseBatchNorm1dInConv1d()(graph_module, expect=0)
+    assert [reason for _, reason in refused(graph_module)] == ["shape-unknown"]
+    infer_shapes(graph_module, torch.randn(3, 4))  # no batch: batch norm works on what is 4 long here, the positions
+    FuseBatchNorm1dInConv1d()(graph_module, expect=0)
+    assert [reason for _, reason in refused(graph_module)] == ["wrong-axis"]
+
+
+@pytest.mark.parametrize("form", TRACED)
+def test_train_mode_is_refused(form: str) -> None:
+    model = pair().train()
+    graph_module = GraphModule(model, torch.fx.Tracer().trace(model))
+    FuseBatchNorm2dInConv2d()(graph_module, expect=0)
+    assert refused(graph_module) == [("0 + 1", "training")]
+    model = chain(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False))
+    graph_module = graph_of(model, form, torch.randn(2, 3, 8, 8))
+    FuseBatchNorm2dInConv2d()(graph_module, expect=0)
+    assert {reason for _, reason in refused(graph_module)} <= {"no-statistics", "training"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_convolution_in_train_mode_in_front_of_frozen_statistics_is_folded(form: str) -> None:
+    model = pair()
+    model.train()
+    model.get_submodule("1").eval()
+    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1)
+    if form == "modules":
+        assert folded.get_submodule("0_folded").training
+
+
+@pytest.mark.parametrize("form", ["export", "export-dynamic"])
+def test_train_mode_of_an_export_is_refused(form: str) -> None:
+    graph_module = graph_of(pair().train(), form, torch.randn(2, 3, 8, 8))
+    FuseBatchNorm2dInConv2d()(graph_module, expect=0)
+    assert {reason for _, reason in refused(graph_module)} == {"training"}
+
+
+SHARED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
+    "result used twice": (lambda m, x: (lambda y: m.bn(y) + y)(m.conv(x)), "several-users"),
+    "result returned": (lambda m, x: (lambda y: (m.bn(y), y))(m.conv(x)), "several-users"),
+    "convolution called twice": (lambda m, x: m.bn(m.conv(x)) + m.conv(x * 2), "shared-module"),
+    "batch norm called twice": (lambda m, x: m.bn(m.conv(x)) + m.bn(x[:, [0, 1, 2, 0], :6, :6]), "shared-module"),
+    "weight read elsewhere": (lambda m, x: m.bn(m.conv(x)) + m.conv.weight.sum(), "tied-parameter"),
+    "statistics read elsewhere": (lambda m, x: m.bn(m.conv(x)) + m.bn.running_mean.sum(), "tied-parameter"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", SHARED)
+def test_what_is_used_elsewhere_is_left_alone(form: str, name: str) -> None:
+    forward, reason = SHARED[name]
+    model = Computes(forward, conv=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4))
+    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=0)
+    reasons = {reason for _, reason in refused(folded)}
+    assert reasons == {reason} or (form != "modules" and reason == "shared-module" and reasons == {"tied-parameter"})
+
+
+SHAPE_READS: dict[str, Callable[[Tensor], Any]] = {
+    "size": lambda y: y.size(0),
+    "shape": lambda y: y.shape[1],
+    "ndim": lambda y: y.ndim,
+    "dim": lambda y: y.dim(),
+    "numel": lambda y: y.numel() // 100,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", SHAPE_READS)
+def test_who_asks_for_the_shape_between_them_gets_it(form: str, name: str) -> None:
+    def forward(m: Any, x: Tensor) -> Any:
+        y = m.conv(x)
+        return m.bn(y) * SHAPE_READS[name](y)
+
+    model = Computes(forward, conv=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4))
+    check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_batch_norm_shared_by_two_convolutions_is_left_alone(form: str) -> None:
+    model = Computes(
+        lambda m, x: m.bn(m.a(x)) + m.bn(m.b(x)), a=nn.Conv2d(3, 4, 3), b=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4)
+    )
+    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=0)
+    assert len(refused(folded)) == 2
+    assert {reason for _, reason in refused(folded)} <= {"shared-module", "tied-parameter"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tied_tensors_are_left_alone(form: str) -> None:
+    a, b = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+    b.weight = a.weight
+    model = Computes(lambda m, x: m.bn(m.a(x)) + m.b(x), a=a, b=b, bn=nn.BatchNorm2d(4))
+    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=0)
+    assert {reason for _, reason in refused(folded)} == {"tied-parameter"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_in_place_operations_around_and_between(form: str) -> None:
+    def between(m: Any, x: Tensor) -> Any:
+        y = m.conv(x)
+        y.add_(1)
+        return m.bn(y)
+
+    def around(m: Any, x: Tensor) -> Any:
+        y = m.conv(x)
+        x.mul_(2)
+        z = m.bn(y)
+        return F.relu(z, inplace=True) + x.sum()
+
+    for forward, sites in ((between, 0), (around, 1)):
+        model = Computes(forward, conv=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4))
+        check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=sites, backward=False)
+
+
+@pytest.mark.parametrize("form", TRACED)
+def test_statistics_that_are_written_in_the_graph_are_left_alone(form: str) -> None:
+    def forward(m: Any, x: Tensor) -> Any:
+        m.bn.running_mean.add_(1)
+        return m.bn(m.conv(x))
+
+    model = Computes(forward, conv=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4))
+
+    graph_module = graph_of(model, form, torch.randn(2, 3, 8, 8))
+    FuseBatchNorm2dInConv2d()(graph_module, expect=0)
+    assert refused(graph_module) == [("bn", "mutated")]
+
+
+def test_frozen_stays_frozen_and_a_mix_is_refused() -> None:
+    model = pair().requires_grad_(False)
+    for form in FORMS:
+        folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1)
+        assert not any(parameter.requires_grad for parameter in folded.parameters())
+    model.get_submodule("1").requires_grad_(True)
+    for form in FORMS:
+        folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=0)
+        assert refused(folded) == [("0 + 1", "mixed-requires-grad")]
+
+
+def test_nothing_becomes_trainable_that_was_not() -> None:
+    model = chain(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4, affine=False))
+    folded = check(FuseBatchNorm2dInConv2d(), model, "modules", torch.randn(2, 3, 8, 8), sites=1)
+    assert [p.requires_grad for p in folded.parameters()] == [True, False]
+
+
+def test_sizes_and_dtypes_that_do_not_fit_are_refused() -> None:
+    model = chain(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(5))
+    graph_module = torch.fx.symbolic_trace(model)
+    FuseBatchNorm2dInConv2d()(graph_module, expect=0)
+    assert refused(graph_module) == [("0 + 1", "size-mismatch")]
+    model = chain(nn.Conv2d(3, 4, 3).double(), nn.BatchNorm2d(4))
+    graph_module = torch.fx.symbolic_trace(model)
+    FuseBatchNorm2dInConv2d()(graph_module, expect=0)
+    assert refused(graph_module) == [("0 + 1", "dtype-mismatch")]
+
+
+def _hooked(module: nn.Module) -> None:
+    module.register_forward_hook(lambda *_: None)
+
+
+def _parametrized(module: nn.Module) -> None:
+    nn.utils.parametrize.register_parametrization(module, "weight", nn.Identity())
+
+
+def _patched(module: nn.Module) -> None:
+    module.forward = lambda input: input
+
+
+def _extra(module: nn.Module) -> None:
+    module.register_buffer("scale", torch.ones(1))
+
+
+@pytest.mark.parametrize("place", ["0", "1"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(_hooked, "hooks"), (_parametrized, "parametrized"), (_patched, "patched-forward"), (_extra, "extra-state")],
+)
+def test_odd_modules_are_refused(place: str, change: Callable[[nn.Module], None], reason: str) -> None:
+    model = pair()
+    change(model.get_submodule(place))
+    graph_module = GraphModule(model, torch.fx.Tracer().trace(model))
+    before = fingerprint(model)
+    FuseBatchNorm2dInConv2d()(graph_module, expect=0)
+    assert refused(graph_module) == [(place, reason)]
+    assert fingerprint(model) == before
+
+
+def test_opaque_subclasses_and_lazy_modules_are_refused() -> None:
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return not isinstance(m, nn.Sequential)
+
+    models = {
+        "subclass": chain(SamePaddingConv2d(3, 4, 3), nn.BatchNorm2d(4)),
+        "lazy": nn.Sequential(nn.LazyConv2d(4, 3), nn.BatchNorm2d(4)).eval(),
+    }
+    models["subclass too"] = chain(nn.Conv2d(3, 4, 3), BatchNormAct2d(4))
+    for reason, model in models.items():
+        graph_module = GraphModule(model, Tracer().trace(model))
+        FuseBatchNorm2dInConv2d()(graph_module, expect=0)
+        assert [found for _, found in refused(graph_module)] == [reason.removesuffix(" too")]
+
+
+def test_further_arguments_are_refused() -> None:
+    model = Computes(lambda m, x: m.bn(m.conv(x, [9, 9])), conv=nn.ConvTranspose2d(3, 4, 2), bn=nn.BatchNorm2d(4))
+    graph_module = torch.fx.symbolic_trace(model)
+    FuseBatchNormInConvTranspose()(graph_module, expect=0)
+    assert [reason for _, reason in refused(graph_module)] == ["unsupported-call"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_cannot_be_undone(form: str) -> None:
+    graph_module = graph_of(pair(), form, torch.randn(2, 3, 8, 8))
+    FuseBatchNorm2dInConv2d()(graph_module, expect=1)
+    keys = list(graph_module.state_dict())
+    with pytest.raises(NotReversibleError):
+        FuseBatchNorm2dInConv2d()(graph_module, reverse=True)
+    with pytest.raises(NotReversibleError):
+        undo(graph_module)
+    assert list(graph_module.state_dict()) == keys
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_record_says_how_the_new_tensors_follow(form: str) -> None:
+    graph_module = graph_of(pair(), form, torch.randn(2, 3, 8, 8))
+    before = {key: value.clone() for key, value in graph_module.state_dict().items()}
+    FuseBatchNorm2dInConv2d()(graph_module, expect=1)
+    (derived,) = history(graph_module)[-1].derived
+    assert derived.outputs == ("0_folded.weight", "0_folded.bias")
+    module, _, name = derived.function.partition(":")
+    function = getattr(__import__(module, fromlist=[name]), name)
+    inputs = {key: None if original is None else before[original] for key, original in derived.inputs}
+    for key, value in zip(derived.outputs, function(**inputs, **dict(derived.settings)), strict=True):
+        assert key is not None
+        assert torch.equal(graph_module.state_dict()[key], value)
+
+
+def test_new_nodes_say_where_they_come_from() -> None:
+    graph_module = graph_of(pair(), "export", torch.randn(2, 3, 8, 8))
+    FuseBatchNorm2dInConv2d()(graph_module, expect=1)
+    node = next(node for node in iter_nodes(graph_module.graph) if "folded" in node.name)
+    assert {source.name for source in node.meta["from_node"]} == {"conv2d", "batch_norm"}
+    assert tuple(node.meta["val"].shape) == (2, 6, 6, 6)
+
+
+def test_a_residual_network_is_folded_everywhere() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.Conv2d(4, 4, 3, padding=1, bias=False)
+            self.bn1, self.bn2, self.relu = nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.relu(self.bn1(self.a(x)))
+            return self.relu(self.bn2(self.b(y)) + x)
+
+    model = randomised(nn.Sequential(*(Block() for _ in range(3))))
+    for form in FORMS:
+        check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 4, 8, 8), sites=6, tolerance=1e-3)

@@ -1,0 +1,160 @@
+"""FuseBatchNorm1dInLinear: behind and before a linear layer, on 2-D values alone."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from norm_forms import FORMS, TRACED, check, graph_of, refused
+from norm_models import Computes, chain
+from torch import Tensor, nn
+
+from fxopt_core import infer_shapes
+from fxopt_norm import FuseBatchNorm1dInLinear
+
+OTHERS = [(torch.randn(7, 4),), (torch.randn(0, 4),), (torch.randn(1, 4),), (torch.randn(4, 3).t(),)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_behind_a_linear_layer(form: str, bias: bool, affine: bool) -> None:
+    model = chain(nn.Linear(4, 6, bias=bias), nn.BatchNorm1d(6, affine=affine))
+    folded = check(FuseBatchNorm1dInLinear(), model, form, torch.randn(3, 4), sites=1, others=OTHERS)
+    assert list(folded.state_dict()) == ["0_folded.weight", "0_folded.bias"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_before_a_linear_layer(form: str, bias: bool, affine: bool) -> None:
+    model = chain(nn.BatchNorm1d(4, affine=affine), nn.Linear(4, 6, bias=bias))
+    folded = check(FuseBatchNorm1dInLinear(), model, form, torch.randn(3, 4), sites=1, others=OTHERS)
+    assert list(folded.state_dict()) == ["1_folded.weight", "1_folded.bias"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_chains_fold_to_the_end(form: str) -> None:
+    model = chain(nn.BatchNorm1d(4), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3), nn.BatchNorm1d(3))
+    folded = check(FuseBatchNorm1dInLinear(), model, form, torch.randn(3, 4), sites=3)
+    assert len(folded.state_dict()) == 4
+    assert refused(folded) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("first", ["linear", "norm"])
+def test_three_dimensional_values_are_refused(form: str, first: str) -> None:
+    linear, norm = nn.Linear(5, 5), nn.BatchNorm1d(5)  # channels and features agree, which hides the mistake
+    model = chain(linear, norm) if first == "linear" else chain(norm, linear)
+    folded = check(FuseBatchNorm1dInLinear(), model, form, torch.randn(2, 5, 5), sites=0)
+    assert [reason for _, reason in refused(folded)] == ["wrong-axis"]
+
+
+def test_an_unknown_rank_is_refused_until_it_is_known() -> None:
+    graph_module = torch.fx.symbolic_trace(chain(nn.Linear(4, 6), nn.BatchNorm1d(6)))
+    FuseBatchNorm1dInLinear()(graph_module, expect=0)
+    assert [reason for _, reason in refused(graph_module)] == ["shape-unknown"]
+    FuseBatchNorm1dInLinear()(infer_shapes(graph_module, torch.randn(3, 4)), expect=1)
+
+
+def test_facts_that_contradict_the_parameters_count_as_unknown() -> None:
+    graph_module = graph_of(chain(nn.Linear(4, 6), nn.BatchNorm1d(6)), "modules", torch.randn(3, 4)).double()
+    FuseBatchNorm1dInLinear()(graph_module, expect=0)
+    assert [reason for _, reason in refused(graph_module)] == ["shape-unknown"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(form: str, dtype: torch.dtype) -> None:
+    model = chain(nn.Linear(4, 6), nn.BatchNorm1d(6)).to(dtype)
+    tolerance = 1e-6 if dtype == torch.float64 else 5e-2
+    x = torch.randn(3, 4, dtype=dtype)
+    check(FuseBatchNorm1dInLinear(), model, form, x, sites=1, tolerance=tolerance, backward=dtype == torch.float64)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_functional_forms_at_the_root(form: str) -> None:
+    class Root(nn.Module):
+        mean: Tensor
+        var: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.b = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(6))
+            self.register_buffer("mean", torch.randn(6))
+            self.register_buffer("var", torch.rand(6) + 0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.batch_norm(F.linear(x, self.w, self.b), self.mean, self.var, eps=1e-3)
+
+    folded = check(FuseBatchNorm1dInLinear(), Root().eval(), form, torch.randn(3, 4), sites=1)
+    assert list(folded.state_dict()) == ["w_folded.weight", "w_folded.bias"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_used_elsewhere_is_left_alone(form: str) -> None:
+    def after(m: Any, x: Tensor) -> Any:
+        y = m.linear(x)
+        return m.bn(y) + y
+
+    def before(m: Any, x: Tensor) -> Any:
+        y = m.bn(x)
+        return m.linear(y) + y
+
+    for forward in (after, before):
+        model = Computes(forward, linear=nn.Linear(4, 4), bn=nn.BatchNorm1d(4))
+        folded = check(FuseBatchNorm1dInLinear(), model, form, torch.randn(3, 4), sites=0)
+        assert [reason for _, reason in refused(folded)] == ["several-users"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_who_asks_for_the_shape_between_them_gets_it(form: str) -> None:
+    def forward(m: Any, x: Tensor) -> Any:
+        y = m.bn(x)
+        return m.linear(y) * y.shape[1] + y.size(-1)
+
+    model = Computes(forward, linear=nn.Linear(4, 3), bn=nn.BatchNorm1d(4))
+    check(FuseBatchNorm1dInLinear(), model, form, torch.randn(3, 4), sites=1, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_something_in_between_is_no_site(form: str) -> None:
+    model = chain(nn.Linear(4, 6), nn.ReLU(), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
+    folded = check(FuseBatchNorm1dInLinear(), model, form, torch.randn(3, 4), sites=0)
+    assert refused(folded) == []
+
+
+@pytest.mark.parametrize("form", TRACED)
+def test_train_mode_and_mixed_flags_are_refused(form: str) -> None:
+    model = chain(nn.Linear(4, 6), nn.BatchNorm1d(6))
+    graph_module = graph_of(model, form, torch.randn(3, 4))
+    graph_module.get_parameter("1.weight").requires_grad_(False)
+    FuseBatchNorm1dInLinear()(graph_module, expect=0)
+    assert refused(graph_module) == [("0 + 1", "mixed-requires-grad")]
+    graph_module = torch.fx.symbolic_trace(model.train())
+    FuseBatchNorm1dInLinear()(graph_module, expect=0)
+    assert refused(graph_module) == [("0 + 1", "training")]
+
+
+def test_a_hub_costs_no_more_than_its_users() -> None:
+    class Hub(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.bn = nn.BatchNorm1d(2)
+            self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(count))
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.bn(x)
+            return sum(layer(y) for layer in self.layers)
+
+    def seconds(count: int) -> float:
+        graph_module = torch.fx.symbolic_trace(Hub(count).eval())
+        started = time.process_time()
+        FuseBatchNorm1dInLinear().transform(graph_module)
+        return time.process_time() - started
+
+    seconds(10)
+    assert seconds(800) < 12 * max(seconds(200), 0.01)

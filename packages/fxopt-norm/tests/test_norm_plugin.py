@@ -1,0 +1,44 @@
+"""What the registry gets from this family."""
+
+from __future__ import annotations
+
+import torch
+from norm_models import chain
+from torch import nn
+
+import fxopt_norm
+from fxopt_core import Transformation, history, infer_shapes, registry
+from fxopt_norm import plugin
+
+
+def test_the_plugin_offers_every_pass_of_the_package() -> None:
+    passes = {name for name in fxopt_norm.__all__ if isinstance(getattr(fxopt_norm, name), type)}
+    assert {cls.__name__ for cls in plugin.fxopt_transformations()} == passes
+    assert len(passes) == 5
+
+
+def test_the_registry_knows_them() -> None:
+    available = registry().available()
+    for cls in plugin.fxopt_transformations():
+        info = available[cls().name]
+        assert (info.distribution, info.version) == ("fxopt-norm", fxopt_norm.__version__)
+        assert info.preserves_computation
+        assert not info.reversible
+        assert "->" in info.summary
+        assert registry().create(info.name) == cls()
+    assert "fuse-batch-norm2d-in-conv2d" in available
+
+
+def test_the_pipeline_runs_all_folds() -> None:
+    model = chain(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ConvTranspose2d(4, 4, 2), nn.BatchNorm2d(4), nn.Flatten(2),
+        nn.Conv1d(4, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(2 * 49, 3), nn.BatchNorm1d(3),
+    )  # fmt: skip
+    x = torch.randn(2, 3, 8, 8)
+    pipeline: Transformation = registry().pipeline(plugin.fxopt_pipelines()["fold-batch-norm"])
+    graph_module = infer_shapes(torch.fx.symbolic_trace(model), x)
+    pipeline(graph_module, expect=4)
+    assert not any("Norm" in type(module).__name__ for module in graph_module.modules())
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-4)
+    assert sum(len(record.rewrites) for record in history(graph_module)) == 4
+    assert registry().pipeline("fold-batch-norm") == pipeline
