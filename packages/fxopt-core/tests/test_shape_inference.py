@@ -305,3 +305,10 @@ def test_modules_with_state_of_their_own_kind() -> None:
         graph_module = infer_shapes(symbolic_trace(root), torch.zeros(5, 2, 4))
         (hidden, _), (attended, weights) = list(iter_nodes(graph_module.graph))[-1].meta["val"]
         assert (tuple(hidden.shape), tuple(attended.shape), tuple(weights.shape)) == ((5, 2, 3), (5, 2, 4), (2, 5, 5))
+
+
+def test_tensors_without_a_fake_counterpart() -> None:
+    graph_module = symbolic_trace(lambda x: torch.relu(x))
+    with pytest.raises(PreconditionError, match=r"no fake tensor can be made of a Tensor of shape \(2, 2\)"):
+        infer_shapes(graph_module, torch.zeros(2, 2).to_mkldnn())
+    assert all("val" not in node.meta for node in iter_nodes(graph_module.graph))

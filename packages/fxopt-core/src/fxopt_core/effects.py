@@ -112,10 +112,10 @@ class Effects:
     def needs_own_memory(self, node: Node) -> bool:
         """Return whether it may be noticed that a node's value becomes a slice of a larger tensor's last dimension.
 
-        A slice has the same values, but its rows lie further apart. It is noticed by in-place writes, by ``view`` across
-        rows, by ``as_strided`` and whatever tells strides or storage, by opaque calls, and by the graph's caller, if it
-        is returned, directly or through views. A ``view`` that only splits the last dimension is fine where that can be
-        shown: by constants (``view(b, -1, 12, 64)`` of 768 columns), or by known shapes.
+        A slice has the same values, but its rows lie further apart. It is noticed by in-place writes, by ``view``
+        across rows, by ``as_strided`` and whatever tells strides or storage, by opaque calls, and by the graph's
+        caller, if it is returned, directly or through views. A ``view`` that only splits the last dimension is fine
+        where that can be shown: by constants (``view(b, -1, 12, 64)`` of 768 columns), or by known shapes.
         """
         return needs_own_memory(node, self.effect, self._graph_module)
 

@@ -102,7 +102,13 @@ class _Faker:
                 return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
         if isinstance(tensor, FakeTensor):
             return tensor
-        return self.mode.from_tensor(tensor, static_shapes=True)
+        try:
+            return self.mode.from_tensor(tensor, static_shapes=True)
+        except Exception as cause:
+            raise PreconditionError(
+                f"infer_shapes: no fake tensor can be made of a {type(tensor).__name__} of shape {tuple(tensor.shape)}, "
+                f"{tensor.dtype}, {tensor.layout}: {cause}. Nothing was changed"
+            ) from cause
 
     def shadow(self, module: nn.Module) -> nn.Module:
         """Return a module of the same class on fake tensors, so that whatever runs leaves the original as it is."""
