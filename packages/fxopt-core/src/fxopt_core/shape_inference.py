@@ -106,8 +106,8 @@ class _Faker:
             return self.mode.from_tensor(tensor, static_shapes=True)
         except Exception as cause:
             raise PreconditionError(
-                f"infer_shapes: no fake tensor can be made of a {type(tensor).__name__} of shape {tuple(tensor.shape)}, "
-                f"{tensor.dtype}, {tensor.layout}: {cause}. Nothing was changed"
+                f"infer_shapes: no fake tensor can be made of a {type(tensor).__name__} of {tensor.dtype}, "
+                f"{tensor.layout}: {cause}. Nothing was changed"
             ) from cause
 
     def shadow(self, module: nn.Module) -> nn.Module:
