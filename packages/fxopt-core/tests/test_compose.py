@@ -3,9 +3,13 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, symbolic_trace
+
 from fxopt_core import (
     Composition,
     DeepCopy,
@@ -21,8 +25,6 @@ from fxopt_core import (
     iter_nodes,
     undo,
 )
-from torch import Tensor, nn
-from torch.fx import GraphModule, symbolic_trace
 
 _LOG: list[str] = []
 
@@ -73,7 +75,7 @@ class Model(nn.Module):
         self.norm = nn.BatchNorm1d(3)
         self.register_buffer("offset", torch.ones(3), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.norm(self.linear(x)) + self.offset
 
 
@@ -142,10 +144,18 @@ class TestOrder:
     def test_lints_and_recompiles_once_at_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[str] = []
         graph_module = traced()
-        graph_cls, module_cls = type(graph_module.graph), type(graph_module)
-        lint, recompile = graph_cls.lint, GraphModule.recompile
-        monkeypatch.setattr(graph_cls, "lint", lambda self: (calls.append("lint"), lint(self))[1])
-        monkeypatch.setattr(module_cls, "recompile", lambda self: (calls.append("recompile"), recompile(self))[1])
+
+        def counted(owner: type, name: str) -> None:
+            original = getattr(owner, name)
+
+            def call(self: object) -> object:
+                calls.append(name)
+                return original(self)
+
+            monkeypatch.setattr(owner, name, call)
+
+        counted(type(graph_module.graph), "lint")
+        counted(type(graph_module), "recompile")
         passes = compose(ADD_MUL, compose(MUL_SUB, OneWay()), OneWay())
         passes(graph_module)
         assert calls == ["lint", "recompile"]
@@ -310,11 +320,11 @@ class TestNotInPlace:
         assert back.code == code
 
     def test_keeps_what_deepcopy_loses(self) -> None:
-        graph_module = traced()
+        graph_module: Any = traced()
         graph_module.note = {"kept": [1]}
         seen: list[str] = []
         graph_module.linear.register_forward_hook(lambda *_: seen.append("hook"))
-        result = compose(ADD_MUL, inplace=False)(graph_module)
+        result: Any = compose(ADD_MUL, inplace=False)(graph_module)
         assert result.note == {"kept": [1]}
         assert result.note["kept"] is not graph_module.note["kept"]
         assert "offset" not in result.state_dict()
@@ -380,6 +390,6 @@ class TestDeepCopyAndLint:
         assert " * " in graph_module.code
         LintAndRecompile()(graph_module, reverse=True)
         output = list(iter_nodes(graph_module.graph))[-1]
-        output.prepend(list(iter_nodes(graph_module.graph))[0])
+        output.prepend(next(iter_nodes(graph_module.graph)))
         with pytest.raises(PassError, match="lint-and-recompile"):
             LintAndRecompile()(graph_module, lint_and_recompile=False)

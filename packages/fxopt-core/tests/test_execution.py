@@ -5,9 +5,13 @@ import operator
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node, symbolic_trace
+
 from fxopt_core import (
     FxoptError,
     PassError,
@@ -23,8 +27,6 @@ from fxopt_core import (
     undo,
 )
 from fxopt_core.runs import current_frame
-from torch import Tensor, nn
-from torch.fx import GraphModule, Node, symbolic_trace
 
 Body = Callable[[GraphModule], object]
 
@@ -36,8 +38,7 @@ class Run(Transformation):
         self.body = body
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
-        result = self.body(graph_module)
-        return result  # type: ignore[return-value]  # what a pass returns wrongly is tested, too
+        return self.body(graph_module)  # type: ignore[return-value]  # what a pass returns wrongly is tested, too
 
 
 class MulToAdd(Transformation):
@@ -89,7 +90,7 @@ class Model(nn.Module):
         self.linear = nn.Linear(3, 3)
         self.register_buffer("offset", torch.ones(3), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.linear(x) * x + self.offset
 
 
@@ -103,7 +104,9 @@ def state(graph_module: GraphModule) -> list[object]:
     rows: list[object] = [graph_module.code, id(graph_module.graph), dict(graph_module.meta), type(graph_module)]
     for node in iter_nodes(graph_module.graph):
         users = [user.name for user in node.users]
-        rows.append((id(node), node.name, node.op, node.target, str(node.args), str(node.kwargs), users, dict(node.meta)))
+        rows.append(
+            (id(node), node.name, node.op, node.target, str(node.args), str(node.kwargs), users, dict(node.meta))
+        )
     for name, module in graph_module.named_modules():
         tensors = [(key, id(tensor)) for key, tensor in (*module._parameters.items(), *module._buffers.items())]
         rows.append((name, id(module), module.training, tensors, sorted(module._non_persistent_buffers_set)))
@@ -133,7 +136,9 @@ class TestErrors:
 
         graph_module = traced()
         before = state(graph_module)
-        with pytest.raises(PassError, match=f"pass `run` failed, and it was rolled back: {type(error).__name__}") as caught:
+        with pytest.raises(
+            PassError, match=f"pass `run` failed, and it was rolled back: {type(error).__name__}"
+        ) as caught:
             Run(body)(graph_module)
         assert caught.value.__cause__ is error
         assert (caught.value.pass_name, caught.value.index) == ("run", None)
@@ -176,7 +181,9 @@ class TestErrors:
         graph_module = traced()
         before = state(graph_module)
         passes = compose(MulToAdd(), compose(AddToSub(), compose(), compose(MulToAdd(), Run(body))), MulToAdd())
-        with pytest.raises(PassError, match="pass 3 of the composition after `mul-to-add`, `add-to-sub`, `mul-to-add`") as it:
+        with pytest.raises(
+            PassError, match="pass 3 of the composition after `mul-to-add`, `add-to-sub`, `mul-to-add`"
+        ) as it:
             passes(graph_module)
         assert (it.value.pass_name, it.value.index) == ("run", 3)
         assert state(graph_module) == before
@@ -199,15 +206,18 @@ class TestErrors:
     def test_what_is_no_graph_module_is_no_result(self, result: object) -> None:
         graph_module = traced()
         before = state(graph_module)
-        with pytest.raises(PostconditionError, match=rf"returned a {type(result).__name__}, expected a torch.fx.GraphM"):
+        with pytest.raises(
+            PostconditionError, match=rf"returned a {type(result).__name__}, expected a torch.fx.GraphM"
+        ):
             Run(lambda graph_module: result)(graph_module)
         assert state(graph_module) == before
 
     @pytest.mark.parametrize("given", [None, nn.Linear(1, 1), "model"])
     def test_what_is_no_graph_module_is_not_accepted(self, given: object) -> None:
-        for call in (MulToAdd(), compose(MulToAdd(), AddToSub()), undo):
-            with pytest.raises(PreconditionError, match="expected a torch.fx.GraphModule: capture the model first"):
-                call(given)  # type: ignore[operator]  # that is the point
+        calls: list[Callable[[Any], object]] = [MulToAdd(), compose(MulToAdd(), AddToSub()), undo]
+        for call in calls:
+            with pytest.raises(PreconditionError, match=r"expected a torch.fx.GraphModule: capture the model first"):
+                call(given)
 
     def test_broken_graph_is_found(self) -> None:
         def body(graph_module: GraphModule) -> GraphModule:
@@ -236,7 +246,7 @@ class TestErrors:
 
 class TestValues:
     @staticmethod
-    def overwrite(graph_module: GraphModule) -> None:
+    def overwrite(graph_module: Any) -> None:
         with torch.no_grad():
             graph_module.linear.weight.mul_(2)
         raise ValueError("no luck")
@@ -256,7 +266,7 @@ class TestValues:
             Run(body)(traced())
 
     def test_come_back_where_protected(self) -> None:
-        graph_module = traced()
+        graph_module: Any = traced()
         before = graph_module.linear.weight.detach().clone()
         with pytest.raises(PassError) as caught:
             Run(self.overwrite)(graph_module, protect_values=True)
@@ -277,7 +287,9 @@ class TestDemands:
         MulToAdd()(traced(), expect=1)
         graph_module = traced()
         before = state(graph_module)
-        with pytest.raises(PostconditionError, match="rewrote 1 sites, expected exactly 2; nothing was changed") as caught:
+        with pytest.raises(
+            PostconditionError, match="rewrote 1 sites, expected exactly 2; nothing was changed"
+        ) as caught:
             MulToAdd()(graph_module, expect=2)
         assert caught.value.pass_name == "mul-to-add"
         assert state(graph_module) == before
@@ -288,7 +300,9 @@ class TestDemands:
     def test_strict_names_site_and_reason(self) -> None:
         graph_module = traced()
         before = state(graph_module)
-        with pytest.raises(PreconditionError, match="(?s)strict=True allows none.*linear: hooks: module `linear` has hooks"):
+        with pytest.raises(
+            PreconditionError, match=r"(?s)strict=True allows none.*linear: hooks: module `linear` has hooks"
+        ):
             Refuses()(graph_module, strict=True)
         with pytest.raises(PreconditionError):
             compose(AddToSub(), Refuses())(graph_module, strict=True)
@@ -347,7 +361,7 @@ class TestResults:
         def body(graph_module: GraphModule) -> GraphModule:
             for node in iter_nodes(graph_module.graph):
                 for _ in range(4):  # the memory of the first tuple is free for the third one
-                    node.args = tuple([*node.args])
+                    node.args = (*node.args,)
             return graph_module
 
         assert all(history(Run(body)(traced()))[0].changed for _ in range(10))

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from fxopt_core import GraphIndex
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, Tracer, symbolic_trace
+
+from fxopt_core import GraphIndex
 
 
 class Inner(nn.Module):
@@ -18,7 +20,7 @@ class Inner(nn.Module):
         self.tied.weight = self.a.weight
         self.register_buffer("offset", torch.ones(2))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.a(x) + self.offset
 
 
@@ -30,7 +32,7 @@ class Model(nn.Module):
         self.free = nn.Linear(2, 2)
         self.plain = torch.ones(2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = self.inner.a(x) + F.linear(x, self.inner.a.weight) + F.linear(x, self.inner.a.weight)
         return self.free(y) + self.inner.offset + self.plain
 
@@ -139,10 +141,10 @@ class TestReaders:
                 super().__init__()
                 self.inner = Inner()
 
-            def forward(self, x: Tensor) -> Tensor:
+            def forward(self, x: Tensor) -> Any:
                 return self.inner(x) + self.inner.a(x)
 
-        graph_module = with_leaf(Inner, Outer())
+        graph_module: Any = with_leaf(Inner, Outer())
         index, nodes = GraphIndex(graph_module), named(graph_module)
         assert set(index.readers(graph_module.inner.a.weight)) == {nodes["inner"], nodes["inner_a"]}
         assert set(index.readers(graph_module.inner.offset)) == {nodes["inner"]}
@@ -163,7 +165,12 @@ class TestTraining:
 def test_refusals_name_the_nodes(graph_module: GraphModule) -> None:
     nodes = named(graph_module)
     refusal = GraphIndex(graph_module).refuse("free", "hooks", "has hooks", nodes["x"], nodes["free"])
-    assert (refusal.site, refusal.reason, refusal.message, refusal.nodes) == ("free", "hooks", "has hooks", ("x", "free"))
+    assert (refusal.site, refusal.reason, refusal.message, refusal.nodes) == (
+        "free",
+        "hooks",
+        "has hooks",
+        ("x", "free"),
+    )
 
 
 def test_hubs_take_no_longer_than_chains() -> None:
@@ -177,7 +184,7 @@ def test_hubs_take_no_longer_than_chains() -> None:
         def forward(self, x: Tensor) -> list[Tensor]:
             return [f(x) for _ in range(5000) for f in (self.linear, lambda x: F.linear(x, self.linear.weight))]
 
-    graph_module = symbolic_trace(Hub())
+    graph_module: Any = symbolic_trace(Hub())
     started = time.perf_counter()
     index = GraphIndex(graph_module)
     for node in index.nodes:

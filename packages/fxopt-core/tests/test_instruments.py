@@ -3,9 +3,13 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, symbolic_trace
+
 from fxopt_core import (
     Instrument,
     InstrumentProtocol,
@@ -22,8 +26,6 @@ from fxopt_core import (
     undo,
 )
 from fxopt_core.instruments import active_instruments
-from torch import Tensor, nn
-from torch.fx import GraphModule, symbolic_trace
 
 
 class Swap(ReversibleTransformation):
@@ -50,7 +52,7 @@ class Fails(Transformation):
 
 
 class Writes(Transformation):
-    def transform(self, graph_module: GraphModule) -> GraphModule:
+    def transform(self, graph_module: Any) -> Any:
         with torch.no_grad():
             graph_module.linear.weight.mul_(2)
         return graph_module
@@ -84,7 +86,7 @@ class Model(nn.Module):
         super().__init__()
         self.linear = nn.Linear(3, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.linear(x) + x
 
 
@@ -98,7 +100,14 @@ class TestScope:
         log: list[str] = []
         with instrumented(Log("a", log), Log("b", log)), instrumented(Log("c", log)):
             Swap()(traced())
-        assert log == ["a before swap", "b before swap", "c before swap", "c after swap", "b after swap", "a after swap"]
+        assert log == [
+            "a before swap",
+            "b before swap",
+            "c before swap",
+            "c after swap",
+            "b after swap",
+            "a after swap",
+        ]
         assert active_instruments() == ()
         Swap()(traced())
         assert len(log) == 6
@@ -186,7 +195,12 @@ class TestFailures:
         log: list[str] = []
         with pytest.raises(PassError), instrumented(Log("a", log), Log("b", log)):
             compose(Swap(), Fails())(traced())
-        assert log[4:] == ["a before fails", "b before fails", "b failed fails: ValueError", "a failed fails: ValueError"]
+        assert log[4:] == [
+            "a before fails",
+            "b before fails",
+            "b failed fails: ValueError",
+            "a failed fails: ValueError",
+        ]
 
     def test_of_an_instrument_are_told_to_those_that_were_entered(self) -> None:
         class Breaks(Instrument):
@@ -223,7 +237,7 @@ class TestFailures:
 
         log: list[str] = []
         with (
-            pytest.warns(RuntimeWarning, match="Breaks raised RuntimeError .broken instrument.*`fails` failed"),
+            pytest.warns(RuntimeWarning, match=r"Breaks raised RuntimeError .broken instrument.*`fails` failed"),
             pytest.raises(PassError, match="no luck"),
             instrumented(Log("a", log), Breaks()),
         ):
@@ -282,18 +296,18 @@ class TestVetoes:
         graph_module = traced()
         instrument = Log("a", [], vetoes="swap")
         instrument.may_veto = False
-        with pytest.raises(PassError, match="vetoed by Log, which core was not prepared for.*may_veto = True"):
-            with instrumented(instrument):
-                Swap()(graph_module)
+        expected = r"vetoed by Log, which core was not prepared for.*may_veto = True"
+        with pytest.raises(PassError, match=expected), instrumented(instrument):
+            Swap()(graph_module)
         assert " + " in graph_module.code
 
     def test_that_cannot_bring_values_back_are_errors(self) -> None:
-        with pytest.raises(PassError, match=r"vetoed.*cannot be taken back alone.*linear\.weight"):
-            with instrumented(Log("a", [], vetoes="writes")):
-                Writes()(traced())
+        expected = r"vetoed.*cannot be taken back alone.*linear\.weight"
+        with pytest.raises(PassError, match=expected), instrumented(Log("a", [], vetoes="writes")):
+            Writes()(traced())
 
     def test_bring_protected_values_back(self) -> None:
-        graph_module = traced()
+        graph_module: Any = traced()
         before = graph_module.linear.weight.detach().clone()
         with instrumented(Log("a", [], vetoes="writes")):
             compose(Swap(), Writes())(graph_module, protect_values=True)
@@ -319,7 +333,7 @@ class RunsModule(Instrument):
 class TestRunningTheModule:
     def test_it_is_recompiled_before_and_after(self) -> None:
         same: list[bool] = []
-        graph_module = traced()
+        graph_module: Any = traced()
         Swap()(graph_module, lint_and_recompile=False)
         linear, x = graph_module.linear, torch.full((1, 3), 3.0)
         results: list[Tensor] = []

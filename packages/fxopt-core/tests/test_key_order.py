@@ -3,9 +3,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given, strategies as st
+
 from fxopt_core.key_order import KeyOrder
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def test_appending_and_removing_keep_the_dictionary_in_order_at_once() -> None:

@@ -8,10 +8,14 @@ from types import MappingProxyType
 
 import pytest
 import torch
+from torch import nn
+from torch.fx import GraphModule, symbolic_trace
+
 from fxopt_core import Derived, FxoptError, Ledger, Piece, Record, Refusal, Rewrite, history
 from fxopt_core.ledger import (
     Listed,
     ModuleAdded,
+    ModuleRemoved,
     ModuleRow,
     NodeAdded,
     NodeRow,
@@ -24,8 +28,6 @@ from fxopt_core.ledger import (
     mark_undone,
     set_ledger,
 )
-from torch import nn
-from torch.fx import GraphModule, symbolic_trace
 
 ROW = NodeRow(3, "call_function", operator.add, (Ref(1), [Ref(2), 1]), (("alpha", 2),), "add", None, 2)
 
@@ -36,9 +38,17 @@ def traced() -> GraphModule:
 
 def a_record(signature: str = "s", run: int = 0) -> Record:
     module = ModuleRow("a", "torch:x", (("sizes", Listed((1, 2))),), (TensorRow("a.w", Piece("b.w"), (2,)),), None, "b")
-    return Record("a-pass", "m:APass", (("n", 1),), signature, run=run, operations=(NodeAdded(ROW),), derived=(
-        Derived("m:f", (("weight", "a.w"), ("bias", None)), (("eps", 1e-5),), ("b.w", None)),
-    ), rewrites=(Rewrite("a", ("x",), ("y",), (module.name,), ()),), refusals=(Refusal("b", "hooks", "has hooks"),))  # fmt: skip
+    return Record(
+        "a-pass",
+        "m:APass",
+        (("n", 1),),
+        signature,
+        rewrites=(Rewrite("a", ("x",), ("y",), (module.name,), ()),),
+        refusals=(Refusal("b", "hooks", "has hooks"),),
+        run=run,
+        operations=(NodeAdded(ROW), ModuleRemoved(module)),
+        derived=(Derived("m:f", (("weight", "a.w"), ("bias", None)), (("eps", 1e-5),), ("b.w", None)),),
+    )
 
 
 class TestLedger:
@@ -77,7 +87,9 @@ class TestLedger:
         assert pickle.loads(pickle.dumps(ledger)) == ledger
 
     def test_operators_pickle_and_meta_that_does_not_stays_behind(self) -> None:
-        row = dataclasses.replace(ROW, target=torch.ops.aten.add.Tensor, meta=MappingProxyType({"a": 1, "b": lambda: 1}))
+        row = dataclasses.replace(
+            ROW, target=torch.ops.aten.add.Tensor, meta=MappingProxyType({"a": 1, "b": lambda: 1})
+        )
         twin = pickle.loads(pickle.dumps(row))
         assert twin == row
         assert dict(twin.meta) == {"a": 1}
@@ -85,7 +97,7 @@ class TestLedger:
     def test_of_a_newer_version_is_an_error(self) -> None:
         graph_module = traced()
         set_ledger(graph_module, Ledger(version=99))
-        with pytest.raises(FxoptError, match="version 99.*install a newer fxopt-core"):
+        with pytest.raises(FxoptError, match=r"version 99.*install a newer fxopt-core"):
             history(graph_module)
 
     def test_what_others_put_in_its_place_is_no_ledger(self) -> None:

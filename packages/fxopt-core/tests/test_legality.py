@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule, symbolic_trace
+
 from fxopt_core import (
     REASONS,
     GraphIndex,
@@ -15,8 +19,6 @@ from fxopt_core import (
     sharing_refusal,
     tensors_refusal,
 )
-from torch import Tensor, nn
-from torch.fx import GraphModule, symbolic_trace
 
 
 class Model(nn.Module):
@@ -25,7 +27,7 @@ class Model(nn.Module):
         self.q = nn.Linear(2, 2)
         self.k = nn.Linear(2, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.q(x) + self.k(x)
 
 
@@ -77,7 +79,7 @@ class TestTensors:
 
     def test_written_in_the_graph(self) -> None:
         class Writes(Model):
-            def forward(self, x: Tensor) -> Tensor:
+            def forward(self, x: Tensor) -> Any:
                 self.q.weight.mul_(2)
                 return super().forward(x)
 
@@ -88,11 +90,11 @@ class TestTensors:
 
 class TestSharing:
     class Twice(Model):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             return self.q(x) + self.q(x + 1) + self.k(x)
 
     class Reads(Model):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             return self.q(x) + F.linear(x, self.k.weight) + self.q.bias
 
     def test_called_elsewhere_too(self) -> None:

@@ -6,10 +6,11 @@ import pickle
 
 import pytest
 import torch
-from fxopt_core.graph import TargetNodes, iter_nodes
-from fxopt_core.marks import NodeTag, add_mark, forget_ids, has_mark, nodes_by_id, remove_mark, set_tag, tag_of
 from torch import nn
 from torch.fx import Node, symbolic_trace
+
+from fxopt_core.graph import TargetNodes, iter_nodes
+from fxopt_core.marks import NodeTag, add_mark, forget_ids, has_mark, nodes_by_id, remove_mark, set_tag, tag_of
 
 
 def a_node() -> Node:

@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node, symbolic_trace
+from torch.nn.utils import parametrizations, prune
+
 from fxopt_core import (
     REASONS,
     BatchNormCall,
@@ -23,9 +27,6 @@ from fxopt_core import (
     read_true_division,
 )
 from fxopt_core.module_state import bare_module
-from torch import Tensor, nn
-from torch.fx import GraphModule, Node, symbolic_trace
-from torch.nn.utils import parametrizations, prune
 
 Reader = Callable[[GraphIndex, Node], Any]
 
@@ -137,17 +138,17 @@ def backward_hooked(layer: nn.Linear) -> nn.Linear:
 
 
 def state_dict_hooked(layer: nn.Linear) -> nn.Linear:
-    layer.register_state_dict_pre_hook(lambda *_: None)
+    layer.register_state_dict_pre_hook(lambda *_: None)  # type: ignore[no-untyped-call]  # torch's
     return layer
 
 
 def gradient_hooked(layer: nn.Linear) -> nn.Linear:
-    layer.weight.register_hook(lambda grad: grad * 2)
+    layer.weight.register_hook(lambda grad: grad * 2)  # type: ignore[no-untyped-call]  # torch's
     return layer
 
 
 def accumulation_hooked(layer: nn.Linear) -> nn.Linear:
-    layer.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    layer.weight.register_post_accumulate_grad_hook(lambda parameter: None)  # type: ignore[no-untyped-call]  # torch's
     return layer
 
 
@@ -238,7 +239,7 @@ class TestObstaclesOfModules:
     def test_removed_hooks_are_none(self) -> None:
         layer = nn.Linear(3, 3)
         layer.register_forward_hook(lambda *_: None).remove()
-        layer.weight.register_hook(lambda grad: grad).remove()
+        layer.weight.register_hook(lambda grad: grad).remove()  # type: ignore[no-untyped-call]  # torch's
         assert isinstance(view_of(Calls(layer), read_linear), LinearCall)
 
 
@@ -313,7 +314,9 @@ class TestConvolution:
     @pytest.mark.parametrize("form", ["module", "function", "export"])
     def test_padding_by_name(self, padding: str, form: str) -> None:
         layer = nn.Conv2d(2, 2, 3, padding=padding)
-        call = (lambda m, x: m(x)) if form != "function" else (lambda m, x: F.conv2d(x, m.weight, m.bias, padding=padding))
+        call = (
+            (lambda m, x: m(x)) if form != "function" else (lambda m, x: F.conv2d(x, m.weight, m.bias, padding=padding))
+        )
         model, x = Calls(layer, call), torch.randn(1, 2, 5, 5)
         graph_module = exported(model, x) if form == "export" else symbolic_trace(model)
         (view,) = views_of(graph_module, read_convolution)
@@ -329,7 +332,7 @@ class TestConvolution:
 
     def test_general_operator(self) -> None:
         def call(m: nn.Conv2d, x: Tensor) -> Tensor:
-            return torch.convolution(x, m.weight, m.bias, [2], [1, 1], [1, 1], False, [0, 0], 1)  # type: ignore[no-any-return]  # torch's
+            return torch.convolution(x, m.weight, m.bias, [2], [1, 1], [1, 1], False, [0, 0], 1)
 
         view = view_of(Calls(nn.Conv2d(2, 3, 3), call), read_convolution)
         assert (view.stride, view.padding, view.transposed, view.groups) == ((2, 2), (1, 1), False, 1)
@@ -402,7 +405,9 @@ class TestBatchNorm:
         assert [ref and ref.key for ref in refs] == ["weight", "bias", "running_mean", "running_var", counter]
 
     def test_defaults_of_the_function(self) -> None:
-        call = view_of(Calls(nn.BatchNorm2d(3), lambda m, x: F.batch_norm(x, m.running_mean, m.running_var)), read_batch_norm)
+        call = view_of(
+            Calls(nn.BatchNorm2d(3), lambda m, x: F.batch_norm(x, m.running_mean, m.running_var)), read_batch_norm
+        )
         assert (call.weight, call.bias, call.training, call.eps) == (None, None, False, 1e-5)
 
     def test_obstacles(self) -> None:

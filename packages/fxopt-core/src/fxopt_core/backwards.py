@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from fxopt_core.ledger import (
 from fxopt_core.marks import NodeTag, nodes_by_id, set_tag, tag_of
 from fxopt_core.module_state import module_problem
 from fxopt_core.recording import class_path
+from fxopt_core.rewiring import Rewiring, set_places
 from fxopt_core.values import value_entries
 
 
@@ -69,7 +70,9 @@ class Backwards:
         self.stands_for = {op.old: op.new for op in record.operations or () if isinstance(op, NodeReplaced)}
         self.orders: dict[int, KeyOrder[Any]] = {}
         self.touched: dict[Node, None] = {}
+        self.changed: set[Node] = set()
         self.ranks: dict[int, dict[int, int]] = {}
+        self.rewiring = Rewiring()
 
     def run(self) -> None:
         """Take everything back.
@@ -81,6 +84,7 @@ class Backwards:
             self._step(operation)
         for order in self.orders.values():
             order.apply()
+        self.rewiring.flush()
         self._order_users()
 
     def _step(self, operation: Operation) -> None:
@@ -102,7 +106,7 @@ class Backwards:
             self._check_neutral(operation)
 
     def _order_users(self) -> None:
-        """Bring users into the order of the graph, or that which they had, and see that nothing reads a value before it is there."""
+        """Bring users into the order of the graph, or that which they had; no value may be read before it is there."""
         position = {node: place for place, node in enumerate(iter_nodes(self.graph))}
         for node in self.touched:
             if node not in position:
@@ -110,9 +114,9 @@ class Backwards:
             users = sorted(node.users, key=position.__getitem__)
             if users and position[users[0]] < position[node]:
                 raise self.refuse(f"node `{users[0].name}` would read `{node.name}` before it is computed")
-            ranks = self.ranks.get(_number(node))
-            if ranks is not None:
-                users.sort(key=lambda user: ranks.get(_number(user), len(ranks)))
+            ranks = self.ranks.get(_number(node), {})
+            if all(_number(user) in ranks for user in users):  # else others have changed them since
+                users.sort(key=lambda user: ranks[_number(user)])
             node.users.clear()
             node.users.update(dict.fromkeys(users))
 
@@ -137,6 +141,7 @@ class Backwards:
 
     def _erase(self, row: NodeRow) -> None:
         node = self._row_node(row)
+        self.rewiring.flush(node)
 
         def refer(item: Node) -> Any:
             number = tag_of(item).id
@@ -184,9 +189,29 @@ class Backwards:
 
     def _point_back(self, operation: NodeReplaced) -> None:
         old, new = self._node(operation.old, "a restored node"), self._node(operation.new, "its replacement")
-        new.replace_all_uses_with(old)
-        self.touched[old] = None
+        for user in new.users:
+            self._touch_inputs(user)
+        if operation.places is None:
+            self.rewiring.redirect(new, old)
+        else:
+            self._set_places(old, new, operation.places)
+        self.touched[old] = self.touched[new] = None
         old.meta.update(value_entries(new))
+
+    def _touch_inputs(self, user: Node) -> None:
+        if user not in self.changed:
+            self.changed.add(user)
+            self.touched.update(dict.fromkeys(user._input_nodes))
+
+    def _set_places(self, old: Node, new: Node, places: Iterable[tuple[int, tuple[int, ...]]]) -> None:
+        """Let what read a node before it was replaced by one with users of its own, and that alone, read it again."""
+        for number, numbers in places:
+            for user in self.by_id.get(number, []):
+                self.rewiring.flush(user)
+                if not set_places(user, numbers, new, old):
+                    raise self.refuse(
+                        f"the arguments of node `{user.name}`, which read `{new.name}`, were changed since"
+                    )
 
     def _order(self, mapping: dict[str, Any]) -> KeyOrder[Any]:
         if id(mapping) not in self.orders:

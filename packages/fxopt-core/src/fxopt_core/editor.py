@@ -12,6 +12,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -44,7 +45,8 @@ from fxopt_core.ledger import (
 from fxopt_core.marks import META_KEY, NodeTag, set_tag, tag_of
 from fxopt_core.module_state import plain_attributes
 from fxopt_core.recording import class_path, signature_or_empty
-from fxopt_core.runs import Frame, current_frame
+from fxopt_core.rewiring import Rewiring, places_of
+from fxopt_core.runs import Frame, current_frame, current_snapshot
 from fxopt_core.transformation import Transformation
 from fxopt_core.values import VALUE_KEYS, resized_value
 
@@ -71,6 +73,9 @@ class Editor:
         self._labels: dict[tuple[str, str], int] = {}
         self._targets: TargetNodes | None = None
         self._noted: set[Node] = set()
+        self._noted_inputs: set[Node] = set()
+        self._rewiring = Rewiring()
+        self._frame.closing.append(self._rewiring.flush)
         self._site: list[list[str]] = [[], [], [], []]
 
     @property
@@ -184,24 +189,35 @@ class Editor:
     def replace(self, node: Node, replacement: Node) -> None:
         """Let all users of a node read its replacement, and take the node out."""
         number, new = self._id(node), self._id(replacement)
-        self._note_users(node)
-        self._note_users(replacement)
-        node.replace_all_uses_with(replacement, delete_user_cb=lambda user: user is not replacement)
-        self.operations.append(NodeReplaced(number, new))
+        for each in (node, replacement):
+            self._note_users(each)
+        for user in node.users:
+            self._note_inputs(user)
+        self.operations.append(NodeReplaced(number, new, self._places(node) if replacement.users else None))
+        self._rewiring.redirect(node, replacement)
         self._replaced[node] = replacement
         self.erase(node)
+
+    def _places(self, node: Node) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        return tuple((self._id(user), places) for user, places in places_of(node, self._rewiring))
 
     def erase(self, node: Node) -> None:
         """Take a node without users out of the graph."""
         row = self._row(node, with_meta=True)
-        for value in node.all_input_nodes:
-            self._note_users(value)
+        self._note_inputs(node)
         self.graph.erase_node(node)
         self._erased.add(node)
         if self._targets is not None:
             self._targets.discard(node)
         self.operations.append(NodeRemoved(row))
         self._site[0].append(node.name)
+
+    def _note_inputs(self, user: Node) -> None:
+        """Record the order of users of all that a node reads: it becomes the last of them when its arguments change."""
+        if user not in self._noted_inputs:
+            self._noted_inputs.add(user)
+            for value in user._input_nodes:
+                self._note_users(value)
 
     def _note_users(self, node: Node) -> Node:
         """Record the order of a node's users before they change for the first time; most often it is the graph's."""
@@ -224,6 +240,7 @@ class Editor:
         def refer(item: Node) -> Any:
             return Ref(self._id(item))
 
+        self._rewiring.flush(node)
         args: Any = map_arg(node.args, refer)
         kwargs: Any = map_arg(node.kwargs, refer)
         previous = node.prev
@@ -286,13 +303,13 @@ class Editor:
         for local, buffer in module._buffers.items():
             persistent = local not in module._non_persistent_buffers_set
             rows.append(self._tensor_row(name, local, buffer, False, pieces.get(local), persistent))
-        for row in rows:
-            self._erase_attribute_nodes(row.name)
+        for tensor_row in rows:
+            self._erase_attribute_nodes(tensor_row.name)
         attributes = tuple((k, _frozen(v)) for k, v in (("training", module.training), *plain_attributes(module)))
         previous = self._order(parent._modules).remove(key)
         row = ModuleRow(name, class_path(type(module)), attributes, tuple(rows), previous, twin)
         self.operations.append(ModuleRemoved(row))
-        self._release(row.tensors, name)
+        self.index.forget(name)
         self._site[2].append(name)
 
     def _erase_attribute_nodes(self, name: str) -> None:
@@ -319,7 +336,7 @@ class Editor:
         row = replace(row, previous=self._order(values).remove(key))
         owner._non_persistent_buffers_set.discard(key)
         self.operations.append(TensorRemoved(row))
-        self._release((row,), owner_name)
+        self.index.forget(name)
         self._site[2].append(name)
 
     def drop(self, call: ParameterisedCall, pieces: Mapping[str, Piece | None], *, twin: str) -> None:
@@ -353,10 +370,20 @@ class Editor:
     ) -> TensorRow:
         name = f"{owner}.{key}" if owner else key
         shape = () if tensor is None else tuple(tensor.shape)
+        if tensor is not None and piece is not None:
+            self._release(tensor, piece)
         return TensorRow(name, None if tensor is None else piece, shape, is_parameter, persistent)
 
-    def _release(self, rows: Iterable[TensorRow], owner: str) -> None:
-        """Let the open transaction forget tensors that it can build again from the new ones."""
+    def _release(self, tensor: Tensor, piece: Piece) -> None:
+        """Let the open transaction hold a tensor only weakly: a rollback can cut it out of the new one again.
+
+        So its memory is free as soon as it is taken out, unless the caller's model holds it, too.
+        """
+        snapshot = current_snapshot(self.graph_module)
+        owner, _, key = piece.key.rpartition(".")
+        source = getattr(self.graph_module.get_submodule(owner), key).detach()
+        if snapshot is not None and tensor.is_contiguous() and source.dtype == tensor.dtype:
+            snapshot.release_tensor(tensor, lambda: piece.take(source).clone(memory_format=torch.contiguous_format))
 
     def _order(self, mapping: dict[str, Any]) -> KeyOrder[Any]:
         if id(mapping) not in self._orders:
@@ -364,7 +391,10 @@ class Editor:
         return self._orders[id(mapping)]
 
     def finish(self) -> None:
-        """Write the next free number of a node into the ledger."""
+        """Complete what waits: arguments of nodes with many inputs, and the next free number of a node in the ledger.
+
+        A run does so at the end of a pass; elsewhere, do it before anything else reads the graph.
+        """
         self._frame.flush()
 
 

@@ -47,6 +47,11 @@ class GraphIndex:
             self._attributes[target] = getattr(self.modules.get(owner), name, None)
         return self._attributes[target]
 
+    def forget(self, name: str) -> None:
+        """Let go of a module or tensor that was taken out of the graph module, so that its memory can be freed."""
+        self.modules.pop(name, None)
+        self._attributes.pop(name, None)
+
     def tensor_of(self, node: Node) -> Tensor | None:
         """Return the tensor that a ``get_attr`` node reads; None for other nodes."""
         value = self.attribute_of(node)

@@ -182,10 +182,18 @@ class NodeRemoved:
 
 @dataclass(frozen=True)
 class NodeReplaced:
-    """All users of one node read another one since."""
+    """All users of one node read another one since.
+
+    Attributes:
+        old: number of the node that was replaced.
+        new: number of the node that stands for it.
+        places: where ``new`` had users of its own, the users of ``old`` and the places among their nested arguments at
+            which they read it; otherwise None.
+    """
 
     old: int
     new: int
+    places: tuple[tuple[int, tuple[int, ...]], ...] | None = None
 
 
 @dataclass(frozen=True)

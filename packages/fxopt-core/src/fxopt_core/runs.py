@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -29,6 +29,7 @@ class Frame:
         derived: tensors that it computed from several originals.
         marked: the nodes that it marked as transformed.
         next_id: the next free number of a node; None until one is needed.
+        closing: what completes the edits that wait.
     """
 
     graph_module: GraphModule
@@ -38,6 +39,7 @@ class Frame:
     derived: list[Derived] = field(default_factory=list)
     marked: dict[Node, None] = field(default_factory=dict)
     next_id: int | None = None
+    closing: list[Callable[[], None]] = field(default_factory=list)
 
     def new_id(self) -> int:
         """Return a number that no node of the graph has."""
@@ -46,7 +48,9 @@ class Frame:
         return number
 
     def flush(self) -> None:
-        """Write the next free number of a node into the ledger."""
+        """Complete the edits that wait, and write the next free number of a node into the ledger."""
+        for close in self.closing:
+            close()
         ledger = ledger_of(self.graph_module)
         if self.next_id is not None and self.next_id > ledger.next_id:
             set_ledger(self.graph_module, replace(ledger, next_id=self.next_id))

@@ -68,6 +68,7 @@ class SitePass(Transformation, Generic[SiteT]):
                     f"pass `{self.name}` finds new sites after every rewrite, without end: its `match` has to leave "
                     "out what its `rewrite` puts in"
                 )
+            edit.finish()
             edit.index = index = GraphIndex(graph_module)
             refusals, rewritten = self._round(index, edit)
         for refusal in refusals:

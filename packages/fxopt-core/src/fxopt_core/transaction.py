@@ -78,6 +78,18 @@ class Snapshot:
         """
         self._tree.find(name).release(rebuild)
 
+    def release_tensor(self, tensor: torch.Tensor, rebuild: Rebuild) -> bool:
+        """Let go of one tensor as `release` does, known by itself instead of its name.
+
+        Returns:
+            Whether the snapshot knows the tensor; one that came after it does not concern it.
+        """
+        state = self._tree.tensors.get(id(tensor))
+        if state is None or state.tensor is not tensor:
+            return False
+        state.release(rebuild)
+        return True
+
     def restore(self) -> tuple[str, ...]:
         """Put everything back.
 
