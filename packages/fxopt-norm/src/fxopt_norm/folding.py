@@ -167,32 +167,35 @@ def _reads_shape(node: Node, index: GraphIndex) -> bool:
 
 
 def _shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
-    layer, norm = site.layer, site.norm
+    """Refuse a batch norm over another dimension than that of the layer's features; its rank has to be known."""
+    layer, norm, between = site.layer, site.norm, f"the value between `{site.first.label}` and `{site.second.label}`"
+    facts = tensor_facts(site.first.node, layer.weight.tensor) or tensor_facts(site.second.node, layer.weight.tensor)
+    if facts is not None and facts.rank != site.rank:
+        message = f"`{norm.label}` normalises dimension 1 of {facts.rank}, and {between} needs {site.rank} dimensions"
+        return index.refuse(
+            site.label, "wrong-axis", f"{message} for that to be the one of `{layer.label}`", *site.nodes
+        )
+    refusal = _fit_refusal(site, index)
+    if refusal is not None or facts is not None or norm.ranks == (site.rank,):
+        return refusal
+    message = f"whether {between} has {site.rank} dimensions is not known; call infer_shapes first"
+    return index.refuse(site.label, "shape-unknown", message, *site.nodes)
+
+
+def _fit_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
+    """Refuse a batch norm whose tensors do not go with those of the layer."""
+    layer, weight = site.layer, site.layer.weight.tensor
     features = layer_features(layer, inputs=site.norm_first)
-    for ref in norm.tensors:
-        if ref is not norm.counter and tuple(ref.tensor.shape) != (features,):
+    for ref in site.norm.tensors:
+        if ref is site.norm.counter:
+            continue
+        if tuple(ref.tensor.shape) != (features,):
             message = f"`{ref.name}` has shape {tuple(ref.tensor.shape)}, and `{layer.label}` asks for ({features},)"
             return index.refuse(site.label, "size-mismatch", message, *site.nodes)
-        if ref is not norm.counter and not _agrees(ref.tensor, layer.weight.tensor):
-            message = (
-                f"`{ref.name}` is {ref.tensor.dtype} on {ref.tensor.device}, and the weight of `{layer.label}` is "
-                f"{layer.weight.tensor.dtype} on {layer.weight.tensor.device}"
-            )
+        if not _agrees(ref.tensor, weight):
+            found, expected = (f"{tensor.dtype} on {tensor.device}" for tensor in (ref.tensor, weight))
+            message = f"`{ref.name}` is {found}, and the weight of `{layer.label}` is {expected}"
             return index.refuse(site.label, "dtype-mismatch", message, *site.nodes)
-    if norm.ranks == (site.rank,):
-        return None
-    facts = tensor_facts(site.first.node, layer.weight.tensor) or tensor_facts(site.second.node, layer.weight.tensor)
-    if facts is None:
-        message = f"whether the value between `{site.first.label}` and `{site.second.label}` has {site.rank} dimensions"
-        return index.refuse(
-            site.label, "shape-unknown", f"{message} is not known; call infer_shapes first", *site.nodes
-        )
-    if facts.rank != site.rank:
-        message = (
-            f"batch norm `{norm.label}` normalises dimension 1 of a value with {facts.rank} dimensions, which is not "
-            f"the one of `{layer.label}`; expected {site.rank} dimensions"
-        )
-        return index.refuse(site.label, "wrong-axis", message, *site.nodes)
     return None
 
 
