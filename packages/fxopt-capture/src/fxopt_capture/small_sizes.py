@@ -2,8 +2,8 @@
 
 ``torch.export`` takes dynamic sizes to be at least 2, so that a model's branch on a batch of one leaves no guard in the
 usual export. An export that allows small sizes has the guard, at the price of refusing sizes on which both branches
-compute the same (``q_length > 1`` in attention masks). So where the two disagree, model and graph are run at that
-size, on values of the example; if they differ, or if either fails, the graph gets a guard.
+compute the same (``q_length > 1`` in attention masks). So where such a guard refuses a size, model and graph are run at
+that size, on values of the example; only if they differ, or if either fails, does the graph keep a guard.
 """
 
 from __future__ import annotations

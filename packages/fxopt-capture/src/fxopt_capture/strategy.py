@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 from fxopt_core.graph import iter_nodes
 
 from .arguments import CallForm
+from .beyond_small import beyond_small_sizes, is_plain
 from .conditions import distinct, read_guards
 from .dynamic import DimensionsOf, automatic_shapes, dimensions_requested, requested_shapes, widened
 from .exporting import export_program
 from .failure import capture_error
-from .guards import InputGuards
+from .guards import Condition, InputGuards
 from .modes import captured_mode
 from .small_sizes import open_questions, refuted
 
@@ -93,23 +94,41 @@ def _attempts(request: Request) -> list[tuple[Mapping[str, object], Any]]:
 def _export_for_all_sizes(
     request: Request, inputs: Mapping[str, object], shapes: Any, errors: list[Exception]
 ) -> Export | None:
-    """Export with guards that hold for small sizes too, or note the error and return None."""
+    """Export with guards that hold for small sizes too, or note the error and return None.
+
+    The export for small sizes is tried first. Where it refuses some of them, the guards on them give way to a
+    comparison at these sizes. If it fails, or if its guards mix small sizes with others in a way that cannot be told
+    apart, the usual export says what to demand of sizes from 2.
+    """
     if shapes is None:
         return _try(request, inputs, shapes, errors, small_sizes=False)
-    cautious = _try(request, inputs, shapes, errors, small_sizes=True)
     leaves = pytree.tree_leaves(dict(inputs))
-    if cautious is not None:
-        anything = InputGuards(cautious.guards.specs, ())
-        if not open_questions(cautious.values, anything, cautious.guards, leaves):
-            return cautious
-    usual = _try(request, inputs, shapes, errors, small_sizes=False)
-    if usual is None:
+    cautious = _try(request, inputs, shapes, errors, small_sizes=True)
+    if cautious is None:
+        usual = _try(request, inputs, shapes, errors, small_sizes=False)
+        return None if usual is None else _compared(request, usual, None, leaves)
+    anything = _with(cautious.guards, ())
+    if not open_questions(cautious.values, anything, cautious.guards, leaves):
         return cautious
-    asked = open_questions(usual.values, usual.guards, None if cautious is None else cautious.guards, leaves)
-    wrong = refuted(asked, request.model, request.form, usual.module, inputs)
+    guards = _with(cautious.guards, beyond_small_sizes(cautious.guards.conditions))
+    plain = _with(guards, [condition for condition in guards.conditions if is_plain(condition)])
+    usual = Export(cautious.module, guards, inputs, cautious.values)
+    if open_questions(cautious.values, plain, guards, leaves):
+        usual = _try(request, inputs, shapes, errors, small_sizes=False)
+    return cautious if usual is None else _compared(request, usual, cautious.guards, leaves)
+
+
+def _compared(request: Request, usual: Export, strict: InputGuards | None, leaves: Sequence[object]) -> Export:
+    """Return an export that refuses the small sizes at which it was found not to compute what the model does."""
+    asked = open_questions(usual.values, usual.guards, strict, leaves)
+    wrong = refuted(asked, request.model, request.form, usual.module, usual.inputs)
     conditions = [*usual.guards.conditions, *(question.refusal(usual.guards) for question in wrong)]
-    guards = InputGuards(usual.guards.specs, distinct(conditions), usual.guards.mode)
-    return Export(usual.module, guards, inputs, usual.values)
+    return Export(usual.module, _with(usual.guards, conditions), usual.inputs, usual.values)
+
+
+def _with(guards: InputGuards, conditions: Sequence[Condition]) -> InputGuards:
+    """Return the same guards with other conditions, each once."""
+    return InputGuards(guards.specs, distinct(conditions), guards.mode)
 
 
 def _try(

@@ -1,0 +1,131 @@
+"""How many exports a capture takes, and what its guards say about sizes of 0 and 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxopt_capture import InputGuards, capture, exporting, strategy
+from fxopt_capture.beyond_small import beyond_small_sizes, is_plain
+from fxopt_capture.guards import Condition
+from fxopt_core.errors import CaptureError
+
+N, M = "i[0].size()[1]", "i[1].size()[0]"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([f"{N} > 1", f"{N} >= 2", f"{N} != 0", f"1 < {N}", f"0 != {N}"], []),
+        ([f"{N} > 2", f"{N} >= 3", f"{N} != 2"], [f"{N} > 2", f"{N} >= 3", f"{N} != 2"]),
+        ([f"{N} == {M}"], [f"{N} == {M}"]),
+        ([f"{N} <= 9", f"{N} < 1"], [f"{N} <= 9", f"{N} < 1"]),
+        ([f"min(9, {N}) == {N}", f"{M} == max({M}, 4)"], [f"{N} <= 9", f"{M} >= 4"]),
+        ([f"{N} == min(9, {N}) or min(9, {N}) == 1", f"min(9, {N}) == {N}"], [f"{N} <= 9"]),
+        ([f"{N} == 5 or {N} > 1"], []),
+        ([f"{N} == 5 or {N} == {M}"], [f"{N} == 5 or {N} == {M}"]),
+        ([f"{N} * {M} != 1", f"{N} + {M} > 3", f"{N} * {M} > 4"], [f"{N} * {M} > 4"]),
+        ([f"max(1, {N}) >= 2", f"min(3, {N}) > 1", f"min(1, {N}) == 1"], []),
+        ([f"{N} % 2 == 0", f"{N} - {M} != 1"], [f"{N} % 2 == 0", f"{N} - {M} != 1"]),
+        ([f"1 < {N} < 9"], [f"1 < {N} < 9"]),
+    ],
+)
+def test_what_is_left_for_sizes_from_two(given: list[str], expected: list[str]) -> None:
+    left = beyond_small_sizes([Condition(code, code) for code in given])
+    assert [condition.code for condition in left] == expected
+    assert [condition.text for condition in left] == expected
+
+
+@pytest.mark.parametrize("code", [f"min(9, {N}) == {N} or {M} == 1", f"min(9, {N}) != 1 and {M} > 1", f"{N} + {M} > 4"])
+def test_what_is_left_accepts_the_same_sizes(code: str) -> None:
+    given = InputGuards([], [Condition(code, code)])
+    left = InputGuards([], beyond_small_sizes(given.conditions))
+    for first in range(2, 12):
+        for second in range(2, 12):
+            inputs = (torch.empty(1, first), torch.empty(second))
+            assert left._failing(inputs) == given._failing(inputs)
+
+
+def test_plain_conditions() -> None:
+    plain = [f"{N} <= 9", f"{N} == {M}", f"{N} > {M}", f"2 * {N} == {M} * {N}"]
+    others = [f"{N} % 2 == 0", f"{N} == 1 or {N} == 3", f"{N} + {M} == 4", f"1 < {N} < 4", f"2 * {N} > {M}"]
+    assert all(is_plain(Condition(code, code)) for code in plain)
+    assert not any(is_plain(Condition(code, code)) for code in others)
+
+
+def test_names_that_are_no_python_are_left_as_they_are() -> None:
+    condition = Condition(f"min(9, {N}) == {N}", f"an input.size()[1] == {N}")
+    assert beyond_small_sizes([condition]) == [Condition(f"{N} <= 9", condition.text)]
+
+
+class Branching(nn.Module):
+    """Computes by a condition on the batch, with one layer."""
+
+    def __init__(self, condition: Callable[[int], bool], difference: float) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.condition = condition
+        self.difference = difference
+
+    def forward(self, x: Tensor) -> Any:
+        return self.lin(x) + self.difference if self.condition(x.shape[0]) else self.lin(x)
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list that gets an entry for each export: whether it was one for small sizes."""
+    made: list[bool] = []
+    original = exporting.export_program
+
+    def counted(*args: Any, small_sizes: bool) -> Any:
+        made.append(small_sizes)
+        return original(*args, small_sizes=small_sizes)
+
+    monkeypatch.setattr(strategy, "export_program", counted)
+    return made
+
+
+ONCE: dict[str, Callable[[int], bool]] = {
+    "never": lambda size: False,
+    "one": lambda size: size == 1,
+    "small": lambda size: size <= 1,
+    "empty": lambda size: size < 1,
+    "large": lambda size: size > 64,
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_one_export_where_guards_on_small_sizes_can_be_told(name: str, exports: list[bool]) -> None:
+    captured = capture(Branching(ONCE[name], 1.0).eval(), torch.randn(3, 4))
+    assert exports == [True]
+    assert all(captured(torch.randn(size, 4)).shape == (size, 4) for size in (0, 2, 64))
+    if ONCE[name](1):
+        with pytest.raises(CaptureError, match=r"x.size\(\)\[0\] != 1"):
+            captured(torch.randn(1, 4))
+    else:
+        assert captured(torch.randn(1, 4)).shape == (1, 4)
+
+
+def test_a_branch_that_makes_no_difference_leaves_no_guard(exports: list[bool]) -> None:
+    captured = capture(Branching(lambda size: size > 1, 0.0).eval(), torch.randn(3, 4))
+    assert exports == [True]
+    guards = captured.get_submodule("_guards_fn")
+    assert isinstance(guards, InputGuards)
+    assert guards.conditions == ()
+    assert captured(torch.randn(1, 4)).shape == (1, 4)
+
+
+def test_two_exports_where_guards_cannot_be_told_apart(exports: list[bool]) -> None:
+    model = Branching(lambda size: size % 3 == 1, 1.0).eval()
+    captured = capture(model, torch.randn(3, 4))
+    assert exports == [True, False]
+    for size in (2, 3, 5):
+        x = torch.randn(size, 4)
+        assert torch.equal(captured(x), model(x))
+    for size in (1, 4):
+        with pytest.raises(CaptureError):
+            captured(torch.randn(size, 4))
