@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 
 from fxopt_core.errors import CaptureError
 
+from .structures import register_again
+
 _EMPTY = inspect.Parameter.empty
 
 
@@ -183,14 +185,25 @@ class InputBinding:
     Positional and keyword arguments are sorted to the graph's inputs by name. An argument that was not given when the
     model was captured may only be None or its default; one that was baked in may only be repeated.
 
+    Args:
+        form: how the model was called when it was captured.
+        model_name: the model's class, for messages.
+        structures: the dataclasses that the graph's inputs and outputs consist of.
+
     >>> form = CallForm((Parameter("x", True, True, True), Parameter("mask", True, True, False)), ("x",))
     >>> InputBinding(form, "Model")(None, (torch.ones(1),), {"mask": None})
     ((), {'x': tensor([1.])})
     """
 
-    def __init__(self, form: CallForm, model_name: str) -> None:
+    def __init__(self, form: CallForm, model_name: str, structures: tuple[type, ...] = ()) -> None:
         self.form = form
         self.model_name = model_name
+        self.structures = structures
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Take over the state; another process has yet to register the dataclasses of inputs and outputs."""
+        vars(self).update(state)
+        register_again(self.structures)
 
     def __call__(
         self, module: object, args: tuple[object, ...], kwargs: dict[str, Any]

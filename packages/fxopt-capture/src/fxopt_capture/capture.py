@@ -18,11 +18,11 @@ from . import huggingface
 from .arguments import CallForm, InputBinding, bind_call
 from .captured import GUARDS, CapturedModule, assemble
 from .dynamic import batch_dimension
-from .exporting import register_dataclasses
 from .guards import InputGuards
 from .raising import raise_layers
 from .shells import attribute, shell_tree
 from .strategy import Export, Request, export
+from .structures import dataclasses_of, register_dataclasses
 from .tidying import place_attributes, tidy
 
 _RESERVED = frozenset({"meta", GUARDS})  # attributes that a graph module's instances have, besides those of its class
@@ -114,7 +114,8 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedM
     if huggingface.is_pretrained(model):
         dimensions_of, preparations = huggingface.dynamic_dimensions, huggingface.preparations(model, call.inputs)
     exported = export(Request(model, call.form, call.inputs, dynamic_shapes, dimensions_of, preparations))
-    return _build(model, exported, InputBinding(call.form, type(model).__name__))
+    binding = InputBinding(call.form, type(model).__name__, dataclasses_of(exported.module.graph))
+    return _build(model, exported, binding)
 
 
 def check_model(model: object) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, GraphModule
 
+from fxopt_core import pickling
+
 from .arguments import InputBinding
 from .guards import InputGuards, check_mode
 
@@ -19,8 +21,9 @@ class CapturedModule(GraphModule):
     """A captured model: a ``torch.fx.GraphModule`` that knows which mode its graph is valid for.
 
     ``train()`` and ``eval()`` to the mode that it was captured in work as usual; to the other mode they raise a
-    `CaptureError`, where the mode changes what the model computes. ``copy.deepcopy`` keeps non-persistent buffers,
-    ties, the order of keys, and the pre-hook that accepts calls as the model takes them.
+    `CaptureError`, where the mode changes what the model computes. Copies, and what ``pickle`` and ``torch.save``
+    write, keep the graph with all names, non-persistent buffers, ties, the order of keys, the refusals, and the
+    pre-hook that accepts calls as the model takes them.
     """
 
     def train(self, mode: bool = True) -> CapturedModule:
@@ -34,6 +37,14 @@ class CapturedModule(GraphModule):
             check_mode(guards.mode, mode)
         super().train(mode)
         return self
+
+    def __copy__(self) -> CapturedModule:
+        """Return a module that shares graph, tensors and submodules with this one, and has its own dictionaries."""
+        copied = CapturedModule(nn.Module(), Graph(), class_name=type(self).__name__)
+        for name, value in vars(self).items():
+            vars(copied)[name] = value.copy() if isinstance(value, dict | list | set) else value
+        copied.recompile()
+        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:
         with warnings.catch_warnings():
@@ -79,4 +90,5 @@ def assemble(shell: nn.Module, graph: Graph, guards: InputGuards, binding: Input
     captured._non_persistent_buffers_set |= shell._non_persistent_buffers_set
     captured.graph = graph
     captured.register_forward_pre_hook(binding, with_kwargs=True)
+    pickling.install(captured)
     return captured

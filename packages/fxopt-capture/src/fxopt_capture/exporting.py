@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import io
 import sys
@@ -14,10 +13,10 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_shapes_config
-from torch.utils import _pytree as pytree
 
 from .arguments import CallForm
 from .preserving import preserved
+from .structures import register_dataclasses
 
 
 def export_program(
@@ -76,17 +75,3 @@ def _flat_forward(model: nn.Module, form: CallForm) -> Iterator[None]:
     forward.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect.signature
     vars(model)["forward"] = forward
     yield
-
-
-def register_dataclasses(value: object) -> None:
-    """Make torch's pytrees see into the dataclasses within `value` that hold tensors, as it does into tuples.
-
-    Registering a class lasts for the process, and changes nothing else about it.
-    """
-    for leaf in pytree.tree_leaves(value):
-        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
-            continue
-        fields = [getattr(leaf, field.name) for field in dataclasses.fields(leaf)]
-        register_dataclasses(fields)
-        if any(isinstance(item, torch.Tensor) for item in pytree.tree_leaves(fields)):
-            torch.export.register_dataclass(type(leaf))
