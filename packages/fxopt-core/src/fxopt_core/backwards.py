@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -29,6 +31,7 @@ from fxopt_core.ledger import (
     NodeReplaced,
     NodeRow,
     Operation,
+    Piece,
     Record,
     Ref,
     TensorRemoved,
@@ -39,6 +42,7 @@ from fxopt_core.marks import NodeTag, nodes_by_id, set_tag, tag_of
 from fxopt_core.module_state import module_problem
 from fxopt_core.recording import class_path
 from fxopt_core.rewiring import Rewiring, set_places
+from fxopt_core.runs import release
 from fxopt_core.values import value_entries
 
 
@@ -69,6 +73,7 @@ class Backwards:
         self.uses = Counter(_identities(graph_module))
         self.stands_for = {op.old: op.new for op in record.operations or () if isinstance(op, NodeReplaced)}
         self.orders: dict[int, KeyOrder[Any]] = {}
+        self.parts: dict[str, list[tuple[Piece, Tensor]]] = {}  # what was cut out of each new tensor
         self.touched: dict[Node, None] = {}
         self.changed: set[Node] = set()
         self.ranks: dict[int, dict[int, int]] = {}
@@ -237,8 +242,18 @@ class Backwards:
             raise self.refuse(
                 f"the tensors of module `{name}` have other shapes now: {shapes}, made as {operation.shapes}"
             )
+        for key, tensor in tensors.items():
+            if tensor is not None:
+                self._release(f"{name}.{key}", tensor)
         parent, _, key = name.rpartition(".")
         self._order(self._module(parent)._modules).remove(key)
+
+    def _release(self, name: str, tensor: Tensor) -> None:
+        """Release a tensor where a rollback can join it from what was cut out of it."""
+        parts = self.parts.pop(name, [])
+        if sum(piece.take(tensor).numel() for piece, _ in parts) == tensor.numel():
+            rebuild = partial(_joined, tensor.shape, tensor.dtype, tensor.device, parts)
+            release(self.graph_module, tensor, rebuild)
 
     def _check_unused(self, name: str, module: nn.Module, tensors: Mapping[str, Tensor | None]) -> None:
         """Refuse where something else calls or holds a module that is to go, or reads or holds one of its tensors."""
@@ -270,6 +285,7 @@ class Backwards:
             raise self.refuse(f"`{row.piece.key}` has shape {tuple(tensor.shape)} now ({error})") from error
         if tuple(values.shape) != row.shape:
             raise self.refuse(f"`{row.piece.key}` holds {tuple(values.shape)} for `{row.name}`, which had {row.shape}")
+        self.parts.setdefault(row.piece.key, []).append((row.piece, values))
         return nn.Parameter(values, requires_grad=tensor.requires_grad) if row.is_parameter else values
 
     def _rebuild_tensor(self, row: TensorRow) -> None:
@@ -310,11 +326,22 @@ class Backwards:
         if not isinstance(tensor, Tensor):
             raise self.refuse(f"`{operation.piece.key}` is gone")
         region = operation.piece.take(tensor.detach())
+        self.parts.setdefault(operation.piece.key, []).append((operation.piece, region.clone()))
         if not region.is_meta and not bool((region == operation.value).all()):
             raise self.refuse(
                 f"`{operation.piece.key}` holds stand-in values, which the original does not have, and they are no "
                 f"longer {operation.value}: they were trained or loaded"
             )
+
+
+def _joined(
+    shape: torch.Size, dtype: torch.dtype, device: torch.device, parts: Iterable[tuple[Piece, Tensor]]
+) -> Tensor:
+    """Return the tensor that parts were cut out of."""
+    whole = torch.empty(shape, dtype=dtype, device=device)
+    for piece, values in parts:
+        piece.take(whole).copy_(values)
+    return whole
 
 
 def _number(node: Node) -> int:

@@ -46,7 +46,7 @@ from fxopt_core.marks import META_KEY, NodeTag, set_tag, tag_of
 from fxopt_core.module_state import plain_attributes
 from fxopt_core.recording import class_path, signature_or_empty
 from fxopt_core.rewiring import Rewiring, places_of
-from fxopt_core.runs import Frame, current_frame, current_snapshot
+from fxopt_core.runs import Frame, current_frame, release
 from fxopt_core.transformation import Transformation
 from fxopt_core.values import VALUE_KEYS, resized_value
 
@@ -375,15 +375,12 @@ class Editor:
         return TensorRow(name, None if tensor is None else piece, shape, is_parameter, persistent)
 
     def _release(self, tensor: Tensor, piece: Piece) -> None:
-        """Let the open transaction hold a tensor only weakly: a rollback can cut it out of the new one again.
-
-        So its memory is free as soon as it is taken out, unless the caller's model holds it, too.
-        """
-        snapshot = current_snapshot(self.graph_module)
+        """Release a tensor: a rollback can cut it out of the new one again."""
         owner, _, key = piece.key.rpartition(".")
         source = getattr(self.graph_module.get_submodule(owner), key).detach()
-        if snapshot is not None and tensor.is_contiguous() and source.dtype == tensor.dtype:
-            snapshot.release_tensor(tensor, lambda: piece.take(source).clone(memory_format=torch.contiguous_format))
+        if tensor.is_contiguous() and source.dtype == tensor.dtype:
+            copied = torch.contiguous_format
+            release(self.graph_module, tensor, lambda: piece.take(source).clone(memory_format=copied))
 
     def _order(self, mapping: dict[str, Any]) -> KeyOrder[Any]:
         if id(mapping) not in self._orders:

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxopt_core.ledger import Derived, Operation, Record, Refusal, Rewrite, ledger_of, set_ledger
@@ -109,6 +110,26 @@ def current_snapshot(graph_module: GraphModule) -> Snapshot | None:
     """Return the snapshot of the transaction that is open on a graph module, or None."""
     run = _RUN.get()
     return run.snapshot if run is not None and run.graph_module is graph_module else None
+
+
+RELEASED_FROM = 1 << 18
+"""Size in bytes from which a tensor is released: smaller ones cost little, and come back as the same objects."""
+
+
+def release(graph_module: GraphModule, tensor: Tensor, rebuild: Callable[[], Tensor]) -> None:
+    """Let the open transaction hold a large tensor only weakly, if it can be built again for a rollback.
+
+    So its memory is free as soon as it is taken out of the graph module, unless the caller's model holds it, too; then
+    the very same tensor comes back.
+
+    Args:
+        graph_module: what the transaction is open on; without one, nothing is done.
+        tensor: the tensor.
+        rebuild: returns its contents, in the same shape and dtype and on the same device.
+    """
+    snapshot = current_snapshot(graph_module)
+    if snapshot is not None and tensor.numel() * tensor.element_size() >= RELEASED_FROM:
+        snapshot.release_tensor(tensor, rebuild)
 
 
 @contextmanager

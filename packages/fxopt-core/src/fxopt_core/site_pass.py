@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt_core.editor import Editor
 from fxopt_core.errors import PostconditionError
+from fxopt_core.garbage import collector_paused
 from fxopt_core.index import GraphIndex
 from fxopt_core.ledger import Refusal
 from fxopt_core.transformation import ReversibleTransformation, Transformation
@@ -57,6 +58,11 @@ class SitePass(Transformation, Generic[SiteT]):
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Match, check and rewrite; return the same graph module."""
+        with collector_paused():
+            self._rewrite_sites(graph_module)
+        return graph_module
+
+    def _rewrite_sites(self, graph_module: GraphModule) -> None:
         index = GraphIndex(graph_module)
         edit = Editor(index, self)
         rounds_left = len(index.nodes) + 1 if self.repeats else 1
@@ -74,7 +80,6 @@ class SitePass(Transformation, Generic[SiteT]):
         for refusal in refusals:
             edit.refuse(refusal)
         edit.finish()
-        return graph_module
 
     def _round(self, index: GraphIndex, edit: Editor) -> tuple[list[Refusal], int]:
         """Rewrite what can be; return the refusals, and how many sites were rewritten."""
