@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from linear_forms import FORMS, TRACED, check, fingerprint, graph_of, outcome, refusals, refused, setitem, structure
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -592,6 +591,14 @@ def test_a_parameter_that_is_read_elsewhere_is_left_alone(form: str) -> None:
     merged = check(MergeLinears(), model, form, torch.randn(3, 4), sites=1)
     assert refused(merged) == [("k", "tied-parameter")]
     assert set(merged.state_dict()) == {"k.weight", "k.bias", "q_v_merged.weight", "q_v_merged.bias"}
+
+
+def test_a_module_whose_parameters_a_function_reads_is_left_alone() -> None:
+    model = qkv()
+    model.computes = lambda m, x: F.linear(x, m.q.weight, m.q.bias).sum() + m.q(x).sum() + m.k(x).sum() + m.v(x).sum()
+    merged = check(MergeLinears(), model, "modules", torch.randn(3, 4), sites=1)
+    assert sizes(merged) == {"k_v_merged": 5}
+    assert {reason for _, reason in refused(merged)} <= {"shared-module", "tied-parameter"}
 
 
 def test_a_module_that_an_opaque_module_also_calls_is_left_alone() -> None:

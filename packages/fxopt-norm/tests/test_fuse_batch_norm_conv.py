@@ -141,8 +141,8 @@ def test_extreme_eps_and_variances(form: str, eps: float, variance: float) -> No
     assert norm.running_var is not None
     norm.running_var.fill_(variance)
     norm.running_mean = torch.zeros(4)
-    model.requires_grad_(False)
-    check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1, backward=False)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    check(FuseBatchNorm2dInConv2d(), model.double(), form, x, sites=1, backward=False)
 
 
 def test_weights_that_overflow_are_refused() -> None:

@@ -55,13 +55,13 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
 
     def match(self, index: GraphIndex) -> Iterator[BiasedLinear | Refusal]:
         """Yield the layers with bias."""
-        calls: dict[int, list[LinearCall]] = {}
+        calls: dict[tuple[int, int], list[LinearCall]] = {}
         for node in index.nodes:
             call = read_linear(index, node)
             if isinstance(call, Obstacle):
                 yield Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,))
             elif call is not None and call.bias is not None:
-                calls.setdefault(id(call.weight.tensor), []).append(call)
+                calls.setdefault((id(call.weight.tensor), id(call.module)), []).append(call)
         for mine in calls.values():
             yield BiasedLinear(tuple(mine))
 

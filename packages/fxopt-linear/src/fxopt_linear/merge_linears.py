@@ -210,13 +210,17 @@ def _values_of_several_runs(runs: Iterable[Sequence[LinearCall]]) -> set[Node]:
 
 
 def _layers(runs: Sequence[Sequence[LinearCall]]) -> Iterator[Layer]:
-    """Yield the layers that share some input with others; the same weight with another bias is another layer."""
-    calls: dict[tuple[int, int], list[LinearCall]] = {}
-    places: dict[tuple[int, int], list[int]] = {}
-    on_value: dict[Node, set[tuple[int, int]]] = {}
+    """Yield the layers that share some input with others.
+
+    The same weight with another bias is another layer, and so is a module beside a function that reads its weight.
+    """
+    calls: dict[tuple[int, int, int], list[LinearCall]] = {}
+    places: dict[tuple[int, int, int], list[int]] = {}
+    on_value: dict[Node, set[tuple[int, int, int]]] = {}
     for place, run in enumerate(runs):
         for call in run:
-            key = (id(call.weight.tensor), 0 if call.bias is None else id(call.bias.tensor))
+            bias = 0 if call.bias is None else id(call.bias.tensor)
+            key = (id(call.weight.tensor), bias, id(call.module))
             calls.setdefault(key, []).append(call)
             places.setdefault(key, []).append(place)
             on_value.setdefault(call.input, set()).add(key)
