@@ -83,6 +83,7 @@ class Piece:
     def take(self, tensor: Tensor) -> Tensor:
         """Return the view of ``tensor`` that holds the original's values.
 
+        >>> import torch
         >>> Piece("merged.weight", ((0, 2, 3),)).take(torch.zeros(8, 4)).shape
         torch.Size([3, 4])
         """

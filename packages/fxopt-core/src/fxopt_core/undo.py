@@ -8,8 +8,7 @@ from torch.fx import GraphModule
 
 from fxopt_core.backwards import Backwards, import_class, undo_error
 from fxopt_core.errors import NotReversibleError
-from fxopt_core.execution import check_graph_module, in_transaction
-from fxopt_core.execution import lint_and_recompile as check_and_compile
+from fxopt_core.execution import check_graph_module, in_transaction, lint_and_recompile as check_and_compile
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger import Record, applied_records, ledger_of, mark_undone, set_ledger
 from fxopt_core.marks import forget_ids
@@ -34,8 +33,9 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
         NotReversibleError: One of the passes of that run is not reversible.
         UndoError: The graph module was changed since in a way that makes it impossible.
 
+    >>> import torch
     >>> undo(torch.fx.symbolic_trace(torch.nn.ReLU())).code.strip().splitlines()[-1]
-    'return relu'
+    '    return relu'
     """
     check_graph_module(graph_module, "undo")
     records = [r for r in ledger_of(graph_module).records if r.state == "applied" and r.changed]
