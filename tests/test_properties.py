@@ -11,8 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from generated_models import BATCH, SIZE, Generated, convolution_models, linear_models
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 

@@ -62,7 +62,7 @@ PRODUCTS: dict[Any, Any] = {
         )
         for packet in packets
         for form in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")
-        if form in packet.overloads()
+        if hasattr(packet, form)
     },
 }
 METHOD_PRODUCTS = {

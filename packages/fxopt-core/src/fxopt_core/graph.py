@@ -18,9 +18,7 @@ def iter_nodes(graph: Graph) -> Iterator[Node]:
     >>> [node.op for node in iter_nodes(graph)]
     ['placeholder', 'call_function', 'output']
     """
-    node: Node
-    for node in graph.nodes:
-        yield node
+    yield from graph.nodes
 
 
 class TargetNodes:

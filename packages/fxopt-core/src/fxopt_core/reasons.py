@@ -31,7 +31,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "mutated": "A value or parameter is written in place between the places that read it.",
         "dtype-mismatch": "The tensors differ in dtype or device.",
         "unsafe-constant": "The constant's inverse is not finite or not normal in the dtype of the computation.",
-        "out-of-range": "The new weights would not be finite in their dtype. Use a wider dtype, or mend the statistics.",
+        "out-of-range": "The new weights would not be finite in their dtype. Use a wider one, or mend the statistics.",
         "shape-arithmetic": "The dividend is a Python number that is computed from shapes; a product would round.",
         "rounded-quotient": "The quotient is floored, rounded, compared or turned into an integer later.",
         "rounding-mode": "The division rounds its quotient.",
