@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NewType, 
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.fx import GraphModule
 
 from fxopt_core.coercion import coerce, show_annotation, show_value

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from torch.fx import GraphModule
 
 from fxopt_core.compose import compose

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.fx import GraphModule
 
 from fxopt_core.compose import compose
