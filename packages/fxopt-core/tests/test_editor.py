@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -354,13 +353,13 @@ def test_an_error_anywhere_restores_everything(owner: type, method: str, monkeyp
 
 
 class TestCost:
-    def test_hubs_are_edited_in_linear_time(self) -> None:
-        """One value with 5,000 users, each replaced, and one node that reads all of them."""
+    def test_hubs_are_edited_in_linear_time(self, steps_of: Callable[[Callable[[], object]], int]) -> None:
+        """One value with many users, each replaced."""
 
         class Hub(nn.Module):
-            def __init__(self) -> None:
+            def __init__(self, count: int) -> None:
                 super().__init__()
-                self.layers = nn.ModuleList(nn.Linear(1, 1) for _ in range(5000))
+                self.layers = nn.ModuleList(nn.Linear(1, 1) for _ in range(count))
 
             def forward(self, x: Tensor) -> Tensor:
                 total = x
@@ -375,9 +374,12 @@ class TestCost:
                     edit.replace(node, edit.call_module(name, node.args[0], before=node, like=[node]))
                     edit.drop_module(str(node.target), {})
 
-        graph_module = symbolic_trace(Hub())
-        started = time.perf_counter()
-        Edit(edits)(graph_module)
-        assert time.perf_counter() - started < 20
-        with pytest.raises(PassError):
-            undo(graph_module)
+        def steps(count: int) -> int:
+            graph_module = symbolic_trace(Hub(count))
+            found = steps_of(lambda: Edit(edits)(graph_module))
+            with pytest.raises(PassError):
+                undo(graph_module)
+            return found
+
+        steps(10)  # what is found out once is found out here
+        assert steps(400) < 4.2 * steps(100)

@@ -213,8 +213,8 @@ OBSTACLES: list[tuple[Callable[[nn.Linear], nn.Module], str, str]] = [
     (as_buffer, "not-a-parameter", "has a `weight` that is no parameter"),
     (of_subclass, "not-a-parameter", "has a `weight` that is a Wrapped, no plain torch.nn.Parameter"),
     (sparse, "not-a-parameter", "has a `weight` that is sparse or quantized"),
-    (gradient_hooked, "not-a-parameter", "has a `weight` that has hooks on its gradient"),
-    (accumulation_hooked, "not-a-parameter", "has a `weight` that has hooks on its gradient"),
+    (gradient_hooked, "hooks", "has a `weight` that has hooks on its gradient"),
+    (accumulation_hooked, "hooks", "has a `weight` that has hooks on its gradient"),
     (without_weight, "not-a-parameter", "has no weight"),
 ]
 
@@ -416,7 +416,9 @@ class TestBatchNorm:
 
         (view,) = views_of(with_layer_as_leaf(Calls(Own(3))), read_batch_norm)
         assert view.reason == "subclass"
-        assert views_of(with_layer_as_leaf(Calls(nn.SyncBatchNorm(3))), read_batch_norm) == []
+        (synchronised,) = views_of(with_layer_as_leaf(Calls(nn.SyncBatchNorm(3))), read_batch_norm)
+        assert isinstance(synchronised, BatchNormCall)
+        assert synchronised.ranks == ()
         computed = view_of(
             Calls(nn.BatchNorm2d(3), lambda m, x: F.batch_norm(x, x.mean(), m.running_var)), read_batch_norm
         )

@@ -209,8 +209,13 @@ def test_undoing_is_gated_too() -> None:
 # --- What is held to it
 
 
-def test_only_passes_that_claim_it_are_held_to_it() -> None:
-    gate = Verify(X)
+def test_every_pass_is_held_to_it() -> None:
+    with pytest.raises(VerificationError), instrumented(Verify(X)):
+        compose(Unclaimed(torch.sub), LintAndRecompile())(traced())
+
+
+def test_passes_that_do_not_claim_it_may_be_let_through() -> None:
+    gate = Verify(X, claimed_only=True)
     with instrumented(gate):
         compose(Unclaimed(torch.sub), LintAndRecompile())(traced())
     assert [check.passed for check in gate.checks] == [None, True]
@@ -232,7 +237,7 @@ def test_rounding_that_adds_up_is_seen_against_the_original() -> None:
 
 
 def test_the_original_no_longer_serves_after_a_pass_that_changes_it() -> None:
-    gate = Verify(X, original=traced())
+    gate = Verify(X, original=traced(), claimed_only=True)
     with instrumented(gate):
         compose(LintAndRecompile(), Unclaimed(torch.sub), LintAndRecompile())(traced())
     assert [check.passed for check in gate.checks] == [True, None, True]
@@ -331,7 +336,8 @@ def test_copies_are_compared_with_what_they_are_copies_of() -> None:
 def test_inputs_that_the_module_refuses_are_an_error_before_the_pass() -> None:
     graph_module = traced()
     code = graph_module.code
-    with instrumented(Verify(X[:, :2])), pytest.raises(PreconditionError, match="before pass `replace`") as caught:
+    gate = Verify(X[:, :2], claimed_only=True)
+    with instrumented(gate), pytest.raises(PreconditionError, match="before pass `replace`") as caught:
         compose(Unclaimed(torch.add), Unclaimed(operator.add), Replace(torch.add))(graph_module)
     assert caught.value.pass_name == "replace" and caught.value.index == 2
     assert isinstance(caught.value.__cause__, RuntimeError) and graph_module.code == code

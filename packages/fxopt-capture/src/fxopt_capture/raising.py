@@ -80,7 +80,7 @@ class _Owners:
             for name, value in call_arguments(_operator(node), node.args, node.kwargs).items()
         }
         for name in self._candidates(node, arguments):
-            layer = self.modules.get(name)
+            layer = self.modules.get(name) if name else None  # no node can call the root itself
             if layer is not None and type(layer) in call.classes and _is_plain(layer) and _made(layer, call, arguments):
                 return name, layer
         return None

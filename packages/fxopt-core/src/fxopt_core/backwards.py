@@ -286,7 +286,9 @@ class Backwards:
         if tuple(values.shape) != row.shape:
             raise self.refuse(f"`{row.piece.key}` holds {tuple(values.shape)} for `{row.name}`, which had {row.shape}")
         self.parts.setdefault(row.piece.key, []).append((row.piece, values))
-        return nn.Parameter(values, requires_grad=tensor.requires_grad) if row.is_parameter else values
+        made = nn.Parameter(values, requires_grad=tensor.requires_grad) if row.is_parameter else values
+        vars(made).update(row.attributes)
+        return made
 
     def _rebuild_tensor(self, row: TensorRow) -> None:
         owner_name, _, key = row.name.rpartition(".")

@@ -12,7 +12,12 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
-NORMS: dict[type[nn.Module], tuple[int, ...]] = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
+NORMS: dict[type[nn.Module], tuple[int, ...]] = {
+    nn.BatchNorm1d: (2, 3),
+    nn.BatchNorm2d: (4,),
+    nn.BatchNorm3d: (5,),
+    nn.SyncBatchNorm: (),
+}
 
 LINEAR = ("input", "weight", "bias")
 CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")

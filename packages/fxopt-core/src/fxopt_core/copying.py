@@ -21,6 +21,7 @@ from torch.fx.graph_module import _WrappedCall
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import TreeSpec
 
+from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import FxoptError
 from fxopt_core.garbage import collector_paused
 from fxopt_core.graph import iter_nodes
@@ -55,6 +56,7 @@ def faithful_copy(graph_module: _GraphModuleT) -> _GraphModuleT:
     >>> twin.note, twin.weight is linear.weight, twin.code == linear.code
     ('kept', False, True)
     """
+    check_graph_module(graph_module, "faithful_copy")
     with collector_paused(), torch.no_grad():
         twin: _GraphModuleT = _Copier(graph_module).twin
     for hook in getattr(twin, "_deepcopy_hooks", ()):

@@ -43,7 +43,7 @@ from fxopt_core.ledger import (
     UsersOrdered,
 )
 from fxopt_core.marks import META_KEY, NodeTag, set_tag, tag_of
-from fxopt_core.module_state import plain_attributes
+from fxopt_core.module_state import is_plain_data, plain_attributes
 from fxopt_core.recording import class_path, signature_or_empty
 from fxopt_core.rewiring import Rewiring, places_of
 from fxopt_core.runs import Frame, current_frame, release
@@ -369,10 +369,12 @@ class Editor:
         persistent: bool = True,
     ) -> TensorRow:
         name = f"{owner}.{key}" if owner else key
-        shape = () if tensor is None else tuple(tensor.shape)
-        if tensor is not None and piece is not None:
+        if tensor is None:
+            return TensorRow(name, None, (), is_parameter, persistent)
+        if piece is not None:
             self._release(tensor, piece)
-        return TensorRow(name, None if tensor is None else piece, shape, is_parameter, persistent)
+        attributes = tuple((key, value) for key, value in vars(tensor).items() if is_plain_data(value))
+        return TensorRow(name, piece, tuple(tensor.shape), is_parameter, persistent, attributes=attributes)
 
     def _release(self, tensor: Tensor, piece: Piece) -> None:
         """Release a tensor: a rollback can cut it out of the new one again."""

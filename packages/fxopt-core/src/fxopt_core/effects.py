@@ -26,6 +26,27 @@ from fxopt_core.module_rules import ModuleRule, rule_of_module, tensors_of
 from fxopt_core.own_memory import needs_own_memory
 from fxopt_core.value_kinds import MEMORY_FREE, Kind, attribute, kind_of
 
+_MODE_PREFIXES = ("_set_", "set_", "_enter_", "_exit_", "_push_", "_pop_")
+
+
+def changes_mode(node: Node) -> bool:
+    """Return whether a node changes a global mode of torch: gradients, autocast, inference mode, a default.
+
+    >>> graph = torch.fx.Graph()
+    >>> changes_mode(graph.call_function(torch._C._set_grad_enabled, (False,)))
+    True
+    """
+    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    if not str(name).startswith(_MODE_PREFIXES):
+        return False
+    return not node.all_input_nodes or str(name).startswith("_exit_")  # what is left was entered by a node
+
+
+def _any_between(places: list[int], first: int, last: int) -> bool:
+    """Return whether one of these sorted places lies between two others."""
+    following = bisect_right(places, first)
+    return following < len(places) and places[following] < last
+
 
 class Effects:
     """What the nodes of one graph module write, and what may share memory; made in about linear time.
@@ -54,9 +75,12 @@ class Effects:
         self._classes = _Classes()
         self._rules: dict[object, Rule] = {}
         self._modules: dict[str, tuple[ModuleRule, Hashable]] = {}
+        self._mode_changes: list[int] = []
         writes: list[tuple[int, Hashable]] = []
         for position, node in enumerate(iter_nodes(graph_module.graph)):
             self._positions[node] = position
+            if changes_mode(node):
+                self._mode_changes.append(position)
             writes += [(position, written) for written in self._read(node)]
         self._join_inputs(writes)
         self._written: dict[Hashable, list[int]] = {}
@@ -80,17 +104,19 @@ class Effects:
     def written_between(self, node: Node, start: Node, end: Node) -> bool:
         """Return whether a node's memory may be written after ``start`` and before ``end``, both left out.
 
-        So it tells whether `end` reads the same value that ``start`` read or made. Their order does not matter.
+        So it tells whether `end` reads the same value that ``start`` read or made. Their order does not matter. A
+        change of a global mode between them (autocast, ``no_grad``) counts as a write.
         """
         places = [self._positions.get(start), self._positions.get(end)]
         if node not in self._positions or places[0] is None or places[1] is None:
             return True
         first, last = min(places[0], places[1]), max(places[0], places[1])
+        if _any_between(self._mode_changes, first, last):
+            return True
         if self._kind(node) in MEMORY_FREE:
             return False
         written = self._written.get(self._classes.find(node), [])
-        following = bisect_right(written, first)
-        return following < len(written) and written[following] < last
+        return _any_between(written, first, last)
 
     def tensor_written(self, tensor: Tensor) -> bool:
         """Return whether a parameter or buffer, or what shares its storage, may be written anywhere in the graph.

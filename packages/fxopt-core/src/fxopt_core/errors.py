@@ -60,7 +60,7 @@ class PluginLoadError(RegistryError):
     """A plugin could not be loaded; its cause is chained."""
 
 
-class PassOptionError(RegistryError):
+class PassOptionError(RegistryError, TypeError, ValueError):
     """A pass has no such option, or the option does not take such a value."""
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from torch.fx import GraphModule
 
 from fxopt_core import pickling
+from fxopt_core.checks import check_graph_module
 from fxopt_core.copying import faithful_copy
 from fxopt_core.errors import NotReversibleError, PassError, PostconditionError, PreconditionError
 from fxopt_core.instruments import (
@@ -17,8 +18,10 @@ from fxopt_core.instruments import (
     PassRun,
     active_instruments,
     enter,
+    may_veto,
     report,
     report_failure,
+    runs_the_module,
     wanted,
 )
 from fxopt_core.ledger import Record, adopt_records, append_record, ledger_of, mark_undone, set_ledger
@@ -41,11 +44,16 @@ class Demands:
     protect_values: bool = False
 
     def check_direction(self, transformation: Transformation, reverse: bool) -> None:
-        """Check that nothing is demanded of a reversal.
+        """Check that the demands make sense, and that nothing is demanded of a reversal.
 
         Raises:
-            PreconditionError: ``expect`` or ``strict`` is given together with ``reverse``.
+            PreconditionError: ``expect`` is no number of sites, or a demand is given together with ``reverse``.
         """
+        if self.expect is not None and (type(self.expect) is not int or self.expect < 0):
+            raise PreconditionError(
+                f"`{transformation.name}` is told to expect {self.expect!r} sites, expected a number from 0",
+                pass_name=transformation.name,
+            )
         if reverse and (self.strict or self.expect is not None):
             raise PreconditionError(
                 f"`{transformation.name}` is to be reversed, and expect and strict are demands on applying it: leave "
@@ -76,20 +84,6 @@ class Demands:
                 f"Refused: {len(refusals)}{listed}",
                 pass_name=transformation.name,
             )
-
-
-def check_graph_module(graph_module: object, doing: str) -> None:
-    """Check that what a pass is given is a graph module.
-
-    Raises:
-        PreconditionError: It is none.
-    """
-    if not isinstance(graph_module, GraphModule):
-        kind = type(graph_module).__name__
-        raise PreconditionError(
-            f"{doing} is given a {kind}, expected a torch.fx.GraphModule: capture the model first, for example by "
-            "fxopt.symbolic_trace(model) or fxopt.capture(model, args)"
-        )
 
 
 def execute(
@@ -229,7 +223,7 @@ def run_pass(run: Run, transformation: Transformation, graph_module: GraphModule
         if not wanted(instruments, info, graph_module):
             return graph_module
         run.names.append(transformation.name)
-        runs_module = any(instrument.runs_module for instrument in instruments)
+        runs_module = any(map(runs_the_module, instruments))
         if runs_module:
             graph_module.recompile()
         guard = _guard(run, graph_module, instruments)
@@ -264,7 +258,7 @@ def _next_pass(run: Run, transformation: Transformation, reverse: bool) -> PassR
 
 def _guard(run: Run, graph_module: GraphModule, instruments: Sequence[InstrumentProtocol]) -> Snapshot | None:
     """Return a snapshot for one pass, where an instrument may veto it."""
-    if not any(instrument.may_veto for instrument in instruments):
+    if not any(map(may_veto, instruments)):
         return None
     return Snapshot.take(graph_module, protect_values=run.protect_values)
 

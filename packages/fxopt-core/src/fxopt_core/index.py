@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fxopt_core.call_forms import says_training
+from fxopt_core.checks import check_graph_module
 from fxopt_core.effects import Effects
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger import Refusal
@@ -27,6 +28,7 @@ class GraphIndex:
     """
 
     def __init__(self, graph_module: GraphModule) -> None:
+        check_graph_module(graph_module, "GraphIndex")
         self.graph_module = graph_module
         self.nodes = tuple(iter_nodes(graph_module.graph))
         self.position = {node: place for place, node in enumerate(self.nodes)}

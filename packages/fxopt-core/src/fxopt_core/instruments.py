@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch.fx import GraphModule
 
-from fxopt_core.errors import PassError
+from fxopt_core.errors import PassError, PreconditionError
 
 if TYPE_CHECKING:
     from fxopt_core.ledger import Record
@@ -47,13 +47,10 @@ class PassRun:
 class InstrumentProtocol(Protocol):
     """What an instrument has to offer; `Instrument` does, with methods that do nothing.
 
-    Attributes:
-        may_veto: whether ``after_pass`` may return False, so that core keeps what it needs to roll the pass back.
-        runs_module: whether it runs the module, so that core recompiles it before ``after_pass``.
+    It may say more by two attributes: ``may_veto``, whether ``after_pass`` may return False, so that core keeps what it
+    needs to roll the pass back (true where it is not said), and ``runs_module``, whether it runs the module, so that
+    core recompiles it before (false where it is not said).
     """
-
-    may_veto: bool
-    runs_module: bool
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
         """Return False to skip the pass."""
@@ -82,7 +79,15 @@ class Instrument:
     """
 
     may_veto: bool = False
+    """Whether `after_pass` may return False; a subclass that overrides it may, unless it says otherwise."""
     runs_module: bool = False
+    """Whether it runs the module, so that core recompiles it before."""
+
+    def __init_subclass__(cls) -> None:
+        """Let a subclass with an `after_pass` of its own veto, unless it says otherwise."""
+        super().__init_subclass__()
+        if "after_pass" in vars(cls) and "may_veto" not in vars(cls):
+            cls.may_veto = True
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
         """Let the pass run."""
@@ -109,12 +114,39 @@ def active_instruments() -> tuple[InstrumentProtocol, ...]:
 
 @contextmanager
 def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
-    """Let instruments see every pass that runs inside the ``with`` block."""
+    """Let instruments see every pass that runs inside the ``with`` block.
+
+    Raises:
+        PreconditionError: An argument is no instrument, or the class of one.
+    """
+    for instrument in instruments:
+        _check_instrument(instrument)
     token = _ACTIVE.set((*_ACTIVE.get(), *instruments))
     try:
         yield
     finally:
         _ACTIVE.reset(token)
+
+
+def _check_instrument(instrument: object) -> None:
+    if isinstance(instrument, type):
+        name = instrument.__name__
+        raise PreconditionError(f"instrumented() is given the class {name}, expected an instance: write {name}()")
+    if not isinstance(instrument, InstrumentProtocol):
+        raise PreconditionError(
+            f"instrumented() is given a {type(instrument).__name__}, expected an instrument: derive it from "
+            "fxopt_core.Instrument"
+        )
+
+
+def may_veto(instrument: InstrumentProtocol) -> bool:
+    """Return whether an instrument may veto a result."""
+    return bool(getattr(instrument, "may_veto", True))
+
+
+def runs_the_module(instrument: InstrumentProtocol) -> bool:
+    """Return whether an instrument runs the module."""
+    return bool(getattr(instrument, "runs_module", False))
 
 
 def wanted(instruments: Sequence[InstrumentProtocol], run: PassRun, graph_module: GraphModule) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import FxoptError
 from fxopt_core.marks import META_KEY
 from fxopt_core.references import operator_reference
@@ -94,7 +95,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor that was taken out: its key, where its values are now, and the key that stood before it."""
+    """A tensor that was taken out: its key, where its values are now, the key before it, and its plain attributes."""
 
     name: str
     piece: Piece | None
@@ -102,6 +103,7 @@ class TensorRow:
     is_parameter: bool = True
     persistent: bool = True
     previous: str | None = None
+    attributes: tuple[tuple[str, object], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -375,8 +377,12 @@ def mark_undone(graph_module: GraphModule, records: Iterable[Record]) -> None:
 def history(graph_module: GraphModule) -> tuple[Record, ...]:
     """Return the records of all that was applied to a graph module, oldest first.
 
+    Raises:
+        PreconditionError: It is no graph module.
+
     >>> import torch
     >>> history(torch.fx.symbolic_trace(torch.nn.ReLU()))
     ()
     """
+    check_graph_module(graph_module, "history")
     return ledger_of(graph_module).records

@@ -21,6 +21,11 @@ def tensor_problem(tensor: Tensor, *, parameter: bool) -> str | None:
     return None
 
 
+def tensor_reason(problem: str) -> str:
+    """Return the reason code of what `tensor_problem` says."""
+    return "hooks" if "hooks" in problem else "not-a-parameter"
+
+
 def module_problem(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> tuple[str, str] | None:
     """Say why a module may not be rewritten, as (reason, predicate), or None: only plain modules of exact types are."""
     cls = type(module)
@@ -72,7 +77,7 @@ def _state_problem(module: nn.Module) -> tuple[str, str] | None:
     for key, tensor in (*module._parameters.items(), *module._buffers.items()):
         problem = None if tensor is None else tensor_problem(tensor, parameter=key in module._parameters)
         if problem is not None:
-            return "not-a-parameter", f"has a `{key}` that {problem}"
+            return tensor_reason(problem), f"has a `{key}` that {problem}"
     return None
 
 

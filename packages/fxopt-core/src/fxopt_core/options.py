@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from inspect import Parameter
 from types import MappingProxyType, SimpleNamespace
 
+from torch import nn
+
 from fxopt_core.coercion import coerce
 from fxopt_core.errors import PassOptionError
 from fxopt_core.naming import close_names, option_text
@@ -73,7 +75,7 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
     A call that lacks required arguments, as ``copy`` and ``pickle`` make it, gives what is known.
 
     Raises:
-        TypeError: an argument that the constructor does not take.
+        PassOptionError: an argument that the constructor does not take.
 
     >>> class Pad:
     ...     def __init__(self, value: float = 0.0, *, multiple_of: int = 8) -> None: ...
@@ -86,7 +88,7 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
     except TypeError:
         bound = _bind_partially(cls, signature, args, kwargs)
     bound.apply_defaults()
-    return _flattened(signature, bound.arguments)
+    return _with_inherited(cls, signature, _flattened(signature, bound.arguments))
 
 
 def construct(cls: type, options: Mapping[str, object]) -> object:
@@ -181,7 +183,24 @@ def _bind_partially(
         return signature.bind_partial(*args, **kwargs)
     except TypeError as error:
         names = ", ".join(signature.parameters) or "none"
-        raise TypeError(f"{cls.__qualname__}() {error}; its options: {names}") from None
+        modules = [value for value in args if isinstance(value, nn.Module)]
+        remedy = f"; to run it, write {cls.__qualname__}()(graph_module)" if modules else ""
+        raise PassOptionError(f"{cls.__qualname__}() {error}; its options: {names}{remedy}") from None
+
+
+def _with_inherited(cls: type, signature: inspect.Signature, options: dict[str, object]) -> dict[str, object]:
+    """Add the defaults of a base class whose options a ``**kwargs`` parameter passes on."""
+    if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        return options
+    for base in cls.__mro__[1:]:
+        if "__init__" in vars(base) and base is not object:
+            own = _signature(base).parameters
+            given = {name: value for name, value in options.items() if name in own}
+            try:
+                return {**bind(base, (), given), **options}
+            except PassOptionError:
+                return options
+    return options
 
 
 def _flattened(signature: inspect.Signature, arguments: Mapping[str, object]) -> dict[str, object]:

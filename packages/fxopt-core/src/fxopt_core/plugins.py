@@ -113,7 +113,9 @@ def read_plugin(load: Callable[[], object], source: PluginSource) -> PluginOffer
         return _read(load(), source)
     except PluginLoadError as error:
         raise PluginLoadError(f"plugin {source}: {error}") from error.__cause__
-    except (Exception, SystemExit) as error:  # foreign code may raise anything, and a module may well exit
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code may raise anything: SystemExit, a cancelled task, a skipped test
         raise PluginLoadError(f"plugin {source} failed to load: {type(error).__name__}: {error}") from error
 
 

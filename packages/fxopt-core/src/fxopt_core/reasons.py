@@ -28,7 +28,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "size-mismatch": "Numbers of features do not fit each other.",
         "several-users": "The intermediate value is used elsewhere too, and would change there.",
         "overlapping": "Another site of the same pass took some of its nodes. Run the pass again.",
-        "mutated": "A value or parameter is written in place between the places that read it.",
+        "mutated": "A value or parameter is written in place between the places that read it, or a global mode "
+        "(autocast, no_grad) changes there.",
         "dtype-mismatch": "The tensors differ in dtype or device.",
         "unsafe-constant": "The constant's inverse is not finite or not normal in the dtype of the computation.",
         "out-of-range": "The new weights would not be finite in their dtype. Use a wider one, or mend the statistics.",

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from fxopt_core import listing
-from fxopt_core.errors import PluginLoadError, RegistryError, UnknownPassError
+from fxopt_core.errors import PluginLoadError, PreconditionError, RegistryError, UnknownPassError
 from fxopt_core.hookspec import PROJECT, PipelinesPlugin, TransformationsPlugin
 from fxopt_core.offers import ALLOW_LIST, Offers
 from fxopt_core.pipeline import build_pipeline, format_pipeline
@@ -130,6 +130,8 @@ class Registry:
             PipelineSyntaxError: the text cannot be read, or gives a pass options that it does not take.
             RegistryError: a name in it is unknown or claimed twice, or a named pipeline contains itself.
         """
+        if not isinstance(text, str):
+            raise PreconditionError(f"a pipeline is a {type(text).__name__}, expected text such as 'merge-linears'")
         return build_pipeline(text, self)
 
     def pipeline_text(self, composition: Transformation) -> str:
@@ -139,6 +141,9 @@ class Registry:
             PassOptionError: it has an option that text cannot express.
             RegistryError: it has a pass that is not registered.
         """
+        from fxopt_core.compose import check_is_transformation
+
+        check_is_transformation(composition, "the pipeline to print")
         return format_pipeline(composition, self)
 
     def register(self, plugin: TransformationsPlugin | PipelinesPlugin, name: str | None = None) -> None:

@@ -15,6 +15,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.graph import _PyTreeCodeGen
 
+from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import PreconditionError
 from fxopt_core.graph import iter_nodes
 
@@ -43,6 +44,7 @@ def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> 
     >>> [tuple(node.meta["val"].shape) for node in infer_shapes(graph_module, torch.zeros(3, 4)).graph.nodes]
     [(3, 4), (3, 8), (3, 8), (3, 8)]
     """
+    check_graph_module(graph_module, "infer_shapes")
     tensors = [*_tensors_in((args, kwargs)), *graph_module.parameters(), *graph_module.buffers()]
     faker = _Faker(_mode_of(tensors), next((tensor.device for tensor in tensors if tensor.device.type != "meta"), None))
     with _undisturbed(faker.mode):

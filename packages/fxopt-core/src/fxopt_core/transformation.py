@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch.fx import GraphModule, Node
 
 from fxopt_core import marks
+from fxopt_core.checks import check_graph_module
 from fxopt_core.graph import iter_nodes
 from fxopt_core.naming import kebab_case
 from fxopt_core.options import bind
@@ -148,6 +149,7 @@ class Transformation(ABC):
 
     def get_transformed_nodes(self, graph_module: GraphModule) -> list[Node]:
         """Return the nodes that this pass marked, in order."""
+        check_graph_module(graph_module, "get_transformed_nodes")
         signature = self.signature
         return [node for node in iter_nodes(graph_module.graph) if marks.has_mark(node, signature)]
 

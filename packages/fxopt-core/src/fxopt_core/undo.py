@@ -7,8 +7,9 @@ from dataclasses import replace
 from torch.fx import GraphModule
 
 from fxopt_core.backwards import Backwards, import_class, undo_error
+from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import NotReversibleError
-from fxopt_core.execution import check_graph_module, in_transaction, lint_and_recompile as check_and_compile
+from fxopt_core.execution import in_transaction, lint_and_recompile as check_and_compile
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger import Record, applied_records, ledger_of, mark_undone, set_ledger
 from fxopt_core.marks import forget_ids

@@ -34,7 +34,7 @@ from fxopt_core.calls import (
     TrueDivision,
 )
 from fxopt_core.index import GraphIndex
-from fxopt_core.module_state import module_problem, tensor_problem
+from fxopt_core.module_state import module_problem, tensor_problem, tensor_reason
 
 __all__ = [
     "BatchNormCall",
@@ -200,7 +200,9 @@ def _tensor(index: GraphIndex, node: Node, value: object, *, parameter: bool) ->
     if problem is None and not index.tensor_names(tensor):
         problem = "is a plain attribute, no parameter or buffer"
     if problem is not None:
-        return Obstacle(_owner(name) or name, "not-a-parameter", f"`{name}`, read by node `{node.name}`, {problem}")
+        return Obstacle(
+            _owner(name) or name, tensor_reason(problem), f"`{name}`, read by node `{node.name}`, {problem}"
+        )
     return TensorRef(name, tensor, value)
 
 

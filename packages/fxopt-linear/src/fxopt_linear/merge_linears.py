@@ -20,6 +20,7 @@ from fxopt_core import (
     GraphIndex,
     LinearCall,
     Obstacle,
+    PassOptionError,
     Piece,
     Refusal,
     ReversibleSitePass,
@@ -91,7 +92,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
             lost, and an in-place edit between forward and backward goes unseen.
 
     Raises:
-        ValueError: ``min_group`` is below 2.
+        PassOptionError: ``min_group`` is no number from 2, or ``where`` is no text.
 
     >>> class Attention(torch.nn.Module):
     ...     def __init__(self):
@@ -105,8 +106,11 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
     """
 
     def __init__(self, *, min_group: int = 2, where: str = "*", share_storage: bool = False) -> None:
+        if type(min_group) is not int or not isinstance(where, str):
+            found = f"min_group={min_group!r}, where={where!r}"
+            raise PassOptionError(f"MergeLinears takes a number as min_group and text as where, and is given {found}")
         if min_group < 2:
-            raise ValueError(f"min_group is {min_group}, expected at least 2: a single linear layer is no group")
+            raise PassOptionError(f"min_group is {min_group}, expected at least 2: a single linear layer is no group")
         self.min_group = min_group
         self.where = where
         self.share_storage = share_storage

@@ -52,10 +52,11 @@ class Verify(Instrument):
     Use it by ``with instrumented(Verify(inputs)):`` around passes and compositions, forwards and in reverse. Criterion
     and comparison are those of `verify`.
 
-    Only passes that claim to preserve the computation (``preserves_computation``) are held to it: the others are meant
-    to change it, or their authors have not said; `checks` lists them as not checked. Within a composition the outputs
-    after one pass are those before the next, and the run in float64 is that of the module before the first one, so that
-    n passes cost n + 1 runs of the module for each input, a copy of it in float64, and a run of that.
+    Every pass is held to it, whether or not it claims to preserve the computation (``preserves_computation``): many
+    authors have not said. With ``claimed_only=True`` those that do not claim it are let through; `checks` lists them as
+    not checked. Within a composition the outputs after one pass are those before the next, and the run in float64 is
+    that of the module before the first one, so that n passes cost n + 1 runs of the module for each input, a copy of it
+    in float64, and a run of that.
 
     Attributes:
         checks: what was found, a `Check` for each run of a pass, in order.
@@ -79,18 +80,20 @@ class Verify(Instrument):
         rtol: float | None = None,
         atol: float | None = None,
         on_failure: Literal["raise", "veto"] = "raise",
+        claimed_only: bool = False,
     ) -> None:
         """Prepare to gate passes.
 
         Args:
             inputs: as for `verify`.
             original: a module to compare with after each pass, in place of the module before that pass, so that
-                rounding does not add up unseen. It is run once, before the first pass. After a pass that does not claim
-                to preserve the computation it no longer serves: later passes are compared with the module before them.
+                rounding does not add up unseen. It is run once, before the first pass. After a pass that was let
+                through unchecked it no longer serves: later passes are compared with the module before them.
             rtol: relative tolerance in place of the dtype's.
             atol: absolute tolerance in place of the dtype's.
             on_failure: "raise" a `VerificationError`, which rolls back the whole run, or "veto", which rolls back this
                 pass alone and goes on with the next one.
+            claimed_only: whether passes that do not claim to preserve the computation are let through unchecked.
 
         Raises:
             PreconditionError: An argument makes no sense.
@@ -100,6 +103,7 @@ class Verify(Instrument):
         check_tolerances(rtol, atol)
         self.checks: list[Check] = []
         self.may_veto = on_failure == "veto"
+        self._claimed_only = claimed_only
         self._inputs = read_inputs(inputs)
         self._original = original
         self._of_original: list[Baseline] | None = None
@@ -119,7 +123,7 @@ class Verify(Instrument):
         Raises:
             PreconditionError: The module, or the original, refuses the inputs.
         """
-        if not run.transformation.preserves_computation:
+        if self._claimed_only and not run.transformation.preserves_computation:
             return
         try:
             self._pending[id(run)] = self._expected(run, graph_module)

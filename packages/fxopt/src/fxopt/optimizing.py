@@ -66,6 +66,10 @@ def optimize(
 def _transformation(pipeline: str | Transformation | None) -> Transformation:
     if isinstance(pipeline, Transformation):
         return pipeline
+    if isinstance(pipeline, type):
+        raise PreconditionError(
+            f"pipeline is the class {pipeline.__name__}, expected an instance: {pipeline.__name__}()"
+        )
     if pipeline is not None and not isinstance(pipeline, str):
         raise PreconditionError(
             f"pipeline is a {type(pipeline).__name__}, expected text such as 'merge-linears,fold-batch-norm', or an "

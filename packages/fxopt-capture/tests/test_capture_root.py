@@ -1,0 +1,23 @@
+"""A model that is a single layer is captured, too: its call stays an operator, since no node can call the root."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxopt_capture import capture, symbolic_trace
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (nn.Linear(4, 2), torch.randn(3, 4)),
+        (nn.Conv2d(3, 2, 3), torch.randn(2, 3, 5, 5)),
+        (nn.ReLU(), torch.ones(2, 2)),
+    ],
+)
+def test_a_single_layer(model: nn.Module, x: Tensor) -> None:
+    for graph_module in (capture(model, (x,)), symbolic_trace(model, example_inputs=(x,))):
+        assert torch.equal(graph_module(x), model(x))
+        assert list(graph_module.state_dict()) == list(model.state_dict())
