@@ -83,12 +83,12 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
 def test_only_what_is_declared_is_imported(name: str) -> None:
     """What core declares is there for all who declare core; an extra is imported only where it is used.
 
-    With torch comes sympy: torch hands out symbolic sizes as its expressions. `typing_extensions` may be named for type
-    checkers, which bring their own; at run time nothing needs it.
+    With torch comes sympy: torch hands out symbolic sizes as its expressions. Core imports it only where it is used.
+    `typing_extensions` may be named for type checkers, which bring their own; at run time nothing needs it.
     """
     core = {"torch", "sympy", "pluggy"} if "fxopt-core" in declared(name) else set()
     always = {name, *declared(name), *core}
-    somewhere = {*always, *declared(name, extras=True), "typing-extensions"}
+    somewhere = {*always, *declared(name, extras=True), "typing-extensions", "sympy"}
     surplus = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in folder_of(name).rglob("*.py")

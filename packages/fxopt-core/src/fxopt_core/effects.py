@@ -32,6 +32,7 @@ _MODE_PREFIXES = ("_set_", "set_", "_enter_", "_exit_", "_push_", "_pop_")
 def changes_mode(node: Node) -> bool:
     """Return whether a node changes a global mode of torch: gradients, autocast, inference mode, a default.
 
+    >>> import torch
     >>> graph = torch.fx.Graph()
     >>> changes_mode(graph.call_function(torch._C._set_grad_enabled, (False,)))
     True
