@@ -97,7 +97,7 @@ class LinearCall(ParameterisedCall):
 class ConvolutionCall(ParameterisedCall):
     """A convolution over 1, 2 or 3 dimensions, plain or transposed.
 
-    The weight is (out, in / groups, *kernel), or (in, out / groups, *kernel) for a transposed one.
+    The weight is ``(out, in / groups, *kernel)``, or ``(in, out / groups, *kernel)`` for a transposed one.
     """
 
     weight: TensorRef

@@ -86,8 +86,8 @@ class Measurement:
     """What comparing two tensors gave.
 
     Attributes:
-        max_absolute_error: largest |a - b|; 0 for empty tensors.
-        max_relative_error: largest |a - b| / |a| where a is not zero.
+        max_absolute_error: largest ``|a - b|``; 0 for empty tensors.
+        max_relative_error: largest ``|a - b| / |a|`` where a is not zero.
         differing: how many elements differ by more than is allowed.
         worst: the one that does so most, or None for empty tensors.
         relative_rms: rms(a - b) / rms(a), where this alone is too large; None otherwise.
