@@ -34,7 +34,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "unsafe-constant": "The constant's inverse is not finite or not normal in the dtype of the computation.",
         "out-of-range": "The new weights would not be finite in their dtype. Use a wider one, or mend the statistics.",
         "shape-arithmetic": "The dividend is a Python number that is computed from shapes; a product would round.",
-        "rounded-quotient": "The quotient is floored, rounded, compared or turned into an integer later, or jumps or tells an index.",
+        "rounded-quotient": "Later the quotient is rounded, compared, made an integer, or decides an index or a jump.",
         "rounding-mode": "The division rounds its quotient.",
         "group-too-small": "Fewer linear layers share this input than the pass is told to merge.",
         "filtered": "The pass is told to leave modules of this name alone.",
