@@ -177,7 +177,7 @@ def test_structured_inputs() -> None:
         captured(Pair(x), [{"h": x}, 3])
     with pytest.raises(CaptureError, match=r"dimension 1"):
         captured(Pair(x), [{"h": torch.randn(3, 5)}, 2])
-    with pytest.raises(Exception):  # noqa: B017  # torch's own error about the structure
+    with pytest.raises(CaptureError, match=r"`states\[0\]` of the captured Structured is a Tensor"):
         captured(Pair(x), [x, 2])
 
 
@@ -200,3 +200,4 @@ def test_binding_pickles_and_copies() -> None:
         assert isinstance(binding, InputBinding)
         assert isinstance(other, InputBinding)
         assert other.form == binding.form
+        assert other.nestings == binding.nestings

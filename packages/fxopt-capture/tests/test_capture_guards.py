@@ -228,3 +228,27 @@ def test_a_capture_compiles(linear: GraphModule) -> None:
     compiled = torch.compile(linear, backend="eager", fullgraph=True)
     x = torch.randn(3, 4)
     assert torch.equal(compiled(x), linear(x))
+
+
+class Converting(nn.Module):
+    """Converts its first input to the dtype of the second."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.to(y.dtype) + y
+
+
+def test_a_dtype_that_is_baked_in_is_checked() -> None:
+    captured = capture(Converting().eval(), (torch.ones(3, 2), torch.ones(3, 2)))
+    assert torch.equal(captured(torch.ones(3, 2), torch.ones(3, 2)), torch.full((3, 2), 2.0))
+    message = r"`x` has dtype torch\.float64, where the graph was captured for torch\.float32 and has conversions"
+    for other in (captured, pickle.loads(pickle.dumps(captured)), copy.deepcopy(captured)):
+        with pytest.raises(CaptureError, match=message):
+            other(torch.ones(3, 2).double(), torch.ones(3, 2).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_module_that_was_cast_takes_inputs_of_its_dtype(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.ReLU()).eval()
+    captured = capture(copy.deepcopy(model), torch.randn(2, 4)).to(dtype)
+    x = torch.randn(3, 4, dtype=dtype)
+    assert torch.equal(captured(x), model.to(dtype)(x))

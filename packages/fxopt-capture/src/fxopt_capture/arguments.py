@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt_core.errors import CaptureError
 
+from .nesting import Nesting, fitted
 from .structures import register_again
 
 _EMPTY = inspect.Parameter.empty
@@ -189,16 +190,24 @@ class InputBinding:
         form: how the model was called when it was captured.
         model_name: the model's class, for messages.
         structures: the dataclasses that the graph's inputs and outputs consist of.
+        nestings: how the containers of each input nest, by name; what is not here is not checked.
 
     >>> form = CallForm((Parameter("x", True, True, True), Parameter("mask", True, True, False)), ("x",))
     >>> InputBinding(form, "Model")(None, (torch.ones(1),), {"mask": None})
     ((), {'x': tensor([1.])})
     """
 
-    def __init__(self, form: CallForm, model_name: str, structures: tuple[type, ...] = ()) -> None:
+    def __init__(
+        self,
+        form: CallForm,
+        model_name: str,
+        structures: tuple[type, ...] = (),
+        nestings: Mapping[str, Nesting] | None = None,
+    ) -> None:
         self.form = form
         self.model_name = model_name
         self.structures = structures
+        self.nestings = dict(nestings or {})
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Take over the state; another process has yet to register the dataclasses of inputs and outputs."""
@@ -211,7 +220,8 @@ class InputBinding:
         """Return the call with every argument by name, in the graph's order.
 
         Raises:
-            CaptureError: an argument is missing, unknown, given twice, or was not given when the model was captured.
+            CaptureError: an argument is missing, unknown, given twice, was not given when the model was captured, or
+                consists of other containers than it did then.
         """
         values = self._by_name(args, kwargs)
         inputs = {name: values.pop(name) for name in self.form.inputs if name in values}
@@ -223,6 +233,8 @@ class InputBinding:
             )
         self._check_fixed(values)
         self._check_rest(values)
+        for name in inputs.keys() & self.nestings.keys():
+            inputs[name] = fitted(inputs[name], self.nestings[name], name, self.model_name)
         return (), inputs
 
     def _by_name(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, object]:

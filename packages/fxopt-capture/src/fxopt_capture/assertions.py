@@ -8,10 +8,14 @@ the assertion is in the way of reading the graph.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.fx import Graph, Node
 
 from fxopt_core.graph import iter_nodes
+
+from .guards import InputGuards
 
 aten = torch.ops.aten
 _CONVERSIONS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default})
@@ -26,6 +30,26 @@ def drop_assertions(graph: Graph) -> None:
                 graph.erase_node(node)
         elif _is_settled(node, settled):
             settled.add(node)
+
+
+def with_asserted_dtypes(guards: InputGuards, graph: Graph) -> InputGuards:
+    """Return guards that also refuse what a graph's assertions on the dtypes of its inputs do, but say what to do.
+
+    Args:
+        guards: those of the graph's inputs, in order.
+        graph: the graph; its assertions stay, as they are about devices too.
+    """
+    dtypes: dict[Node, torch.dtype] = {}
+    for node in iter_nodes(graph):
+        dtype = node.kwargs.get("dtype")
+        if node.target is aten._assert_tensor_metadata.default and isinstance(dtype, torch.dtype):
+            dtypes[node.all_input_nodes[0]] = dtype
+    placeholders = [node for node in iter_nodes(graph) if node.op == "placeholder"]
+    specs = [
+        spec if spec.kind is None else replace(spec, dtype=dtypes.get(node))
+        for spec, node in zip(guards.specs, placeholders, strict=True)
+    ]
+    return InputGuards(specs, guards.conditions, guards.mode)
 
 
 def _is_settled(node: Node, settled: set[Node]) -> bool:

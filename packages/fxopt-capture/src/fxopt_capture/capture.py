@@ -16,9 +16,11 @@ from fxopt_core.graph import iter_nodes
 
 from . import huggingface
 from .arguments import CallForm, InputBinding, bind_call
+from .assertions import with_asserted_dtypes
 from .captured import GUARDS, CapturedModule, assemble
 from .dynamic import batch_dimension
 from .guards import InputGuards
+from .nesting import nesting_of
 from .raising import raise_layers
 from .shells import attribute, shell_tree
 from .strategy import Export, Request, export
@@ -41,9 +43,12 @@ def capture(
     normalization and embedding layers are calls of modules in it, which share parameters and buffers with the model and
     nothing else; the model is not changed. The result takes its arguments and returns its outputs as the model does.
     Inputs for which the graph is not valid are refused with a `CaptureError`: other sizes in static dimensions, sizes
-    on which the model branches, arguments that were not given here. A batch of one as example does for other batches
-    too; where the model distinguishes sizes of 0 or 1, model and graph are compared on slices of the example, and a
-    size at which they differ is refused.
+    on which the model branches, arguments that were not given here, lists of another length and dictionaries with other
+    keys. A batch of one as example does for other batches too; where the model distinguishes sizes of 0 or 1, model and
+    graph are compared on slices of the example, and a size at which they differ is refused.
+
+    Hugging Face decoders are captured without a cache of keys and values (``use_cache=False``), unless `kwargs` hold
+    ``past_key_values`` or say otherwise, so that ``past_key_values`` is not among the outputs.
 
     Args:
         model: the model, in the mode (``train``, ``eval``) that the graph is to have.
@@ -114,7 +119,9 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedM
     if huggingface.is_pretrained(model):
         dimensions_of, preparations = huggingface.dynamic_dimensions, huggingface.preparations(model, call.inputs)
     exported = export(Request(model, call.form, call.inputs, dynamic_shapes, dimensions_of, preparations))
-    binding = InputBinding(call.form, type(model).__name__, dataclasses_of(exported.module.graph))
+    # Only now: a model's own containers may be known to torch's pytrees only since the export.
+    nestings = {name: nesting_of(value) for name, value in call.inputs.items()}
+    binding = InputBinding(call.form, type(model).__name__, dataclasses_of(exported.module.graph), nestings)
     return _build(model, exported, binding)
 
 
@@ -149,7 +156,7 @@ def _build(model: nn.Module, exported: Export, binding: InputBinding) -> Capture
     shell._modules.pop(GUARDS, None)  # of a module that was captured before; the new ones include them
     for name, value in constants.items():
         _attach(shell, name, value)
-    captured = assemble(shell, graph, exported.guards, binding)
+    captured = assemble(shell, graph, with_asserted_dtypes(exported.guards, graph), binding)
     graph.lint()
     return captured
 

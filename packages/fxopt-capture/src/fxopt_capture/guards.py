@@ -24,12 +24,15 @@ class InputSpec:
         kind: ``bool``, ``integer``, ``floating`` or ``complex`` for a tensor, None for a constant.
         sizes: a tensor's size per dimension, None where it is dynamic.
         value: what a constant must equal.
+        dtype: the one that a tensor must have because the graph converts it or others to it, None where any of its
+            kind does.
     """
 
     name: str
     kind: str | None
     sizes: tuple[int | None, ...] = ()
     value: object = None
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,11 @@ def _check_tensor(spec: InputSpec, value: object) -> None:
         raise CaptureError(
             f"input `{spec.name}` has dtype {value.dtype}, where the graph was captured for a {spec.kind} one; "
             f"{_ADVICE}"
+        )
+    if spec.dtype is not None and value.dtype != spec.dtype:
+        raise CaptureError(
+            f"input `{spec.name}` has dtype {value.dtype}, where the graph was captured for {spec.dtype} and has "
+            f"conversions for that dtype in it; pass {spec.dtype}, or capture the model again with {value.dtype}"
         )
     for dimension, size in enumerate(spec.sizes):
         if size is not None and value.size(dimension) != size:

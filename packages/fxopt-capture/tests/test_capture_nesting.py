@@ -1,0 +1,182 @@
+"""A captured graph module takes containers that nest as at capture, and refuses all others."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fxopt_capture import capture
+from fxopt_capture.nesting import fitted, nesting_of
+from fxopt_core.errors import CaptureError
+
+
+class Point(NamedTuple):
+    """A named tuple."""
+
+    first: Tensor
+    second: Tensor
+
+
+class Place(NamedTuple):
+    """Another named tuple of the same size."""
+
+    first: Tensor
+    second: Tensor
+
+
+@dataclasses.dataclass
+class Optional:
+    """A dataclass of which one field may be missing."""
+
+    first: Tensor
+    second: Tensor | None = None
+
+
+class Total(nn.Module):
+    """Computes with all tensors in a container, and with their number."""
+
+    def forward(self, x: Tensor, values: Any) -> Tensor:
+        leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+        return x * len(leaves) + sum(leaves)
+
+
+X = torch.ones(3, 2)
+
+
+def one() -> Tensor:
+    """Return a tensor; not the same one twice, as torch.export would take them for one."""
+    return torch.ones(())
+
+
+REFUSED: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
+    "more": (lambda: [one()], lambda: [one(), one()], "`values` of the captured Total is a list of 2, .* a list of 1"),
+    "fewer": (lambda: [one(), one()], lambda: [one()], "is a list of 1, where it was captured with a list of 2; pass"),
+    "empty": (lambda: (one(),), tuple, "is a tuple of 0, where it was captured with a tuple of 1"),
+    "keys": (lambda: {"a": one()}, lambda: {"a": one(), "b": one()}, r"is a dict with the keys \['a', 'b'\], where"),
+    "lost key": (lambda: {"a": one(), "b": one()}, lambda: {"a": one()}, r"with a dict with the keys \['a', 'b'\]"),
+    "other key": (lambda: {"a": one()}, lambda: {"b": one()}, r"keys \['b'\], .* keys \['a'\]"),
+    "ordered": (lambda: OrderedDict(a=one()), lambda: OrderedDict(a=one(), b=one()), "is a OrderedDict with the keys"),
+    "nested": (
+        lambda: [[one()], 1],
+        lambda: [[one(), one()], 1],
+        r"`values\[0\]` of the captured Total is a list of 2",
+    ),
+    "in a dict": (lambda: {"a": [one()]}, lambda: {"a": [one()] * 2}, r"`values\['a'\]` .* is a list of 2"),
+    "leaf": (
+        lambda: [one()],
+        lambda: [[one()]],
+        r"`values\[0\]` .* is a list of 1, .* captured with a tensor or const",
+    ),
+    "tensor": (lambda: [one()], lambda: torch.ones(1), "is a Tensor, where it was captured with a list of 1"),
+    "mapping": (lambda: [one()], lambda: {0: one()}, "is a dict with the keys"),
+    "list": (lambda: {0: one()}, lambda: [one()], "is a list of 1, where it was captured with a dict"),
+    "plain": (one, lambda: [one()], "`values` .* is a list of 1, where it was captured with a tensor"),
+    "field": (lambda: Optional(one()), lambda: Optional(one(), one()), r"Optional with \.first, \.second, where"),
+    "named": (lambda: Point(one(), one()), lambda: Place(one(), one()), r"is a Place with \.first, .* with a Point"),
+    "in named": (lambda: Point([one()], one()), lambda: Point([one()] * 2, one()), r"`values\.first` .* list of 2"),  # type: ignore[arg-type]  # a list on purpose
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_another_nesting_is_refused(name: str) -> None:
+    captured_with, called_with, message = REFUSED[name]
+    captured = capture(Total().eval(), (X, captured_with()))
+    assert torch.equal(captured(X, captured_with()), Total()(X, captured_with()))
+    with pytest.raises(CaptureError, match=message):
+        captured(X, called_with())
+    with pytest.raises(CaptureError, match=message):
+        captured(values=called_with(), x=X)
+
+
+class Named(nn.Module):
+    """Computes something of its own with each value of a dictionary."""
+
+    def forward(self, values: dict[str, Any]) -> Any:
+        a, b = values["a"], values["b"]
+        return a[0] - 2 * a[1] + 3 * b
+
+
+A, B = torch.full((2, 3), 5.0), torch.full((2, 3), 7.0)
+ACCEPTED: dict[str, Callable[[], object]] = {
+    "same": lambda: {"a": [A, B], "b": X.T},
+    "order": lambda: {"b": X.T, "a": [A, B]},
+    "tuple": lambda: {"a": (A, B), "b": X.T},
+    "named": lambda: {"a": Point(A, B), "b": X.T},
+    "ordered": lambda: OrderedDict(b=X.T, a=[A, B]),
+    "default": lambda: defaultdict(list, b=X.T, a=[A, B]),
+    "view": lambda: MappingProxyType({"b": X.T, "a": (A, B)}),
+}
+
+
+@pytest.mark.parametrize("example", ["same", "order", "tuple", "ordered", "default"])
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_harmless_differences_are_accepted(example: str, name: str) -> None:
+    captured = capture(Named().eval(), (ACCEPTED[example](),))
+    assert torch.equal(captured(ACCEPTED[name]()), A - 2 * B + 3 * X.T)
+
+
+def test_variadic_arguments_are_checked_each() -> None:
+    class Many(nn.Module):
+        def forward(self, *groups: Any) -> Any:
+            return sum(len(group) * sum(group) for group in groups)
+
+    captured = capture(Many().eval(), ([X], [X.clone(), X.clone()]))
+    assert torch.equal(captured([X], [X, X]), 5 * X)
+    with pytest.raises(CaptureError, match="`groups_0` of the captured Many is a list of 2"):
+        captured([X, X], [X, X])
+
+
+def test_copies_and_pickles_refuse_too() -> None:
+    captured = capture(Total().eval(), (X, {"a": [one()]}))
+    for other in (pickle.loads(pickle.dumps(captured)), copy.deepcopy(captured), copy.copy(captured)):
+        assert torch.equal(other(X, {"a": (one(),)}), 2 * X)
+        with pytest.raises(CaptureError, match=r"`values\['a'\]`"):
+            other(X, {"a": [one(), one()]})
+
+
+def test_containers_compile() -> None:
+    captured = capture(Total().eval(), (X, {"a": [one()]}))
+    compiled = torch.compile(captured, backend="eager")
+    assert torch.equal(compiled(X, {"a": [one()]}), 2 * X)
+
+
+VALUES = st.recursive(
+    st.integers() | st.none(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from("abc"), inner)
+        | st.dictionaries(st.sampled_from("abc"), inner).map(OrderedDict)
+        | st.builds(Point, inner, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(VALUES)
+def test_a_value_fits_its_own_nesting_unchanged(value: object) -> None:
+    assert fitted(value, nesting_of(value), "x", "Model") is value
+
+
+@settings(max_examples=100, deadline=None)
+@given(VALUES, VALUES)
+def test_what_fits_has_the_structure_of_the_capture(value: object, other: object) -> None:
+    try:
+        result = fitted(other, nesting_of(value), "x", "Model")
+    except CaptureError:
+        assert pytree.tree_structure(other) != pytree.tree_structure(value)
+    else:
+        assert pytree.tree_structure(result) == pytree.tree_structure(value)
+        assert sorted(map(repr, pytree.tree_leaves(result))) == sorted(map(repr, pytree.tree_leaves(other)))
