@@ -25,7 +25,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_capture import capture
-from fxopt_core import NotReversibleError, compose, history, registry, undo
+from fxopt_core import NotReversibleError, compose, history, iter_nodes, registry, undo
 from fxopt_tools import verify
 
 SENTENCES = [
@@ -289,12 +289,17 @@ def undo_exactly(
     undo(graph_module)
     before, after = captured.state_dict(), graph_module.state_dict()
     same = list(before) == list(after) and all(torch.equal(before[key], after[key]) for key in before)
-    names = [node.name for node in captured.graph.nodes] == [node.name for node in graph_module.graph.nodes]
+    names = names_of(captured) == names_of(graph_module)
     equal = torch.equal(first_tensor(captured(**inputs)), first_tensor(graph_module(**inputs)))
     verdict = "[green]exact" if same and names and equal else "[red]NOT exact"
     compared = f"{len(after)} tensors, their keys, {len(captured.graph.nodes)} nodes and the output"
     lines.append(f"Undo of {subject.reversible}: {verdict}[/]; compared bit for bit: {compared}")
     return lines
+
+
+def names_of(graph_module: GraphModule) -> list[str]:
+    """Return the names of the nodes, in order."""
+    return [node.name for node in iter_nodes(graph_module.graph)]
 
 
 def first_tensor(output: Any) -> torch.Tensor:
