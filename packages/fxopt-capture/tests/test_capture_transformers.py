@@ -135,6 +135,13 @@ def test_embeddings_and_labels_as_inputs(transformers: ModuleType) -> None:
         torch.testing.assert_close(traced(**check).loss, model(**check, use_cache=False).loss, rtol=1e-6, atol=1e-6)
 
 
+def test_decoders_have_a_cache_only_where_it_is_asked_for(transformers: ModuleType) -> None:
+    model = build(transformers, "LlamaForCausalLM", num_hidden_layers=1)
+    ids = torch.randint(99, (2, 4))
+    assert list(capture(model, (ids,))(ids)) == ["logits"]
+    assert list(capture(model, (ids,), {"use_cache": True})(ids, use_cache=True)) == ["logits", "past_key_values"]
+
+
 def test_unknown_input_name(bert: nn.Module) -> None:
     with pytest.raises(CaptureError, match="takes no input 'input_idz'; did you mean 'input_ids'") as caught:
         symbolic_trace(bert, ["input_idz"])
