@@ -31,6 +31,7 @@ from fxopt_core.index import GraphIndex
 from fxopt_core.instruments import Instrument, InstrumentProtocol, PassRun, instrumented
 from fxopt_core.ledger import Derived, Ledger, Piece, Record, Refusal, Rewrite, history
 from fxopt_core.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
+from fxopt_core.module_state import bare_module
 from fxopt_core.options import OptionInfo, options_of
 from fxopt_core.pipeline import parse_pipeline
 from fxopt_core.plugins import PassInfo
@@ -111,6 +112,7 @@ __all__ = [
     "UndoError",
     "UnknownPassError",
     "VerificationError",
+    "bare_module",
     "compose",
     "faithful_copy",
     "history",

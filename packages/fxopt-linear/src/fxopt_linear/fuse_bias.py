@@ -18,6 +18,7 @@ from fxopt_core import (
     Piece,
     Refusal,
     ReversibleSitePass,
+    bare_module,
     mixed_flags_refusal,
     read_linear,
     sharing_refusal,
@@ -103,7 +104,7 @@ def _widened(call: LinearCall) -> nn.Linear:
     """Return a layer whose weight is ``[W | b]``, of shape (out_features, in_features + 1)."""
     assert call.bias is not None
     weight, bias = call.weight.tensor, call.bias.tensor
-    module = nn.Linear(call.in_features + 1, call.out_features, bias=False, device="meta", dtype=weight.dtype)
+    module = bare_module(nn.Linear, call.in_features + 1, call.out_features, bias=False)
     with torch.no_grad():
         widened = torch.cat([weight.detach(), bias.detach().unsqueeze(1)], dim=1)
     module.weight = nn.Parameter(widened, requires_grad=weight.requires_grad)

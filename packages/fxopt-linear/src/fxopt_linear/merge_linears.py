@@ -24,6 +24,7 @@ from fxopt_core import (
     Piece,
     Refusal,
     ReversibleSitePass,
+    bare_module,
     input_of,
     read_linear,
     sharing_refusal,
@@ -326,7 +327,7 @@ def _merged(calls: Sequence[LinearCall]) -> nn.Linear:
     """Return the merged layer; its weight is the concatenation of the weights along dimension 0."""
     weight, biases = calls[0].weight.tensor, [call.bias.tensor.detach() for call in calls if call.bias is not None]
     total = sum(call.out_features for call in calls)
-    module = nn.Linear(calls[0].in_features, total, bias=bool(biases), device="meta").train(calls[0].training)
+    module = bare_module(nn.Linear, calls[0].in_features, total, bias=bool(biases)).train(calls[0].training)
     with torch.no_grad():
         merged = torch.cat([call.weight.tensor.detach() for call in calls])
         module.weight = nn.Parameter(merged, requires_grad=weight.requires_grad)

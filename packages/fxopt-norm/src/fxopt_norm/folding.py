@@ -21,6 +21,7 @@ from fxopt_core import (
     Refusal,
     SitePass,
     TensorRef,
+    bare_module,
     input_of,
     mixed_flags_refusal,
     read_batch_norm,
@@ -255,7 +256,7 @@ def folded(site: FoldSite) -> nn.Module:
     """Return the layer that computes both; frozen tensors stay frozen."""
     layer = site.layer
     if isinstance(layer, LinearCall):
-        module: nn.Module = nn.Linear(layer.in_features, layer.out_features, device="meta").train(layer.training)
+        module: nn.Module = bare_module(nn.Linear, layer.in_features, layer.out_features).train(layer.training)
     else:
         module = layer.build(bias=True)
     weight, bias = _new_tensors(site)
