@@ -252,12 +252,17 @@ class Derived:
         inputs: pairs of its tensor parameters and the original full names; None for an absent one.
         settings: pairs of its other parameters and their values.
         outputs: full names of the new tensors, in the order of its results; None for an absent one.
+        restore: ``"module:name"`` of a function that goes back: it gets the new tensors by position and the settings by
+            keyword, with ``shapes``, a mapping of the names in ``inputs`` to shapes (None for an absent one), and
+            returns a mapping of these names to tensors from which ``function`` computes the same again. None where there
+            is no way back.
     """
 
     function: str
     inputs: tuple[tuple[str, str | None], ...]
     settings: tuple[tuple[str, object], ...]
     outputs: tuple[str | None, ...]
+    restore: str | None = None
 
 
 @dataclass(frozen=True)
