@@ -136,6 +136,7 @@ class TestPiece:
         tensor = torch.arange(24.0).view(6, 4)
         assert Piece("w").take(tensor) is tensor
         assert torch.equal(Piece("w", ((0, 1, 2), (1, 3, 1)), squeeze=1).take(tensor), tensor[1:3, 3])
+        assert torch.equal(Piece("w", ((0, 1, 2),), transposed=True).take(tensor), tensor[1:3].t())
         taken = Piece("w", ((0, 2, 2),)).take(tensor)
         assert taken.untyped_storage()._cdata == tensor.untyped_storage()._cdata
         with pytest.raises(RuntimeError):

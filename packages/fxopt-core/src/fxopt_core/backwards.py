@@ -279,7 +279,7 @@ class Backwards:
         try:
             piece = row.piece.take(tensor.detach())
             # A copy of a single column would keep the distance between rows as its stride.
-            plain = piece.is_contiguous()
+            plain = piece.is_contiguous() or row.piece.transposed
             values = piece.new_empty(piece.shape).copy_(piece) if plain else piece.clone()
         except (RuntimeError, IndexError) as error:
             raise self.refuse(f"`{row.piece.key}` has shape {tuple(tensor.shape)} now ({error})") from error
