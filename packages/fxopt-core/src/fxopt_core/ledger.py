@@ -6,7 +6,7 @@ a pass from the tensors that the rewritten module has now, and to map its keys t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -84,8 +84,8 @@ class Derived:
         outputs: full names of the new tensors, in the order of its results; None for an absent one.
         restore: ``"module:name"`` of a function that goes back: it gets the new tensors by position and the settings by
             keyword, with ``shapes``, a mapping of the names in ``inputs`` to shapes (None for an absent one), and
-            returns a mapping of these names to tensors from which ``function`` computes the same again. None where there
-            is no way back.
+            returns a mapping of these names to tensors from which ``function`` computes the same again. None where
+            there is no way back.
     """
 
     function: str

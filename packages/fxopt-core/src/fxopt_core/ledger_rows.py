@@ -1,0 +1,205 @@
+"""What a record keeps of nodes, modules and tensors that a pass took out or put in, and of its edits, one by one.
+
+Plain immutable data, without tensors; see `fxopt_core.ledger`, which re-exports all of it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from fxopt_core.references import operator_reference
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A node inside recorded arguments, by its number."""
+
+    id: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where the values of an original tensor are inside a new one.
+
+    Attributes:
+        key: full name of the new tensor.
+        slices: (dimension, start, length) triples, applied one after the other.
+        squeeze: a dimension of size 1 to drop after that, or None.
+        transposed: whether rows and columns are exchanged at last, as between ``Conv1D`` of GPT-2 and ``nn.Linear``.
+    """
+
+    key: str
+    slices: tuple[tuple[int, int, int], ...] = ()
+    squeeze: int | None = None
+    transposed: bool = False
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """Return the view of ``tensor`` that holds the original's values.
+
+        >>> import torch
+        >>> Piece("merged.weight", ((0, 2, 3),)).take(torch.zeros(8, 4)).shape
+        torch.Size([3, 4])
+        >>> Piece("merged.weight", ((0, 2, 3),), transposed=True).take(torch.zeros(8, 4)).shape
+        torch.Size([4, 3])
+        """
+        for dim, start, length in self.slices:
+            tensor = tensor.narrow(dim, start, length)
+        if self.squeeze is not None:
+            tensor = tensor.squeeze(self.squeeze)
+        return tensor.t() if self.transposed else tensor
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """A tensor that was taken out: its key, where its values are now, the key before it, and its plain attributes."""
+
+    name: str
+    piece: Piece | None
+    shape: tuple[int, ...]
+    is_parameter: bool = True
+    persistent: bool = True
+    previous: str | None = None
+    attributes: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A list among recorded attributes: a record is immutable."""
+
+    items: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """A module that was taken out, with what is needed to build it again.
+
+    Attributes:
+        name: full name.
+        cls: ``"module:qualified.name"`` of its class.
+        attributes: its plain attributes and its train/eval flag, as pairs; lists stand as `Listed`.
+        tensors: its own parameters and buffers in order; absent ones have no piece and no shape.
+        previous: the name that stood before it among its siblings.
+        twin: full name of the new module whose train/eval flag it takes instead; None where there is none.
+    """
+
+    name: str
+    cls: str
+    attributes: tuple[tuple[str, object], ...]
+    tensors: tuple[TensorRow, ...]
+    previous: str | None
+    twin: str | None
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """A node: its operation, target, arguments with `Ref` for nodes, name, and the number of the node before it."""
+
+    id: int
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    name: str
+    type_expr: Any = None
+    previous: int | None = None
+    meta: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep what pickles: targets by name, and of ``meta`` only what can travel."""
+        state = dict(self.__dict__)
+        state["target"] = operator_reference(self.target) or self.target
+        state["meta"] = {key: value for key, value in self.meta.items() if _pickles(value)}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make ``meta`` immutable again."""
+        state["meta"] = MappingProxyType(state["meta"])
+        self.__dict__.update(state)
+
+
+def _pickles(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # whatever it is, it stays behind
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class NodeAdded:
+    """A pass put this node in."""
+
+    row: NodeRow
+
+
+@dataclass(frozen=True)
+class NodeRemoved:
+    """A pass took this node out."""
+
+    row: NodeRow
+
+
+@dataclass(frozen=True)
+class NodeReplaced:
+    """All users of one node read another one since.
+
+    Attributes:
+        old: number of the node that was replaced.
+        new: number of the node that stands for it.
+        places: where ``new`` had users of its own, the users of ``old`` and the places among their nested arguments at
+            which they read it; otherwise None.
+    """
+
+    old: int
+    new: int
+    places: tuple[tuple[int, tuple[int, ...]], ...] | None = None
+
+
+@dataclass(frozen=True)
+class UsersOrdered:
+    """The users of a node before a pass changed them, where they were not in the order of the graph."""
+
+    node: int
+    users: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModuleAdded:
+    """A pass put this module in; ``shapes`` are those of its tensors by local name, None for an absent one."""
+
+    name: str
+    cls: str
+    shapes: tuple[tuple[str, tuple[int, ...] | None], ...]
+
+
+@dataclass(frozen=True)
+class ModuleRemoved:
+    """A pass took this module out."""
+
+    row: ModuleRow
+
+
+@dataclass(frozen=True)
+class TensorRemoved:
+    """A pass took this parameter or buffer out."""
+
+    row: TensorRow
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """A region of a new tensor that no original has: the rewrite is the original's only while it holds ``value``."""
+
+    piece: Piece
+    value: float = 0.0
+
+
+Operation = (
+    NodeAdded | NodeRemoved | NodeReplaced | UsersOrdered | ModuleAdded | ModuleRemoved | TensorRemoved | Neutral
+)
