@@ -6,6 +6,7 @@ They are read from the signature: `options_of` says what a pass takes, `bind` wh
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import typing
 import weakref
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
 from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 from torch import nn
 
@@ -21,6 +23,11 @@ from fxopt_core.errors import PassOptionError
 from fxopt_core.naming import close_names, option_text
 
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+_FACTORY = (
+    inspect.signature(dataclasses.make_dataclass("_Made", [("made", list, dataclasses.field(default_factory=list))]))
+    .parameters["made"]
+    .default
+)  # what stands in a dataclass's constructor where the default is made anew each time
 _signatures: weakref.WeakKeyDictionary[Callable[..., object], inspect.Signature] = weakref.WeakKeyDictionary()
 
 
@@ -65,7 +72,7 @@ def options_of(cls: type) -> Mapping[str, OptionInfo]:
     """
     constructor = _constructor_of(cls)
     parameters = [p for p in _signature(cls).parameters.values() if p.kind not in _VARIADIC]
-    return MappingProxyType({p.name: _option_info(p, constructor) for p in parameters})
+    return MappingProxyType({p.name: _option_info(cls, p, constructor) for p in parameters})
 
 
 def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
@@ -105,6 +112,48 @@ def construct(cls: type, options: Mapping[str, object]) -> object:
     bound.arguments.update(options)
     bound.apply_defaults()
     return cls(*bound.args, **bound.kwargs)
+
+
+def is_placeholder(value: object) -> bool:
+    """Return whether a default only stands for one that the constructor makes: that of a dataclass, or a bare object.
+
+    >>> is_placeholder(object()), is_placeholder(None)
+    (True, False)
+    """
+    return type(value) in (object, type(_FACTORY))  # by type, since copies of them are others
+
+
+def kept(value: object) -> object:
+    """Return a value as it is now: lists, tuples, dictionaries and sets are copied, what is in them likewise.
+
+    >>> given = [1, {"a": [2]}]
+    >>> now = kept(given)
+    >>> given[1]["a"].append(3)
+    >>> now
+    [1, {'a': [2]}]
+    """
+    try:
+        return _kept(value, {})
+    except RecursionError:  # such a value has no signature either
+        return value
+
+
+def _kept(value: Any, copies: dict[int, object]) -> object:
+    if id(value) in copies:
+        return copies[id(value)]
+    if type(value) is list:
+        items: list[object] = []
+        copies[id(value)] = items
+        items.extend(_kept(item, copies) for item in value)
+        return items
+    if type(value) is dict:
+        entries: dict[object, object] = {}
+        copies[id(value)] = entries
+        entries.update((key, _kept(item, copies)) for key, item in value.items())
+        return entries
+    if type(value) is set:
+        return set(value)
+    return tuple(_kept(item, copies) for item in value) if type(value) is tuple else value
 
 
 def find_option(pass_name: str, options: Mapping[str, OptionInfo], name: str) -> OptionInfo:
@@ -214,9 +263,12 @@ def _flattened(signature: inspect.Signature, arguments: Mapping[str, object]) ->
     return flat
 
 
-def _option_info(parameter: Parameter, constructor: Callable[..., object] | None) -> OptionInfo:
-    required = parameter.default is Parameter.empty
-    return OptionInfo(parameter.name, _resolved(parameter, constructor), parameter.default, required)
+def _option_info(cls: Any, parameter: Parameter, constructor: Callable[..., object] | None) -> OptionInfo:
+    default = parameter.default
+    if default is _FACTORY:
+        factories: dict[str, Any] = {field.name: field.default_factory for field in dataclasses.fields(cls)}
+        default = factories[parameter.name]()
+    return OptionInfo(parameter.name, _resolved(parameter, constructor), default, default is Parameter.empty)
 
 
 def _resolved(parameter: Parameter, constructor: Callable[..., object] | None) -> object:

@@ -100,6 +100,11 @@ def current_frame(graph_module: GraphModule) -> Frame | None:
     return frame if frame is not None and frame.graph_module is graph_module else None
 
 
+def a_pass_is_running() -> bool:
+    """Return whether a pass is inside of its ``transform`` or ``reverse`` in this context."""
+    return _FRAME.get() is not None
+
+
 def composing_run(graph_module: GraphModule) -> Run | None:
     """Return the run that is between two passes on a graph module; None outside one, and inside of a pass."""
     run = _RUN.get()
@@ -148,11 +153,14 @@ def run_open(run: Run) -> Iterator[None]:
     outer = _FRAME.get()
     if outer is not None:
         outer.flush()
-    frame, token = _FRAME.set(None), _RUN.set(run)
+    frame = _FRAME.set(None)
     try:
-        yield
+        token = _RUN.set(run)
+        try:
+            yield
+        finally:
+            _RUN.reset(token)
     finally:
-        _RUN.reset(token)
         _FRAME.reset(frame)
 
 

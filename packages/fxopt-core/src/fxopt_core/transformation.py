@@ -13,8 +13,8 @@ from fxopt_core import marks
 from fxopt_core.checks import check_graph_module
 from fxopt_core.graph import iter_nodes
 from fxopt_core.naming import kebab_case
-from fxopt_core.options import bind
-from fxopt_core.runs import note_mark
+from fxopt_core.options import bind, is_placeholder, kept
+from fxopt_core.runs import a_pass_is_running, note_mark
 from fxopt_core.signature import signature_of, uuid_of
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ class Transformation(ABC):
     A subclass implements `transform`, which edits ``graph_module.graph`` and returns the graph module. Calling the pass
     runs it as a transaction: if anything raises, the graph module is as it was.
 
-    The constructor's parameters are the options of the pass. They make up its `signature`, which marks the nodes that
-    it changed; an equal pass object in another process recognises its marks.
+    The constructor's parameters are the options of the pass, be it a class with an ``__init__`` or a dataclass. They
+    make up its `signature`, which marks the nodes that it changed; an equal pass object in another process recognises
+    its marks. Whatever else a pass stores on itself, and whatever it stores while it runs, counts for nothing.
 
     >>> import operator, torch
     >>> class MulToAdd(Transformation):
@@ -53,11 +54,37 @@ class Transformation(ABC):
 
     _bound: dict[str, object]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let equality follow the signature in every pass that does not spell it out itself.
+
+        A dataclass generates ``__eq__`` only where the class has none of its own, and would come before the inherited
+        one; so would a plain mixin.
+        """
+        super().__init_subclass__(**kwargs)
+        base = next(base for base in cls.__mro__[1:] if issubclass(base, Transformation))
+        if "__eq__" not in vars(cls):
+            cls.__eq__ = vars(base)["__eq__"]  # type: ignore[method-assign]  # as a class body would
+            cls.__hash__ = vars(cls).get("__hash__", vars(base)["__hash__"])  # type: ignore[method-assign]  # the same
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Remember the constructor's arguments: they are the options."""
         self = super().__new__(cls)
-        self._bound = bind(cls, args, kwargs)
+        options = {name: kept(value) for name, value in bind(cls, args, kwargs).items()}
+        object.__setattr__(self, "_bound", options)  # a frozen dataclass is a pass, too
         return self
+
+    if not TYPE_CHECKING:  # type checkers would take a class with this method to have attributes of any name
+
+        def __setattr__(self, name: str, value: object) -> None:
+            """Set an attribute; to set one anew that holds an option is to change the option.
+
+            Not so while a pass runs: what it stores then is its own state (a counter). And not so when the constructor
+            sets it first: an option is what the constructor is given, so that an equal pass can be made of it.
+            """
+            options = vars(self).get("_bound", {})
+            if name in options and (name in vars(self) or is_placeholder(options[name])) and not a_pass_is_running():
+                object.__setattr__(self, "_bound", {**options, name: kept(value)})  # a shallow copy shares the old one
+            super().__setattr__(name, value)
 
     @abstractmethod
     def transform(self, graph_module: GraphModule) -> GraphModule:
@@ -117,9 +144,12 @@ class Transformation(ABC):
 
     @property
     def options(self) -> Mapping[str, object]:
-        """The constructor's parameters with their current values."""
-        state = vars(self)
-        return MappingProxyType({name: state.get(name, value) for name, value in self._bound.items()})
+        """The constructor's arguments by name, defaults filled in; lists and the like as they were then.
+
+        Setting the attribute of that name anew changes the option, but not while a pass runs.
+        """
+        given = self._bound.items()
+        return MappingProxyType({name: getattr(self, name, v) if is_placeholder(v) else v for name, v in given})
 
     @property
     def signature(self) -> str:

@@ -1,0 +1,387 @@
+"""Passes are equal exactly if their signatures are: whatever their class looks like, and whatever they did since."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, dataclass, field
+from typing import Any, Generic, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fxopt_core import (
+    PassOptionError,
+    Registry,
+    Transformation,
+    compose,
+    hookimpl,
+    iter_nodes,
+)
+from fxopt_core.options import is_placeholder, kept, options_of
+
+_UNSET: Any = object()
+
+
+class Base(Transformation):
+    """It does nothing but count."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in iter_nodes(graph_module.graph):
+            self.mark_as_transformed(node)
+        return graph_module
+
+
+@dataclass
+class Data(Base):
+    size: int = 2
+    names: list[str] = field(default_factory=list)
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        self.size += 1
+        self.names.append("seen")
+        return super().transform(graph_module)
+
+
+@dataclass(frozen=True)
+class Frozen(Base):
+    size: int = 2
+    names: tuple[str, ...] = field(default_factory=tuple)
+
+
+@dataclass(order=True)
+class Ordered(Base):
+    size: int = 2
+
+
+@dataclass(slots=True)
+class Slotted(Base):
+    size: int = 2
+
+
+@dataclass
+class Config:
+    size: int = 2
+
+
+class Mixed(Config, Base):
+    """A dataclass as a mixin, whose equality would come first."""
+
+
+@dataclass
+class Derived(Data):
+    more: float = 0.5
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class OfType(Base, Generic[T]):
+    size: int = 2
+
+
+class Spelled(Base):
+    """It says itself what is equal."""
+
+    def __init__(self, *, size: int = 2) -> None:
+        self.size = size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spelled)
+
+    def __hash__(self) -> int:
+        return 7
+
+
+class InheritsSpelled(Spelled):
+    """So does its base."""
+
+
+class Counting(Base):
+    """Its counter, its list and its tensor stand under the names of options."""
+
+    def __init__(self, *, rounds: int = 0, seen: list[Any] | None = None, size: Any = 1) -> None:
+        self.seen = [] if seen is None else seen
+        self.size = size
+        self.rounds = rounds
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        self.rounds += 1
+        self.seen.append(self.rounds)
+        self.size = torch.zeros(2)
+        self.new = object()
+        return super().transform(graph_module)
+
+
+class Normalises(Base):
+    """It stores something else than it was given."""
+
+    def __init__(self, names: Any = (), *, where: str = "*", unset: Any = _UNSET) -> None:
+        self.names = tuple(names)
+        self.where = re.compile(where.replace("*", ".*"))
+        self.unset = [] if unset is _UNSET else unset
+
+
+def traced() -> GraphModule:
+    return torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU()))
+
+
+class TestDataclasses:
+    @pytest.mark.parametrize("cls", [Data, Frozen, Ordered, Slotted, Mixed, Derived, OfType, OfType[int]])
+    def test_equality_and_hash_follow_the_signature(self, cls: Any) -> None:
+        assert cls() == cls(size=2)
+        assert hash(cls()) == hash(cls(size=2))
+        assert cls().signature == cls(size=2).signature
+        for size in (3, 2.0, True, None):
+            assert cls(size=size) != cls()
+            assert cls(size=size).signature != cls().signature
+        assert len({cls(), cls(), cls(size=3)}) == 2
+
+    def test_types_of_one_shape_differ(self) -> None:
+        made = [Data(), Frozen(), Ordered(), Slotted(), Mixed(), Derived(), OfType()]
+        assert len({each.signature for each in made}) == len(set(made)) == len(made)
+
+    def test_a_tensor_as_option(self) -> None:
+        made: list[Any] = [Mixed(torch.zeros(2)), Mixed(torch.zeros(2)), Mixed(torch.ones(2))]  # type: ignore[arg-type]  # any value does
+        assert made[0] == made[1] != made[2]
+        assert hash(made[0]) == hash(made[1])
+
+    def test_frozen_ones_stay_frozen(self) -> None:
+        with pytest.raises(FrozenInstanceError):
+            Frozen().size = 3  # type: ignore[misc]  # that is the test
+
+    def test_ordering_is_left_to_the_dataclass(self) -> None:
+        assert Ordered(1) < Ordered(2)
+
+    def test_defaults_made_anew(self) -> None:
+        assert Data().options == {"size": 2, "names": []}
+        assert Frozen().options == {"size": 2, "names": ()}
+        assert Data() == Data(names=[])
+        assert options_of(Data)["names"].default == []
+        assert not options_of(Data)["names"].required
+
+    def test_as_a_plugin(self) -> None:
+        class Plugin:
+            @hookimpl
+            def fxopt_transformations(self) -> list[type[Transformation]]:
+                return [Data]
+
+        passes = Registry([])
+        passes.register(Plugin())
+        assert passes.create("data") == Data()
+        for text in ("data", "data{size=3}", 'data{names=["a"]}'):
+            assert passes.pipeline_text(passes.pipeline(text)) == text
+        with pytest.raises(PassOptionError, match="size"):
+            passes.create("data", size="big")
+
+    @pytest.mark.parametrize("made", [Data(3), Frozen(3), Derived(3, more=1.0), Mixed(3), Slotted(3)])
+    @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+    def test_copies_are_equal(self, made: Any, copied: Callable[[Any], Any]) -> None:
+        twin = copied(made)
+        assert (twin, twin.signature, twin.size) == (made, made.signature, 3)
+
+    def test_marks_are_those_of_an_equal_pass(self) -> None:
+        graph_module, given = traced(), Data()
+        given(graph_module)
+        assert len(Data().get_transformed_nodes(graph_module)) == len(given.get_transformed_nodes(graph_module)) == 3
+        assert not Data(3).get_transformed_nodes(graph_module)
+
+
+class TestSpelledOut:
+    def test_a_class_may_say_itself_what_is_equal(self) -> None:
+        for cls in (Spelled, InheritsSpelled):
+            assert cls(size=1) == cls(size=2)
+            assert hash(cls()) == 7
+            assert cls(size=1).signature != cls(size=2).signature
+
+    def test_a_hash_alone(self) -> None:
+        class Hashed(Base):
+            __hash__ = object.__hash__
+
+        made = Hashed()
+        assert hash(made) == object.__hash__(made)
+        assert Hashed() == Hashed()
+
+
+class TestWhileRunning:
+    def test_what_a_pass_stores_counts_for_nothing(self) -> None:
+        given = Counting(size=3)
+        before, shown = given.signature, repr(given)
+        for _ in range(2):
+            given(traced())
+        compose(given, given)(traced())
+        assert (given.rounds, given.seen) == (4, [1, 2, 3, 4])
+        assert (given.signature, repr(given)) == (before, shown)
+        assert given == Counting(size=3)
+        assert dict(given.options) == {"rounds": 0, "seen": None, "size": 3}
+
+    def test_nor_what_it_appends_to_a_list_it_was_given(self) -> None:
+        listed: list[Any] = [[0]]
+        given = Counting(seen=listed)
+        given(traced())
+        assert listed == [[0], 1]
+        assert given == Counting(seen=[[0]])
+        assert given.options["seen"] == [[0]]
+
+    def test_nor_inside_of_another_pass(self) -> None:
+        inner = Counting()
+
+        class Outer(Base):
+            def transform(self, graph_module: GraphModule) -> GraphModule:
+                return inner.transform(inner(graph_module))
+
+        Outer()(traced())
+        assert (inner.rounds, inner) == (2, Counting())
+
+    def test_nor_a_list_that_a_dataclass_made(self) -> None:
+        given = Data()
+        given(traced())
+        assert (given.size, given.names) == (3, ["seen"])
+        assert given == Data()
+
+    def test_marks_are_found_afterwards(self) -> None:
+        graph_module, given = traced(), Counting()
+        given(graph_module)
+        assert len(given.get_transformed_nodes(graph_module)) == 3
+        assert len(Counting().get_transformed_nodes(graph_module)) == 3
+
+    def test_a_copy_made_afterwards_is_equal(self) -> None:
+        given = Counting()
+        given(traced())
+        twin = pickle.loads(pickle.dumps(given))
+        assert (twin, twin.rounds) == (given, 1)
+
+
+class TestSetAnew:
+    def test_changes_the_option(self) -> None:
+        given = Counting(size=1)
+        given.size = 2
+        assert given == Counting(size=2)
+        assert given.options["size"] == 2
+
+    def test_a_copy_does_not_follow(self) -> None:
+        given = Counting(size=1)
+        twin = copy.copy(given)
+        twin.size = 2
+        assert (given, twin) == (Counting(size=1), Counting(size=2))
+
+    def test_other_attributes_do_not_count(self) -> None:
+        given, other = Counting(), Counting()
+        given.first, given.second = 1, 2  # type: ignore[attr-defined]  # any name may be set
+        other.second, other.first = 2, 1  # type: ignore[attr-defined]  # any name may be set
+        assert given == other == Counting()
+
+
+class TestNormalised:
+    def test_an_equal_pass_can_be_made_of_the_options(self) -> None:
+        given = Normalises(["a"], where="layer.*")
+        assert given.options["names"] == ["a"]
+        assert given.options["where"] == "layer.*"
+        options: dict[str, Any] = dict(given.options)
+        assert Normalises(**options) == given
+
+    def test_a_bare_object_stands_for_what_is_stored(self) -> None:
+        assert Normalises().options["unset"] == []
+        assert Normalises() == Normalises(unset=[])
+        assert len(Normalises().signature) == 64
+
+
+class TestReading:
+    @pytest.mark.parametrize(
+        "made", [Counting(seen=[1]), Data(), Frozen(), Mixed(), Normalises(), compose(Data(), Data())]
+    )
+    def test_changes_nothing(self, made: Transformation) -> None:
+        before, keys = pickle.dumps(vars(made)), list(vars(made))
+        assert made.signature == made.signature
+        assert isinstance(made.uuid(), str)
+        assert made == made  # reading, too
+        assert isinstance(hash(made), int)
+        assert dict(made.options) == dict(made.options)
+        assert (pickle.dumps(vars(made)), list(vars(made))) == (before, keys)
+
+    def test_leaves_a_tensor_alone(self) -> None:
+        value = torch.arange(6.0).reshape(2, 3).t().requires_grad_()
+        made, state = Counting(size=value), (value._version, value.data_ptr(), value.stride(), value.requires_grad)
+        assert made.options["size"] is value
+        assert made.signature
+        assert (value._version, value.data_ptr(), value.stride(), value.requires_grad) == state
+
+
+class TestKept:
+    def test_containers_are_copied_and_the_rest_is_not(self) -> None:
+        tensor = torch.zeros(1)
+        given: dict[str, Any] = {"a": [1, (2, [tensor])], "b": {3}}
+        now: Any = kept(given)
+        given["a"][1][1].append(4)
+        given["b"].add(5)
+        assert now == {"a": [1, (2, [tensor])], "b": {3}}
+        assert now["a"][1][1][0] is tensor
+
+    def test_containers_that_contain_themselves(self) -> None:
+        items: list[Any] = []
+        entries: dict[str, Any] = {"items": items, "pair": (items,)}
+        items += [entries, items]
+        now: Any = kept(items)
+        assert now[1] is now
+        assert now[0]["items"] is now
+        assert now[0]["pair"][0] is now
+        with pytest.raises(TypeError, match="contains itself"):
+            _ = Counting(seen=items).signature
+
+    def test_containers_nested_too_deeply(self) -> None:
+        items: list[Any] = []
+        for _ in range(100_000):
+            items = [items]
+        assert kept(items) is items
+
+    def test_placeholders(self) -> None:
+        assert [is_placeholder(value) for value in (object(), Data, None, [], 0)] == [True] + [False] * 4
+
+
+SCRIPT = """
+import enum, pathlib, torch
+from dataclasses import dataclass, field
+from fxopt_core import DeepCopy, Transformation, compose
+
+class Kind(enum.Enum):
+    ONE = "one"
+
+@dataclass
+class Data(Transformation):
+    names: set = field(default_factory=set)
+    table: dict = field(default_factory=dict)
+    inner: object = None
+
+    def transform(self, graph_module):
+        return graph_module
+
+table = {word: {word, 1, 1.5, None, Kind.ONE} for word in ("one", "two", "three")}
+given = [torch.float16, pathlib.PurePosixPath("a"), torch.arange(6.0).reshape(2, 3).t(), torch.Size([1]), -0.0, -2]
+print(compose(Data({"a", "b", "c"}, table, compose(Data(inner=given), DeepCopy()))).signature)
+"""
+
+
+def test_the_same_in_every_process() -> None:
+    found = set()
+    for seed in ("0", "1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        found.add(
+            subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, check=True).stdout
+        )
+    assert len(found) == 1
+
+
+def test_tensors_as_options_by_value() -> None:
+    value = torch.arange(6.0).reshape(2, 3)
+    same: list[Tensor] = [value.clone(), value.t().contiguous().t(), value.clone().requires_grad_(), value[:, :]]
+    assert {Counting(size=each) for each in same} == {Counting(size=value)}
+    others: list[Tensor] = [value.double(), value.t(), value.flatten(), value + 1, -value, torch.nn.Parameter(value)]
+    assert len({Counting(size=each) for each in [value, *others]}) == 7
