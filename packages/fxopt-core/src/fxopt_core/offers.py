@@ -16,8 +16,11 @@ ALLOW_LIST = "FXOPT_PLUGINS"
 
 _OFFERED_BY = {
     "change-true-div-to-mul-by-inverse": "fxopt-arith",
+    "fuse-batch-norm-in-conv-transpose": "fxopt-norm",
+    "fuse-batch-norm1d-in-conv1d": "fxopt-norm",
     "fuse-batch-norm1d-in-linear": "fxopt-norm",
     "fuse-batch-norm2d-in-conv2d": "fxopt-norm",
+    "fuse-batch-norm3d-in-conv3d": "fxopt-norm",
     "fuse-bias-in-linear": "fxopt-linear",
     "merge-linears": "fxopt-linear",
 }

@@ -1,0 +1,88 @@
+"""What the registry gets from core itself: copies and checks, to be named in pipeline text."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+import fxopt_core.plugin
+from fxopt_core import (
+    DeepCopy,
+    LintAndRecompile,
+    Registry,
+    Transformation,
+    __version__,
+    compose,
+    history,
+    registry,
+    undo,
+)
+from fxopt_core.hookspec import TransformationsPlugin
+
+PLUGIN: TransformationsPlugin = fxopt_core.plugin
+PASSES: dict[str, type[Transformation]] = {"deep-copy": DeepCopy, "lint-and-recompile": LintAndRecompile}
+
+
+@pytest.fixture
+def passes() -> Registry:
+    """A registry of core's passes alone."""
+    made = Registry(entry_points=[])
+    made.register(PLUGIN, name="core")
+    return made
+
+
+def traced() -> GraphModule:
+    return torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
+
+
+def listed(allow_list: str | None) -> str:
+    """Return the passes that a fresh process knows under an allow-list."""
+    environment = {name: value for name, value in os.environ.items() if name != "FXOPT_PLUGINS"}
+    environment |= {} if allow_list is None else {"FXOPT_PLUGINS": allow_list}
+    script = "from fxopt_core import registry; print(*registry().available())"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_the_process_knows_them(name: str) -> None:
+    info = registry().available()[name]
+    assert (info.family, info.distribution, info.version) == ("core", "fxopt-core", __version__)
+    assert (info.reversible, info.preserves_computation, dict(info.options)) == (True, True, {})
+    assert "->" in info.summary
+    assert registry().create(name) == PASSES[name]()
+
+
+@pytest.mark.parametrize(
+    "text", ["deep-copy", "lint-and-recompile", "deep-copy,lint-and-recompile", "lint-and-recompile,deep-copy"]
+)
+def test_text_prints_back(passes: Registry, text: str) -> None:
+    assert passes.pipeline_text(passes.pipeline(text)) == text
+    assert passes.pipeline(text) == compose(*(PASSES[name]() for name in text.split(",")))
+
+
+def test_a_pipeline_works_on_a_copy(passes: Registry) -> None:
+    """What `compose(..., inplace=False)` does, and text has no other way to say."""
+    given = traced()
+    copied = passes.pipeline("deep-copy,lint-and-recompile")(given)
+    assert copied is not given
+    assert not history(given)
+    assert [record.pass_name for record in history(copied)] == ["deep-copy", "lint-and-recompile"]
+    assert copied.get_parameter("0.weight") is not given.get_parameter("0.weight")
+    undo(copied)
+    torch.testing.assert_close(copied(torch.ones(1, 2)), given(torch.ones(1, 2)))
+
+
+@pytest.mark.parametrize(("allow_list", "expected"), [("core", "deep-copy lint-and-recompile"), ("", ""), ("none", "")])
+def test_the_allow_list_holds_for_core_too(allow_list: str, expected: str) -> None:
+    assert listed(allow_list) == expected
+
+
+def test_without_a_list_they_are_there() -> None:
+    assert {"deep-copy", "lint-and-recompile"} <= set(listed(None).split())
