@@ -251,7 +251,7 @@ class TestVetoes:
         graph_module = traced()
         with instrumented(Log("a", log), Log("b", log, vetoes="swap"), Log("c", log)):
             Swap()(graph_module)
-        assert log[3:] == ["c after swap", "b after swap", "a failed swap: PassError"]
+        assert log[3:] == ["c after swap", "b after swap", "a failed swap: VetoError"]
         assert " + " in graph_module.code
         (record,) = history(graph_module)
         assert (record.state, len(record.rewrites), record.operations) == ("vetoed", 1, None)

@@ -40,6 +40,10 @@ class UndoError(NotReversibleError, PreconditionError):
     """A reversible pass cannot be undone on this graph any more; nothing was changed."""
 
 
+class VetoError(PassError):
+    """An instrument vetoed a pass, and what was asked for cannot stand without it."""
+
+
 class VerificationError(PassError):
     """The numbers that a transformed module computes are not those of the original."""
 

@@ -1,4 +1,4 @@
-"""Running a pass: transaction, records, demands, instruments."""
+"""Calling a pass: its transaction, the demands on it, the members of a composition, its record."""
 
 from __future__ import annotations
 
@@ -13,19 +13,10 @@ from fxopt_core import pickling
 from fxopt_core.checks import check_graph_module
 from fxopt_core.copying import faithful_copy
 from fxopt_core.errors import NotReversibleError, PassError, PostconditionError, PreconditionError
-from fxopt_core.instruments import (
-    InstrumentProtocol,
-    PassRun,
-    active_instruments,
-    enter,
-    may_veto,
-    report,
-    report_failure,
-    runs_the_module,
-    wanted,
-)
+from fxopt_core.instruments import PassRun, current_run, inside
 from fxopt_core.ledger import Record, adopt_records, append_record, ledger_of, mark_undone, set_ledger
 from fxopt_core.marks import META_KEY
+from fxopt_core.observing import lint_and_recompile, observed, written_note
 from fxopt_core.recording import State, make_record, own_records, signature_or_empty
 from fxopt_core.runs import Frame, Run, composing_run, frame_open, run_open
 from fxopt_core.transaction import Snapshot
@@ -136,23 +127,6 @@ def leaves(transformation: Transformation) -> list[Transformation]:
     return [leaf for member in transformation.transformations for leaf in leaves(member)]
 
 
-def lint_and_recompile(graph_module: GraphModule, transformation: Transformation) -> None:
-    """Check a graph and generate its code anew.
-
-    Raises:
-        PostconditionError: The graph is broken.
-    """
-    try:
-        graph_module.graph.lint()
-        graph_module.recompile()
-    except Exception as error:  # whatever torch finds
-        raise PostconditionError(
-            f"pass `{transformation.name}` left a broken graph: {error}. Nothing was changed; insert nodes before "
-            "those that read them, and erase those that nothing reads",
-            pass_name=transformation.name,
-        ) from error
-
-
 def in_transaction(
     transformation: Transformation,
     graph_module: GraphModule,
@@ -175,7 +149,7 @@ def in_transaction(
 
 def _roll_back(snapshot: Snapshot, transformation: Transformation, error: BaseException) -> NoReturn:
     written = snapshot.restore()
-    note = f" {_written_note(written)}" if written else ""
+    note = f" {written_note(written)}" if written else ""
     if isinstance(error, PassError):
         error.pass_name = error.pass_name or transformation.name
         if note:
@@ -189,57 +163,32 @@ def _roll_back(snapshot: Snapshot, transformation: Transformation, error: BaseEx
     ) from error
 
 
-def _written_note(names: Sequence[str]) -> str:
-    return (
-        f"The pass wrote values in place, which a rollback does not bring back: {', '.join(names)}. Run it with "
-        "protect_values=True to have them copied first."
-    )
-
-
 def run_members(composition: Composition, graph_module: GraphModule, *, reverse: bool) -> GraphModule:
     """Run the members of a composition within the open transaction, or, without one, each by itself."""
     run = composing_run(graph_module)
     members = composition.transformations[::-1] if reverse else composition.transformations
     if not composition.inplace and (run is None or run.transformation is not composition):
         graph_module = faithful_copy(graph_module)
-    for member in members:
-        if run is None:
-            graph_module = member(graph_module, lint_and_recompile=False, reverse=reverse)
-        else:
-            graph_module = run.current = run_pass(run, member, graph_module, reverse)
+    with inside(PassRun(composition, reverse=reverse, parent=current_run())):
+        for member in members:
+            if run is None:
+                graph_module = member(graph_module, lint_and_recompile=False, reverse=reverse)
+            else:
+                graph_module = run.current = run_pass(run, member, graph_module, reverse)
     return graph_module
 
 
 def run_pass(run: Run, transformation: Transformation, graph_module: GraphModule, reverse: bool) -> GraphModule:
-    """Run one pass within an open transaction, under the instruments of this context."""
+    """Run one pass, or undo it, within an open transaction, under the instruments of this context."""
     from fxopt_core.compose import Composition
 
     if isinstance(transformation, Composition):
         return run_members(transformation, graph_module, reverse=reverse)
     info = _next_pass(run, transformation, reverse)
-    instruments = active_instruments()
-    entered: list[InstrumentProtocol] = []
-    try:
-        if not wanted(instruments, info, graph_module):
-            return graph_module
-        run.names.append(transformation.name)
-        runs_module = any(map(runs_the_module, instruments))
-        if runs_module:
-            graph_module.recompile()
-        guard = _guard(run, graph_module, instruments)
-        enter(entered, instruments, info, graph_module)
-        result, record = _apply(run, info, graph_module)
-        if runs_module:
-            lint_and_recompile(result, transformation)
-        veto = report(entered, info, result, record)
-        if veto is not None:
-            _take_back(guard, veto)
-            result, record = graph_module, replace(record, state="vetoed", operations=None, derived=())
-    except BaseException as error:
-        report_failure(entered, info, graph_module, error)
-        if isinstance(error, Exception):
-            _raise_named(error, info)
-        raise
+    result, record = observed(run, info, graph_module, lambda: apply_pass(run, info, graph_module))
+    if record is None:
+        return result
+    run.names.append(info.name)
     if not reverse:
         run.records.append(record)
         append_record(result, record)
@@ -252,51 +201,16 @@ def _next_pass(run: Run, transformation: Transformation, reverse: bool) -> PassR
 
     index = run.total - 1 - run.started if reverse else run.started
     run.started += 1
-    composed = isinstance(run.transformation, Composition)
-    return PassRun(transformation, index if composed else None, tuple(run.names), reverse)
+    place = index if isinstance(run.transformation, Composition) else None
+    return PassRun(transformation, place, tuple(run.names), reverse, current_run())
 
 
-def _guard(run: Run, graph_module: GraphModule, instruments: Sequence[InstrumentProtocol]) -> Snapshot | None:
-    """Return a snapshot for one pass, where an instrument may veto it."""
-    if not any(map(may_veto, instruments)):
-        return None
-    return Snapshot.take(graph_module, protect_values=run.protect_values)
-
-
-def _take_back(guard: Snapshot | None, veto: PassError) -> None:
-    """Restore what was before a vetoed pass.
-
-    Raises:
-        PassError: That is not possible, so that the whole run has to be rolled back.
-    """
-    if guard is None:
-        raise PassError(f"{veto}, which core was not prepared for: an instrument that vetoes declares may_veto = True")
-    written = guard.restore()
-    if written:
-        raise PassError(f"{veto}, and cannot be taken back alone. {_written_note(written)}")
-
-
-def _raise_named(error: Exception, info: PassRun) -> NoReturn:
-    """Raise a `PassError` that names the pass; one that is raised already gets the name where it has none."""
-    if isinstance(error, PassError):
-        error.pass_name = error.pass_name or info.name
-        error.index = info.index if error.index is None else error.index
-        raise error
-    before = f" after {', '.join(f'`{name}`' for name in info.before)}" if info.before else ""
-    place = f" (pass {info.index} of the composition{before})" if info.index is not None else ""
-    what = "undoing it" if info.reverse else "it"
-    raise PassError(
-        f"pass `{info.name}`{place} failed, and {what} was rolled back: {type(error).__name__}: {error}",
-        pass_name=info.name,
-        index=info.index,
-    ) from error
-
-
-def _apply(run: Run, info: PassRun, graph_module: GraphModule) -> tuple[GraphModule, Record]:
+def apply_pass(run: Run, info: PassRun, graph_module: GraphModule) -> tuple[GraphModule, Record]:
     """Call ``transform`` or ``reverse``, and return its result with the record of it."""
     transformation = info.transformation
     frame, before = Frame(graph_module), State(graph_module)
     known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
+    taken_back = own_records(graph_module, transformation) if info.reverse else []
     marked = before.marked(signature)
     started = time.perf_counter()
     with frame_open(frame):
@@ -321,4 +235,11 @@ def _apply(run: Run, info: PassRun, graph_module: GraphModule) -> tuple[GraphMod
     )
     if info.reverse:
         mark_undone(result, own_records(result, transformation))
+        record = as_undone(record, taken_back)
     return result, record
+
+
+def as_undone(record: Record, taken_back: Sequence[Record]) -> Record:
+    """Return the record of a reversal: what was taken back, in place of what the reversal itself did."""
+    rewrites = tuple(rewrite for each in taken_back for rewrite in each.rewrites)
+    return replace(record, state="undone", rewrites=rewrites, operations=None, derived=())

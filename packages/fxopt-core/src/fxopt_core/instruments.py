@@ -1,6 +1,7 @@
 """Instruments: observers of pass runs, which may also veto a result.
 
-An instrument is scoped by a context manager; the one that was entered last is called first when a pass is over.
+An instrument is scoped by a context manager. The one that was entered first is outermost: it is told first that a pass
+is about to run, and last that the pass is over.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch.fx import GraphModule
 
-from fxopt_core.errors import PassError, PreconditionError
+from fxopt_core.errors import PreconditionError, VetoError
 
 if TYPE_CHECKING:
     from fxopt_core.ledger import Record
@@ -26,16 +27,20 @@ class PassRun:
     """One pass about to run, running or over.
 
     Attributes:
-        transformation: the pass.
+        transformation: the pass. Where `undo` takes back a pass that cannot be made again from its record, this is a
+            stand-in with the record's name, options and signature.
         index: position among all passes that the outermost composition comes down to, or None outside one.
         before: names of the passes of the composition that ran before it, in this direction.
         reverse: whether it is being undone.
+        parent: the run that this one is part of: of a composition, of a pass that calls others, or of `undo`. None for
+            an outermost one. Compositions and `undo` are only seen here, never by themselves.
     """
 
     transformation: Transformation
     index: int | None = None
     before: tuple[str, ...] = ()
     reverse: bool = False
+    parent: PassRun | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -53,13 +58,17 @@ class InstrumentProtocol(Protocol):
     """
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
-        """Return False to skip the pass."""
+        """Return False to skip the pass; where `undo` asks, that is an error, as it takes back a run as a whole."""
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
         """See the graph module before the pass."""
 
     def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
-        """See the result; return False to have the pass rolled back, raise to have the whole run rolled back."""
+        """See the result; return False to have the pass rolled back, raise to have the whole run rolled back.
+
+        Of a pass that is being undone, the record has state "undone", the rewrites that were taken back, and the time
+        that this took. `undo` takes back a run as a whole: there, to return False is to roll all of it back, too.
+        """
 
     def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
         """Learn that the pass failed or was vetoed, in place of ``after_pass``."""
@@ -105,6 +114,22 @@ class Instrument:
 
 
 _ACTIVE: ContextVar[tuple[InstrumentProtocol, ...]] = ContextVar("fxopt_instruments", default=())
+_CURRENT: ContextVar[PassRun | None] = ContextVar("fxopt_current_run", default=None)
+
+
+def current_run() -> PassRun | None:
+    """Return the run that this code is part of, of a pass or a composition; None outside of any."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def inside(run: PassRun) -> Iterator[None]:
+    """Let the runs that start in the ``with`` block be part of this one."""
+    token = _CURRENT.set(run)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
 
 
 def active_instruments() -> tuple[InstrumentProtocol, ...]:
@@ -114,7 +139,10 @@ def active_instruments() -> tuple[InstrumentProtocol, ...]:
 
 @contextmanager
 def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
-    """Let instruments see every pass that runs inside the ``with`` block.
+    """Let instruments see every pass that runs inside the ``with`` block, compositions and `undo` included.
+
+    The first one is outermost: `should_run` and `before_pass` are called first to last, `after_pass` and
+    `after_pass_failed` last to first. Blocks may be nested; those of an outer block are further out.
 
     Raises:
         PreconditionError: An argument is no instrument, or the class of one.
@@ -149,10 +177,11 @@ def runs_the_module(instrument: InstrumentProtocol) -> bool:
     return bool(getattr(instrument, "runs_module", False))
 
 
-def wanted(instruments: Sequence[InstrumentProtocol], run: PassRun, graph_module: GraphModule) -> bool:
-    """Ask every instrument whether a pass should run, and return whether all agree."""
-    answers = [instrument.should_run(run, graph_module) for instrument in instruments]
-    return all(answers)
+def unwilling(
+    instruments: Sequence[InstrumentProtocol], run: PassRun, graph_module: GraphModule
+) -> list[InstrumentProtocol]:
+    """Ask every instrument whether a pass should run, and return those that say no."""
+    return [instrument for instrument in instruments if not instrument.should_run(run, graph_module)]
 
 
 def enter(
@@ -167,7 +196,7 @@ def enter(
         entered.append(instrument)
 
 
-def report(entered: list[InstrumentProtocol], run: PassRun, result: GraphModule, record: Record) -> PassError | None:
+def report(entered: list[InstrumentProtocol], run: PassRun, result: GraphModule, record: Record) -> VetoError | None:
     """Tell the instruments, last in first out, that a pass is over; return what says so if one of them vetoed it.
 
     Those that were told leave ``entered``; after a veto, the others learn of it as of a failure.
@@ -175,7 +204,8 @@ def report(entered: list[InstrumentProtocol], run: PassRun, result: GraphModule,
     while entered:
         instrument = entered.pop()
         if instrument.after_pass(run, result, record) is False:
-            veto = PassError(f"pass `{run.name}` was vetoed by {type(instrument).__name__}", pass_name=run.name)
+            what = f"undoing pass `{run.name}`" if run.reverse else f"pass `{run.name}`"
+            veto = VetoError(f"{what} was vetoed by {type(instrument).__name__}", pass_name=run.name, index=run.index)
             report_failure(entered, run, result, veto)
             return veto
     return None

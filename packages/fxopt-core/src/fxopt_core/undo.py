@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
 
 from torch.fx import GraphModule
 
 from fxopt_core.backwards import Backwards, import_class, undo_error
 from fxopt_core.checks import check_graph_module
-from fxopt_core.errors import NotReversibleError
-from fxopt_core.execution import in_transaction, lint_and_recompile as check_and_compile
+from fxopt_core.errors import NotReversibleError, UndoError
+from fxopt_core.execution import apply_pass, as_undone, in_transaction
 from fxopt_core.graph import iter_nodes
+from fxopt_core.instruments import PassRun, active_instruments, current_run, inside
 from fxopt_core.ledger import Record, applied_records, ledger_of, mark_undone, set_ledger
 from fxopt_core.marks import forget_ids
+from fxopt_core.observing import lint_and_recompile as check_and_compile, observed
 from fxopt_core.options import construct
-from fxopt_core.recording import own_records
+from fxopt_core.recorded_pass import RecordedPass
 from fxopt_core.runs import Run, current_snapshot
 from fxopt_core.transaction import Snapshot
 from fxopt_core.transformation import ReversibleTransformation, Transformation
@@ -22,6 +28,9 @@ from fxopt_core.transformation import ReversibleTransformation, Transformation
 
 def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphModule:
     """Undo the last run that changed a graph module: a pass, or a whole composition.
+
+    Instruments see each pass of it as a run in reverse, last first. It is undone as a whole, so that one which skips or
+    vetoes a pass is an error.
 
     Args:
         graph_module: the module; it is edited in place.
@@ -33,6 +42,7 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
     Raises:
         NotReversibleError: One of the passes of that run is not reversible.
         UndoError: The graph module was changed since in a way that makes it impossible.
+        VetoError: An instrument skipped or vetoed one of the passes; nothing was changed.
 
     >>> import torch
     >>> undo(torch.fx.symbolic_trace(torch.nn.ReLU())).code.strip().splitlines()[-1]
@@ -53,10 +63,8 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
     steps = [(record, None if record.operations is not None else _pass_of(record)) for record in reversed(last)]
 
     def body(run: Run) -> GraphModule:
-        result = graph_module
-        for record, transformation in steps:
-            if any(each is record for each in ledger_of(result).records):  # else a pass that called it has undone it
-                result = _undo_step(result, record, transformation)
+        with inside(PassRun(run.transformation, reverse=True, parent=current_run())):
+            result = _undo_steps(run, graph_module, steps)
         _forget_unused_ids(result)
         if lint_and_recompile:
             check_and_compile(result, run.transformation)
@@ -65,17 +73,41 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
     return in_transaction(_Undo(), graph_module, False, body)
 
 
-def _undo_step(
-    graph_module: GraphModule, record: Record, transformation: ReversibleTransformation | None
-) -> GraphModule:
-    """Undo one record, by its operations, or by the pass that made it."""
-    if transformation is None:
-        Backwards(graph_module, record).run()
-        mark_undone(graph_module, (record,))
-        return graph_module
-    result = transformation.reverse(graph_module)
-    mark_undone(result, own_records(result, transformation))
-    return result
+Step: TypeAlias = "tuple[Record, ReversibleTransformation | None]"
+"""A record and the pass that undoes it; None where its operations do."""
+
+
+def _undo_steps(run: Run, graph_module: GraphModule, steps: Sequence[Step]) -> GraphModule:
+    """Undo records one after the other; instruments see each as a run of its pass, in reverse."""
+    for record, transformation in steps:
+        if not any(each is record for each in ledger_of(graph_module).records):
+            continue  # a pass that called it has undone it
+        info = _as_run(run, record, transformation)
+        step = partial(_undo_step, run, info, graph_module, record)
+        graph_module, _ = observed(run, info, graph_module, step, as_a_whole=True)
+        run.names.append(record.pass_name)
+    return graph_module
+
+
+def _as_run(run: Run, record: Record, transformation: ReversibleTransformation | None) -> PassRun:
+    """Return what instruments are told; a pass is only made for them where there are any."""
+    if transformation is None and active_instruments():
+        try:
+            transformation = _pass_of(record)
+        except UndoError:
+            transformation = None
+    return PassRun(transformation or RecordedPass(record), record.index, tuple(run.names), True, current_run())
+
+
+def _undo_step(run: Run, info: PassRun, graph_module: GraphModule, record: Record) -> tuple[GraphModule, Record]:
+    """Undo one record, by its operations, or by the pass that made it; return the record of that."""
+    if record.operations is None:
+        return apply_pass(run, info, graph_module)
+    started = time.perf_counter()
+    Backwards(graph_module, record).run()
+    mark_undone(graph_module, (record,))
+    undone = as_undone(record, (record,))
+    return graph_module, replace(undone, refusals=(), seconds=time.perf_counter() - started, run=run.number)
 
 
 class _Undo(Transformation):
