@@ -6,7 +6,7 @@ a pass from the tensors that the rewritten module has now, and to map its keys t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from fxopt_core.ledger_rows import (
     Ref as Ref,
     TensorRemoved as TensorRemoved,
     TensorRow as TensorRow,
+    Unresolved as Unresolved,
     UsersOrdered as UsersOrdered,
 )
 from fxopt_core.marks import META_KEY
@@ -114,6 +115,7 @@ class Record:
         changed: whether it changed anything.
         operations: what it did, one after the other, where core edited the graph for it.
         derived: tensors that it computed from several originals.
+        rekeyed: whether it changed names or shapes of tensors without saying how.
     """
 
     pass_name: str
@@ -130,6 +132,7 @@ class Record:
     changed: bool = False
     operations: tuple[Operation, ...] | None = None
     derived: tuple[Derived, ...] = ()
+    rekeyed: bool = False
 
     def __str__(self) -> str:
         """Return one line: what was done, and how often."""
@@ -152,6 +155,32 @@ class Ledger:
         """Return itself: a ledger is immutable."""
         return self
 
+    def __reduce__(self) -> tuple[Callable[[int, str, bytes], Ledger], tuple[int, str, bytes]]:
+        """Pickle as text with its version, so that older versions of fxopt can read past a ledger of newer ones."""
+        from fxopt_core.ledger_codec import pack  # it imports this module
+
+        return restore_ledger, (self.version, *pack(self))
+
+
+@dataclass(frozen=True)
+class NewerLedger(Ledger):
+    """A ledger that a newer version of fxopt wrote: opaque here, and passed on as it is.
+
+    Attributes:
+        text: its JSON text.
+        objects: a pickle of what JSON has no form for.
+    """
+
+    text: str = ""
+    objects: bytes = b""
+
+
+def restore_ledger(version: int, text: str, objects: bytes) -> Ledger:
+    """Return a ledger from a pickle. Pickles of all versions name this function: it keeps its name and parameters."""
+    from fxopt_core.ledger_codec import unpack  # it imports this module
+
+    return unpack(version, text, objects)
+
 
 def ledger_of(graph_module: GraphModule) -> Ledger:
     """Return the ledger of a graph module; an empty one where nothing was applied.
@@ -164,8 +193,8 @@ def ledger_of(graph_module: GraphModule) -> Ledger:
         return Ledger()
     if ledger.version > LEDGER_VERSION:
         raise FxoptError(
-            f"the ledger of this graph module has version {ledger.version}, and this fxopt reads versions up to "
-            f"{LEDGER_VERSION}: install a newer fxopt-core"
+            f"the ledger of this graph module was written by version {ledger.version} of its format, and this fxopt "
+            f"reads versions up to {LEDGER_VERSION}: install a newer fxopt-core; nothing was changed"
         )
     return ledger
 

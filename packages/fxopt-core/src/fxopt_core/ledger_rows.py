@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fxopt_core.references import operator_reference
@@ -21,6 +22,19 @@ class Ref:
     """A node inside recorded arguments, by its number."""
 
     id: int
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """What is known by a name alone, ``"module:qualified.name"``, until it is needed.
+
+    Attributes:
+        name: the name of a function, class or operator whose module is not loaded.
+        form: where that is the class of a value, the JSON text of that value.
+    """
+
+    name: str
+    form: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor that was taken out: its key, where its values are now, the key before it, and its plain attributes."""
+    """A tensor that was taken out: its key, where its values are now, the key before it, and its plain attributes.
+
+    Its dtype tells an absent tensor, which has none, from a number whose value is gone.
+    """
 
     name: str
     piece: Piece | None
@@ -66,6 +83,7 @@ class TensorRow:
     persistent: bool = True
     previous: str | None = None
     attributes: tuple[tuple[str, object], ...] = ()
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -176,6 +194,13 @@ class ModuleAdded:
     name: str
     cls: str
     shapes: tuple[tuple[str, tuple[int, ...] | None], ...]
+    dtypes: tuple[torch.dtype | None, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, path: str, tensors: Mapping[str, Tensor | None]) -> ModuleAdded:
+        """Return the operation for a module of this name and class with these tensors of its own."""
+        shapes = tuple((key, None if tensor is None else tuple(tensor.shape)) for key, tensor in tensors.items())
+        return cls(name, path, shapes, tuple(None if tensor is None else tensor.dtype for tensor in tensors.values()))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ the node, a number that stays with it when it is renamed, copied or pickled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,24 @@ class NodeTag:
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeTag:
         """Return itself: a tag is immutable."""
         return self
+
+    def __reduce__(self) -> tuple[Callable[[tuple[Any, ...]], NodeTag], tuple[tuple[Any, ...]]]:
+        """Pickle as plain values."""
+        return restore_tag, ((self.id, self.marks, self.origin, *vars(self).get(_UNKNOWN, ())),)
+
+
+_UNKNOWN = "_unknown"
+
+
+def restore_tag(values: tuple[Any, ...]) -> NodeTag:
+    """Return a tag from a pickle. Pickles of all versions name this function: it keeps its name and parameter.
+
+    What a newer version has added stays with the tag, so that pickling it again loses nothing.
+    """
+    tag = NodeTag(*values[:3])
+    if len(values) > 3:
+        vars(tag)[_UNKNOWN] = values[3:]
+    return tag
 
 
 _EMPTY = NodeTag()

@@ -112,7 +112,7 @@ def operator_reference(value: object) -> Rebuilt | None:
     """
     if isinstance(value, _CONSTANTS):
         return Rebuilt(load_constant, str(value).removeprefix("torch."))
-    path = _path(value)
+    path = operator_path(value)
     return Rebuilt(load_operator, *path) if path and _find_operator(path) is value else None
 
 
@@ -121,7 +121,8 @@ def load_constant(name: str) -> object:
     return getattr(torch, name)
 
 
-def _path(operator: object) -> list[str]:
+def operator_path(operator: object) -> list[str]:
+    """Return namespace, name and overload under which ``torch.ops`` has an operator; empty for anything else."""
     if isinstance(operator, OpOverload):
         return [operator.namespace, operator._opname, operator._overloadname]
     if isinstance(operator, OpOverloadPacket):
