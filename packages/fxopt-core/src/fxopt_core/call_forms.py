@@ -37,6 +37,15 @@ BATCH_NORM = ("input", "weight", "bias", "running_mean", "running_var", "trainin
 F_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 LINEAR_TARGETS: dict[Any, tuple[str, ...]] = {F.linear: LINEAR, aten.linear.default: LINEAR}
+ADDMM = ("bias", "input", "weight")
+ADDMM_KEYWORDS = {"input": "bias", "self": "bias", "mat1": "input", "mat2": "weight"}
+PRODUCT = ("input", "weight")
+PRODUCT_KEYWORDS = {"self": "input", "other": "weight", "mat2": "weight"}
+TRANSPOSED_TARGETS: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys((torch.addmm, aten.addmm.default), ADDMM),
+    **dict.fromkeys((operator.matmul, torch.matmul, torch.mm, aten.matmul.default, aten.mm.default), PRODUCT),
+}
+TRANSPOSED_METHODS = {"addmm": ADDMM, "matmul": PRODUCT, "mm": PRODUCT, "__matmul__": PRODUCT}
 CONV_TARGETS: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), CONV),
     **{getattr(getattr(aten, f"conv{d}d"), form): CONV for d in (1, 2, 3) for form in ("default", "padding")},

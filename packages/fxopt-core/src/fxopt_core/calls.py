@@ -78,19 +78,30 @@ class ParameterisedCall:
 
 @dataclass(frozen=True, eq=False)
 class LinearCall(ParameterisedCall):
-    """``input @ weight.T + bias``: weight is (out_features, in_features)."""
+    """``input @ weight.T + bias``: weight is (out_features, in_features).
+
+    Attributes:
+        transposed: whether the weight is stored as (in_features, out_features) instead, as in ``Conv1D`` of GPT-2.
+    """
 
     weight: TensorRef
+    transposed: bool = False
 
     @property
     def in_features(self) -> int:
         """Size of the input's last dimension."""
-        return self.weight.tensor.shape[1]
+        return self.weight.tensor.shape[0 if self.transposed else 1]
 
     @property
     def out_features(self) -> int:
         """Size of the output's last dimension."""
-        return self.weight.tensor.shape[0]
+        return self.weight.tensor.shape[1 if self.transposed else 0]
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weight's values as (out_features, in_features), whichever way it is stored; a view without gradient."""
+        weight = self.weight.tensor.detach()
+        return weight.t() if self.transposed else weight
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from fxopt_core.checks import check_graph_module
 from fxopt_core.effects import Effects
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger import Refusal
+from fxopt_core.same_values import SameValues
 
 _NO_NODES: dict[Node, None] = {}
 
@@ -63,6 +64,18 @@ class GraphIndex:
     def effects(self) -> Effects:
         """What the nodes write and what may share memory."""
         return Effects(self.graph_module)
+
+    @cached_property
+    def _same_values(self) -> SameValues:
+        return SameValues(self.nodes, lambda: self.effects)
+
+    def same_value(self, node: Node, reader: Node) -> Node:
+        """Return the first node that makes the value which ``reader`` gets from ``node``.
+
+        Most often that is the node itself. Where several nodes make one view of one value, as ``x.view(-1, 4)`` twice
+        does, and nothing writes that value from the first of them up to the reader, it is the first.
+        """
+        return self._same_values.first(node, reader)
 
     @cached_property
     def training(self) -> bool:

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import effect_tables as tables
 from fxopt_core.effect_rules import OPAQUE, Argument, Rule
+from fxopt_core.module_state import conv1d_class
 
 _INPUT = Argument(0, "input")
 _WRITERS_OF_STATISTICS = (
@@ -56,7 +57,7 @@ def rule_of_module(module: object, writes_nothing: Callable[[GraphModule], bool]
     if is_plain(module):
         if type(module) is nn.Sequential:
             return _rule_of_sequential([rule_of_module(child, writes_nothing) for child in module])
-        if type(module) in tables.FRESH_MODULES | tables.ALIASING_MODULES:
+        if type(module) in tables.FRESH_MODULES | tables.ALIASING_MODULES or type(module) is conv1d_class():
             return _rule_of_known(module)
         if isinstance(module, GraphModule) and writes_nothing(module):
             return ModuleRule(Rule(None, aliases_all=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,12 @@ def tensor_problem(tensor: Tensor, *, parameter: bool) -> str | None:
 def tensor_reason(problem: str) -> str:
     """Return the reason code of what `tensor_problem` says."""
     return "hooks" if "hooks" in problem else "not-a-parameter"
+
+
+def conv1d_class() -> type[nn.Module] | None:
+    """Return ``Conv1D`` of transformers, a linear layer with the weight transposed; None where it was not imported."""
+    cls = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
+    return cls if isinstance(cls, type) and issubclass(cls, nn.Module) else None
 
 
 def module_problem(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> tuple[str, str] | None:

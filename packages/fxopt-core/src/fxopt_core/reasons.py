@@ -40,6 +40,9 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "filtered": "The pass is told to leave modules of this name alone.",
         "no-statistics": "The normalisation keeps no running statistics, so that it always uses those of the batch.",
         "unsupported-call": "The call passes arguments that the rewrite has no place for.",
+        "transposed-weight": "The weight is stored as (in, out), as in Conv1D of GPT-2, and this pass reads (out, in).",
+        "opaque-call": "The layers are inside of a module or operator that the graph calls as a whole. Capture the "
+        "model by torch.export, so that the graph shows them.",
         "unsupported-mode": "The module works in a mode that the rewrite does not cover (padding, output size).",
     }
 )

@@ -56,13 +56,13 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
 
     def match(self, index: GraphIndex) -> Iterator[BiasedLinear | Refusal]:
         """Yield the layers with bias."""
-        calls: dict[tuple[int, int], list[LinearCall]] = {}
+        calls: dict[tuple[int, int, bool], list[LinearCall]] = {}
         for node in index.nodes:
-            call = read_linear(index, node)
+            call = read_linear(index, node, transposed=True)
             if isinstance(call, Obstacle):
                 yield Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,))
             elif call is not None and call.bias is not None:
-                calls.setdefault((id(call.weight.tensor), id(call.module)), []).append(call)
+                calls.setdefault((id(call.weight.tensor), id(call.module), call.transposed), []).append(call)
         for mine in calls.values():
             yield BiasedLinear(tuple(mine))
 
@@ -94,7 +94,7 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
             padded = edit.call_function(F.pad, *arguments, before=node, like=[node], value_of=value, last_dim=width)
             edit.replace(node, edit.call_module(name, padded, before=node, like=[node]))
         pieces: dict[str, Piece | None] = {
-            call.weight.key: Piece(f"{name}.weight", ((1, 0, call.in_features),)),
+            call.weight.key: Piece(f"{name}.weight", ((1, 0, call.in_features),), transposed=call.transposed),
             call.bias.key: Piece(f"{name}.weight", ((1, call.in_features, 1),), squeeze=1),
         }
         edit.drop(call, pieces, twin=name)
@@ -106,6 +106,6 @@ def _widened(call: LinearCall) -> nn.Linear:
     weight, bias = call.weight.tensor, call.bias.tensor
     module = bare_module(nn.Linear, call.in_features + 1, call.out_features, bias=False)
     with torch.no_grad():
-        widened = torch.cat([weight.detach(), bias.detach().unsqueeze(1)], dim=1)
+        widened = torch.cat([call.matrix, bias.detach().unsqueeze(1)], dim=1)
     module.weight = nn.Parameter(widened, requires_grad=weight.requires_grad)
     return module.train(call.training)

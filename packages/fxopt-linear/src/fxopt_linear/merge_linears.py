@@ -7,7 +7,7 @@ each result is a slice of one product. Whether that is faster depends on the mac
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
 
@@ -30,6 +30,8 @@ from fxopt_core import (
     sharing_refusal,
     tensors_refusal,
 )
+from fxopt_core.same_values import is_view
+from fxopt_linear.opaque import opaque_refusals
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +81,8 @@ class LinearGroup:
 class MergeLinears(ReversibleSitePass[LinearGroup]):
     """``q(x), k(x), v(x)`` -> ``narrow(merged(x), -1, ...)``: linear layers that share their inputs become one.
 
-    Sizes may differ, as in grouped-query attention. In eval mode, layers with and without bias are merged with zeros
+    Sizes may differ, as in grouped-query attention; weights may be stored transposed, as in ``Conv1D`` of GPT-2,
+    ``torch.addmm`` and ``x @ weight``. In eval mode, layers with and without bias are merged with zeros
     standing in; in train mode they form separate groups. Layers that are called several times are merged if all of
     them are called on the same inputs. A layer that must be left alone leaves the rest of its group merged. Results
     that need memory of their own (they are viewed across rows, written in place, or returned) are copied. Undoing cuts
@@ -121,6 +124,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         runs, obstacles = _runs(index)
         for obstacle, node in obstacles:
             yield Refusal(obstacle.site, obstacle.reason, f"{obstacle.message}; it stays as it is", (node.name,))
+        yield from opaque_refusals(index)
         together: dict[frozenset[int], list[Layer]] = {}
         for layer in _layers(runs):
             refusal = self._refusal(layer, index)
@@ -170,7 +174,8 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
             _rewrite_row(row, name, regions, site.copied, edit)
         for call in site.layers:
             region = ((0, *regions[id(call.weight.tensor)]),)
-            pieces: dict[str, Piece | None] = {call.weight.key: Piece(f"{name}.weight", region)}
+            weight = Piece(f"{name}.weight", region, transposed=call.transposed)
+            pieces: dict[str, Piece | None] = {call.weight.key: weight}
             if call.bias is not None:
                 pieces[call.bias.key] = Piece(f"{name}.bias", region)
             elif biased:
@@ -185,9 +190,12 @@ def _runs(index: GraphIndex) -> tuple[list[list[LinearCall]], list[tuple[Obstacl
     on_value: dict[Node, list[LinearCall | Obstacle]] = {}
     nodes: dict[int, Node] = {}
     for node in index.nodes:
-        call = read_linear(index, node)
+        call = read_linear(index, node, transposed=True)
         value = None if call is None else input_of(node)
         if call is not None and value is not None:
+            value = index.same_value(value, node)
+            if isinstance(call, LinearCall):
+                call = replace(call, input=value)
             on_value.setdefault(value, []).append(call)
             nodes[id(call)] = node
     runs: list[list[LinearCall]] = []
@@ -219,13 +227,13 @@ def _layers(runs: Sequence[Sequence[LinearCall]]) -> Iterator[Layer]:
 
     The same weight with another bias is another layer, and so is a module beside a function that reads its weight.
     """
-    calls: dict[tuple[int, int, int], list[LinearCall]] = {}
-    places: dict[tuple[int, int, int], list[int]] = {}
-    on_value: dict[Node, set[tuple[int, int, int]]] = {}
+    calls: dict[tuple[object, ...], list[LinearCall]] = {}
+    places: dict[tuple[object, ...], list[int]] = {}
+    on_value: dict[Node, set[tuple[object, ...]]] = {}
     for place, run in enumerate(runs):
         for call in run:
             bias = 0 if call.bias is None else id(call.bias.tensor)
-            key = (id(call.weight.tensor), bias, id(call.module))
+            key: tuple[object, ...] = (id(call.weight.tensor), bias, id(call.module), call.transposed)
             calls.setdefault(key, []).append(call)
             places.setdefault(key, []).append(place)
             on_value.setdefault(call.input, set()).add(key)
@@ -319,8 +327,20 @@ def _rewrite_row(
             form = torch.contiguous_format
             result = edit.call_function(torch.clone, result, memory_format=form, before=first, like=[node])
         results.append(result)
+    values = [value for node in nodes for value in node.all_input_nodes]
     for node, result in zip(nodes, results, strict=True):
         edit.replace(node, result)
+    _erase_unused_views(values, edit)
+
+
+def _erase_unused_views(values: Iterable[Node], edit: Editor) -> None:
+    """Take out the views that only the replaced calls read, and the shapes that only those views read."""
+    waiting = [value for value in values if is_view(value)]
+    while waiting:
+        node = waiting.pop()
+        if not node.users and not edit.is_stale([node]):
+            waiting += [value for value in node.all_input_nodes if is_view(value)]
+            edit.erase(node)
 
 
 def _merged(calls: Sequence[LinearCall]) -> nn.Linear:
@@ -329,7 +349,7 @@ def _merged(calls: Sequence[LinearCall]) -> nn.Linear:
     total = sum(call.out_features for call in calls)
     module = bare_module(nn.Linear, calls[0].in_features, total, bias=bool(biases)).train(calls[0].training)
     with torch.no_grad():
-        merged = torch.cat([call.weight.tensor.detach() for call in calls])
+        merged = torch.cat([call.matrix for call in calls])
         module.weight = nn.Parameter(merged, requires_grad=weight.requires_grad)
         if biases:
             parts = [biases[0].new_zeros(c.out_features) if c.bias is None else c.bias.tensor.detach() for c in calls]
@@ -342,4 +362,5 @@ def _share(call: LinearCall, merged: nn.Linear, start: int, size: int) -> None:
     """Let the original Parameters be views of the merged ones, for whoever holds them still."""
     for original, now in ((call.weight, merged.weight), (call.bias, merged.bias)):
         if original is not None:
-            original.tensor.data = now.detach().narrow(0, start, size)
+            part = now.detach().narrow(0, start, size)
+            original.tensor.data = part.t() if call.transposed and original is call.weight else part
