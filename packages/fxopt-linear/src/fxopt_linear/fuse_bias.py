@@ -74,11 +74,14 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
             return refusal
         assert first.bias is not None
         weight, bias = first.weight.tensor, first.bias.tensor
-        if any(call.bias is None or call.bias.tensor is not bias for call in site.calls):
-            message = f"the weight of `{site.label}` is used with several biases"
+        other = next((call for call in site.calls if call.bias is None or call.bias.tensor is not bias), None)
+        if other is not None:
+            used = f"`{first.weight.name}` of `{site.label}`"
+            message = f"{used} is used with another bias at node `{other.node.name}` than at node `{first.node.name}`"
             return index.refuse(site.label, "tied-parameter", message, *site.nodes)
         if weight.dtype != bias.dtype or weight.device != bias.device:
-            message = f"weight and bias of linear `{site.label}` are {weight.dtype} and {bias.dtype}, or on two devices"
+            found, other_found = (f"{tensor.dtype} on {tensor.device}" for tensor in (weight, bias))
+            message = f"the weight of linear `{site.label}` is {found}, and its bias {other_found}"
             return index.refuse(site.label, "dtype-mismatch", message, *site.nodes)
         return mixed_flags_refusal(site.label, [first], index)
 

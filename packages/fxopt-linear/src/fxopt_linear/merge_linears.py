@@ -31,25 +31,8 @@ from fxopt_core import (
     tensors_refusal,
 )
 from fxopt_core.same_values import is_view
+from fxopt_linear.near_misses import Layer, NearMisses
 from fxopt_linear.opaque import opaque_refusals
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """A linear layer with all its calls.
-
-    Attributes:
-        calls: its calls, in order.
-        runs: the runs that they belong to. A run is all calls on one value until that is written in place.
-    """
-
-    calls: tuple[LinearCall, ...]
-    runs: frozenset[int]
-
-    @property
-    def first(self) -> LinearCall:
-        """Its first call."""
-        return self.calls[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,42 +109,28 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
             yield Refusal(obstacle.site, obstacle.reason, f"{obstacle.message}; it stays as it is", (node.name,))
         yield from opaque_refusals(index)
         together: dict[frozenset[int], list[Layer]] = {}
+        near_misses = NearMisses(runs, self.min_group)
         for layer in _layers(runs):
             refusal = self._refusal(layer, index)
+            near_misses.add(layer, refusal)
             if refusal is not None:
                 yield refusal
             else:
                 together.setdefault(layer.runs, []).append(layer)
-        written = _values_of_several_runs(runs)
         for layers in together.values():
             for group in _alike(layers):
                 if len(group) >= self.min_group:
                     yield _site(group, runs, index)
                 else:
-                    yield self._too_small(group, layers, written, index)
+                    yield near_misses.refusal(group, layers, index)
 
     def _refusal(self, layer: Layer, index: GraphIndex) -> Refusal | None:
         """Return why a layer cannot be in any group."""
         call, nodes = layer.first, [call.node for call in layer.calls]
         if not fnmatchcase(call.label, self.where):
-            return index.refuse(call.label, "filtered", f"linear `{call.label}` does not match {self.where!r}", *nodes)
+            message = f"linear `{call.label}` does not match where={self.where!r}"
+            return index.refuse(call.label, "filtered", message, *nodes)
         return tensors_refusal(call, index) or sharing_refusal(call, nodes, index)
-
-    def _too_small(
-        self, group: Sequence[Layer], others: Sequence[Layer], written: set[Node], index: GraphIndex
-    ) -> Refusal:
-        """Return why layers that share an input with others have too few to be merged with."""
-        names = ", ".join(f"`{layer.first.label}`" for layer in group)
-        expected = f"{len(group)} of the {self.min_group} layers that a group needs"
-        reason, because = "group-too-small", "no other layer is called on just the same inputs"
-        other = next((layer for layer in others if layer not in group), None)
-        if other is not None:
-            reason, because = _difference(group[0].first, other.first)
-        elif any(call.input in written for call in group[0].calls):
-            reason, because = "mutated", f"`{group[0].first.input.name}` is written in place between it and the others"
-        message = f"linear {names}: {expected}, since {because}"
-        nodes = [call.node for layer in group for call in layer.calls]
-        return index.refuse(group[0].first.label, reason, message, *nodes)
 
     def rewrite(self, site: LinearGroup, edit: Editor) -> None:
         """Put the merged layer in, its slices in place of the results, and take the originals out."""
@@ -215,13 +184,6 @@ def _runs(index: GraphIndex) -> tuple[list[list[LinearCall]], list[tuple[Obstacl
     return runs, [(call, nodes[id(call)]) for calls in several for call in calls if isinstance(call, Obstacle)]
 
 
-def _values_of_several_runs(runs: Iterable[Sequence[LinearCall]]) -> set[Node]:
-    """Return the values that are written in place between the calls on them."""
-    values = [run[0].input for run in runs]
-    seen: set[Node] = set()
-    return {value for value in values if value in seen or seen.add(value)}  # type: ignore[func-returns-value]  # set.add
-
-
 def _layers(runs: Sequence[Sequence[LinearCall]]) -> Iterator[Layer]:
     """Yield the layers that share some input with others.
 
@@ -265,24 +227,6 @@ def _alike(layers: Iterable[Layer]) -> list[list[Layer]]:
             del parts[None]
             next(iter(parts.values())).extend(unbiased)
     return [group for parts in kinds.values() for group in parts.values()]
-
-
-def _difference(one: LinearCall, other: LinearCall) -> tuple[str, str]:
-    """Return in what two layers that share their inputs differ, as a reason and a clause."""
-    (a, b), names = (one.weight.tensor, other.weight.tensor), f"`{one.label}` and `{other.label}`"
-    if a.dtype != b.dtype or a.device != b.device:
-        return "dtype-mismatch", f"{names} differ in dtype or device: {a.dtype} on {a.device}, {b.dtype} on {b.device}"
-    if one.training != other.training:
-        return "mixed-mode", f"one of {names} is in train mode and one in eval mode"
-    if a.requires_grad != b.requires_grad:
-        return "mixed-requires-grad", f"one of {names} is frozen and one is trainable"
-    if one.bias is not None and other.bias is not None:
-        if one.bias.tensor.requires_grad != other.bias.tensor.requires_grad:
-            return "mixed-requires-grad", f"one of the biases of {names} is frozen and one is trainable"
-        return "dtype-mismatch", f"the biases of {names} differ in dtype or device"
-    if one.training:
-        return "training", f"one of {names} has no bias, and zeros that stand in would be trained"
-    return "group-too-small", f"{names} differ"
 
 
 def _site(group: Sequence[Layer], runs: Sequence[Sequence[LinearCall]], index: GraphIndex) -> LinearGroup:
