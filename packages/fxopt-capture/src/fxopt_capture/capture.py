@@ -122,7 +122,7 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedM
     # Only now: a model's own containers may be known to torch's pytrees only since the export.
     nestings = {name: nesting_of(value) for name, value in call.inputs.items()}
     binding = InputBinding(call.form, type(model).__name__, dataclasses_of(exported.module.graph), nestings)
-    return _build(model, exported, binding)
+    return build_captured(model, exported, binding)
 
 
 def check_model(model: object) -> None:
@@ -144,7 +144,7 @@ def check_model(model: object) -> None:
             )
 
 
-def _build(model: nn.Module, exported: Export, binding: InputBinding) -> CapturedModule:
+def build_captured(model: nn.Module, exported: Export, binding: InputBinding) -> CapturedModule:
     """Make the captured module of an export."""
     graph, source = exported.module.graph, exported.module
     tidy(graph, source)
