@@ -82,7 +82,8 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         dtype = _computed_in(facts.dtype) if facts is not None else torch.float16
         if not _has_safe_inverse(site.constant, dtype):
             if facts is None and _has_safe_inverse(site.constant, torch.float32):
-                message = f"whether the inverse of {site.constant} is normal depends on the dtype of `{value.name}`"
+                message = f"whether the inverse of {site.constant} at node `{name}` is normal depends on the dtype of"
+                message = f"{message} `{value.name}`, which is not known; call infer_shapes first"
                 return index.refuse(name, "shape-unknown", message, *site.nodes)
             message = f"the inverse of {site.constant} at node `{name}` is not finite and normal in {dtype}"
             return index.refuse(name, "unsafe-constant", message, *site.nodes)

@@ -74,7 +74,8 @@ def _state_problem(module: nn.Module) -> tuple[str, str] | None:
     if misplaced:
         return "not-a-parameter", f"has a `{misplaced[0]}` that is no {_kind_of(misplaced[0])}"
     if strange or module._modules:
-        return "extra-state", f"holds {', '.join([*strange, *module._modules])}, which its class does not have"
+        found = ", ".join(f"`{key}`" for key in (*strange, *module._modules))
+        return "extra-state", f"holds {found}, which its class does not have"
     for key, value in plain_attributes(module):
         if not is_plain_data(tuple(value) if isinstance(value, list) else value):
             return (

@@ -105,7 +105,8 @@ class _Faker:
         if isinstance(tensor, FakeTensor):
             return tensor
         try:
-            return self.mode.from_tensor(tensor, static_shapes=True)
+            # Of a tensor that is computed (a pruned weight), torch would read the gradient, and warn of it.
+            return self.mode.from_tensor(tensor if tensor.is_leaf else tensor.detach(), static_shapes=True)
         except Exception as cause:
             raise PreconditionError(
                 f"infer_shapes: no fake tensor can be made of a {type(tensor).__name__} of {tensor.dtype}, "

@@ -23,10 +23,17 @@ class _FoldInConvolution(FoldBatchNorm):
         call = read_convolution(index, node)
         if isinstance(call, Obstacle):
             module = index.module_of(node)
-            return call if module is None or isinstance(module, self.classes) else None
+            mine = self._is_mine(node) if module is None else isinstance(module, self.classes)
+            return call if mine else None
         if call is None or call.dims not in self.dims or call.transposed != self.transposed:
             return None
         return call
+
+    def _is_mine(self, node: Node) -> bool:
+        """Return whether a function that cannot be read is, by its name, a convolution of this kind."""
+        name = str(getattr(node.target, "__name__", ""))
+        of_these_dims = any(f"{dims}d" in name for dims in self.dims)
+        return "convolution" in name or (of_these_dims and ("transpose" in name) == self.transposed)
 
 
 class FuseBatchNorm2dInConv2d(_FoldInConvolution):

@@ -139,12 +139,12 @@ def _site(layer: Layer | Obstacle, norm: BatchNormCall | Obstacle, norm_first: b
 
 def _mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     norm = site.norm
+    if norm.running_mean is None or norm.running_var is None:  # functions of such a norm say that they train
+        message = f"batch norm `{norm.label}` keeps no running statistics, and normalises with those of the batch"
+        return index.refuse(site.label, "no-statistics", message, *site.nodes)
     if norm.training:
         message = f"batch norm `{norm.label}` is in train mode and normalises with the statistics of the batch"
         return index.refuse(site.label, "training", message, *site.nodes)
-    if norm.uses_batch_statistics:
-        message = f"batch norm `{norm.label}` keeps no running statistics"
-        return index.refuse(site.label, "no-statistics", message, *site.nodes)
     return None
 
 
