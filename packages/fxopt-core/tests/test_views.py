@@ -260,8 +260,8 @@ class TestObstaclesOfFunctions:
         ("call", "reason", "found"),
         [
             (lambda m, x: F.linear(x, m.weight * 2), "computed-weight", "reads a weight that `mul` computes"),
-            (lambda m, x: F.linear(x, x), "computed-weight", "reads a weight that `x` computes"),
-            (lambda m, x: F.linear(x, m.weight, x[0]), "computed-weight", "reads a weight that `getitem` computes"),
+            (lambda m, x: F.linear(x, x), "computed-weight", "reads a weight that is an input, `x`"),
+            (lambda m, x: F.linear(x, m.weight, x[0]), "computed-weight", "reads a bias that `getitem` computes"),
             (lambda m, x: F.linear(x, m.fixed), "not-a-parameter", "`fixed`, read by node `linear`, is a Tensor"),
             (lambda m, x: F.linear(x, m.plain), "not-a-parameter", "is a Tensor, no plain torch.nn.Parameter"),
         ],

@@ -43,13 +43,17 @@ def trains(index: GraphIndex, node: Node, owner: str) -> bool:
     return module.training and index.graph_module.training  # a graph module's own containers say True whatever it is
 
 
-def tensor_ref(index: GraphIndex, node: Node, value: object, *, parameter: bool) -> TensorRef | Obstacle | None:
-    """Return the registered tensor that a node stands for."""
+def tensor_ref(
+    index: GraphIndex, node: Node, value: object, what: str, *, parameter: bool
+) -> TensorRef | Obstacle | None:
+    """Return the registered tensor that a node stands for; ``what`` says in words what it is to the call."""
     if value is None:
         return None
     tensor = index.tensor_of(value) if isinstance(value, Node) else None
     if not isinstance(value, Node) or tensor is None:
-        return Obstacle(node.name, "computed-weight", f"node `{node.name}` reads a weight that `{value}` computes")
+        is_input = isinstance(value, Node) and value.op == "placeholder"
+        how = f"is an input, `{value}`" if is_input else f"`{value}` computes"
+        return Obstacle(node.name, "computed-weight", f"node `{node.name}` reads a {what} that {how}")
     name = str(value.target)
     problem = tensor_problem(tensor, parameter=parameter)
     if problem is None and not index.tensor_names(tensor):
@@ -66,8 +70,8 @@ def weight_and_bias(
 ) -> tuple[Node, TensorRef, TensorRef | None] | Obstacle:
     """Return the input of a call with its weight and bias, or why they cannot be rewritten."""
     value = arguments.get("input")
-    weight = tensor_ref(index, node, arguments.get("weight"), parameter=True)
-    bias = tensor_ref(index, node, arguments.get("bias"), parameter=True)
+    weight = tensor_ref(index, node, arguments.get("weight"), "weight", parameter=True)
+    bias = tensor_ref(index, node, arguments.get("bias"), "bias", parameter=True)
     if isinstance(weight, Obstacle):
         return weight
     if isinstance(bias, Obstacle):

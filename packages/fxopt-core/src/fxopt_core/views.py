@@ -93,7 +93,8 @@ def read_batch_norm(index: GraphIndex, node: Node) -> BatchNormCall | Obstacle |
         return None
     refs: list[TensorRef | None] = []
     for name in ("weight", "bias", "running_mean", "running_var"):
-        ref = tensor_ref(index, node, arguments.get(name), parameter=name in ("weight", "bias"))
+        what = name.replace("_", " ")
+        ref = tensor_ref(index, node, arguments.get(name), what, parameter=name in ("weight", "bias"))
         if isinstance(ref, Obstacle):
             return ref
         refs.append(ref)
