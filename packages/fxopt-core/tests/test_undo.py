@@ -5,7 +5,7 @@ import io
 import operator
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -185,6 +185,44 @@ def assert_same_values(one: dict[str, Tensor], other: dict[str, Tensor]) -> None
 
 
 class TestRoundTrip:
+    @forms
+    def test_applied_again_after_it_the_code_is_the_same(self, traced: Callable[[], GraphModule]) -> None:
+        graph_module = traced()
+        with graph_module.graph.inserting_before(graph_module.graph.output_node()):
+            graph_module.graph.erase_node(graph_module.graph.call_function(torch.narrow, (), name="narrow_4"))
+        names = graph_module.graph._graph_namespace
+        taken, counts = set(names._used_names), dict(names._base_count)
+        code = PadLinear()(graph_module).code
+        for _ in range(2):
+            undo(graph_module)
+            assert (names._used_names, names._base_count) == (taken, counts)
+            assert PadLinear()(graph_module).code == code
+
+    @forms
+    def test_with_user_nodes_that_have_copied_meta(self, traced: Callable[[], GraphModule]) -> None:
+        graph_module = traced()
+        before, values = list(nodes_of(graph_module)), values_of(graph_module)
+        PadLinear()(graph_module)
+        for node in list(iter_nodes(graph_module.graph)):
+            if node.op not in ("placeholder", "output") and not node.name.startswith(("_guard", "_assert")):
+                with graph_module.graph.inserting_after(node):
+                    twin = graph_module.graph.call_function(
+                        torch.relu, (graph_module.graph.find_nodes(op="placeholder")[0],)
+                    )
+                twin.meta = dict(node.meta)
+        undo(graph_module)
+        assert [name for name in nodes_of(graph_module) if not name.startswith("relu")] == [
+            name for name in before if not name.startswith("relu")
+        ]
+        assert_same_values(values_of(graph_module), values)
+
+    def test_marks_of_other_passes_come_back(self) -> None:
+        graph_module = PadLinear(rows=1, suffix="first")(traced_modules())
+        tags = {name: replace(tag_of(node), id=None) for name, node in nodes_of(graph_module).items()}
+        undo(PadLinear(suffix="padded")(graph_module, expect=1))
+        found = {name: replace(tag_of(node), id=None) for name, node in nodes_of(graph_module).items()}
+        assert {n: t for n, t in found.items() if t.marks} == {n: t for n, t in tags.items() if t.marks}
+
     @forms
     @pytest.mark.parametrize("how", ["reverse", "undo"])
     def test_everything_is_as_before(self, traced: Callable[[], GraphModule], how: str) -> None:
@@ -433,6 +471,7 @@ def copy_node_with_meta(graph_module: GraphModule) -> None:
     with graph_module.graph.inserting_after(wide):
         twin = graph_module.graph.call_function(torch.relu, (wide,))
     twin.meta = dict(wide.meta)
+    wide._rename("renamed")
 
 
 def take_name(graph_module: GraphModule) -> None:
@@ -657,16 +696,22 @@ class TestOthers:
         undo(graph_module)
         assert reader.args == (nodes_of(graph_module)["first"],)
 
-    def test_copied_meta_of_new_nodes_confuses_nobody(self) -> None:
+    @pytest.mark.parametrize("renamed", [False, True])
+    def test_copied_meta_of_new_nodes_confuses_nobody(self, renamed: bool) -> None:
         graph_module = PadLinear()(traced_modules())
         result = nodes_of(graph_module)["narrow"]
         with graph_module.graph.inserting_after(result):
             twin = graph_module.graph.call_function(torch.tanh, (result,))
         twin.meta = dict(result.meta)
-        with pytest.raises(UndoError, match="2 nodes for its replacement"):
-            undo(graph_module)
+        if renamed:  # now nothing tells which of the two is the pass's
+            result._rename("renamed")
+            with pytest.raises(UndoError, match="2 nodes for its replacement"):
+                undo(graph_module)
+            return
+        undo(graph_module)
+        assert twin.args == (nodes_of(graph_module)["first"],)
 
-    def test_marks_of_others_on_the_original_nodes_are_gone_with_them(self) -> None:
+    def test_marks_of_others_stay(self) -> None:
         graph_module = traced_modules()
         Swap()(graph_module)
         PadLinear()(graph_module)

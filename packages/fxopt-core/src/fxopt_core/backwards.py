@@ -6,7 +6,6 @@ dtype or device in between are kept. Whatever does not fit any more is an `UndoE
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -40,19 +39,11 @@ from fxopt_core.ledger import (
 )
 from fxopt_core.marks import NodeTag, nodes_by_id, set_tag, tag_of
 from fxopt_core.module_state import module_problem
+from fxopt_core.recalling import import_class as import_class, recall, recall_meta
 from fxopt_core.recording import class_path
 from fxopt_core.rewiring import Rewiring, set_places
 from fxopt_core.runs import release
 from fxopt_core.values import value_entries
-
-
-def import_class(path: str) -> Any:
-    """Return the class with this ``"module:qualified.name"``."""
-    module, _, name = path.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 def undo_error(record: Record, found: str, remedy: str) -> UndoError:
@@ -69,6 +60,7 @@ class Backwards:
         self.graph_module, self.graph, self.record = graph_module, graph_module.graph, record
         self.by_id = nodes_by_id(self.graph)
         self.names = {node.name for node in iter_nodes(self.graph)}
+        self.counts: dict[str, int] = dict(self.graph._graph_namespace._base_count)
         self.targets = TargetNodes(self.graph)
         self.uses = Counter(_identities(graph_module))
         self.stands_for = {op.old: op.new for op in record.operations or () if isinstance(op, NodeReplaced)}
@@ -87,6 +79,8 @@ class Backwards:
         """
         for operation in reversed(self.record.operations or ()):
             self._step(operation)
+        self.graph._graph_namespace._base_count.clear()
+        self.graph._graph_namespace._base_count.update(self.counts)
         for order in self.orders.values():
             order.apply()
         self.rewiring.flush()
@@ -95,6 +89,7 @@ class Backwards:
     def _step(self, operation: Operation) -> None:
         if isinstance(operation, NodeAdded):
             self._erase(operation.row)
+            self._count_from(operation.counted)
         elif isinstance(operation, NodeRemoved):
             self._create(operation.row)
         elif isinstance(operation, NodeReplaced):
@@ -109,6 +104,13 @@ class Backwards:
             self._rebuild_tensor(operation.row)
         else:
             self._check_neutral(operation)
+
+    def _count_from(self, counted: tuple[str, int | None] | None) -> None:
+        """Let torch count from where it did before, so that applying the pass again makes the same names."""
+        if counted is not None:
+            base, number = counted
+            self.counts.pop(base, None)
+            self.counts.update({} if number is None else {base: number})
 
     def _order_users(self) -> None:
         """Bring users into the order of the graph, or that which they had; no value may be read before it is there."""
@@ -155,7 +157,7 @@ class Backwards:
         args: Any = map_arg(node.args, refer)
         kwargs: Any = map_arg(node.kwargs, refer)
         same = (node.op, node.target, args, tuple(kwargs.items()))
-        if same != (row.op, row.target, row.args, row.kwargs):
+        if same != (row.op, *self._recall(row, lambda ref: ref)):
             raise self.refuse(f"node `{node.name}`, which the pass made, was changed since")
         if node.users:
             users = ", ".join(f"`{user.name}`" for user in list(node.users)[:3])
@@ -164,23 +166,31 @@ class Backwards:
         self.graph.erase_node(node)
         self.targets.discard(node)
         self.names.discard(node.name)
+        self.graph._graph_namespace._used_names -= {node.name, row.name} - self.names  # so that it may come again
         self.by_id[row.id].remove(node)
 
     def _create(self, row: NodeRow) -> None:
         if row.name in self.names:
             raise self.refuse(f"another node is called `{row.name}` now, the name of a node that is to come back")
-        args: Any = _resolve(row.args, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
-        kwargs: Any = _resolve(dict(row.kwargs), lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
+        target, args, kwargs = self._recall(row, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
         self.graph._graph_namespace._used_names.discard(row.name)  # the name is free: no node has it
         with self.graph.inserting_after(self._place(row, args, kwargs)):
-            node = self.graph.create_node(row.op, row.target, args, kwargs, row.name, row.type_expr)
-        node.meta = dict(row.meta)
-        set_tag(node, NodeTag(row.id))
+            node = self.graph.create_node(row.op, target, args, dict(kwargs), row.name)
+        node.type = self._recall(row, lambda ref: ref, row.type_expr)
+        node.meta = recall_meta(row.meta)
+        set_tag(node, row.tag or NodeTag(row.id, name=row.name))
         self.names.add(node.name)
         self.targets.add(node)
         self.by_id.setdefault(row.id, []).append(node)
         self.touched.update(dict.fromkeys(node.all_input_nodes))
         self.touched[node] = None
+
+    def _recall(self, row: NodeRow, node_of: Callable[[Ref], Any], *values: Any) -> Any:
+        """Return values of a row with nodes for their numbers: target, arguments and keyword arguments, or others."""
+        try:
+            return recall(values[0] if values else (row.target, row.args, row.kwargs), node_of)
+        except (ImportError, AttributeError) as error:
+            raise self.refuse(f"node `{row.name}` calls or takes what cannot be found here ({error})") from error
 
     def _place(self, row: NodeRow, args: Any, kwargs: Any) -> Node:
         """Return the node behind which a node stood, or a place as good where that one is gone."""
@@ -305,6 +315,8 @@ class Backwards:
             cls = import_class(row.cls)
         except (ImportError, AttributeError) as error:
             raise self.refuse(f"the class {row.cls} of module `{row.name}` cannot be found ({error})") from error
+        if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+            raise self.refuse(f"{row.cls}, recorded for module `{row.name}`, is no class of modules")
         module: nn.Module = cls.__new__(cls)
         nn.Module.__init__(module)
         vars(module).update((k, list(v.items) if isinstance(v, Listed) else v) for k, v in row.attributes)
@@ -356,20 +368,3 @@ def _identities(root: nn.Module) -> Iterator[int]:
     for _, module in root.named_modules(remove_duplicate=False):
         yield id(module)
         yield from (id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values()))
-
-
-def _resolve(value: Any, resolve: Callable[[Ref], Node]) -> Any:
-    """Return recorded arguments with nodes in place of references."""
-    if isinstance(value, Ref):
-        return resolve(value)
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return tuple(_resolve(item, resolve) for item in value)
-    if isinstance(value, tuple):
-        return type(value)(*(_resolve(item, resolve) for item in value))
-    if isinstance(value, list):
-        return [_resolve(item, resolve) for item in value]
-    if isinstance(value, dict):
-        return {key: _resolve(item, resolve) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(*(_resolve(item, resolve) for item in (value.start, value.stop, value.step)))
-    return value

@@ -24,7 +24,6 @@ from fxopt_core.index import GraphIndex
 from fxopt_core.key_order import KeyOrder
 from fxopt_core.ledger import (
     Derived,
-    Listed,
     ModuleAdded,
     ModuleRemoved,
     ModuleRow,
@@ -42,8 +41,10 @@ from fxopt_core.ledger import (
     TensorRow,
     UsersOrdered,
 )
+from fxopt_core.ledger_rows import frozen
 from fxopt_core.marks import META_KEY, NodeTag, set_tag, tag_of
 from fxopt_core.module_state import is_plain_data, plain_attributes
+from fxopt_core.name_counts import NameCounts
 from fxopt_core.recording import class_path, signature_or_empty
 from fxopt_core.rewiring import Rewiring, places_of
 from fxopt_core.runs import Frame, current_frame, release
@@ -74,6 +75,7 @@ class Editor:
         self._targets: TargetNodes | None = None
         self._noted: set[Node] = set()
         self._noted_inputs: set[Node] = set()
+        self._counts = NameCounts(self.graph)
         self._rewiring = Rewiring()
         self._frame.closing.append(self._rewiring.flush)
         self._site: list[list[str]] = [[], [], [], []]
@@ -179,10 +181,10 @@ class Editor:
                 node.meta.pop(key, None)
             node.meta.update(resized_value(value_of, last_dim))
         marks = (self._signature,) if self._signature else ()
-        set_tag(node, NodeTag(self._frame.new_id(), marks, (self._name, tuple(n.name for n in like))))
+        set_tag(node, NodeTag(self._frame.new_id(), marks, (self._name, tuple(n.name for n in like)), node.name))
         if self._targets is not None:
             self._targets.add(node)
-        self.operations.append(NodeAdded(self._row(node, with_meta=False)))
+        self.operations.append(NodeAdded(self._row(node, with_meta=False), self._counts.before(node.name)))
         self._site[1].append(node.name)
         return node
 
@@ -231,7 +233,7 @@ class Editor:
     def _id(self, node: Node) -> int:
         tag = tag_of(node)
         if tag.id is None:
-            tag = replace(tag, id=self._frame.new_id())
+            tag = replace(tag, id=self._frame.new_id(), name=node.name)
             set_tag(node, tag)
         assert tag.id is not None
         return tag.id
@@ -257,6 +259,7 @@ class Editor:
             meta=MappingProxyType(
                 {k: v for k, v in meta.items() if k not in (META_KEY, *VALUE_KEYS) and not isinstance(v, Tensor)}
             ),
+            tag=tag_of(node) if with_meta else None,
         )
 
     # -- modules -------------------------------------------------------------------------------------------------
@@ -282,8 +285,7 @@ class Editor:
         self._order(parent._modules).append(fresh, module)
         name = f"{parent_name}.{fresh}" if parent_name else fresh
         tensors = {**module._parameters, **module._buffers}
-        shapes = tuple((key, None if tensor is None else tuple(tensor.shape)) for key, tensor in tensors.items())
-        self.operations.append(ModuleAdded(name, class_path(type(module)), shapes))
+        self.operations.append(ModuleAdded.of(name, class_path(type(module)), tensors))
         self._site[3].append(name)
         return name
 
@@ -305,7 +307,7 @@ class Editor:
             rows.append(self._tensor_row(name, local, buffer, False, pieces.get(local), persistent))
         for tensor_row in rows:
             self._erase_attribute_nodes(tensor_row.name)
-        attributes = tuple((k, _frozen(v)) for k, v in (("training", module.training), *plain_attributes(module)))
+        attributes = tuple((k, frozen(v)) for k, v in (("training", module.training), *plain_attributes(module)))
         previous = self._order(parent._modules).remove(key)
         row = ModuleRow(name, class_path(type(module)), attributes, tuple(rows), previous, twin)
         self.operations.append(ModuleRemoved(row))
@@ -374,7 +376,7 @@ class Editor:
         if piece is not None:
             self._release(tensor, piece)
         attributes = tuple((key, value) for key, value in vars(tensor).items() if is_plain_data(value))
-        return TensorRow(name, piece, tuple(tensor.shape), is_parameter, persistent, attributes=attributes)
+        return TensorRow(name, piece, tuple(tensor.shape), is_parameter, persistent, None, attributes, tensor.dtype)
 
     def _release(self, tensor: Tensor, piece: Piece) -> None:
         """Release a tensor: a rollback can cut it out of the new one again."""
@@ -395,7 +397,3 @@ class Editor:
         A run does so at the end of a pass; elsewhere, do it before anything else reads the graph.
         """
         self._frame.flush()
-
-
-def _frozen(value: object) -> object:
-    return Listed(tuple(value)) if isinstance(value, list) else value

@@ -40,7 +40,7 @@ from fxopt_core.marks import NodeTag
 _KEY = "fxopt_ledger"
 _CLASSES: tuple[type[Any], ...] = (
     Record, Refusal, Rewrite, Derived, Listed, ModuleAdded, ModuleRemoved, ModuleRow, Neutral, NodeAdded, NodeRemoved,
-    NodeReplaced, NodeRow, Piece, Ref, TensorRemoved, TensorRow, UsersOrdered,
+    NodeReplaced, NodeRow, Piece, Ref, TensorRemoved, TensorRow, UsersOrdered, NodeTag,
 )  # fmt: skip
 _NAMED = {"NodeRow": "node", "ModuleRow": "module", "TensorRow": "tensor", "Record": "pass"}
 T = TypeVar("T")
@@ -93,7 +93,7 @@ def tag_from_json(data: object) -> NodeTag:
         FxoptError: The data says no tag.
 
     >>> tag_from_json({"marks": ["a1b2"]})
-    NodeTag(id=None, marks=('a1b2',), origin=None)
+    NodeTag(id=None, marks=('a1b2',), origin=None, name=None)
     """
     return _checked("what fxopt knows of a node", lambda: _read_fields(NodeTag, _reader(()), data))
 
@@ -161,9 +161,9 @@ def _write_meta(writer: ValueWriter, meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _DEFAULTS: dict[type, tuple[tuple[str, object], ...]] = {
-    cls: tuple((field.name, field.default) for field in dataclasses.fields(cls)) for cls in (*_CLASSES, NodeTag, Ledger)
+    cls: tuple((field.name, field.default) for field in dataclasses.fields(cls)) for cls in (*_CLASSES, Ledger)
 }
-_OWN_WRITERS: dict[type, Callable[[ValueWriter, Any], Any]] = dict.fromkeys((*_CLASSES, NodeTag), _write_fields)
+_OWN_WRITERS: dict[type, Callable[[ValueWriter, Any], Any]] = dict.fromkeys(_CLASSES, _write_fields)
 _WRITER = ValueWriter(_OWN_WRITERS)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxopt_core.marks import NodeTag
 from fxopt_core.references import operator_reference
 
 
@@ -93,6 +94,11 @@ class Listed:
     items: tuple[object, ...]
 
 
+def frozen(value: object) -> object:
+    """Return an attribute as a record holds it."""
+    return Listed(tuple(value)) if isinstance(value, list) else value
+
+
 @dataclass(frozen=True)
 class ModuleRow:
     """A module that was taken out, with what is needed to build it again.
@@ -116,7 +122,10 @@ class ModuleRow:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node: its operation, target, arguments with `Ref` for nodes, name, and the number of the node before it."""
+    """A node: its operation, target, arguments with `Ref` for nodes, name, and the number of the node before it.
+
+    Of one that was taken out, ``meta`` and what fxopt knew of it are kept, too.
+    """
 
     id: int
     op: str
@@ -127,6 +136,7 @@ class NodeRow:
     type_expr: Any = None
     previous: int | None = None
     meta: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+    tag: NodeTag | None = field(default=None, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep what pickles: targets by name, and of ``meta`` only what can travel."""
@@ -151,9 +161,16 @@ def _pickles(value: object) -> bool:
 
 @dataclass(frozen=True)
 class NodeAdded:
-    """A pass put this node in."""
+    """A pass put this node in.
+
+    Attributes:
+        row: the node.
+        counted: the name from which torch counted to name it, and the number that this name had before; only at the
+            first node of a pass that took a name from there.
+    """
 
     row: NodeRow
+    counted: tuple[str, int | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ the node, a number that stays with it when it is renamed, copied or pickled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -26,11 +26,13 @@ class NodeTag:
         id: number under which records refer to the node, or None.
         marks: signatures of the passes that marked the node, in the order of marking.
         origin: the pass that made the node and the names of the nodes it stands for, or None.
+        name: what the node was called when it got its number: it tells it from nodes that its meta was copied to.
     """
 
     id: int | None = None
     marks: tuple[str, ...] = ()
     origin: tuple[str, tuple[str, ...]] | None = None
+    name: str | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeTag:
         """Return itself: a tag is immutable."""
@@ -38,7 +40,7 @@ class NodeTag:
 
     def __reduce__(self) -> tuple[Callable[[tuple[Any, ...]], NodeTag], tuple[tuple[Any, ...]]]:
         """Pickle as plain values."""
-        return restore_tag, ((self.id, self.marks, self.origin, *vars(self).get(_UNKNOWN, ())),)
+        return restore_tag, ((self.id, self.marks, self.origin, self.name, *vars(self).get(_UNKNOWN, ())),)
 
 
 _UNKNOWN = "_unknown"
@@ -49,9 +51,10 @@ def restore_tag(values: tuple[Any, ...]) -> NodeTag:
 
     What a newer version has added stays with the tag, so that pickling it again loses nothing.
     """
-    tag = NodeTag(*values[:3])
-    if len(values) > 3:
-        vars(tag)[_UNKNOWN] = values[3:]
+    known = len(fields(NodeTag))
+    tag = NodeTag(*values[:known])
+    if len(values) > known:
+        vars(tag)[_UNKNOWN] = values[known:]
     return tag
 
 
@@ -94,13 +97,23 @@ def has_mark(node: Node, signature: str) -> bool:
 
 
 def nodes_by_id(graph: Graph) -> dict[int, list[Node]]:
-    """Return the nodes of a graph by their number; a node whose meta was copied to another one shares its number."""
+    """Return the nodes of a graph by their number.
+
+    A node whose meta was copied to another one shares its number. Where one of them has the name that came with the
+    number, it is the one, and is alone in the list.
+    """
     found: dict[int, list[Node]] = {}
     for node in iter_nodes(graph):
         number = tag_of(node).id
         if number is not None:
             found.setdefault(number, []).append(node)
-    return found
+    return {number: _originals(nodes) for number, nodes in found.items()}
+
+
+def _originals(nodes: list[Node]) -> list[Node]:
+    if len(nodes) == 1:
+        return nodes
+    return [node for node in nodes if node.name == tag_of(node).name] or nodes
 
 
 def forget_ids(nodes: Iterable[Node]) -> None:
@@ -108,4 +121,4 @@ def forget_ids(nodes: Iterable[Node]) -> None:
     for node in nodes:
         tag = tag_of(node)
         if tag.id is not None:
-            set_tag(node, replace(tag, id=None))
+            set_tag(node, replace(tag, id=None, name=tag.name if tag.origin else None))
