@@ -5,6 +5,8 @@ A message names the node or module, what was found, what was expected, and what 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class FxoptError(Exception):
     """Base class of all errors of fxopt."""
@@ -42,6 +44,20 @@ class UndoError(NotReversibleError, PreconditionError):
 
 class VetoError(PassError):
     """An instrument vetoed a pass, and what was asked for cannot stand without it."""
+
+
+class CheckpointError(FxoptError):
+    """A checkpoint does not fit, or original keys and values cannot be told; nothing was loaded.
+
+    Attributes:
+        missing_keys: the original keys that the checkpoint lacks.
+        unexpected_keys: its keys that the original model does not have.
+    """
+
+    def __init__(self, message: str, *, missing_keys: Iterable[str] = (), unexpected_keys: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.missing_keys = list(missing_keys)
+        self.unexpected_keys = list(unexpected_keys)
 
 
 class VerificationError(PassError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.parameter import is_lazy
 
 from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger import Record, Rewrite, ledger_of
+from fxopt_core.ledger import ModuleAdded, ModuleRemoved, Record, Rewrite, TensorRemoved, ledger_of
 from fxopt_core.marks import has_mark
 from fxopt_core.module_state import is_plain_data
 from fxopt_core.runs import Frame
@@ -41,6 +41,7 @@ class State:
     def __init__(self, graph_module: GraphModule) -> None:
         self._nodes = [(node, *_fields(node)) for node in iter_nodes(graph_module.graph)]
         self._modules = _modules(graph_module)
+        self._records = len(ledger_of(graph_module).records)
 
     def names(self) -> set[str]:
         """Return the names of the nodes."""
@@ -58,6 +59,11 @@ class State:
             for row, before in zip(rows, self._nodes, strict=True)
         )
         return same and _modules(graph_module) == self._modules
+
+    def is_rekeyed(self, graph_module: GraphModule) -> bool:
+        """Return whether a graph module has tensors of other names or shapes, for which no record since accounts."""
+        since = ledger_of(graph_module).records[self._records :]
+        return _replayed(_shapes(self._modules), since) != _shapes(_modules(graph_module))
 
 
 def _fields(node: Node) -> tuple[Any, ...]:
@@ -77,7 +83,26 @@ def _state(tensor: Tensor | None) -> tuple[object, ...]:
     if tensor is None:
         return (None,)
     version = None if is_lazy(tensor) or tensor.is_inference() else tensor._version
-    return _Same(tensor), version, tensor.requires_grad, tensor.dtype, tensor.device
+    shape = None if is_lazy(tensor) else tuple(tensor.shape)
+    return _Same(tensor), version, tensor.requires_grad, tensor.dtype, tensor.device, shape
+
+
+def _shapes(rows: Iterable[tuple[Any, ...]]) -> dict[str, object]:
+    """Return the shapes of all tensors by full name."""
+    return {f"{row[0]}.{key}" if row[0] else key: shape for row in rows for key, *_, shape in row[3:]}
+
+
+def _replayed(shapes: dict[str, object], records: Iterable[Record]) -> dict[str, object]:
+    """Return the shapes of all tensors by full name after the edits of records."""
+    for operation in (operation for record in records for operation in record.operations or ()):
+        if isinstance(operation, ModuleAdded):
+            shapes.update((f"{operation.name}.{key}", shape) for key, shape in operation.shapes)
+        elif isinstance(operation, ModuleRemoved):
+            for row in operation.row.tensors:
+                shapes.pop(row.name, None)
+        elif isinstance(operation, TensorRemoved):
+            shapes.pop(operation.row.name, None)
+    return shapes
 
 
 class _Same:
@@ -126,6 +151,7 @@ def make_record(
         changed=changed and transformation._edits,
         operations=None if frame.operations is None else tuple(frame.operations),
         derived=tuple(frame.derived),
+        rekeyed=changed and frame.operations is None and before.is_rekeyed(result),
     )
 
 
