@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import nn
@@ -75,7 +76,9 @@ def weight_and_bias(
     if isinstance(weight, Obstacle):
         return weight
     if isinstance(bias, Obstacle):
-        return bias
+        name = "" if weight is None else weight.name
+        message = bias.message.replace("reads a weight", f"reads `{name}` with a bias")
+        return replace(bias, site=owner_of(name) or bias.site, message=message)
     if weight is None or not isinstance(value, Node):
         return Obstacle(node.name, "unsupported-call", f"node `{node.name}` has no input value or no weight")
     return value, weight, bias

@@ -1,0 +1,204 @@
+"""Linear layers inside of torch's own attention: merged where the graph shows them, refused by name where not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from linear_forms import FunctionTracer, check, graph_of, refusals, refused
+from torch import Tensor, nn
+from torch.fx import GraphModule, symbolic_trace
+
+from fxopt_linear import FuseBiasInLinear, MergeLinears
+
+X, MEMORY, NARROW = torch.randn(3, 5, 8), torch.randn(3, 4, 8), torch.randn(3, 4, 6)
+
+
+class Attention(nn.Module):
+    """Self-attention on one input, and cross-attention on two."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True, **settings)
+        self.eval()
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        memory = x if memory is None else memory
+        return self.attention(x, memory, memory, need_weights=False)[0]  # type: ignore[no-any-return]  # it is a tensor
+
+
+class Both(nn.Module):
+    """Projections beside attention that read the same values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.q, self.k = nn.Linear(8, 3), nn.Linear(8, 4)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0].sum(-1) + self.q(x).sum(-1) + self.k(x).sum(-1)  # type: ignore[no-any-return]  # it is a tensor
+
+
+EXPORTS = ("export", "export-dynamic")
+
+
+@pytest.mark.parametrize("form", EXPORTS)
+def test_packed_self_attention_has_nothing_to_merge(form: str) -> None:
+    merged = check(MergeLinears(), Attention(), form, X, sites=0, others=[(torch.randn(2, 5, 8),)])
+    assert refused(merged) == []
+
+
+@pytest.mark.parametrize("form", EXPORTS)
+def test_cross_attention_has_nothing_to_merge(form: str) -> None:
+    assert refused(check(MergeLinears(), Attention(), form, X, MEMORY, sites=0)) == []
+
+
+@pytest.mark.parametrize("form", EXPORTS)
+def test_separate_projections_of_one_memory_merge(form: str) -> None:
+    model = Attention(kdim=6, vdim=6, bias=False)
+    merged = check(MergeLinears(), model, form, X, NARROW, sites=1)
+    name = "attention.k_proj_weight_v_proj_weight_merged"
+    assert repr(merged.get_submodule(name)) == "Linear(in_features=6, out_features=16, bias=False)"
+
+
+@pytest.mark.parametrize("form", EXPORTS)
+def test_slices_of_a_packed_bias_are_refused_by_name(form: str) -> None:
+    merged = check(MergeLinears(), Attention(kdim=6, vdim=6), form, X, NARROW, sites=0)
+    assert [reason for _, reason in refused(merged)] == ["computed-weight"] * 2
+    assert all("attention" in refusal.site for refusal in refusals(merged))
+
+
+@pytest.mark.parametrize("form", EXPORTS)
+def test_layers_beside_attention_merge(form: str) -> None:
+    merged = check(MergeLinears(), Both(), form, X, sites=1)
+    assert "q_k_merged" in dict(merged.named_children())
+    assert "attention.in_proj_weight" in merged.state_dict()
+
+
+STACKS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int]] = {
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (X,), 4),
+    "encoder layer, norm first": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True), (X,), 4
+    ),
+    "encoder": (
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False
+        ),
+        (X,),
+        8,
+    ),
+    "decoder layer": (lambda: nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), (X, MEMORY), 6),
+    "decoder": (
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 2), (X, MEMORY), 12
+    ),
+}  # fmt: skip
+
+
+class Wrapped(nn.Module):
+    def __init__(self, stack: nn.Module) -> None:
+        super().__init__()
+        self.stack = stack
+        self.eval()
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        return self.stack(x) if memory is None else self.stack(x, memory)  # type: ignore[no-any-return]  # it gives a tensor
+
+
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_torchs_stacks_stay_right(name: str, frozen: bool) -> None:
+    build, inputs, _ = STACKS[name]
+    model = Wrapped(build()).requires_grad_(not frozen)
+    with torch.set_grad_enabled(not frozen):  # without gradients, torch takes its fast path where it may
+        graph_module = graph_of(model, "export", *inputs)
+        expected = model(*inputs)
+        MergeLinears()(graph_module, expect=0)
+        torch.testing.assert_close(graph_module(*inputs), expected)
+        FuseBiasInLinear()(graph_module)
+        torch.testing.assert_close(graph_module(*inputs), expected)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_stacks_that_are_called_as_a_whole_are_refused_by_name(name: str) -> None:
+    build, inputs, layers = STACKS[name]
+    model = Wrapped(build())
+    graph = torch.fx.Graph()
+    values = [graph.placeholder(f"x{i}") for i, _ in enumerate(inputs)]
+    graph.output(graph.call_module("stack", tuple(values)))
+    graph_module = GraphModule(model, graph)
+    MergeLinears()(graph_module, expect=0)
+    (refusal,) = refusals(graph_module)
+    assert (refusal.site, refusal.reason) == ("stack", "opaque-call")
+    assert f"with {layers} linear layers in it; capture the model by torch.export" in refusal.message
+    torch.testing.assert_close(graph_module(*inputs), model(*inputs))
+
+
+def test_traced_attention_is_refused_by_name_and_the_rest_merges() -> None:
+    graph_module = symbolic_trace(Both())
+    expected = graph_module(X)
+    MergeLinears()(graph_module, expect=1)
+    assert refused(graph_module) == [("attention", "opaque-call")]
+    assert "(MultiheadAttention) is called as a whole, with 2 linear layers" in refusals(graph_module)[0].message
+    torch.testing.assert_close(graph_module(X), expected)
+
+
+def test_attention_as_a_function_is_refused_by_name() -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2)
+            self.q = nn.Linear(8, 8)
+            self.eval()
+
+        def forward(self, x: Tensor) -> Tensor:
+            a = self.attention
+            weights = (a.in_proj_weight, a.in_proj_bias, None, None, False, 0.0, a.out_proj.weight, a.out_proj.bias)
+            attended, _ = F.multi_head_attention_forward(x, x, x, 8, 2, *weights, training=False)
+            return attended.add(self.q(x))
+
+    graph_module = GraphModule(Functional(), FunctionTracer().trace(Functional()))
+    MergeLinears()(graph_module, expect=0)
+    assert ("attention", "opaque-call") in refused(graph_module)
+
+
+def test_the_fast_path_as_an_operator_is_refused_by_name() -> None:
+    class Fast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+            self.eval()
+
+        def forward(self, x: Tensor) -> Any:
+            a = self.attention
+            projections = (a.in_proj_weight, a.in_proj_bias, a.out_proj.weight, a.out_proj.bias)
+            return torch._native_multi_head_attention(x, x, x, 8, 2, *projections, need_weights=False)[0]
+
+    model = Fast().requires_grad_(False)
+    graph_module: GraphModule = torch.export.export(model, (X,), strict=False).module()
+    MergeLinears()(graph_module, expect=0)
+    assert refused(graph_module) == [("attention", "opaque-call")]
+    torch.testing.assert_close(graph_module(X), model(X))
+
+
+def test_projections_that_attention_reads_too_are_left_alone() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+            self.q = nn.Linear(8, 8)
+            self.eval()
+
+        def forward(self, x: Tensor) -> Tensor:
+            own = F.linear(x, self.attention.out_proj.weight, self.attention.out_proj.bias)
+            return self.attention(x, x, x, need_weights=False)[0] + own + self.q(x)  # type: ignore[no-any-return]  # a tensor
+
+    for form in ("modules", "export"):
+        graph_module = graph_of(Shared(), form, X) if form == "export" else symbolic_trace(Shared())
+        expected = graph_module(X)
+        MergeLinears()(graph_module, expect=0)
+        assert {"tied-parameter", "shared-module"} & {reason for _, reason in refused(graph_module)}
+        torch.testing.assert_close(graph_module(X), expected)

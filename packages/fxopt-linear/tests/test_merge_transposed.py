@@ -1,0 +1,191 @@
+"""Layers whose weight is stored as (in, out): ``Conv1D`` of GPT-2, ``torch.addmm``, ``x @ weight``."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from linear_forms import FORMS, check, graph_of, outcome, refused, structure
+from torch import Tensor, nn
+from torch.fx import GraphModule, Tracer
+
+from fxopt_core import history, iter_nodes
+from fxopt_linear import FuseBiasInLinear, MergeLinears
+
+
+class Conv1D(nn.Module):
+    """What transformers calls so."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size_out = x.size()[:-1] + (self.nf,)  # noqa: RUF005  # a proxy is not unpacked
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size_out)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the class above be that of transformers, so that undoing finds it there."""
+    module = types.ModuleType("transformers.pytorch_utils")
+    module.Conv1D = Conv1D  # type: ignore[attr-defined]  # a module made for the test
+    monkeypatch.setattr(Conv1D, "__module__", "transformers.pytorch_utils")
+    monkeypatch.setitem(sys.modules, "transformers.pytorch_utils", module)
+
+
+class Pair(nn.Module):
+    """Two of them, of unequal sizes, and parameters for what else is called."""
+
+    def __init__(self, call: Callable[[Any, Tensor], Any] | None = None) -> None:
+        super().__init__()
+        self.q, self.k = Conv1D(6, 4), Conv1D(3, 4)
+        self.usual = nn.Linear(4, 5)
+        self.square = nn.Parameter(torch.randn(4, 4))
+        self.call = call or (lambda m, x: (m.q(x).relu().sum(-1), m.k(x).tanh()))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.call(self, x)
+
+
+def leaves(model: nn.Module) -> GraphModule:
+    class Leaves(Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return isinstance(m, Conv1D) or super().is_leaf_module(m, module_qualified_name)
+
+    return GraphModule(model, Leaves().trace(model))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_groups_of_unequal_size_merge_in_every_form(form: str) -> None:
+    model = Pair()
+    others = [(torch.randn(5, 3, 4),), (torch.randn(0, 3, 4),), (torch.randn(2, 3, 4),)]
+    merged = check(MergeLinears(), model, form, torch.randn(3, 3, 4), sites=1, others=others)
+    assert repr(merged.q_k_merged) == "Linear(in_features=4, out_features=9, bias=True)"
+    weight = torch.cat([model.q.weight, model.k.weight], dim=1).t()
+    assert torch.equal(merged.q_k_merged.weight, weight)  # type: ignore[union-attr, arg-type]  # it is a Linear
+    assert not {"q.weight", "q.bias", "k.weight", "k.bias"} & set(merged.state_dict())
+    views = [node for node in iter_nodes(merged.graph) if "view" in str(node.target)]
+    assert len(views) == 3  # one of the input, and one of each result: the second of the input has gone
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_undo_gives_contiguous_tensors_and_current_values_back(form: str) -> None:
+    graph_module = graph_of(Pair(), form, torch.randn(3, 3, 4))
+    before = {key: value.stride() for key, value in graph_module.state_dict().items()}
+    MergeLinears()(graph_module, expect=1)
+    with torch.no_grad():
+        graph_module.q_k_merged.weight.copy_(torch.arange(36.0).view(9, 4))  # type: ignore[operator, union-attr]
+    MergeLinears()(graph_module, reverse=True)
+    assert {key: value.stride() for key, value in graph_module.state_dict().items()} == before
+    assert torch.equal(graph_module.get_parameter("k.weight"), torch.arange(24.0, 36).view(3, 4).t())
+
+
+def test_modules_called_as_such(known: None) -> None:
+    model = Pair()
+    graph_module, x = leaves(model), torch.randn(2, 3, 4)
+    start, expected = structure(graph_module), outcome(graph_module, x)
+    MergeLinears()(graph_module, expect=1)
+    assert [name for name, _ in graph_module.named_children()] == ["q_k_merged"]
+    for one, other in zip(outcome(graph_module, x).results, expected.results, strict=True):
+        torch.testing.assert_close(one, other)
+    MergeLinears()(graph_module, reverse=True)
+    assert type(graph_module.q) is Conv1D
+    assert structure(graph_module) == start
+
+
+def test_a_module_and_a_usual_layer_are_one_group(known: None) -> None:
+    model = Pair(lambda m, x: (m.q(x).relu(), m.usual(x).tanh()))
+    graph_module, x = leaves(model), torch.randn(2, 3, 4)
+    expected = graph_module(x)
+    MergeLinears()(graph_module, expect=1)
+    torch.testing.assert_close(graph_module(x), expected)
+
+
+PRODUCTS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "operator": lambda m, x: ((x @ m.q.weight).relu(), (x @ m.k.weight).tanh()),
+    "matmul": lambda m, x: (torch.matmul(x, m.q.weight) + m.q.bias, torch.matmul(x, m.k.weight).tanh()),
+    "beside a layer": lambda m, x: ((x @ m.q.weight).relu(), m.usual(x).tanh()),
+    "one addmm": lambda m, x: (torch.addmm(m.q.bias, x[0], m.q.weight).relu(), (x[0] @ m.k.weight).tanh()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_with_parameters(name: str, form: str) -> None:
+    sites = 1 if name != "one addmm" else 0  # `x[0]` twice is two values
+    check(MergeLinears(), Pair(PRODUCTS[name]), form, torch.randn(3, 3, 4), sites=sites)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_weight_read_both_ways_is_left_alone(form: str) -> None:
+    model = Pair(lambda m, x: (F.linear(x, m.square).relu(), (x @ m.square).tanh(), m.usual(x).exp()))
+    merged = check(MergeLinears(), model, form, torch.randn(3, 4), sites=0)
+    assert [reason for _, reason in refused(merged)][:2] == ["tied-parameter"] * 2
+
+
+def _written(m: Any, x: Tensor) -> Any:
+    x = x * 1
+    first = m.q(x).relu()
+    x.add_(1)
+    return first, m.k(x).tanh()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_write_between_keeps_them_apart(form: str) -> None:
+    check(MergeLinears(), Pair(_written), form, torch.randn(3, 3, 4), sites=0, backward=False)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_equal_views_of_one_value_are_one_input(form: str) -> None:
+    def call(m: Any, x: Tensor) -> Any:
+        flat = x.transpose(0, 1)
+        return m.usual(flat).relu(), F.linear(x.transpose(0, 1), m.square).tanh()
+
+    merged = check(MergeLinears(), Pair(call), form, torch.randn(3, 2, 4), sites=1)
+    assert sum("transpose" in str(node.target) for node in iter_nodes(merged.graph)) == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_original_parameters_may_share_the_storage(form: str) -> None:
+    model = Pair()
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    graph_module = graph_of(model, form, torch.randn(3, 3, 4))
+    MergeLinears(share_storage=True)(graph_module, expect=1)
+    storage = graph_module.get_parameter("q_k_merged.weight").untyped_storage().data_ptr()
+    assert model.k.weight.untyped_storage().data_ptr() == storage
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_biases_fuse_in_every_form(form: str) -> None:
+    check(FuseBiasInLinear(), Pair(), form, torch.randn(3, 3, 4), sites=2, others=[(torch.randn(5, 3, 4),)])
+
+
+def test_biases_of_modules_fuse(known: None) -> None:
+    graph_module, x = leaves(Pair()), torch.randn(2, 3, 4)
+    start, expected = structure(graph_module), graph_module(x)
+    FuseBiasInLinear()(graph_module, expect=2)
+    torch.testing.assert_close(graph_module(x), expected)
+    FuseBiasInLinear()(graph_module, reverse=True)
+    assert structure(graph_module) == start
+    assert len(history(graph_module)) == 1
+
+
+@pytest.mark.parametrize("form", ["modules", "functions"])
+def test_low_precision_and_meta_tensors(form: str) -> None:
+    x = torch.randn(3, 3, 4, dtype=torch.bfloat16)
+    merged = check(MergeLinears(), Pair().bfloat16(), form, x, sites=1, tolerance=0.1)
+    assert merged.get_parameter("q_k_merged.weight").dtype == torch.bfloat16
+    graph_module = graph_of(Pair().to("meta"), form, torch.randn(3, 3, 4, device="meta"))
+    MergeLinears()(graph_module, expect=1)
+    assert graph_module.get_parameter("q_k_merged.weight").is_meta
+    MergeLinears()(graph_module, reverse=True)
+    assert graph_module.get_parameter("k.weight").shape == (4, 3)
