@@ -17,6 +17,7 @@ from fxopt_core.instruments import PassRun, current_run, inside
 from fxopt_core.ledger import Record, adopt_records, append_record, ledger_of, mark_undone, set_ledger
 from fxopt_core.marks import META_KEY
 from fxopt_core.observing import lint_and_recompile, observed, written_note
+from fxopt_core.reasons import refusals_text
 from fxopt_core.recording import State, make_record, own_records, signature_or_empty
 from fxopt_core.runs import Frame, Run, composing_run, frame_open, run_open
 from fxopt_core.transaction import Snapshot
@@ -62,7 +63,7 @@ class Demands:
         applied = [record for record in records if record.state == "applied"]
         refusals = [refusal for record in applied for refusal in record.refusals]
         count = sum(len(record.rewrites) for record in applied)
-        listed = "".join(f"\n  {r.site}: {r.reason}: {r.message}" for r in refusals[:20])
+        listed = f"\n{refusals_text(refusals)}" if refusals else ""
         if self.strict and refusals:
             raise PreconditionError(
                 f"`{transformation.name}` refused {len(refusals)} of {len(refusals) + count} sites, and strict=True "
