@@ -6,16 +6,14 @@ node directly, because `Node.__setattr__` and `Graph.erase_node` call the owner'
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch.fx import Graph, GraphModule
 
 from fxopt_core.graph import iter_nodes
-
-Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any]"
+from fxopt_core.snapshot_containers import Containers, put_back
 
 _FIELDS = (
     "op",
@@ -35,96 +33,45 @@ _FIELDS = (
 _CLASS_FIELDS_LEFT_ALONE = frozenset({"__dict__", "__weakref__"})
 
 
-def put_back(container: Container, contents: Container) -> None:
-    """Make a container hold what a copy of it holds, in the same order, without replacing the object.
-
-    >>> hooks = {"first": 1}; alias = hooks
-    >>> put_back(hooks, {"second": 2})
-    >>> alias
-    {'second': 2}
-    """
-    if isinstance(container, OrderedDict):
-        OrderedDict.clear(container)
-        OrderedDict.update(container, contents)
-    elif isinstance(container, dict):
-        dict.clear(container)
-        dict.update(container, contents)
-    elif isinstance(container, set):
-        set.clear(container)
-        set.update(container, contents)
-    else:
-        list.__setitem__(container, slice(None), contents)
-
-
-def shallow_copy(container: Container) -> Container:
-    """Return a plain dict, set or list with the same contents."""
-    if isinstance(container, dict):
-        return dict(container)
-    return set(container) if isinstance(container, set) else list(container)
-
-
-class ContainerState:
-    """A container object together with what it held."""
-
-    __slots__ = ("container", "contents")
-
-    def __init__(self, container: Container) -> None:
-        self.container = container
-        self.contents = shallow_copy(container)
-
-    def restore(self) -> Container:
-        """Put the contents back and return the container."""
-        put_back(self.container, self.contents)
-        return self.container
-
-
 class ObjectState:
-    """An object's namespace, with the containers directly in it."""
+    """An object's namespace."""
 
-    __slots__ = ("attributes", "containers", "obj")
+    __slots__ = ("attributes", "obj")
 
     def __init__(self, obj: object) -> None:
         self.obj = obj
         self.attributes: dict[str, Any] = dict(vars(obj))
-        self.containers = [
-            ContainerState(value) for value in self.attributes.values() if isinstance(value, (dict, list, set))
-        ]
 
     def restore(self) -> None:
-        """Put the namespace and its containers back."""
+        """Put the namespace back."""
         put_back(vars(self.obj), self.attributes)
-        for state in self.containers:
-            state.restore()
 
 
 class GraphState:
     """All of a graph: its nodes in order with every field, its side tables, name space and code generator.
 
     Fields are kept by column, one list for all nodes, which is several times faster to fill than a record per node.
+    `containers` gets what `meta`, side tables and attributes hold.
     """
 
-    __slots__ = ("attributes", "columns", "inputs", "lookup", "metas", "nodes", "objects", "users")
+    __slots__ = ("attributes", "columns", "inputs", "nodes", "objects", "users")
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, containers: Containers) -> None:
         self.nodes = [graph._root, *iter_nodes(graph)]
         self.columns: dict[str, list[Any]] = {name: list(map(attrgetter(name), self.nodes)) for name in _FIELDS}
-        self.metas = list(map(dict, self.columns["meta"]))
         self.users = list(map(tuple, self.columns["users"]))
         self.inputs = list(map(tuple, self.columns["_input_nodes"]))
         self.attributes = {node: dict(vars(node)) for node in self.nodes if vars(node)}
-        self.lookup = [(nodes, dict(nodes)) for nodes in graph._find_nodes_lookup_table.table.values()]
         parts = (graph, graph._graph_namespace, graph._find_nodes_lookup_table, graph._codegen)
         self.objects = [ObjectState(part) for part in parts]
-        tree_info = getattr(graph._codegen, "pytree_info", None)
-        if tree_info is not None:
-            self.objects[-1].containers.append(ContainerState(tree_info.orig_args))
+        containers.add_dictionaries(self.columns["meta"])
+        for attributes in (*self.attributes.values(), *(part.attributes for part in self.objects)):
+            containers.add(attributes.values())
 
     def restore(self) -> None:
         """Put everything back into the same objects, without calling any hook; linear in the number of nodes."""
         for state in self.objects:
             state.restore()
-        for nodes, contents in self.lookup:
-            put_back(nodes, contents)
         for name, column in self.columns.items():
             for node, value in zip(self.nodes, column, strict=True):
                 object.__setattr__(node, name, value)
@@ -134,8 +81,7 @@ class GraphState:
             object.__setattr__(after, "_prev", before)
 
     def _restore_dictionaries(self) -> None:
-        for node, meta, users, inputs in zip(self.nodes, self.metas, self.users, self.inputs, strict=True):
-            put_back(node.meta, meta)
+        for node, users, inputs in zip(self.nodes, self.users, self.inputs, strict=True):
             put_back(node.users, dict.fromkeys(users))
             put_back(node._input_nodes, dict.fromkeys(inputs))
             if vars(node):

@@ -9,23 +9,29 @@ a new one is built from the record, and nobody is left to tell the difference.
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 
 from fxopt_core.errors import FxoptError
-from fxopt_core.snapshot_graph import Container, put_back, shallow_copy
+from fxopt_core.snapshot_containers import CONTAINERS, Container, Containers, Contents, put_back, shallow_copy
 from fxopt_core.snapshot_tensors import TensorState
 
-_PLAIN, _TENSOR, _CONTAINER = range(3)
+_PLAIN, _TENSOR, _CONTAINER, _TUPLE = range(4)
+_LEAVES = frozenset({bool, int, float, str, type(None)})
+_MOSTLY_EMPTY = frozenset({dict, OrderedDict, list, set})
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 class _Kinds(dict[type, int]):
     """Which classes of attributes need more than a reference, looked up once for each class."""
 
     def __missing__(self, cls: type) -> int:
-        is_container = issubclass(cls, (dict, list, set))
-        kind = self[cls] = _TENSOR if issubclass(cls, Tensor) else _CONTAINER if is_container else _PLAIN
+        kinds = ((Tensor, _TENSOR), (CONTAINERS, _CONTAINER), (tuple, _TUPLE), (object, _PLAIN))
+        kind = self[cls] = next(kind for bases, kind in kinds if issubclass(cls, bases))
         return kind
 
 
@@ -41,7 +47,7 @@ class ModuleState:
         self.cls = type(module)
         self.namespace: dict[str, Any] | None = module.__dict__
         self.attributes: dict[str, Any] = module.__dict__.copy()
-        self.contents: dict[str, Container] = {}
+        self.contents: dict[str, Contents] = {}
         self.parents: list[ModuleState] = []
         self.reference: weakref.ref[nn.Module] | None = None
 
@@ -74,7 +80,7 @@ class ModuleState:
             if key in self.contents:
                 attributes[key] = self._container(key, now)
                 put_back(attributes[key], _objects_of(self.contents[key]))
-            elif isinstance(value, (dict, list, set)):
+            elif isinstance(value, CONTAINERS):
                 put_back(value, [])
         if self.namespace is not None and module.__dict__ is not self.namespace:
             object.__setattr__(module, "__dict__", self.namespace)
@@ -93,15 +99,17 @@ class ModuleState:
 class Tree:
     """The records of a module tree, made in one walk; every module and tensor has one, under however many names."""
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, containers: Containers) -> None:
         self.modules: dict[int, ModuleState] = {}
         self.tensors: dict[int, TensorState] = {}
         self._kinds = _Kinds()
+        self._nested: list[tuple[ModuleState, str, Iterable[object]]] = []
         self.root = self._record(root, "", root=True)
         waiting = [self.root]
         while waiting:
             state = waiting.pop()
             waiting.extend(reversed(self._children(state)))
+        self._record_nested(containers)
 
     def find(self, name: str) -> TensorState:
         """Return the record of the tensor with this full name, as it was when the snapshot was taken.
@@ -122,24 +130,38 @@ class Tree:
         state = self.modules[id(module)] = ModuleState(module, name, root=root)
         kinds = self._kinds
         for key, value in module.__dict__.items():
+            if type(value) in _LEAVES or (type(value) in _MOSTLY_EMPTY and not value):
+                continue  # most attributes are such, and one that is empty needs no contents
             kind = kinds[type(value)]
-            if kind == _PLAIN:
-                continue
             if kind == _TENSOR:
                 state.attributes[key] = self._tensor(state, value, key)
-            elif value:  # one that is empty needs no contents
+            elif kind == _TUPLE:
+                self._nested.append((state, key, value))
+            elif kind == _CONTAINER and value:
                 state.contents[key] = self._contents(state, value, key)
         return state
 
-    def _contents(self, owner: ModuleState, container: Container, key: str) -> Container:
+    def _contents(self, owner: ModuleState, container: Container, key: str) -> Contents:
         contents = shallow_copy(container)
-        if isinstance(contents, set):
-            return contents
-        prefix = "" if key in ("_parameters", "_buffers") else f"{key}."
-        items = contents.items() if isinstance(contents, dict) else enumerate(contents)
-        for item, value in [(item, value) for item, value in items if isinstance(value, Tensor)]:
-            contents[item] = self._tensor(owner, value, f"{prefix}{item}")
+        if key in _REGISTERED:
+            prefix = ""
+        else:
+            prefix = f"{key}."
+            self._nested.append((owner, key, container.values() if isinstance(container, dict) else list(container)))
+        if isinstance(contents, (dict, list)) and key != "_modules":
+            items = contents.items() if isinstance(contents, dict) else enumerate(contents)
+            for item, value in items:  # which may be replaced meanwhile, as none is added
+                if isinstance(value, Tensor):
+                    contents[item] = self._tensor(owner, value, f"{prefix}{item}")
         return contents
+
+    def _record_nested(self, containers: Containers) -> None:
+        """Record what the containers in attributes hold; tensors are rare there, and get their names afterwards."""
+        tensors = containers.add(chain.from_iterable(values for _, _, values in self._nested))
+        if any(id(tensor) not in self.tensors for tensor in tensors):
+            for state, key, values in self._nested:
+                for tensor in Containers().add(values):
+                    self._tensor(state, tensor, f"{key}[...]")
 
     def _tensor(self, owner: ModuleState, tensor: Tensor, key: str) -> TensorState:
         state = self.tensors.get(id(tensor))
@@ -168,7 +190,7 @@ class Tree:
         return fresh
 
 
-def _holds_states(contents: Container) -> bool:
+def _holds_states(contents: Contents) -> bool:
     values = contents.values() if isinstance(contents, dict) else contents
     return any(isinstance(value, (TensorState, ModuleState)) for value in values)
 
@@ -179,7 +201,7 @@ def _object_of(value: Any) -> Any:
     return value.module if isinstance(value, ModuleState) else value
 
 
-def _objects_of(contents: Container) -> Container:
+def _objects_of(contents: Contents) -> Contents:
     if isinstance(contents, dict):
         return {key: _object_of(value) for key, value in contents.items()}
     return [_object_of(value) for value in contents] if isinstance(contents, list) else contents

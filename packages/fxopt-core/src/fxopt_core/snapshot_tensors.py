@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fxopt_core.errors import FxoptError
-from fxopt_core.snapshot_graph import put_back
+from fxopt_core.snapshot_containers import put_back
 
 if TYPE_CHECKING:
     from fxopt_core.snapshot_modules import ModuleState
@@ -60,14 +60,16 @@ class TensorState:
         self.key = key
         self.cls = type(tensor)
         self.tensor: Tensor | None = tensor
-        self.alias: Tensor | None = tensor.data
+        alias: Tensor = tensor.data
+        self.alias: Tensor | None = alias
         self.version = None if tensor.is_inference() else tensor._version
-        self.nbytes = _nbytes(self.alias)
+        self.nbytes = _nbytes(alias)
         self.requires_grad = tensor.requires_grad
         self.leaf = tensor.is_leaf
-        if vars(tensor):
-            self.attributes = dict(vars(tensor))
-            self.inner = [TensorState(v, self, k) for k, v in vars(tensor).items() if isinstance(v, Tensor)]
+        attributes = tensor.__dict__
+        if attributes:
+            self.attributes = dict(attributes)
+            self.inner = [TensorState(v, self, k) for k, v in attributes.items() if isinstance(v, Tensor)]
         hooks = tensor._backward_hooks
         if hooks is not None:
             self.hooks = hooks, dict(hooks)
@@ -194,8 +196,8 @@ def plain_storage(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 def _nbytes(tensor: Tensor) -> int | None:
-    storage = plain_storage(tensor)
-    return None if storage is None else storage.nbytes()
+    plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta
+    return tensor.untyped_storage().nbytes() if plain else None
 
 
 def over_storage(storage: torch.UntypedStorage, like: Tensor) -> Tensor:

@@ -3,6 +3,9 @@
 A snapshot records references and shallow copies, never a deep copy, in time linear in nodes, modules and tensors. It
 brings back the same objects: graph, nodes with all their fields and order, modules and their classes, hooks, flags,
 attributes, and which tensor with which memory and dtype sits where. It calls no hook and compiles nothing.
+
+In `meta` and in plain attributes, what built-in containers hold comes back at any depth. Of all other objects, only the
+reference does: what a pass changes inside of an object of some class of its own stays.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from torch.fx import Graph, GraphModule
 
 from fxopt_core.errors import FxoptError
 from fxopt_core.garbage import collector_paused
+from fxopt_core.snapshot_containers import Containers
 from fxopt_core.snapshot_graph import ClassState, GraphState, own_classes
 from fxopt_core.snapshot_modules import ModuleState, Tree
 from fxopt_core.snapshot_tensors import Rebuild, TensorState
@@ -44,8 +48,9 @@ class Snapshot:
 
     def __init__(self, graph_module: GraphModule, *, protect_values: bool = False) -> None:
         with collector_paused(), _raw_tensors():
-            self._tree = Tree(graph_module)
-            self._graphs, self._classes = _graphs_and_classes(self._tree)
+            self._containers = Containers()
+            self._tree = Tree(graph_module, self._containers)
+            self._graphs, self._classes = _graphs_and_classes(self._tree, self._containers)
             if protect_values:
                 storages: dict[int, torch.UntypedStorage] = {}
                 for tensor in self._tree.tensors.values():
@@ -119,6 +124,7 @@ class Snapshot:
             cls.restore()
         for graph in self._graphs:
             graph.restore()
+        self._containers.restore()
         if failures:
             names = ", ".join(name for name, _ in failures)
             raise FxoptError(f"rollback restored everything but {names}: {failures[0][1]}") from failures[0][1]
@@ -134,7 +140,7 @@ def _noting_failures(state: ModuleState | TensorState, failures: list[tuple[str,
         failures.append((state.name or "the graph module", error))
 
 
-def _graphs_and_classes(tree: Tree) -> tuple[list[GraphState], list[ClassState]]:
+def _graphs_and_classes(tree: Tree, containers: Containers) -> tuple[list[GraphState], list[ClassState]]:
     graphs: dict[int, Graph] = {}
     classes: list[ClassState] = []
     for state in tree.modules.values():
@@ -142,4 +148,4 @@ def _graphs_and_classes(tree: Tree) -> tuple[list[GraphState], list[ClassState]]
             graph = state.module.graph
             graphs[id(graph)] = graph
             classes.extend(map(ClassState, own_classes(state.module)))
-    return [GraphState(graph) for graph in graphs.values()], classes
+    return [GraphState(graph, containers) for graph in graphs.values()], classes

@@ -1,0 +1,222 @@
+"""What containers hold comes back at any depth, into the very same containers."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import nn
+
+from fxopt_core.graph import iter_nodes
+from fxopt_core.snapshot_containers import Containers, put_back, shallow_copy
+from fxopt_core.transaction import Snapshot
+
+
+class Pair(NamedTuple):
+    left: list[int]
+    right: int
+
+
+class Labels(dict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise AssertionError("a rollback calls nothing that a subclass defines")
+
+
+def full_of(leaf: Any) -> dict[str, Any]:
+    """One container of each kind, each with something in it."""
+    return {
+        "dict": {"list": [leaf, {"set": {1, 2}}]},
+        "ordered": OrderedDict(first=[leaf], second=2),
+        "default": defaultdict(list, key=[leaf]),
+        "counter": Counter("aab"),
+        "deque": deque([[leaf], 2], maxlen=3),
+        "bytes": bytearray(b"abc"),
+        "tuple": (1, (2, [leaf]), Pair([leaf], 2)),
+        "subclass": Labels({"inner": [leaf]}),
+    }
+
+
+def spoil(value: Any) -> None:
+    """Change every container, the innermost ones first."""
+    inside = value.values() if isinstance(value, dict) else value
+    if isinstance(value, (dict, list, tuple, deque)):
+        for item in list(inside):
+            spoil(item)
+    if isinstance(value, dict):
+        dict.clear(value)
+        dict.__setitem__(value, "new", [])
+    elif isinstance(value, (list, deque)):
+        value.reverse()
+        value.append("new")
+    elif isinstance(value, set):
+        value.add("new")
+    elif isinstance(value, bytearray):
+        value[1:1] = b"new"
+
+
+def identities(value: Any) -> list[int]:
+    """The containers, in the order in which they lie in each other."""
+    if isinstance(value, (dict, list, tuple, deque)):
+        inside = value.values() if isinstance(value, dict) else value
+        return [id(value), *(found for item in inside for found in identities(item))]
+    return [id(value)] if isinstance(value, (set, bytearray)) else []
+
+
+def test_every_kind_comes_back() -> None:
+    value = full_of("leaf")
+    before, containers = identities(value), Containers()
+    assert containers.add([value]) == []
+    for _ in range(2):
+        spoil(value)
+        assert value != full_of("leaf")
+        containers.restore()
+        assert value == full_of("leaf")
+        assert list(value["ordered"]) == ["first", "second"]
+        assert (value["deque"].maxlen, value["default"].default_factory) == (3, list)
+        assert identities(value) == before
+
+
+values: st.SearchStrategy[Any] = st.recursive(
+    st.integers() | st.text(max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.builds(deque, st.lists(inner, max_size=3))
+        | st.builds(bytearray, st.binary(max_size=3))
+    ),
+)
+
+
+@given(st.lists(values, max_size=5), st.data())
+def test_whatever_lies_in_whatever(drawn: list[Any], data: st.DataObject) -> None:
+    drawn.append(data.draw(st.sampled_from(drawn)) if drawn else [])  # one of them twice
+    before, text = identities(drawn), repr(drawn)
+    containers = Containers()
+    containers.add([drawn])
+    spoil(drawn)
+    containers.restore()
+    assert (identities(drawn), repr(drawn)) == (before, text)
+
+
+def test_cycles_and_shared_ones_are_recorded_once() -> None:
+    shared: list[Any] = [1]
+    cycle: dict[str, Any] = {"shared": shared, "again": (shared, [shared])}
+    cycle["self"] = cycle
+    shared.append(cycle)
+    containers = Containers()
+    containers.add([cycle, shared, cycle])
+    assert sum(len(items) for items, _ in containers._records) == 3
+    shared.clear()
+    cycle.clear()
+    containers.restore()
+    assert shared[0] == 1
+    assert shared[1] is cycle is cycle["self"]
+    assert cycle["again"][0] is cycle["again"][1][0] is shared
+
+
+def test_tuples_that_share_tuples_take_no_longer_for_it(steps_of: Callable[[Callable[[], object]], int]) -> None:
+    value: tuple[Any, ...] = ([],)
+    for _ in range(100):
+        value = (value, value)
+    assert steps_of(lambda: Containers().add([value])) < 20_000
+
+
+def test_tensors_inside_are_told() -> None:
+    tensor = torch.ones(1)
+    assert [id(found) for found in Containers().add([[{"deep": (tensor,)}], 1])] == [id(tensor)]
+
+
+@pytest.mark.parametrize("value", full_of(1).values(), ids=full_of(1))
+def test_a_copy_is_plain_and_put_back_calls_no_method_of_a_subclass(value: Any) -> None:
+    if isinstance(value, tuple):
+        return
+    contents = shallow_copy(value)
+    assert type(contents) in (dict, list, set, bytes)
+    put_back(value, contents)
+    assert shallow_copy(value) == contents
+
+
+# in a graph module
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.block(x))
+
+
+def holders(gm: Any) -> list[tuple[dict[str, Any], str]]:
+    """The places of a graph module that may hold anything."""
+    node = next(iter_nodes(gm.graph))
+    return [(node.meta, "mine"), (gm.meta, "mine"), (vars(gm), "mine"), (vars(gm.block), "mine"), (vars(node), "mine")]
+
+
+@pytest.mark.parametrize("place", range(5), ids=["node.meta", "meta", "attribute", "below", "of a node"])
+def test_everything_that_may_hold_anything(place: int) -> None:
+    gm: Any = torch.fx.symbolic_trace(Model())
+    holder, key = holders(gm)[place]
+    holder[key] = value = full_of("leaf")
+    before = identities(value)
+    snapshot = Snapshot.take(gm)
+    for damage in (lambda: spoil(value), lambda: holder.update({key: None}), lambda: holder.pop(key)):
+        damage()
+        assert snapshot.restore() == ()
+        assert holder[key] is value
+        assert value == full_of("leaf")
+        assert identities(value) == before
+
+
+def test_empty_ones_and_those_that_are_attributes_themselves() -> None:
+    gm: Any = torch.fx.symbolic_trace(Model())
+    gm.empty, gm.raw, gm.none = deque(maxlen=2), bytearray(b"abc"), ()
+    gm.pair, gm.deep = ([1], Pair([2], 3)), [[]]
+    snapshot = Snapshot.take(gm)
+    gm.empty.append(1)
+    gm.raw.clear()
+    for each in (gm.pair[0], gm.pair[1].left, gm.deep[0]):
+        each.append(4)
+    snapshot.restore()
+    assert (list(gm.empty), gm.empty.maxlen, gm.raw) == ([], 2, b"abc")
+    assert (gm.pair, gm.deep) == (([1], ([2], 3)), [[]])
+
+
+def test_tensors_deep_in_attributes_are_restored_and_named() -> None:
+    gm: Any = torch.fx.symbolic_trace(Model())
+    deep, tied = torch.ones(2), gm.block.get_submodule("0").weight
+    gm.block.cache = {"keys": [(deep, tied)]}
+    snapshot = Snapshot.take(gm)
+    deep.data = torch.zeros(3, dtype=torch.float64)
+    gm.block.cache["keys"].clear()
+    assert snapshot.restore() == ()
+    assert gm.block.cache["keys"][0][0] is deep
+    assert gm.block.cache["keys"][0][1] is tied
+    assert deep.tolist() == [1.0, 1.0]
+    deep.add_(1)
+    assert snapshot.restore() == ("block.cache[...]",)
+    protected = Snapshot.take(gm, protect_values=True)
+    deep.zero_()
+    assert protected.restore() == ()
+    assert deep.tolist() == [2.0, 2.0]
+
+
+def test_what_is_inside_of_other_objects_is_theirs() -> None:
+    class Settings:
+        values: list[int]
+
+    gm: Any = torch.fx.symbolic_trace(Model())
+    gm.settings = settings = Settings()
+    settings.values = [1]
+    snapshot = Snapshot.take(gm)
+    settings.values.append(2)
+    gm.settings = None
+    snapshot.restore()
+    assert gm.settings is settings
+    assert settings.values == [1, 2]
