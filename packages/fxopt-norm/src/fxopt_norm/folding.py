@@ -284,9 +284,11 @@ def _derivation(site: FoldSite, name: str) -> Derived:
     settings: list[tuple[str, object]] = [("eps", norm.eps)]
     if isinstance(layer, ConvolutionCall):
         settings += [("transposed", layer.transposed), ("groups", layer.groups)]
+    place = "before" if site.norm_first else "after"
     return Derived(
-        function=f"fxopt_norm.formulas:{'fold_before' if site.norm_first else 'fold_after'}",
+        function=f"fxopt_norm.formulas:fold_{place}",
         inputs=tuple((key, None if ref is None else ref.name) for key, ref in refs.items()),
         settings=tuple(settings),
         outputs=(f"{name}.weight", f"{name}.bias"),
+        restore=f"fxopt_norm.formulas:restore_{place}",
     )

@@ -7,8 +7,12 @@ missing bias is zero. All is computed in float64 where the device has it, else i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
+
+from fxopt_core import NotReversibleError
 
 
 def scale_and_shift(
@@ -87,6 +91,86 @@ def fold_before(
     if bias is not None:
         moved = moved + _precise(bias)
     return (wide * scale).to(weight.dtype), moved.to(weight.dtype)
+
+
+def restore_after(
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    eps: float,
+    transposed: bool = False,
+    groups: int = 1,
+    shapes: Mapping[str, tuple[int, ...] | None],
+) -> dict[str, Tensor]:
+    """Return tensors from which `fold_after` computes this weight and bias again, bit for bit.
+
+    The batch norm becomes the identity: a variance of ``1 - eps``, where rounding leaves ``s`` so close to one that it
+    changes no weight. The layer has the folded weights. Its bias is the folded one; where it has none, the batch norm's
+    bias is, or else its mean is the negative of that.
+
+    Args:
+        weight: the folded weight.
+        bias: the folded bias, (out,).
+        eps: as in `fold_after`.
+        transposed: as in `fold_after`.
+        groups: as in `fold_after`.
+        shapes: the shapes of the parameters of `fold_after`; None for absent ones.
+
+    >>> shapes = {"weight": (1, 1), "bias": None, "mean": (1,), "var": (1,), "norm_weight": None, "norm_bias": None}
+    >>> found = restore_after(torch.ones(1, 1), torch.ones(1), eps=0.25, shapes=shapes)
+    >>> {name: tensor.flatten().tolist() for name, tensor in found.items()}
+    {'weight': [1.0], 'mean': [-1.0], 'var': [0.75]}
+    """
+    return {"weight": weight, **_identity(bias, eps, shapes), **_biases(bias, shapes)}
+
+
+def restore_before(
+    weight: Tensor, bias: Tensor, *, eps: float, shapes: Mapping[str, tuple[int, ...] | None]
+) -> dict[str, Tensor]:
+    """Return tensors from which `fold_before` computes this weight and bias again.
+
+    As in `restore_after`, but for a layer without bias. Then the batch norm has to shift its input by some ``t`` with
+    ``W t = b``, which there is while ``b`` is what folding made of it, and otherwise if ``W`` has full row rank.
+
+    Raises:
+        NotReversibleError: The layer has no bias, and no ``t`` gives the folded one.
+    """
+    mean = weight.new_zeros(weight.shape[1])
+    if shapes["bias"] is not None:
+        return {"weight": weight, **_identity(mean, eps, shapes), **_biases(bias, shapes)}
+    shift = _solution(weight, bias)
+    return {"weight": weight, **_identity(mean, eps, shapes), **_biases(shift, shapes)}
+
+
+def _identity(like: Tensor, eps: float, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Tensor]:
+    """Return a batch norm that does nothing, with as many channels as a tensor has elements."""
+    zeros = torch.zeros_like(like)
+    found = {"mean": zeros, "var": torch.full_like(like, 1.0 - eps)}
+    found |= {} if shapes["norm_weight"] is None else {"norm_weight": torch.ones_like(like)}
+    return found | ({} if shapes["norm_bias"] is None else {"norm_bias": zeros})
+
+
+def _biases(shift: Tensor, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Tensor]:
+    """Return what makes layer and batch norm together add a shift: the first that is there."""
+    name = next((name for name in ("bias", "norm_bias") if shapes[name] is not None), None)
+    return {"mean": -shift} if name is None else {name: shift}
+
+
+def _solution(weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the smallest ``t`` with ``weight @ t = bias``, in the widest dtype."""
+    if weight.is_meta:
+        return weight.new_empty(weight.shape[1])
+    wide, wanted = _precise(weight).cpu(), _precise(bias).cpu()
+    shift: Tensor = torch.linalg.lstsq(wide, wanted.unsqueeze(1), driver="gelsd").solution.squeeze(1)
+    # What rounding `bias`, and `t` to the dtype of the batch norm, may leave.
+    bound = torch.finfo(weight.dtype).eps * (wide.abs() @ shift.abs() + wanted.abs())
+    if not bool(((wide @ shift.to(weight.dtype).to(wide.dtype) - wanted).abs() <= 2 * bound).all()):
+        raise NotReversibleError(
+            "the linear layer behind the batch norm has no bias, and no shift of its input gives the folded bias, which "
+            "was trained or loaded since. Save graph_module.state_dict(), or give the original layer a bias of zeros "
+            "before folding"
+        )
+    return shift.to(weight.device)
 
 
 def _precise(tensor: Tensor) -> Tensor:
