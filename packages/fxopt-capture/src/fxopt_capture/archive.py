@@ -1,0 +1,148 @@
+"""`load` and `save`: graph modules in ``.pt2`` archives, as ``torch.export`` reads and writes them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from fxopt_core.checks import check_graph_module
+from fxopt_core.errors import CaptureError
+from fxopt_core.ledger import Ledger
+from fxopt_core.marks import META_KEY
+
+from .archive_call import call_to_save, guards_in
+from .archive_document import FILE, read_document, write_document
+from .archive_export import export_graph, state_guards
+from .archive_raising import raise_program
+from .archive_reading import read_archive
+from .archive_values import Unarchivable
+from .arguments import CallForm
+from .modes import captured_mode
+
+PathLike = str | os.PathLike[str]
+
+
+def load(path: PathLike, *, ledger: bool = True, weights_only: bool = True) -> GraphModule:
+    """Load a ``.pt2`` archive as a graph module on which all passes work.
+
+    An archive of `save` gives back the graph module that was saved: its nodes with their names, its modules, and its
+    history, so that what was done can be undone. Any other archive of ``torch.export.save`` gives what `capture` would
+    have made of the model: layers are modules again and ``state_dict`` keys are the model's. The model's source is not
+    needed. The result is called as the program is, and by name; inputs that the program refuses are a `CaptureError`.
+
+    Load archives of people that you trust: ``torch.export.load`` evaluates expressions that are written in the file.
+
+    Args:
+        path: the file.
+        ledger: whether to read what `save` has added to the program. Without it, the program is read as any other: no
+            history, no undo, and operators where the graph had functions of its own.
+        weights_only: whether to refuse archives for which torch would unpickle Python objects.
+
+    Raises:
+        CaptureError: there is no such file, it is no archive, a newer torch wrote it, it holds pickles, or what `save`
+            has added does not belong to the program or is malformed.
+
+    >>> import tempfile
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    >>> program = torch.export.export(model, (torch.zeros(2, 4),))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.export.save(program, f"{folder}/model.pt2")
+    ...     graph_module = load(f"{folder}/model.pt2")
+    >>> graph_module.get_submodule("0"), list(graph_module.state_dict())
+    (Linear(in_features=4, out_features=3, bias=True), ['0.weight', '0.bias'])
+    """
+    name = os.fspath(path)
+    archive = read_archive(name, weights_only=weights_only)
+    text = archive.extra.get(FILE)
+    if text is None or not ledger:
+        return raise_program(archive.program)
+    return read_document(text, archive.program, name)
+
+
+def save(
+    graph_module: GraphModule,
+    path: PathLike,
+    args: Sequence[object] | torch.Tensor | None = None,
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    ledger: bool = True,
+) -> None:
+    """Save a graph module as a ``.pt2`` archive, which ``torch.export.load`` reads without fxopt.
+
+    The program has the graph module's ``state_dict`` keys, dynamic sizes and guards. With it, in an extra file of JSON,
+    are the graph's own nodes and modules and its ledger, so that `load` gives back the graph module itself.
+
+    The program is called with the arguments that have no default by position and the others by name, unless `args` and
+    `kwargs` say otherwise. It is written beside `path` first: if anything fails, a file that was there is still there.
+
+    Args:
+        graph_module: the graph module, captured, loaded, exported by torch or traced.
+        path: the file to write.
+        args: positional example inputs. Needed, like `kwargs`, where the graph does not know the shapes of its inputs.
+        kwargs: example inputs by name.
+        dynamic_shapes: which sizes vary, as in ``torch.export.export``, by name of the input. None: those that vary in
+            the graph module; for one that was traced without shapes, the first of each tensor.
+        ledger: whether to add the graph and its ledger. Without, the archive holds the program alone.
+
+    Raises:
+        CaptureError: ``torch.export`` refuses the graph or the inputs, or the ledger is to be saved and the graph has
+            something in it that cannot be: a module that is not of ``torch.nn``, hooks, functions of one's own.
+    """
+    check_graph_module(graph_module, "save")
+    positional = (args,) if isinstance(args, torch.Tensor) else None if args is None else tuple(args)
+    call, form = call_to_save(graph_module, positional, kwargs, dynamic_shapes)
+    program = export_graph(graph_module, call)
+    guards = guards_in(graph_module)
+    if guards is not None and dynamic_shapes is None:
+        state_guards(program, call, guards)
+    extra = _extra_files(graph_module, program, form) if ledger else {}
+    _write(program, os.fspath(path), extra)
+
+
+def _extra_files(graph_module: GraphModule, program: ExportedProgram, form: CallForm) -> dict[str, str]:
+    try:
+        return {FILE: write_document(graph_module, program, form, _mode(graph_module))}
+    except Unarchivable as error:
+        known = graph_module.meta.get(META_KEY)
+        if not isinstance(known, Ledger) or not known.records:
+            return {}  # the program says all that there is to say
+        raise CaptureError(
+            f"the graph module cannot be saved with its ledger: {error}. Undo what was done or change that, or save it "
+            f"with ledger=False, after which nothing can be undone"
+        ) from error
+
+
+def _mode(graph_module: GraphModule) -> bool | None:
+    guards = guards_in(graph_module)
+    return captured_mode(graph_module) if guards is None else guards.mode
+
+
+def _write(program: ExportedProgram, path: str, extra: dict[str, str]) -> None:
+    """Write an archive beside the file that it is to be, and put it in its place."""
+    target = os.path.realpath(path)
+    beside = f"{target}.{os.getpid()}.part"
+    try:
+        with open(beside, "xb") as file:
+            torch.export.save(program, file, extra_files=extra)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except OSError as error:
+        raise CaptureError(f"{path!r} cannot be written: {error}; whatever was there is unchanged") from error
+    except Exception as error:  # whatever torch cannot serialize
+        text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise CaptureError(
+            f"torch.export.save cannot write the program: {type(error).__name__}: {text}. Containers of inputs and "
+            f"outputs need a name there (torch.export.register_dataclass(..., serialized_type_name=...)); whatever was "
+            f"at {path!r} is unchanged"
+        ) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(beside)

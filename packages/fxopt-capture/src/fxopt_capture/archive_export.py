@@ -1,0 +1,197 @@
+"""Export a graph module for an archive: the call that it is exported with, and the program."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.graph import _PyTreeCodeGen
+from torch.utils import _pytree as pytree
+
+from fxopt_core.errors import CaptureError
+from fxopt_core.graph import iter_nodes
+
+from .archive_inputs import GuardedCall
+from .failure import source_of
+from .guards import InputGuards
+from .preserving import preserved
+
+_PREFIX = "L__self__"
+
+
+@dataclass(frozen=True)
+class ArchiveCall:
+    """How the program of an archive is called.
+
+    Attributes:
+        inputs: an example of each input by name, in the graph's order.
+        positional: how many of them, from the first, are given by position.
+        shapes: per name, what ``torch.export`` takes as dynamic shapes; or a ``ShapesCollection``.
+        dynamic: per tensor among the leaves of `inputs` the dimensions that have to stay dynamic.
+    """
+
+    inputs: Mapping[str, object]
+    positional: int
+    shapes: Any
+    dynamic: Sequence[Sequence[int]] = ()
+
+
+def export_graph(graph_module: GraphModule, call: ArchiveCall) -> ExportedProgram:
+    """Export a graph module, and leave it as it was.
+
+    Names of parameters and buffers are the graph module's own, and each operator knows the stack of modules of the node
+    that it comes from.
+
+    Raises:
+        CaptureError: the graph does not run on these inputs, or ``torch.export`` cannot say it.
+    """
+    names = list(call.inputs)
+    args = tuple(call.inputs[name] for name in names[: call.positional])
+    kwargs = {name: call.inputs[name] for name in names[call.positional :]}
+    try:
+        with ExitStack() as stack:
+            for context in (preserved(graph_module), torch.inference_mode(False), torch.enable_grad()):
+                stack.enter_context(context)
+            host = _Host(graph_module, call)
+            program = torch.export.export(host, args, kwargs, dynamic_shapes=call.shapes, strict=False)
+    except CaptureError:
+        raise
+    except Exception as error:  # whatever torch or the graph raises while it is traced
+        raise _failure(error) from error
+    _demand_dynamic(program, call)
+    return program
+
+
+def _failure(error: Exception) -> CaptureError:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    place = source_of(error)
+    return CaptureError(
+        f"the graph module cannot be saved, as torch.export refuses its graph: {type(error).__name__}: "
+        f"{text}{f' at {place}' if place else ''}. Check that the graph module runs on the inputs (give them as args "
+        f"and kwargs), and see the chained error"
+    )
+
+
+class _Host(nn.Module):
+    """Holds what a graph module does, and runs its graph node by node.
+
+    What is traced then keeps the stack trace and the stack of modules of the node that it comes from. Hooks of the graph
+    module are not run: they sort arguments and check them.
+    """
+
+    def __init__(self, graph_module: GraphModule, call: ArchiveCall) -> None:
+        super().__init__()
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            vars(self)[name] = vars(graph_module)[name]
+        self.training = graph_module.training
+        vars(self)["forward"] = _forward(self, graph_module, list(call.inputs))
+
+
+def _forward(host: nn.Module, graph_module: GraphModule, names: Sequence[str]) -> Callable[..., object]:
+    """Return a function that takes the inputs by name, as ``torch.export`` reads them off its signature."""
+    graph = graph_module.graph
+    checks = [hook for hook in graph_module._forward_pre_hooks.values() if isinstance(hook, GuardedCall)]
+
+    def forward(*args: object, **kwargs: object) -> object:
+        inputs = dict(zip(names, args, strict=False)) | kwargs
+        for check in checks:
+            check(host, (), inputs)
+        with fx_traceback.preserve_node_meta():
+            result = _Named(host, graph=graph).run(*_flat(graph, inputs), enable_io_processing=False)
+        return graph.process_outputs(result)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    forward.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect.signature
+    return forward
+
+
+class _Named(Interpreter):
+    """Runs a graph; what a module computes is known to come from the module of that name."""
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node."""
+        before = n.meta.get("nn_module_stack")
+        stack = self._stack(n, before or {})
+        if stack == before:
+            return super().run_node(n)
+        n.meta["nn_module_stack"] = stack
+        try:
+            return super().run_node(n)
+        finally:
+            if before is None:
+                del n.meta["nn_module_stack"]
+            else:
+                n.meta["nn_module_stack"] = before
+
+    def _stack(self, n: Node, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the stack of modules that a node runs in, without the prefix that each export adds."""
+        stack = {key.removeprefix(_PREFIX): entry for key, entry in before.items()}
+        module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        innermost = str(list(stack.values())[-1][0]).split("@")[0] if stack else None
+        if isinstance(module, nn.Module) and innermost != n.target:
+            stack[str(n.target)] = (str(n.target), f"{type(module).__module__}.{type(module).__qualname__}")
+        return stack
+
+
+def _flat(graph: Graph, inputs: Mapping[str, object]) -> list[object]:
+    """Return what the placeholders get, in order."""
+    if isinstance(graph._codegen, _PyTreeCodeGen):
+        return pytree.tree_leaves(list(inputs.values()))
+    values = []
+    for node in iter_nodes(graph):
+        if node.op == "placeholder":
+            values.append(inputs[str(node.target)] if str(node.target) in inputs else _default(node.args))
+    return values
+
+
+def _default(args: tuple[object, ...]) -> object:
+    return args[0] if args else None
+
+
+def user_values(program: ExportedProgram) -> list[object]:
+    """Return what the placeholders of a program's own inputs hold in ``meta["val"]``, in order."""
+    given = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
+    nodes = [node for node in iter_nodes(program.graph) if node.op == "placeholder" and node.name in given]
+    return [node.meta.get("val") for node in nodes]
+
+
+def _demand_dynamic(program: ExportedProgram, call: ArchiveCall) -> None:
+    """Refuse a program that is narrower than the graph module."""
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
+    for path, value, dimensions in zip(paths, user_values(program), call.dynamic, strict=False):
+        for dimension in dimensions:
+            size = value.shape[dimension] if isinstance(value, torch.Tensor) else None
+            if isinstance(size, int):
+                raise CaptureError(
+                    f"dimension {dimension} of input {path} is dynamic in this graph module, and the program to be "
+                    f"saved would hold for size {size} alone, because something in the graph fixes it: a pass or a "
+                    f"node that was added. Give `dynamic_shapes` that make it static to save it so"
+                )
+
+
+def state_guards(program: ExportedProgram, call: ArchiveCall, guards: InputGuards) -> None:
+    """Let a program demand of its inputs all that `guards` do; what it demands itself stays.
+
+    The export has assumed that dynamic sizes are 2 and more, and has no guard on smaller ones.
+    """
+    paths = [path for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
+    stated = [_in_terms_of(condition.code, paths) for condition in guards.conditions]
+    known = {frozenset(code.split(" == ")) for code in stated}
+    own = [code for code in program._guards_code if frozenset(code.split(" == ")) not in known]
+    program._guards_code[:] = [*stated, *own]
+
+
+def _in_terms_of(code: str, paths: Sequence[pytree.KeyPath]) -> str:
+    """Write a condition on ``i[0]`` as torch writes it: on ``L['input_ids']``."""
+    for index, path in reversed(list(enumerate(paths))):
+        code = code.replace(f"i[{index}]", f"L{pytree.keystr(path)}")
+    return code

@@ -1,0 +1,220 @@
+"""Read the program of a ``.pt2`` archive, or say what is wrong with the file."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import io
+import json
+import logging
+import os
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._export.serde.schema import SCHEMA_VERSION
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from fxopt_core.errors import CaptureError
+
+_ADVICE = "give a file that torch.export.save or fxopt_capture.save has written"
+_MODEL = "models/model.json"
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What a file holds.
+
+    Attributes:
+        program: the exported program.
+        extra: the extra files, by name.
+    """
+
+    program: ExportedProgram
+    extra: Mapping[str, str]
+
+
+def read_archive(path: str, *, weights_only: bool) -> Archive:
+    """Read an archive.
+
+    Args:
+        path: the file.
+        weights_only: whether to refuse a file that holds pickles of anything but tensors.
+
+    Raises:
+        CaptureError: there is no such file, it is no archive, or not one that this version of torch reads.
+    """
+    description = _check(path, weights_only)
+    _know_types(path, description)
+    extra: dict[str, str] = {"": ""}  # torch fills a dictionary only if it is not empty
+    failures: list[BaseException] = []
+    try:
+        with _quiet(failures):
+            program = torch.export.load(path, extra_files=extra)
+    except Exception as error:  # whatever a damaged or foreign file leads to
+        cause = failures[0] if failures else error
+        raise CaptureError(_failure(path, description, cause)) from cause
+    extra.pop("", None)
+    return Archive(program, extra)
+
+
+def _failure(path: str, description: Mapping[str, Any], cause: BaseException) -> str:
+    text = next((line.strip() for line in str(cause).splitlines() if line.strip()), "")
+    written = description.get("torch_version")
+    by = f", which torch {written} has written and torch {torch.__version__} reads" if written else ""
+    return (
+        f"torch.export.load cannot read {path!r}{by}: {type(cause).__name__}: {text}. The file may be damaged, or its "
+        f"operators may not be registered here: import the package that registers them, and see the chained error"
+    )
+
+
+@contextmanager
+def _quiet(failures: list[BaseException]) -> Iterator[None]:
+    """Collect the exceptions that torch logs when a file cannot be read, instead of showing them."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info and record.exc_info[1] is not None:
+                failures.append(record.exc_info[1])
+
+    logger = logging.getLogger("torch.export")
+    handler, propagate, handlers = Handler(), logger.propagate, logger.handlers
+    logger.propagate, logger.handlers = False, [handler]
+    try:
+        yield
+    finally:
+        logger.propagate, logger.handlers = propagate, handlers
+
+
+def _check(path: str, weights_only: bool) -> Mapping[str, Any]:
+    """Check a file as far as that goes without torch, and return how it describes its program."""
+    if not os.path.exists(path):
+        raise CaptureError(f"there is no file {path!r}; {_ADVICE}")
+    if os.path.isdir(path):
+        raise CaptureError(f"{path!r} is a directory; {_ADVICE}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = {name.partition("/")[2]: name for name in archive.namelist()}
+            old = "serialized_exported_program.json" in archive.namelist()
+            description = {} if old else _description(path, archive, records)
+            if weights_only:
+                _refuse_pickles(path, archive, records)
+            return description
+    except zipfile.BadZipFile as error:
+        with open(path, "rb") as file:
+            is_cut = file.read(2) == b"PK"
+        what = "is cut off or damaged" if is_cut else "is no archive"
+        raise CaptureError(f"{path!r} {what} ({error}); {_ADVICE}") from error
+    except OSError as error:
+        raise CaptureError(f"{path!r} cannot be read: {error}; {_ADVICE}") from error
+
+
+def _description(path: str, archive: zipfile.ZipFile, records: Mapping[str, str]) -> Mapping[str, Any]:
+    version = archive.read(records["archive_version"]).decode() if "archive_version" in records else None
+    if version not in (None, "0"):
+        raise CaptureError(
+            f"{path!r} is an archive of version {version}, and torch {torch.__version__} reads version 0; install the "
+            f"torch that has written it, or a newer one"
+        )
+    if _MODEL not in records:
+        raise CaptureError(f"{path!r} {_kind(records)}; {_ADVICE}")
+    try:
+        found = json.loads(archive.read(records[_MODEL]))
+        major, minor = (int(found["schema_version"][key]) for key in ("major", "minor"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CaptureError(f"{path!r} is damaged: {_MODEL} in it does not describe a program ({error!r})") from error
+    if (major, minor) > tuple(SCHEMA_VERSION) and major != SCHEMA_VERSION[0]:
+        raise CaptureError(
+            f"{path!r} was written by torch {found.get('torch_version')} in schema {major}.{minor}, and torch "
+            f"{torch.__version__} reads schemas up to {SCHEMA_VERSION[0]}.{SCHEMA_VERSION[1]}; install that torch, or "
+            f"a newer one"
+        )
+    return dict(found)
+
+
+def _kind(records: Mapping[str, str]) -> str:
+    """Say what an archive is that holds no program named ``model``."""
+    others = [name for name in records if name.startswith("models/")]
+    if others:
+        return f"holds several programs ({', '.join(others)}) and none of them named `model`"
+    if any(name.startswith("data/aotinductor/") for name in records):
+        return "holds a compiled model of AOTInductor, and no program"
+    if "constants.pkl" in records:
+        return "holds a TorchScript module, and no program"
+    if "data.pkl" in records:
+        return "was written by torch.save, and holds no program; load it with torch.load, and capture the model"
+    return "is a zip file without a program of torch.export in it"
+
+
+def _refuse_pickles(path: str, archive: zipfile.ZipFile, records: Mapping[str, str]) -> None:
+    """Refuse a file for which torch would unpickle more than tensors."""
+    for record, name in records.items():
+        folder, _, file = record.rpartition("/")
+        if folder in ("data/weights", "data/constants") and file.endswith("_config.json"):
+            config = json.loads(archive.read(name)).get("config", {})
+            pickled = [key for key, entry in config.items() if entry.get("use_pickle")]
+            if pickled:
+                raise CaptureError(_pickled(path, f"`{pickled[0]}` in it is"))
+        elif file.endswith(".pt"):
+            try:
+                torch.load(io.BytesIO(archive.read(name)), weights_only=True)
+            except Exception as error:
+                raise CaptureError(_pickled(path, f"the example inputs ({record}) in it are")) from error
+
+
+def _pickled(path: str, what: str) -> str:
+    return (
+        f"{path!r} was not loaded: {what} pickled as Python objects, and reading them runs code that the file names; "
+        f"if you trust whoever has written it, load it with weights_only=False"
+    )
+
+
+def _know_types(path: str, description: Mapping[str, Any]) -> None:
+    """Let torch know the containers of inputs and outputs, where they can be found, or say which it lacks."""
+    for name in sorted(set(_types(description))):
+        if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE and not _found(name):
+            raise CaptureError(
+                f"the inputs or outputs of the program in {path!r} are of type {name}, which torch.export does not "
+                f"know in this process; import the module that defines and registers it "
+                f"(torch.export.register_dataclass, or `import transformers`) before loading"
+            )
+
+
+def _found(name: str) -> bool:
+    """Register a type by its name, where its library or its module is there; no other module is imported."""
+    module, _, cls = name.rpartition(".")
+    if module.startswith("transformers.") and importlib.util.find_spec("transformers") is not None:
+        try:
+            importlib.import_module(module)  # which registers its own outputs
+        except ImportError:
+            return False
+    found = getattr(sys.modules.get(module), cls, None)
+    if (
+        name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+        and dataclasses.is_dataclass(found)
+        and isinstance(found, type)
+    ):
+        torch.export.register_dataclass(found, serialized_type_name=name)
+    return name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+
+
+def _types(description: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the containers that the program's inputs and outputs consist of."""
+    calls = description.get("graph_module", {}).get("module_call_graph", ())
+    for call in calls[:1]:
+        for key in ("in_spec", "out_spec"):
+            spec = (call.get("signature") or {}).get(key)
+            yield from _types_of(json.loads(spec)[1] if spec else {})
+
+
+def _types_of(spec: Mapping[str, Any]) -> Iterator[str]:
+    if isinstance(spec.get("type"), str):
+        yield spec["type"]
+    for child in spec.get("children_spec", ()):
+        yield from _types_of(child)
