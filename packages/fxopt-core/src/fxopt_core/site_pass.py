@@ -95,7 +95,8 @@ class SitePass(Transformation, Generic[SiteT]):
         while legal:
             site = legal.popleft()  # and forget it: it may be the last to hold the tensors that its rewrite takes out
             if edit.is_stale(site.nodes):
-                message = f"`{site.label}` overlaps another site of the same pass, which was rewritten"
+                gone = next(node.name for node in site.nodes if edit.is_stale([node]))
+                message = f"`{site.label}` overlaps another site of the same pass at node `{gone}`, which it took out"
                 refusals.append(index.refuse(site.label, "overlapping", message, *site.nodes))
                 continue
             with edit.site(site.label):

@@ -1,0 +1,291 @@
+"""Small models on which passes refuse sites; each has the shape of its input as ``shape``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Pair(nn.Module):
+    """Two linear layers that share their input."""
+
+    shape: ClassVar[tuple[int, ...]] = (3, 4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.q(x) * 2.0, self.k(x) * 2.0
+
+
+class Subclassed(Pair):
+    """One of them is of a subclass of torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.modules.linear.NonDynamicallyQuantizableLinear(4, 2)
+
+
+class Hidden(nn.Module):
+    """Both are inside of a module, which a tracer may call as a whole."""
+
+    shape: ClassVar[tuple[int, ...]] = (3, 4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Pair()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+
+class OneIsLazy(Pair):
+    """One of them has no weights before the model has run once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.LazyLinear(2)
+
+
+class OneUnbiased(Pair):
+    """One of them has no bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.Linear(4, 2, bias=False)
+
+
+class SquarePair(Pair):
+    """Both are of one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.Linear(4, 4)
+
+
+class CalledTwice(Pair):
+    """One of them is called on another value, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.k
+
+    def forward(self, x: Tensor) -> Any:
+        return self.q(x) * 2.0, self.k(x) * 2.0, self.again(x + 1)
+
+
+class ScaledWeight(Pair):
+    """One weight is computed."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.q(x) * 2.0, F.linear(x, self.k.weight * 2.0, self.k.bias) * 2.0
+
+
+class ScaledBiased(Pair):
+    """The weight of the only layer is computed."""
+
+    def forward(self, x: Tensor) -> Any:
+        return F.linear(x, self.k.weight * 2.0, self.k.bias)
+
+
+class WeightAsInput(Pair):
+    """One weight is an input, a bias is computed."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.q(x) * 2.0, F.linear(x, x), F.linear(x, self.k.weight, self.k.bias * 2.0)
+
+
+class FunctionalPair(Pair):
+    """One of them is a function of tensors."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.q(x) * 2.0, F.linear(x, self.k.weight, self.k.bias) * 2.0
+
+
+class WritesBetween(Pair):
+    """Their input is written in place between them, as long as it is told to."""
+
+    in_place = True
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.q(x) * 2.0
+        z = x.mul_(2.0) if self.in_place else x * 2.0
+        return y, self.k(x) * 2.0, z
+
+
+class WritesWeight(Pair):
+    """One weight is written in the graph, as long as it is told to."""
+
+    in_place = True
+
+    def forward(self, x: Tensor) -> Any:
+        if self.in_place:
+            self.k.weight.data.mul_(0.5)
+        return super().forward(x)
+
+
+class Biased(nn.Module):
+    """A linear layer with bias."""
+
+    shape: ClassVar[tuple[int, ...]] = (3, 4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.k(x)
+
+
+class Convolution(nn.Module):
+    """Batch norm behind a convolution."""
+
+    shape: ClassVar[tuple[int, ...]] = (2, 3, 5, 5)
+    reads_between = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        with torch.no_grad():
+            for _ in range(3):
+                self.norm(torch.randn(8, 4, 3, 3) + 1)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.conv(x)
+        return (self.norm(y), y + 1) if self.reads_between else self.norm(y)
+
+
+class ReadsBetween(Convolution):
+    """What the convolution computes is used elsewhere, too."""
+
+    reads_between = True
+
+
+class NormTwice(Convolution):
+    """The batch norm is called on another value, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.norm
+
+    def forward(self, x: Tensor) -> Any:
+        return self.again(self.norm(self.conv(x)).relu())
+
+
+class WithoutStatistics(Convolution):
+    """Batch norm that always takes those of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4, track_running_stats=False)
+
+
+class WrongSize(Convolution):
+    """Batch norm of other channels: such a model cannot run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(5)
+
+
+class StrideOfShape(Convolution):
+    """A convolution whose stride the graph computes, as long as it is told to."""
+
+    computed = True
+
+    def forward(self, x: Tensor) -> Any:
+        stride = x.size(0) if self.computed else 2
+        return self.norm(F.conv2d(x, self.conv.weight, self.conv.bias, stride))
+
+
+class Transposed(nn.Module):
+    """Batch norm behind a transposed convolution that is told the size of its output."""
+
+    shape: ClassVar[tuple[int, ...]] = (2, 3, 5, 5)
+    sized = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.ConvTranspose2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.conv(x, [7, 7]) if self.sized else self.conv(x))
+
+
+class Dense(nn.Module):
+    """Batch norm behind a linear layer."""
+
+    shape: ClassVar[tuple[int, ...]] = (3, 4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.dense(x))
+
+
+class StoredTransposed(Dense):
+    """The weight is stored as (in, out), as long as it is told so."""
+
+    transposed = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(self.dense.weight.detach().t().clone())
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(x @ self.weight if self.transposed else self.dense(x))
+
+
+class DenseOnRows(Dense):
+    """On three dimensions, it normalises the second one."""
+
+    shape = (2, 6, 4)
+
+
+class Quotient(nn.Module):
+    """A division by a number."""
+
+    shape: ClassVar[tuple[int, ...]] = (3, 4)
+    by: float = 3.0
+
+    def forward(self, x: Tensor) -> Any:
+        return x / self.by
+
+
+class Tiny(Quotient):
+    """The inverse is no normal number in half precision."""
+
+    by = 70000.0
+
+
+class ByZero(Quotient):
+    """There is no inverse."""
+
+    by = 0.0
+
+
+class Floored(Quotient):
+    """The quotient is rounded down."""
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.floor(x / self.by)
+
+
+class Rounding(Quotient):
+    """The division itself rounds."""
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.div(x, self.by, rounding_mode="floor")
+
+
+class OfShape(Quotient):
+    """The dividend is a size."""
+
+    def forward(self, x: Tensor) -> Any:
+        return x * (x.size(0) / self.by)

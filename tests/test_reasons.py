@@ -1,0 +1,306 @@
+"""Each reason code is provoked by a pass that fxopt ships: nothing changes, the message names names, the remedy helps.
+
+The codes covered are those that exist, and those that the sources use.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reason_cases import CASES, Case
+from reason_literals import UnreadableCodeError, codes_used
+from reason_models import Pair
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from fxopt_core import (
+    REASONS,
+    Editor,
+    GraphIndex,
+    PostconditionError,
+    PreconditionError,
+    Refusal,
+    SitePass,
+    Transformation,
+    history,
+    infer_shapes,
+    iter_nodes,
+)
+from fxopt_linear import MergeLinears
+
+SOURCES = sorted(Path(__file__).parent.parent.glob("packages/*/src/**/*.py"))
+NOTHING_HELPS = "Nothing to do"
+BY_CORE = {"overlapping"}  # what core refuses whichever pass it is; it takes a pass with overlapping sites
+
+
+class FunctionTracer(torch.fx.Tracer):
+    """Traces into torch's own modules, so that functions and ``get_attr`` nodes stand in the graph."""
+
+    proxy_buffer_attributes = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return False
+
+    def to_bool(self, obj: object) -> bool:
+        return False  # batch norm asks whether the rank of its input is wrong
+
+
+class WholeTracer(torch.fx.Tracer):
+    """Goes into no module."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def example(model: Any, dtype: torch.dtype) -> Tensor:
+    """Return an input of a model."""
+    return torch.randn(model.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def graph_of(model: nn.Module, form: str, x: Tensor | None) -> GraphModule:
+    """Return a model as a graph; with shapes known unless the form is ``unshaped``, or it cannot be run."""
+    if form == "export":
+        assert x is not None
+        exported: GraphModule = torch.export.export(model, (x,), strict=False).module()
+        return exported
+    tracers: dict[str, Callable[[], torch.fx.Tracer]] = {"functions": FunctionTracer, "whole": WholeTracer}
+    tracer = tracers.get(form, torch.fx.Tracer)()
+    graph_module = GraphModule(model, tracer.trace(model))
+    return graph_module if form == "unshaped" or x is None else infer_shapes(graph_module, x)
+
+
+def spoilt(case: Case) -> nn.Module:
+    """Return the model of a case, in eval mode and with what is wrong with it."""
+    torch.manual_seed(0)
+    model: nn.Module = case.model().eval()
+    case.spoil(model)
+    return model
+
+
+def structure(graph_module: GraphModule) -> list[object]:
+    """Return what refusing must leave as it is: nodes, code, modules, tensors."""
+    rows: list[object] = [graph_module.code]
+    for node in iter_nodes(graph_module.graph):
+        rows.append((node, node.name, node.op, node.target, str(node.args), str(node.kwargs), list(node.users)))
+    rows += [(name, id(module), module.training) for name, module in graph_module.named_modules(remove_duplicate=False)]
+    rows += [(key, id(tensor)) for key, tensor in graph_module.state_dict(keep_vars=True).items()]
+    return rows
+
+
+def refusals(case: Case, graph_module: GraphModule) -> list[Refusal]:
+    """Run the pass of a case; return its refusals for the reason of the case."""
+    case.by(graph_module)
+    return [refusal for refusal in history(graph_module)[-1].refusals if refusal.reason == case.code]
+
+
+def captured(case: Case) -> GraphModule:
+    """Return the graph of the spoilt model."""
+    model = spoilt(case)
+    return graph_of(model, case.form, example(model, case.dtype) if case.runs else None)
+
+
+def division(graph_module: GraphModule) -> str:
+    """Return the name of the division of a graph."""
+    return next((node.name for node in iter_nodes(graph_module.graph) if "div" in node.name), "")
+
+
+class TestEachCase:
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_is_refused_and_changes_nothing(self, case: Case) -> None:
+        graph_module = captured(case)
+        before, div = structure(graph_module), division(graph_module)
+        found = refusals(case, graph_module)
+        assert found, history(graph_module)[-1]
+        assert not history(graph_module)[-1].rewrites
+        assert structure(graph_module) == before
+        nodes = {node.name for node in iter_nodes(graph_module.graph)}
+        for refusal in found:
+            assert refusal.nodes
+            assert nodes.issuperset(refusal.nodes)
+        names = [div if name == "DIV" else name for name in case.names]
+        message = " ".join(refusal.message for refusal in found)
+        assert [name for name in names if f"`{name}`" not in message] == [], message
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_strict_raises_for_it(self, case: Case) -> None:
+        graph_module = captured(case)
+        before = structure(graph_module)
+        with pytest.raises(PreconditionError, match=case.code) as caught:
+            case.by(graph_module, strict=True)
+        assert caught.value.pass_name == case.by.name
+        assert structure(graph_module) == before
+        assert not history(graph_module)
+
+    @pytest.mark.parametrize("case", [case for case in CASES if case.mend is not None], ids=str)
+    def test_the_remedy_helps(self, case: Case) -> None:
+        model = spoilt(case)
+        assert case.mend is not None
+        case.mend(model)
+        floating = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+        x = example(model, floating)
+        expected = tree_leaves(model(x.clone()))
+        graph_module = graph_of(model, case.mended_form or case.form, x)
+        (case.mended_by or case.by)(graph_module)
+        (record,) = history(graph_module)
+        assert record.rewrites
+        assert case.code not in [refusal.reason for refusal in record.refusals]
+        for found, wanted in zip(tree_leaves(graph_module(x.clone())), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+@dataclass(frozen=True, eq=False)
+class TwoRelus:
+    """A relu behind a relu."""
+
+    first: Node
+    second: Node
+
+    @property
+    def label(self) -> str:
+        """The names of both."""
+        return f"{self.first.name} + {self.second.name}"
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Both."""
+        return (self.first, self.second)
+
+
+class DropDoubleRelus(SitePass[TwoRelus]):
+    """relu(relu(x)) -> relu(x): of three in a row, two sites share the one between."""
+
+    def match(self, index: GraphIndex) -> Iterator[TwoRelus]:
+        """Yield neighbours."""
+        for node in index.nodes:
+            first = node.args[0] if node.target == "relu" else None
+            if isinstance(first, Node) and first.target == "relu":
+                yield TwoRelus(first, node)
+
+    def rewrite(self, site: TwoRelus, edit: Editor) -> None:
+        """Use the first one."""
+        edit.replace(site.second, site.first)
+
+
+class ThreeRelus(nn.Module):
+    """Three in a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu().relu().relu()
+
+
+def test_overlapping_sites_are_refused_and_found_by_another_run() -> None:
+    graph_module, x = torch.fx.symbolic_trace(ThreeRelus()), torch.randn(3, 4)
+    DropDoubleRelus()(graph_module, expect=1)
+    (refusal,) = history(graph_module)[-1].refusals
+    assert (refusal.reason, refusal.nodes) == ("overlapping", ("relu_1", "relu_2"))
+    assert "`relu_1 + relu_2`" in refusal.message
+    assert "`relu_1`, which it took out" in refusal.message
+    DropDoubleRelus()(graph_module, expect=1, strict=True)
+    assert torch.equal(graph_module(x), x.relu())
+
+
+class TestTheTable:
+    def test_every_code_is_provoked(self) -> None:
+        assert {case.code for case in CASES} | BY_CORE == set(REASONS)
+
+    def test_every_code_has_a_remedy_that_is_tested_or_says_that_nothing_helps(self) -> None:
+        mended = {case.code for case in CASES if case.mend is not None} | BY_CORE
+        assert {code for code, text in REASONS.items() if NOTHING_HELPS not in text} == mended
+
+    def test_the_sources_use_just_these_codes(self) -> None:
+        assert codes_used(SOURCES) == set(REASONS)
+
+    @pytest.mark.parametrize(
+        ("source", "expected"),
+        [
+            ('index.refuse(s, "a", m)', {"a"}),
+            ('Refusal(s, reason="a" if m else "b", message=m)', {"a", "b"}),
+            ('code, text = "a", m; Obstacle(s, code, text)', {"a"}),
+            ("found = pair(m); Obstacle(s, found[0], found[1])", {"c", "d"}),
+            ("Obstacle(s, single(m), m)", {"e"}),
+            ('for one, code in ((1, "a"), (2, "b")): index.refuse(s, code, m)', {"a", "b"}),
+            ("Refusal(s, m.reason, m)", set()),
+            ("Refusal(s, m, m)", set()),
+            ("Refusal(s)", set()),
+            ('Refusal(s, f"{m}", m)', None),
+            ("Refusal(s, other(m), m)", None),
+            ("Refusal(s, unknown, m)", None),
+        ],
+    )
+    def test_codes_are_read_from_the_sources(self, tmp_path: Path, source: str, expected: set[str] | None) -> None:
+        helpers = """
+            def pair(m):
+                if m:
+                    return "c", m
+                return None if m else ("d", m)
+
+            def single(m):
+                return "e"
+        """
+        files = {"a.py": f"def f(index, s, m):\n    {source}\n", "b.py": textwrap.dedent(helpers)}
+        for name, text in files.items():
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        paths = [tmp_path / name for name in files]
+        if expected is None:
+            with pytest.raises(UnreadableCodeError, match=r"a\.py"):
+                codes_used(paths)
+        else:
+            assert codes_used(paths) == expected
+
+
+def hooked(layers: int) -> GraphModule:
+    """Return pairs of layers, of which the second ones have hooks, and the last one is frozen."""
+    model: Any = nn.ModuleList(Pair() for _ in range(layers)).eval()
+    for pair in model:
+        pair.k.register_forward_hook(lambda *_: None)
+    model.append(Pair().eval())
+    model[-1].k.requires_grad_(False)
+
+    class Pairs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = model
+
+        def forward(self, x: Tensor) -> Any:
+            return [pair(x * place) for place, pair in enumerate(self.layers)]
+
+    return torch.fx.symbolic_trace(Pairs())
+
+
+class TestDemands:
+    @pytest.mark.parametrize("demand", [{"strict": True}, {"expect": 5}])
+    def test_many_refusals_are_counted_by_reason(self, demand: dict[str, Any]) -> None:
+        graph_module = hooked(40)
+        with pytest.raises((PreconditionError, PostconditionError)) as caught:
+            MergeLinears()(graph_module, **demand)
+        lines = str(caught.value).splitlines()
+        assert len(lines) <= 25
+        assert "42" in lines[0]
+        assert "nothing was changed" in lines[0]
+        assert any(line.startswith("  layers.40.q: mixed-requires-grad: ") for line in lines)
+        assert "  and 22 more: 21 for hooks, 1 for mixed-requires-grad" in lines
+        for code in ("hooks", "mixed-requires-grad"):
+            assert f"  What to do for {code}: {REASONS[code]}" in lines
+        assert not history(graph_module)
+
+    def test_a_code_of_a_plugin_has_no_remedy_here(self) -> None:
+        class Refuses(DropDoubleRelus):
+            def check(self, site: TwoRelus, index: GraphIndex) -> Refusal | None:
+                return index.refuse(site.label, "too-tall", f"`{site.label}` is too tall", *site.nodes)
+
+        with pytest.raises(PreconditionError, match=r"too-tall: `relu \+ relu_1` is too tall") as caught:
+            Refuses()(torch.fx.symbolic_trace(ThreeRelus()), strict=True)
+        assert "What to do" not in str(caught.value)
+
+    def test_without_refusals_nothing_is_listed(self) -> None:
+        nothing: Transformation = MergeLinears()
+        with pytest.raises(PostconditionError) as caught:
+            nothing(torch.fx.symbolic_trace(ThreeRelus()), expect=1)
+        assert len(str(caught.value).splitlines()) == 1
