@@ -32,7 +32,6 @@ from fxopt_core.ledger import (
     ModuleRemoved,
     ModuleRow,
     Neutral,
-    NewerLedger,
     NodeAdded,
     NodeRemoved,
     NodeReplaced,
@@ -325,18 +324,21 @@ class TestTags:
         )
 
 
-NEWER = '{"fxopt_ledger": 99, "next_id": 3, "sealed": [{"Strange": {}}]}'
+NEWER = '{"fxopt_ledger": 99, "text": "\u20ac", "next_id": 3, "sealed": [{"Strange": {}}]}'
 
 
 class TestNewer:
     def test_text_is_passed_on(self) -> None:
         ledger = ledger_from_json(NEWER)
-        assert isinstance(ledger, NewerLedger)
+        assert ledger.version == 99
         assert ledger_to_json(ledger) == NEWER
+        for name in ("records", "next_id", "next_run"):
+            with pytest.raises(FxoptError, match="written by version 99"):
+                getattr(ledger, name)
 
     def test_a_pickle_is_passed_on(self) -> None:
         function, _ = Ledger().__reduce__()
-        arguments = 99, "in a form that nobody knows yet", b"\x80 of classes that do not exist here"
+        arguments = 99, b"in a form that nobody knows yet", b"\x80 of classes that do not exist here"
         twin = pickle.loads(pickle.dumps(function(*arguments)))
         assert twin.__reduce__() == (function, arguments)
 
@@ -353,6 +355,23 @@ class TestNewer:
         assert loaded(torch.ones(1, 2)).shape == (1, 2)
         with pytest.raises(FxoptError, match="version 99"):
             ledger_of(pickle.loads(pickle.dumps(loaded)))
+
+
+class TestSealed:
+    def test_it_is_read_when_it_is_asked_for_something(self) -> None:
+        ledger = pickle.loads(pickle.dumps(a_full_ledger()))
+        assert set(vars(ledger)) == {"version", "_sealed"}
+        assert not hasattr(ledger, "something_else")
+        assert set(vars(ledger)) == {"version", "_sealed"}
+        assert pickle.dumps(ledger) == pickle.dumps(a_full_ledger())
+        assert ledger.next_id == a_full_ledger().next_id
+        assert vars(ledger) == vars(a_full_ledger())
+
+    def test_a_damaged_one_is_named(self) -> None:
+        function, _ = Ledger().__reduce__()
+        ledger = function(1, b"damaged", b"")
+        with pytest.raises(FxoptError, match="the ledger of this pickle cannot be read"):
+            ledger.records  # noqa: B018  # that is the point
 
 
 def symbolic_pass() -> Any:

@@ -12,7 +12,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -171,9 +171,7 @@ class ValueReader:
         objects: what `ValueWriter` had no form for.
     """
 
-    def __init__(
-        self, own: dict[str, Callable[[ValueReader, Any], Any]], objects: tuple[object, ...] | list[object] = ()
-    ) -> None:
+    def __init__(self, own: dict[str, Callable[[ValueReader, Any], Any]], objects: Sequence[object] = ()) -> None:
         self._own = own
         self._objects = objects
 

@@ -7,8 +7,8 @@ a pass from the tensors that the rewritten module has now, and to map its keys t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.fx import GraphModule
 
@@ -144,42 +144,81 @@ class Record:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All records of a graph module, and the next free numbers for nodes and runs."""
+    """All records of a graph module, and the next free numbers for nodes and runs.
 
-    records: tuple[Record, ...] = ()
-    next_id: int = 0
-    next_run: int = 0
+    One that comes out of a pickle is read when it is asked for anything but its version; see `restore_ledger`.
+    """
+
+    # Factories leave no attributes of the class behind: where an instance has none of its own, it is sealed.
+    records: tuple[Record, ...] = field(default_factory=tuple)
+    next_id: int = field(default_factory=int)
+    next_run: int = field(default_factory=int)
     version: int = LEDGER_VERSION
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ledger:
         """Return itself: a ledger is immutable."""
         return self
 
-    def __reduce__(self) -> tuple[Callable[[int, str, bytes], Ledger], tuple[int, str, bytes]]:
+    def __reduce__(self) -> tuple[Callable[[int, bytes, bytes], Ledger], tuple[int, bytes, bytes]]:
         """Pickle as text with its version, so that older versions of fxopt can read past a ledger of newer ones."""
         from fxopt_core.ledger_codec import pack  # it imports this module
 
-        return restore_ledger, (self.version, *pack(self))
+        return restore_ledger, (self.version, *(vars(self).get(_SEALED) or pack(self)))
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute for one of a ledger
+
+        def __getattr__(self, name: str) -> Any:
+            """Read a sealed ledger, now that it is asked for something.
+
+            Raises:
+                FxoptError: A newer version of fxopt wrote it, or it was damaged.
+            """
+            if _SEALED not in vars(self) or name not in self.__dataclass_fields__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            from fxopt_core.ledger_codec import unpack  # it imports this module
+
+            check_version(self)
+            vars(self).update(vars(unpack(*vars(self)[_SEALED])))
+            del vars(self)[_SEALED]
+            return getattr(self, name)
 
 
-@dataclass(frozen=True)
-class NewerLedger(Ledger):
-    """A ledger that a newer version of fxopt wrote: opaque here, and passed on as it is.
+_SEALED = "_sealed"
 
-    Attributes:
-        text: its JSON text.
+
+def restore_ledger(version: int, text: bytes, objects: bytes) -> Ledger:
+    """Return a ledger from a pickle. Pickles of all versions name this function: it keeps its name and parameters.
+
+    Args:
+        version: the version of its form.
+        text: its JSON text, compressed.
         objects: a pickle of what JSON has no form for.
+
+    Returns:
+        The ledger, sealed: the arguments are looked at when it is asked for something. Pickling it before that, or
+        where this version of fxopt cannot read it, passes them on as they are.
     """
+    ledger = Ledger.__new__(Ledger)
+    vars(ledger).update({"version": version, _SEALED: (text, objects)})
+    return ledger
 
-    text: str = ""
-    objects: bytes = b""
+
+def sealed_parts(ledger: Ledger) -> tuple[bytes, bytes] | None:
+    """Return what `restore_ledger` got for a ledger that is sealed still; None for any other."""
+    return vars(ledger).get(_SEALED)
 
 
-def restore_ledger(version: int, text: str, objects: bytes) -> Ledger:
-    """Return a ledger from a pickle. Pickles of all versions name this function: it keeps its name and parameters."""
-    from fxopt_core.ledger_codec import unpack  # it imports this module
+def check_version(ledger: Ledger) -> None:
+    """Check that this version of fxopt can read a ledger.
 
-    return unpack(version, text, objects)
+    Raises:
+        FxoptError: A newer version of fxopt wrote it.
+    """
+    if ledger.version > LEDGER_VERSION:
+        raise FxoptError(
+            f"the ledger of this graph module was written by version {ledger.version} of its format, and this fxopt "
+            f"reads versions up to {LEDGER_VERSION}: install a newer fxopt-core; nothing was changed"
+        )
 
 
 def ledger_of(graph_module: GraphModule) -> Ledger:
@@ -191,11 +230,7 @@ def ledger_of(graph_module: GraphModule) -> Ledger:
     ledger = graph_module.meta.get(META_KEY)
     if not isinstance(ledger, Ledger):
         return Ledger()
-    if ledger.version > LEDGER_VERSION:
-        raise FxoptError(
-            f"the ledger of this graph module was written by version {ledger.version} of its format, and this fxopt "
-            f"reads versions up to {LEDGER_VERSION}: install a newer fxopt-core; nothing was changed"
-        )
+    check_version(ledger)
     return ledger
 
 

@@ -12,13 +12,25 @@ import json
 import pickle
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fxopt_core import ledger as ledger_module, ledger_rows
 from fxopt_core.errors import FxoptError
+from fxopt_core.garbage import collector_paused
 from fxopt_core.json_values import InexpressibleError, MalformedError, ValueReader, ValueWriter
-from fxopt_core.ledger import LEDGER_VERSION, Derived, Ledger, NewerLedger, Record, Refusal, Rewrite
+from fxopt_core.ledger import (
+    LEDGER_VERSION,
+    Derived,
+    Ledger,
+    Record,
+    Refusal,
+    Rewrite,
+    check_version,
+    restore_ledger,
+    sealed_parts,
+)
 from fxopt_core.ledger_rows import (
     Listed,
     ModuleAdded,
@@ -56,7 +68,7 @@ def ledger_to_json(ledger: Ledger) -> str:
             ``meta``, such values are left out instead.
 
     >>> ledger_to_json(Ledger())
-    '{"fxopt_ledger": 1, "next_id": 0, "next_run": 0, "records": []}'
+    '{"fxopt_ledger":1,"next_id":0,"next_run":0,"records":[]}'
     >>> ledger_from_json(ledger_to_json(Ledger())) == Ledger()
     True
     """
@@ -73,7 +85,7 @@ def ledger_from_json(text: str) -> Ledger:
     Raises:
         FxoptError: The text is no ledger; the place and what was found there are named.
     """
-    return _from_text(text, ())
+    return _checked("this ledger", lambda: _read_ledger(text, []))
 
 
 def tag_to_json(tag: NodeTag) -> dict[str, Any]:
@@ -95,34 +107,51 @@ def tag_from_json(data: object) -> NodeTag:
     >>> tag_from_json({"marks": ["a1b2"]})
     NodeTag(id=None, marks=('a1b2',), origin=None, name=None)
     """
-    return _checked("what fxopt knows of a node", lambda: _read_fields(NodeTag, _reader(()), data))
+    return _checked("what fxopt knows of a node", lambda: _read_fields(NodeTag, _reader([]), data))
 
 
-def pack(ledger: Ledger) -> tuple[str, bytes]:
-    """Return what a pickle holds of a ledger: its text, and a pickle of what JSON has no form for."""
-    if isinstance(ledger, NewerLedger):
-        return ledger.text, ledger.objects
+def pack(ledger: Ledger) -> tuple[bytes, bytes]:
+    """Return what a pickle holds of a ledger: its compressed text, and a pickle of what JSON has no form for."""
     objects: list[object] = []
     text = _to_text(ledger, objects)
-    return text, pickle.dumps(objects) if objects else b""
+    return _compress(text), pickle.dumps(objects) if objects else b""
 
 
-def unpack(version: int, text: str, objects: bytes) -> Ledger:
-    """Return the ledger that `pack` has taken apart; opaque where a newer version did."""
-    if version > LEDGER_VERSION:
-        return NewerLedger(version=version, text=text, objects=objects)
-    return _from_text(text, pickle.loads(objects) if objects else ())
+def unpack(text: bytes, objects: bytes) -> Ledger:
+    """Return the ledger that `pack` has taken apart.
+
+    Raises:
+        FxoptError: The text says no ledger.
+    """
+
+    def read() -> Ledger:
+        return _read_ledger(_expand(text), pickle.loads(objects) if objects else [])
+
+    return _checked("the ledger of this pickle", read)
+
+
+def _compress(text: str) -> bytes:
+    return zlib.compress(text.encode("utf-8", "surrogatepass"), 1)  # fast rather than small
+
+
+def _expand(data: bytes) -> str:
+    return zlib.decompress(data).decode("utf-8", "surrogatepass")
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
 def _to_text(ledger: Ledger, objects: list[object] | None) -> str:
-    if isinstance(ledger, NewerLedger):
-        return ledger.text
+    sealed = sealed_parts(ledger)
+    if sealed is not None and ledger.version > LEDGER_VERSION:
+        if sealed[1]:
+            check_version(ledger)  # the text alone would not be all of it
+        return _expand(sealed[0])
     write = ValueWriter(_OWN_WRITERS, objects).write
     numbers = {_KEY: ledger.version, "next_id": ledger.next_id, "next_run": ledger.next_run}
-    return json.dumps({**numbers, "records": [write(record) for record in ledger.records]})
+    with collector_paused():
+        records = [write(record) for record in ledger.records]
+        return json.dumps({**numbers, "records": records}, separators=(",", ":"))
 
 
 def _write_fields(writer: ValueWriter, item: Any) -> Any:
@@ -170,31 +199,28 @@ _WRITER = ValueWriter(_OWN_WRITERS)
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-def _from_text(text: str, objects: Iterable[object]) -> Ledger:
-    return _checked("this ledger", lambda: _read_ledger(text, tuple(objects)))
-
-
 def _checked(what: str, read: Callable[[], T]) -> T:
     try:
-        return read()
-    except (MalformedError, ValueError, RecursionError) as error:
+        with collector_paused():
+            return read()
+    except (MalformedError, ValueError, RecursionError, zlib.error) as error:
         raise FxoptError(
             f"{what} cannot be read: {error}; expected what fxopt_core.ledger_codec wrote, so it was cut off or changed"
         ) from error
 
 
-def _read_ledger(text: str, objects: tuple[object, ...]) -> Ledger:
+def _read_ledger(text: str, objects: list[object]) -> Ledger:
     data = json.loads(text)
     version = data.get(_KEY) if isinstance(data, dict) else None
     if type(version) is not int or version < 1:
         raise MalformedError(f"found {text[:60]!r}, which has no version under {_KEY!r}")
     if version > LEDGER_VERSION:
-        return NewerLedger(version=version, text=text)
+        return restore_ledger(version, _compress(text), b"")
     del data[_KEY]
     return _read_fields(Ledger, _reader(objects), data)
 
 
-def _reader(objects: tuple[object, ...]) -> ValueReader:
+def _reader(objects: list[object]) -> ValueReader:
     return ValueReader(_OWN_READERS, objects)
 
 
