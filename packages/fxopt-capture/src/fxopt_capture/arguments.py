@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt_core.errors import CaptureError
 
+from .caches import is_cache
 from .nesting import Nesting, fitted
 from .structures import register_again
 
@@ -65,9 +66,11 @@ class CallForm:
         """Return this form with further values baked in, where the caller has not given them."""
         known = {*self.inputs, *self.fixed}
         fresh = {name: value for name, value in values.items() if name not in known}
-        return CallForm(
-            self.parameters, self.inputs, {**self.fixed, **fresh}, self.implied | fresh.keys(), self.variadic
-        )
+        return self.with_implied(**fresh)
+
+    def with_implied(self, **values: object) -> CallForm:
+        """Return this form with other values for what is implied."""
+        return replace(self, fixed={**self.fixed, **values}, implied=self.implied | values.keys())
 
     def arguments(self, inputs: Mapping[str, object]) -> tuple[list[object], dict[str, object]]:
         """Return the positional and keyword arguments with which the model itself is called.
@@ -129,7 +132,7 @@ def bind_call(
     fixed: dict[str, object] = {}
     defaults = {parameter.name: parameter for parameter in parameters if not parameter.required}
     for name, value in values.items():
-        if _holds_tensor(value) or name in variadic:
+        if _holds_tensor(value) or is_cache(value) or name in variadic:
             inputs[name] = value
         elif value is not None or name not in defaults or defaults[name].default is not None:
             fixed[name] = value

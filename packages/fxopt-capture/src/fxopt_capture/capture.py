@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,16 +18,18 @@ from fxopt_core.graph import iter_nodes
 from . import huggingface
 from .arguments import CallForm, InputBinding, bind_call
 from .assertions import with_asserted_dtypes
+from .caches import CacheReturn
 from .captured import GUARDS, CapturedModule, assemble
-from .dynamic import batch_dimension
 from .guards import InputGuards
 from .nesting import nesting_of
+from .observing import Observer
 from .raising import raise_layers
 from .shells import attribute, shell_tree
 from .strategy import Export, Request, export
-from .structures import dataclasses_of, register_dataclasses
+from .structures import register_structures, structures_of
 from .tidying import place_attributes, tidy
 
+_LOGGER = logging.getLogger("fxopt_capture")
 _RESERVED = frozenset({"meta", GUARDS})  # attributes that a graph module's instances have, besides those of its class
 
 
@@ -47,8 +50,9 @@ def capture(
     keys. A batch of one as example does for other batches too; where the model distinguishes sizes of 0 or 1, model and
     graph are compared on slices of the example, and a size at which they differ is refused.
 
-    Hugging Face decoders are captured without a cache of keys and values (``use_cache=False``), unless `kwargs` hold
-    ``past_key_values`` or say otherwise, so that ``past_key_values`` is not among the outputs.
+    Hugging Face decoders return a cache of keys and values where the model does: unless ``use_cache=False`` is in
+    `kwargs` or in its configuration. A cache given as ``past_key_values`` is an input, to which the graph module adds
+    as the model does. (`symbolic_trace` makes no cache.)
 
     Args:
         model: the model, in the mode (``train``, ``eval``) that the graph is to have.
@@ -91,17 +95,26 @@ class Call:
     inputs: Mapping[str, object]
 
 
-def read_call(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
-    """Bind a call to the names of the model's ``forward``, with what a capture adds for Hugging Face models.
+def read_call(
+    model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object], *, without_cache: bool = False
+) -> Call:
+    """Bind a call to the names of the model's ``forward``.
+
+    Args:
+        model: the model.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        without_cache: whether a Hugging Face model is to make no cache of keys and values, unless the arguments say so.
 
     Raises:
         CaptureError: `model` is no module that can be captured, or does not take these arguments.
     """
     check_model(model)
-    register_dataclasses([*args, *kwargs.values()])
+    register_structures([*args, *kwargs.values()])
     form, inputs = bind_call(model, args, kwargs)
     if huggingface.is_pretrained(model):
-        form = form.with_fixed(**huggingface.implied_arguments(form))
+        choice = huggingface.no_cache(form) if without_cache else huggingface.cache_choice(model, form)
+        form = form.with_fixed(**choice)
     return Call(form, pytree.tree_map_only(torch.Tensor, _ordinary, inputs))
 
 
@@ -115,14 +128,46 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
 
 def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
     """Capture a model by one call of it; see `capture`."""
-    dimensions_of, preparations = batch_dimension, Request.preparations
+    try:
+        return _capture_call(model, call, dynamic_shapes)
+    except CaptureError as error:
+        if not ("use_cache" in call.form.implied and call.form.fixed["use_cache"]):
+            raise
+        captured = _capture_call(model, Call(call.form.with_implied(use_cache=False), call.inputs), dynamic_shapes)
+        _LOGGER.warning(
+            "the graph of %s makes no cache of keys and values (use_cache=False), as it cannot be captured with one: "
+            "%s",
+            type(model).__name__,
+            error,
+        )
+        return captured
+
+
+def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
+    request = Request(model, call.form, call.inputs, dynamic_shapes)
     if huggingface.is_pretrained(model):
-        dimensions_of, preparations = huggingface.dynamic_dimensions, huggingface.preparations(model, call.inputs)
-    exported = export(Request(model, call.form, call.inputs, dynamic_shapes, dimensions_of, preparations))
+        request = replace(
+            request,
+            dimensions_of=huggingface.dynamic_dimensions,
+            preparations=huggingface.preparations(model),
+        )
+    exported = export(request)
+    _check_caches(model, request.observer)
     # Only now: a model's own containers may be known to torch's pytrees only since the export.
     nestings = {name: nesting_of(value) for name, value in call.inputs.items()}
-    binding = InputBinding(call.form, type(model).__name__, dataclasses_of(exported.module.graph), nestings)
-    return build_captured(model, exported, binding)
+    binding = InputBinding(call.form, type(model).__name__, structures_of(exported.module.graph), nestings)
+    captured = build_captured(model, exported, binding)
+    if request.observer.returned:
+        captured.register_forward_hook(CacheReturn(request.observer.returned), with_kwargs=True)
+    return captured
+
+
+def _check_caches(model: nn.Module, observer: Observer) -> None:
+    if observer.lost:
+        raise CaptureError(
+            f"{type(model).__name__} adds to `{observer.lost[0]}` and does not return it, so that the graph would lose "
+            f"what it adds; let the model return it, or capture it without `{observer.lost[0]}`"
+        )
 
 
 def check_model(model: object) -> None:

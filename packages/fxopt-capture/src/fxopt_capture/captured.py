@@ -57,7 +57,12 @@ class CapturedModule(GraphModule):
             content.clear()
             content.update(copy.deepcopy(vars(self)[name], memo))
         _copy_flags(self, copied)
-        for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks"):
+        for name in (
+            "_forward_pre_hooks",
+            "_forward_pre_hooks_with_kwargs",
+            "_forward_hooks",
+            "_forward_hooks_with_kwargs",
+        ):
             vars(copied)[name] = copy.copy(vars(self)[name])
         if not isinstance(copied, CapturedModule):
             raise TypeError(f"copying a {type(self).__name__} gave a {type(copied).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -16,16 +17,29 @@ from .preserving import preserved
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
-def difference(model: nn.Module, form: CallForm, graph_module: nn.Module, inputs: Mapping[str, object]) -> str | None:
+def difference(
+    model: nn.Module,
+    form: CallForm,
+    graph_module: nn.Module,
+    inputs: Mapping[str, object],
+    constants: Mapping[str, object] = MappingProxyType({}),
+) -> str | None:
     """Return how the graph's outputs differ from the model's on `inputs`, or None where they agree.
 
     Buffers, the random state and the inputs stay as they are. Exceptions of either pass through.
+
+    Args:
+        model: the model.
+        form: how it is called.
+        graph_module: the graph; it takes the inputs by name.
+        inputs: by name.
+        constants: what the graph module is given besides.
     """
     args, kwargs = form.arguments(_cloned(inputs))
     with preserved(model), torch.no_grad():
         expected = functional_call(model, _buffers(model), tuple(args), kwargs)
     with preserved(graph_module), torch.no_grad():
-        found = functional_call(graph_module, _buffers(graph_module), (), _cloned(inputs))
+        found = functional_call(graph_module, _buffers(graph_module), (), {**_cloned(inputs), **constants})
     return _mismatch(expected, found)
 
 

@@ -15,8 +15,9 @@ from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_shapes_config
 
 from .arguments import CallForm
+from .observing import Observer
 from .preserving import preserved
-from .structures import register_dataclasses
+from .structures import register_structures
 
 
 def export_program(
@@ -26,6 +27,7 @@ def export_program(
     dynamic_shapes: Any,
     *,
     small_sizes: bool,
+    observer: Observer | None = None,
 ) -> ExportedProgram:
     """Export `model`, whatever the ambient grad mode, and leave it as it was.
 
@@ -37,11 +39,18 @@ def export_program(
         small_sizes: whether a dynamic dimension may be 0 or 1, so that a branch of the model on such a size becomes a
             guard. Otherwise ``torch.export`` takes a dynamic dimension to be at least 2, and a branch on 1 leaves no
             trace. (torch.onnx exports in this way too.)
+        observer: runs the model's forward, and notes what the graph does not say.
     """
     oblivious = symbolic_shapes_config.patch(backed_size_oblivious=small_sizes)  # type: ignore[attr-defined]  # installed at import
     grad_mode = (torch.inference_mode(False), torch.enable_grad())
     with ExitStack() as stack:
-        for context in (preserved(model), *grad_mode, oblivious, _flat_forward(model, form), _quiet_failure()):
+        for context in (
+            preserved(model),
+            *grad_mode,
+            oblivious,
+            _flat_forward(model, form, observer or Observer()),
+            _quiet_failure(),
+        ):
             stack.enter_context(context)
         return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic_shapes, strict=False)
 
@@ -56,7 +65,7 @@ def _quiet_failure() -> Iterator[None]:
 
 
 @contextmanager
-def _flat_forward(model: nn.Module, form: CallForm) -> Iterator[None]:
+def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Iterator[None]:
     """Stand a forward that takes exactly the graph's inputs, by name, before the model's own.
 
     ``torch.export`` reads names and their order off the signature; ``**kwargs`` there would be taken for one argument.
@@ -66,8 +75,8 @@ def _flat_forward(model: nn.Module, form: CallForm) -> Iterator[None]:
 
     def forward(**inputs: object) -> object:
         args, kwargs = form.arguments(inputs)
-        output = original(*args, **kwargs)
-        register_dataclasses(output)
+        output = observer.run(original, args, kwargs, inputs)
+        register_structures(output)
         return output
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
+from types import FrameType
 
 import torch
 from torch import nn
@@ -34,6 +35,13 @@ def source_of(error: BaseException) -> str | None:
         if _is_model_source(frame.filename):
             return f"{frame.filename}:{frame.lineno}, in {frame.name}: `{frame.line}`"
     return None
+
+
+def line_of_frame(frame: FrameType | None) -> str | None:
+    """Return ``file:line, in function`` of a running frame, or of the first of its callers outside torch and this."""
+    while frame is not None and not _is_model_source(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
 
 
 def _is_model_source(filename: str) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from .arguments import CallForm
 
@@ -26,12 +25,20 @@ def is_pretrained(model: nn.Module) -> bool:
     return utilities is not None and isinstance(model, utilities.PreTrainedModel)
 
 
-def implied_arguments(form: CallForm) -> dict[str, object]:
-    """Return the arguments that a capture gives a model itself: no cache of keys and values, where it makes one."""
-    names = {parameter.name for parameter in form.parameters}
-    if "use_cache" in names and "past_key_values" not in form.inputs:
-        return {"use_cache": False}
-    return {}
+def cache_choice(model: nn.Module, form: CallForm) -> dict[str, object]:
+    """Return ``use_cache`` as the model itself decides on it, where it has that argument and was not given it."""
+    default = getattr(getattr(model, "config", None), "use_cache", None)
+    is_open = default is not None and _takes_use_cache(form) and "use_cache" not in form.fixed
+    return {"use_cache": bool(default)} if is_open else {}
+
+
+def no_cache(form: CallForm) -> dict[str, object]:
+    """Return ``use_cache=False`` where a model has that argument and was given no cache."""
+    return {"use_cache": False} if _takes_use_cache(form) and "past_key_values" not in form.inputs else {}
+
+
+def _takes_use_cache(form: CallForm) -> bool:
+    return any(parameter.name == "use_cache" for parameter in form.parameters)
 
 
 def dynamic_dimensions(name: str, tensor: torch.Tensor) -> Sequence[int]:
@@ -52,36 +59,31 @@ def dynamic_dimensions(name: str, tensor: torch.Tensor) -> Sequence[int]:
     return (0,)
 
 
-def preparations(model: nn.Module, inputs: Mapping[str, object]) -> list[Preparation]:
+def preparations(model: nn.Module) -> list[Preparation]:
     """Return the contexts to export a model in: a light one, then one with all that transformers ships."""
 
     def light() -> AbstractContextManager[object]:
-        return _prepared(model, inputs, patched=False)
+        return _prepared(model, patched=False)
 
     def full() -> AbstractContextManager[object]:
-        return _prepared(model, inputs, patched=True)
+        return _prepared(model, patched=True)
 
     return [light, full]
 
 
 @contextmanager
-def _prepared(model: nn.Module, inputs: Mapping[str, object], *, patched: bool) -> Iterator[None]:
+def _prepared(model: nn.Module, *, patched: bool) -> Iterator[None]:
     """Set up what an export of the model needs, and take it back at the end."""
     with ExitStack() as stack:
         stack.enter_context(_exportable_experts(getattr(model, "config", None)))
-        if patched or any(_is_cache(leaf) for leaf in pytree.tree_leaves(list(inputs.values()))):
+        if patched:
             from transformers.exporters import exporter_dynamo
             from transformers.exporters.utils import apply_patches
 
             exporter_dynamo.register_cache_pytrees_for_model(model)
-            if patched:
-                stack.enter_context(apply_patches("dynamo"))
-                stack.enter_context(exporter_dynamo.reset_model_state(model))
+            stack.enter_context(apply_patches("dynamo"))
+            stack.enter_context(exporter_dynamo.reset_model_state(model))
         yield
-
-
-def _is_cache(value: object) -> bool:
-    return type(value).__name__.endswith("Cache")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt_core.errors import CaptureError
 
+_TAGS = frozenset("_tpsv")  # of objects in the contexts that transformers writes
 _SEQUENCES = (list, tuple, immutable_list)
 _MAPPINGS = (dict, OrderedDict, defaultdict, immutable_dict)
 
@@ -118,11 +119,24 @@ def _refusal(value: Any, nesting: Nesting, name: str, model_name: str) -> Captur
     found = nesting_of(value)
     is_leaf, text, expected = found.kind is None, str(found), str(nesting)
     if text == expected:
-        text, expected = f"{text} and {found.context!r}", f"{expected} and {nesting.context!r}"
+        place, one, other = _difference(found.context, nesting.context)
+        text, expected = f"{text} and {place or 'with'} {one!r}", f"{place or 'with'} {other!r}"
     return CaptureError(
         f"argument `{name}` of the captured {model_name} is {f'a {type(value).__name__}' if is_leaf else text}, where "
         f"it was captured with {expected}; pass that, or capture the model again with what it is to take"
     )
+
+
+def _difference(found: object, expected: object, place: str = "") -> tuple[str, object, object]:
+    """Return where two contexts differ first, as a path through mappings and lists, and what is there in each."""
+    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
+        steps = [(f".{key}" if key not in _TAGS else "", found[key], expected[key]) for key in found]
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        steps = [(f"[{index}]", *pair) for index, pair in enumerate(zip(found, expected, strict=True))]
+    else:
+        return place.lstrip("."), found, expected
+    step, one, other = next(step for step in steps if step[1] != step[2])
+    return _difference(one, other, place + step)
 
 
 def _definition(kind: type) -> pytree.NodeDef | None:

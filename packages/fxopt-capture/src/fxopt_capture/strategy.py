@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -17,11 +17,12 @@ from fxopt_core.graph import iter_nodes
 from .arguments import CallForm
 from .beyond_small import beyond_small_sizes, is_plain
 from .conditions import distinct, read_guards
-from .dynamic import DimensionsOf, automatic_shapes, dimensions_requested, requested_shapes, widened
+from .dynamic import DimensionsOf, automatic_shapes, batch_dimension, dimensions_requested, requested_shapes, widened
 from .exporting import export_program
 from .failure import capture_error
 from .guards import Condition, InputGuards
 from .modes import captured_mode
+from .observing import Observer
 from .small_sizes import open_questions, refuted
 
 Preparation = Callable[[], AbstractContextManager[object]]
@@ -38,14 +39,16 @@ class Request:
         dynamic_shapes: those that the caller gave, or None.
         dimensions_of: the dimensions to make dynamic where the caller gave none.
         preparations: contexts to export in; the next is tried where the one before does not help.
+        observer: notes what the graph does not say.
     """
 
     model: nn.Module
     form: CallForm
     inputs: Mapping[str, object]
     dynamic_shapes: Any
-    dimensions_of: DimensionsOf
+    dimensions_of: DimensionsOf = batch_dimension
     preparations: Sequence[Preparation] = (nullcontext,)
+    observer: Observer = field(default_factory=Observer)
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,9 @@ def _try(
     request: Request, inputs: Mapping[str, object], shapes: Any, errors: list[Exception], *, small_sizes: bool
 ) -> Export | None:
     try:
-        program = export_program(request.model, request.form, inputs, shapes, small_sizes=small_sizes)
+        program = export_program(
+            request.model, request.form, inputs, shapes, small_sizes=small_sizes, observer=request.observer
+        )
     except Exception as error:  # whatever the model or torch raises while it is traced
         errors.append(error)
         return None

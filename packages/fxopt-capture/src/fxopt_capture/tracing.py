@@ -40,7 +40,8 @@ def symbolic_trace(
         example_inputs: a tensor, positional arguments, or a mapping of keyword arguments.
 
     Returns:
-        The graph module; batch and sequence length are dynamic.
+        The graph module; batch and sequence length are dynamic. Decoders are called with ``use_cache=False``, unless
+        `example_inputs` say otherwise.
 
     Raises:
         CaptureError: the model takes no such input, cannot be captured, or the graph computes something else.
@@ -63,23 +64,27 @@ def symbolic_trace(
 
 def _call(model: nn.Module, names: Sequence[str] | None, examples: Examples | None) -> Call:
     if examples is None:
-        return read_call(model, (), dummy_inputs(model, default_names(model) if names is None else names))
+        return _read(model, (), dummy_inputs(model, default_names(model) if names is None else names))
     if isinstance(examples, torch.Tensor):
         examples = (examples,)
     if isinstance(examples, Mapping):
         missing = [name for name in names or () if name not in examples]
         if missing:
             raise CaptureError(f"example_inputs lack {missing[0]!r}, which input_names asks for")
-        return read_call(model, (), {name: examples[name] for name in (examples if names is None else names)})
+        return _read(model, (), {name: examples[name] for name in (examples if names is None else names)})
     if names is None:
-        return read_call(model, tuple(examples), {})
+        return _read(model, tuple(examples), {})
     if len(names) != len(examples):
         raise CaptureError(f"there are {len(names)} input_names and {len(examples)} example_inputs; give one of each")
-    return read_call(model, (), dict(zip(names, examples, strict=True)))
+    return _read(model, (), dict(zip(names, examples, strict=True)))
+
+
+def _read(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
+    return read_call(model, args, kwargs, without_cache=True)
 
 
 def _check(model: nn.Module, call: Call, captured: GraphModule) -> None:
-    found = difference(model, call.form, captured, call.inputs)
+    found = difference(model, call.form, captured, call.inputs, call.form.fixed)
     if found is not None:
         raise CaptureError(
             f"the graph of {type(model).__name__} does not compute what the model does on the example inputs: {found}. "

@@ -1,0 +1,65 @@
+"""Caches of keys and values, which models of the transformers library take, change in place and return."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+CACHES_MODULE = "transformers.cache_utils"
+
+
+def is_cache(value: object) -> bool:
+    """Whether `value` is a cache of the transformers library; does not import it.
+
+    >>> is_cache([torch.ones(1)])
+    False
+    """
+    return is_cache_type(type(value))
+
+
+def is_cache_type(kind: object) -> bool:
+    """Whether `kind` is a class of caches."""
+    loaded = sys.modules.get(CACHES_MODULE)
+    return loaded is not None and isinstance(kind, type) and issubclass(kind, loaded.Cache)
+
+
+def register_cache_type(kind: type) -> None:
+    """Make torch's pytrees see into one class of caches, as transformers' exporters do.
+
+    Registering a class lasts for the process, and changes nothing else about it.
+    """
+    importlib.import_module("transformers.exporters.exporter_dynamo").register_pytree_node(kind)
+
+
+class CacheReturn:
+    """The forward hook of a captured graph module that takes caches: changes the caller's own, as the model does.
+
+    The graph takes what is in a cache and returns what is in it afterwards, in a new object. This puts that into the
+    caller's cache, and the caller's cache into the output.
+
+    Args:
+        places: name of an input -> the key or index of the output that is this input.
+    """
+
+    def __init__(self, places: Mapping[str, Any]) -> None:
+        self.places = dict(places)
+
+    def __call__(self, module: object, args: tuple[object, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Return the output with the caller's caches in it."""
+        result: Any = list(output) if isinstance(output, tuple) else output
+        for name, place in self.places.items():
+            cache = kwargs[name]
+            _assign(cache, result[place])
+            result[place] = cache
+        return type(output)(result) if isinstance(output, tuple) else result
+
+
+def _assign(cache: Any, new: Any) -> None:
+    """Give a cache the attributes of another one."""
+    attributes = vars(new)
+    for name in [name for name in vars(cache) if name not in attributes]:
+        delattr(cache, name)
+    for name, value in attributes.items():
+        setattr(cache, name, value)

@@ -1,0 +1,102 @@
+"""What a model does while it is traced that its graph does not say: dtypes that it reads, caches that it fills.
+
+A dtype that the model's Python code reads (``torch.finfo(x.dtype)``, ``torch.ones(2, dtype=x.dtype)``) is a constant of
+the graph. And an object that it changes in place, such as a cache of keys and values, is for the graph a container of
+inputs and another one of outputs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from .caches import is_cache
+from .failure import line_of_frame
+from .guards import kind_of
+
+_READS = frozenset({"dtype", "itemsize", "nbytes"})
+_FUNCTIONS = (torch.result_type, torch.Tensor.type, torch.Tensor.element_size)
+
+
+class Observer:
+    """Runs a model's forward and notes what is seen.
+
+    Attributes:
+        dtype_reads: kind of dtype -> the place in the model's source that read one of that kind first.
+        returned: name of an input that is a cache -> the key or index of the output that is the very same cache.
+        lost: names of inputs that are caches, were changed, and are not among the outputs.
+    """
+
+    def __init__(self) -> None:
+        self.dtype_reads: dict[str, str] = {}
+        self.returned: dict[str, object] = {}
+        self.lost: list[str] = []
+
+    def run(
+        self,
+        forward: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        inputs: Mapping[str, object],
+    ) -> object:
+        """Return ``forward(*args, **kwargs)``.
+
+        Args:
+            forward: the model's.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            inputs: those arguments, by name, that are inputs of the graph.
+        """
+        caches = {name: (value, pytree.tree_leaves(value)) for name, value in inputs.items() if is_cache(value)}
+        with _DtypeReads(self.dtype_reads):
+            output = forward(*args, **kwargs)
+        places = {id(value): place for place, value in _entries(output)}
+        self.returned = {name: places[id(value)] for name, (value, _) in caches.items() if id(value) in places}
+        self.lost = [
+            name
+            for name, (value, leaves) in caches.items()
+            if name not in self.returned and not _same_objects(pytree.tree_leaves(value), leaves)
+        ]
+        return output
+
+
+def _entries(output: object) -> list[tuple[object, object]]:
+    if isinstance(output, Mapping):
+        return list(output.items())
+    return list(enumerate(output)) if isinstance(output, list | tuple) else []
+
+
+def _same_objects(left: Sequence[object], right: Sequence[object]) -> bool:
+    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+
+
+class _DtypeReads(TorchFunctionMode):
+    """While open, notes which kinds of dtype the code that calls torch reads, and where first."""
+
+    def __init__(self, found: dict[str, str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, and note it if it reads a dtype."""
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", None) == "__get__" or func in _FUNCTIONS:
+            self._note(func, args, result)
+        return result
+
+    def _note(self, func: Any, args: tuple[Any, ...], result: object) -> None:
+        attribute = getattr(getattr(func, "__self__", None), "__name__", None)
+        if func not in _FUNCTIONS and attribute not in _READS:
+            return
+        if func is torch.Tensor.type and len(args) > 1:
+            return  # a conversion
+        dtype = result if isinstance(result, torch.dtype) else args[0].dtype
+        if kind_of(dtype) not in self.found:
+            self.found[kind_of(dtype)] = line_of_frame(sys._getframe(2)) or "its source"

@@ -1,0 +1,259 @@
+"""Caches of keys and values: returned by captured decoders, taken by captured decoding steps, changed in place."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import pickle
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fxopt_capture import capture, symbolic_trace
+from fxopt_core.errors import CaptureError
+
+VOCABULARY = 99
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+LLAMA = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": VOCABULARY,
+    **SPECIAL,
+}
+SEQ2SEQ = {"d_model": 32, "vocab_size": VOCABULARY, "decoder_start_token_id": 1, **SPECIAL}
+MODELS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": LLAMA,
+    "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": VOCABULARY, **SPECIAL},
+    "T5ForConditionalGeneration": {**SEQ2SEQ, "d_kv": 8, "num_layers": 1, "num_heads": 4, "d_ff": 64},
+    "WhisperForConditionalGeneration": {
+        **SEQ2SEQ,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+        "num_mel_bins": 8,
+        "max_source_positions": 10,
+        "max_target_positions": 32,
+    },
+}
+
+
+def build(transformers: ModuleType, name: str, **changes: object) -> Any:
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    return cls(cls.config_class(**{**MODELS[name], **changes})).eval()
+
+
+def tokens(batch: int, length: int) -> Tensor:
+    return torch.randint(3, VOCABULARY, (batch, length))
+
+
+def source(name: str, batch: int) -> dict[str, Tensor]:
+    """What the encoder takes, for models that have one."""
+    if name.startswith("Whisper"):
+        return {"input_features": torch.randn(batch, 8, 20)}
+    return {"input_ids": tokens(batch, 7)} if name.startswith("T5") else {}
+
+
+def check_same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    assert pytree.tree_structure(found) == pytree.tree_structure(expected)
+    for left, right in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prefill_and_three_steps(transformers: ModuleType, name: str) -> None:
+    """The graph of the first call makes the cache, that of a step takes it and adds to it, as the model does."""
+    model = build(transformers, name)
+    ids = "decoder_input_ids" if source(name, 1) else "input_ids"
+    first = capture(model, kwargs={**source(name, 2), ids: tokens(2, 6), "use_cache": True})
+    inputs = {**source(name, 3), ids: tokens(3, 5)}
+    expected, found = model(**inputs, use_cache=True), first(**inputs, use_cache=True)
+    check_same(found, expected)
+    assert type(found.past_key_values) is type(expected.past_key_values)
+
+    encoded = {}
+    if source(name, 1):
+        states = expected.encoder_last_hidden_state
+        encoded = {"encoder_outputs": transformers.modeling_outputs.BaseModelOutput(last_hidden_state=states)}
+    example = {**encoded, ids: tokens(3, 1), "past_key_values": copy.deepcopy(expected.past_key_values)}
+    step = capture(model, kwargs={**example, "use_cache": True})
+    assert example["past_key_values"].get_seq_length() == 5
+    cache, own = found.past_key_values, expected.past_key_values
+    for length in (6, 7, 8):
+        chosen = {**encoded, ids: expected.logits[:, -1:].argmax(-1), "use_cache": True}
+        expected, found = model(**chosen, past_key_values=own), step(**chosen, past_key_values=cache)
+        check_same(found, expected)
+        assert found.past_key_values is cache
+        assert cache.get_seq_length() == length
+
+
+@pytest.fixture(scope="module")
+def llama(transformers: ModuleType) -> Any:
+    return build(transformers, "LlamaForCausalLM")
+
+
+@pytest.fixture
+def filled(transformers: ModuleType, llama: Any) -> Any:
+    """A cache of two rows of four tokens."""
+    return llama(tokens(2, 4), use_cache=True).past_key_values
+
+
+@pytest.fixture(scope="module")
+def step(llama: Any) -> Any:
+    with torch.no_grad():
+        cache = llama(tokens(2, 4)).past_key_values
+        mask = torch.ones(2, 5, dtype=torch.int64)
+        return capture(llama, kwargs={"input_ids": tokens(2, 1), "attention_mask": mask, "past_key_values": cache})
+
+
+def test_the_model_decides_whether_there_is_a_cache(transformers: ModuleType, llama: Any) -> None:
+    ids = tokens(2, 4)
+    captured = capture(llama, (ids,))
+    check_same(captured(ids), llama(ids))
+    check_same(captured(ids, use_cache=True), llama(ids))
+    with pytest.raises(CaptureError, match="use_cache=True baked in, and was called with use_cache=False"):
+        captured(ids, use_cache=False)
+    without = build(transformers, "LlamaForCausalLM", use_cache=False)
+    assert list(capture(without, (ids,))(ids)) == ["logits"]
+    assert list(capture(llama, (ids,), {"use_cache": False})(ids, use_cache=False)) == ["logits"]
+
+
+def test_a_trace_makes_no_cache_unless_it_is_told_to(llama: Any) -> None:
+    ids = tokens(2, 4)
+    assert list(symbolic_trace(llama)(ids, torch.ones_like(ids))) == ["logits"]
+    asked = symbolic_trace(llama, example_inputs={"input_ids": ids, "use_cache": True})
+    check_same(asked(ids, use_cache=True), llama(ids))
+
+
+def test_steps_of_other_sizes(llama: Any, step: Any) -> None:
+    for batch, length in ((3, 7), (1, 5)):
+        own = llama(tokens(batch, length)).past_key_values
+        inputs = {"input_ids": tokens(batch, 1), "attention_mask": torch.ones(batch, length + 1, dtype=torch.int64)}
+        cache = copy.deepcopy(own)
+        check_same(step(**inputs, past_key_values=cache), llama(**inputs, past_key_values=own))
+        check_same(cache, own)
+
+
+def test_steps_refuse_what_they_are_not_valid_for(llama: Any, step: Any, filled: Any) -> None:
+    ids, mask = tokens(2, 1), torch.ones(2, 5, dtype=torch.int64)
+    before = pytree.tree_leaves(filled)
+    with pytest.raises(CaptureError, match="input_ids"):
+        step(tokens(3, 1), mask, past_key_values=filled)
+    with pytest.raises(CaptureError, match="attention_mask"):
+        step(ids, mask[:, :4], past_key_values=filled)
+    with pytest.raises(CaptureError, match="needs `past_key_values`"):
+        step(ids, mask)
+    with pytest.raises(CaptureError, match=r"`past_key_values` .* is a tuple of 2, .* with a DynamicCache"):
+        step(ids, mask, past_key_values=(ids, ids))
+    assert all(left is right for left, right in zip(pytree.tree_leaves(filled), before, strict=True))
+
+
+def test_another_cache_is_refused_by_what_differs(transformers: ModuleType, llama: Any, step: Any) -> None:
+    deeper = build(transformers, "LlamaForCausalLM", num_hidden_layers=2)
+    cache = deeper(tokens(2, 4)).past_key_values
+    with pytest.raises(CaptureError, match=r"`past_key_values` of the captured LlamaForCausalLM") as caught:
+        step(tokens(2, 1), torch.ones(2, 5, dtype=torch.int64), past_key_values=cache)
+    assert len(str(caught.value)) < 400
+
+
+def test_an_empty_cache_is_an_input_too(transformers: ModuleType, llama: Any) -> None:
+    ids = tokens(2, 4)
+    example = transformers.DynamicCache(config=llama.config)
+    captured = capture(llama, (ids,), {"past_key_values": example})
+    assert example.get_seq_length() == 0
+    own, cache = (transformers.DynamicCache(config=llama.config) for _ in range(2))
+    check_same(captured(ids, past_key_values=cache), llama(ids, past_key_values=own))
+    check_same(cache, own)
+    with pytest.raises(CaptureError, match="past_key_values"):
+        captured(ids, past_key_values=own)  # no longer empty
+
+
+def test_steps_return_tuples_where_the_model_does(llama: Any, filled: Any) -> None:
+    inputs = {"input_ids": tokens(2, 1), "return_dict": False}
+    captured = capture(llama, kwargs={**inputs, "past_key_values": filled})
+    own, cache = copy.deepcopy(filled), copy.deepcopy(filled)
+    found = captured(**inputs, past_key_values=cache)
+    check_same(found, llama(**inputs, past_key_values=own))
+    assert found[1] is cache
+
+
+def test_copies_and_pickles_of_steps(llama: Any, step: Any, filled: Any) -> None:
+    inputs = {"input_ids": tokens(2, 1), "attention_mask": torch.ones(2, 5, dtype=torch.int64)}
+    expected = llama(**inputs, past_key_values=copy.deepcopy(filled))
+    for other in (pickle.loads(pickle.dumps(step)), copy.deepcopy(step), copy.copy(step)):
+        cache = copy.deepcopy(filled)
+        check_same(other(**inputs, past_key_values=cache), expected)
+        assert cache.get_seq_length() == 5
+
+
+class Wrapped(nn.Module):
+    """A module of one's own around a decoder."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, ids: Tensor, cache: Any) -> Any:
+        output = self.decoder(ids, past_key_values=cache)
+        return output.logits.argmax(-1), output.past_key_values
+
+
+def test_caches_of_a_module_around_a_decoder(llama: Any, filled: Any) -> None:
+    wrapped = Wrapped(llama).eval()
+    captured = capture(wrapped, (tokens(2, 1), copy.deepcopy(filled)))
+    ids, cache = tokens(2, 1), copy.deepcopy(filled)
+    check_same(captured(ids, cache), wrapped(ids, filled))
+    check_same(cache, filled)
+
+
+class Forgetful(Wrapped):
+    """Does not return the cache that it fills."""
+
+    def forward(self, ids: Tensor, cache: Any) -> Any:
+        return super().forward(ids, cache)[0]
+
+
+def test_a_cache_that_is_not_returned_is_refused(llama: Any, filled: Any) -> None:
+    with pytest.raises(CaptureError, match="Forgetful adds to `cache` and does not return it"):
+        capture(Forgetful(llama).eval(), (tokens(2, 1), filled))
+
+
+def test_a_cache_that_no_graph_can_hold_is_left_out_and_said(
+    llama: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward = type(llama).forward
+
+    def fussy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("use_cache"):
+            raise NotImplementedError("a cache of its own kind")
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(llama), "forward", fussy)
+    monkeypatch.setattr(fussy, "__signature__", inspect.signature(forward), raising=False)
+    ids = tokens(2, 4)
+    with caplog.at_level(logging.WARNING, "fxopt_capture"):
+        captured = capture(llama, (ids,))
+    assert list(captured(ids)) == ["logits"]
+    assert "LlamaForCausalLM makes no cache of keys and values (use_cache=False)" in caplog.text
+    assert "a cache of its own kind" in caplog.text
+    with pytest.raises(CaptureError, match="a cache of its own kind"):
+        capture(llama, (ids,), {"use_cache": True})
