@@ -41,7 +41,8 @@ def test_large_integers_are_not_compared_as_floats() -> None:
 
 
 def test_eight_bits() -> None:
-    assert tolerance(torch.float8_e4m3fn) == Tolerance(1.0, 0.5)
+    assert tolerance(torch.float8_e4m3fn) == Tolerance(0.25, 0.125)
+    assert tolerance(torch.float8_e5m2) == Tolerance(0.5, 0.25)
 
 
 def test_order_of_precision() -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
-from fxopt_tools.structure import Branch, Leaf, leaves, tensors, tree_of
+from fxopt_tools.structure import Above, Branch, Leaf, leaves, tensors, tree_of
 
 Point = namedtuple("Point", ["x", "y"])
 X = torch.ones(2)
@@ -100,11 +100,11 @@ def test_tensors_can_be_replaced_while_the_tree_is_made() -> None:
     assert list(found) == ["o['a']"] and found["o['a']"].tolist() == [2, 2]
 
 
-def test_an_object_inside_itself_is_a_leaf_there() -> None:
+def test_an_object_inside_itself_is_told_by_how_far_above_it_is() -> None:
     value: list[object] = [X]
     value.append(value)
     tree = tree_of(value)
-    assert isinstance(tree, Branch) and tree.children["[1]"] == Leaf(value)
+    assert isinstance(tree, Branch) and tree.children["[1]"] == Leaf(Above(1))
     cache = Cache()
     cache.layers.append(cache)  # type: ignore[arg-type]  # what no annotation forbids at run time
     assert paths(cache) == ["o.layers[0]", "o.layers[1]", "o.layers[2]", "o.length"]

@@ -92,6 +92,13 @@ def _notes(base: Baseline, found: Outcome, outputs: Iterable[OutputReport]) -> I
             yield (
                 f"the {who} writes into its parameter `{name}` as it runs, and this was not undone: verify a copy of it"
             )
+    for path in sorted(base.outcome.shared.keys() | found.shared.keys()):
+        shared = [" and ".join(outcome.shared.get(path, ("no argument",))) for outcome in (base.outcome, found)]
+        if shared[0] != shared[1]:
+            yield (
+                f"`{path}` shares memory with {shared[0]} in the original, and with {shared[1]} in the transformed "
+                "module: whoever writes into it later alters other values"
+            )
     alone = [output.path for output in outputs if output.reference == "original"]
     if isinstance(base.reference, str):
         if alone:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from fxopt_core import PreconditionError, Tolerance, tolerance
 from fxopt_tools.measuring import Criterion, Measurement, is_rounding, measure, sqnr_db
 from fxopt_tools.report import OutputReport
 from fxopt_tools.running import Outcome
-from fxopt_tools.structure import Branch, Leaf, Tree, tensors
+from fxopt_tools.structure import Branch, Leaf, Tree, equal, leaves, tensors
 
 _AFTER = " after the call"
 _RELATED_DB = 10.0
@@ -46,12 +46,26 @@ class Judge:
         """
         wide = {} if reference is None else tensors(reference.output, "output")
         reports = list(self._trees("output", expected.output, found.output, wide))
-        after = {} if reference is None else {f"{path}{_AFTER}": t for path, t in reference.arguments.items()}
-        for path in expected.arguments:
-            if path in expected.written | found.written:
-                a, b = expected.arguments[path], found.arguments[path]
-                reports.append(self._tensors(f"{path}{_AFTER}", a, b, after))
-        return reports
+        return [*reports, *self._arguments(expected, found, reference)]
+
+    def _arguments(self, expected: Outcome, found: Outcome, reference: Outcome | None) -> Iterator[OutputReport]:
+        """Compare the arguments after the call: what either run touched, and all that is not what it was.
+
+        Values that are no tensors and were not touched are passed over: they were copied for each run, and copies of
+        some objects are not equal.
+        """
+        wide = {} if reference is None else tensors(reference.arguments)
+        touched = expected.touched | found.touched
+        others = {
+            path.removeprefix(".")
+            for tree in (expected.arguments, found.arguments)
+            for path, value in leaves(tree)
+            if not isinstance(value, Tensor)
+        }
+        for report in self._trees("", expected.arguments, found.arguments, wide):
+            path = report.path.removeprefix(".")
+            if path in touched or (not report.passed and path not in others):
+                yield replace(report, path=f"{path}{_AFTER}")
 
     def criterion(self, dtype: torch.dtype) -> Criterion:
         """Return what to allow for an output of a dtype."""
@@ -62,7 +76,17 @@ class Judge:
         rtol = usual.rtol if self.rtol is None else self.rtol
         atol = usual.atol if self.atol is None else self.atol
         stated = (self.rtol, self.atol) != (None, None)
-        return Criterion(Tolerance(rtol, atol), None if stated else torch.finfo(coarsest).eps)
+        eps = None if stated else torch.finfo(coarsest).eps
+        return Criterion(Tolerance(rtol, atol), eps, self._source(dtype, coarsest))
+
+    def _source(self, dtype: torch.dtype, coarsest: torch.dtype) -> str:
+        """Return where the tolerance comes from."""
+        stated = [name for name, value in (("rtol", self.rtol), ("atol", self.atol)) if value is not None]
+        if len(stated) == 2:
+            return "as stated"
+        computed = "" if coarsest == dtype.to_real() else ", in which the original computes"
+        usual = f"of {str(coarsest).removeprefix('torch.')}{computed}"
+        return f"{stated[0]} as stated, {'atol' if stated == ['rtol'] else 'rtol'} {usual}" if stated else usual
 
     def _coarsest(self, dtype: torch.dtype) -> torch.dtype:
         return max({dtype.to_real(), *self.computed_in}, key=lambda candidate: torch.finfo(candidate).eps)
@@ -102,7 +126,7 @@ class Judge:
             return self._tensors(path, a, b, wide)
         if type(a) is type(b) and isinstance(a, (float, complex)) and isinstance(b, (float, complex)):
             return self._numbers(path, a, b)
-        if type(a) is type(b) and _equal(a, b):
+        if type(a) is type(b) and equal(a, b):
             return OutputReport(path, self.number)
         return self._problem(path, f"is {describe(Leaf(b))}, expected {describe(Leaf(a))} as in the original")
 
@@ -112,7 +136,14 @@ class Judge:
         dtype = torch.complex128 if isinstance(a, complex) else torch.float64
         measurement = measure(torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype), criterion)
         problem = _differences(measurement, criterion)
-        return OutputReport(path, self.number, measurement=measurement, tolerance=criterion.tolerance, problem=problem)
+        return OutputReport(
+            path,
+            self.number,
+            measurement=measurement,
+            tolerance=criterion.tolerance,
+            tolerance_source=criterion.source,
+            problem=problem,
+        )
 
     def _tensors(self, path: str, a: Tensor, b: Tensor, wide: Mapping[str, Tensor]) -> OutputReport:
         shape = tuple(a.shape)
@@ -125,8 +156,8 @@ class Judge:
                 "and inputs on a real device first, for example by module.to_empty(device='cpu') and load_state_dict"
             )
         criterion = self.criterion(a.dtype)
-        measurement = measure(a, b, criterion)
         truth = self._reference(a, wide.get(path))
+        measurement = measure(a, b, criterion, truth)
         problem = _differences(measurement, criterion)
         excused = problem is not None and criterion.eps is not None and truth is not None and is_rounding(a, b, truth)
         inexact = criterion.tolerance is not None and a.numel() > 0
@@ -140,6 +171,7 @@ class Judge:
             original_sqnr_db=None if truth is None else sqnr_db(truth, a),
             reference=("original" if truth is None else "float64") if inexact else None,
             tolerance=criterion.tolerance,
+            tolerance_source=criterion.source,
             problem=None if excused else problem,
             excused=problem if excused else None,
         )
@@ -176,7 +208,7 @@ def _differences(measurement: Measurement, criterion: Criterion) -> str | None:
     if measurement.passed or worst is None:
         return None
     limits = criterion.tolerance
-    what = "exactly that" if limits is None else f"{worst.allowed:.3g} (rtol {limits.rtol:.3g}, atol {limits.atol:.3g})"
+    what = "exactly that" if limits is None else f"{worst.allowed:.3g} ({criterion.text})"
     absolute, relative = measurement.max_absolute_error, measurement.max_relative_error
     numbers = f"max absolute error {absolute:.3g}, max relative error {relative:.3g}"
     found, expected = (f"{v:.6g}" if isinstance(v, (float, complex)) else v for v in (worst.found, worst.expected))
@@ -193,14 +225,3 @@ def _differences(measurement: Measurement, criterion: Criterion) -> str | None:
 
 def _elements(count: int) -> str:
     return f"{count} element{'' if count == 1 else 's'}"
-
-
-def _equal(a: object, b: object) -> bool:
-    if a is b:
-        return True
-    try:
-        equal: object = a == b
-        every = getattr(equal, "all", None)  # arrays compare element by element
-        return bool(equal if every is None else every())
-    except Exception:  # whatever cannot be compared is not known to be equal
-        return False

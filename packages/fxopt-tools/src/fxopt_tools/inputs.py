@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fxopt_core import PreconditionError
-from fxopt_tools.structure import tensors, tree_of
+from fxopt_tools.structure import equal, leaves, tree_of
 
 
 class Inputs:
@@ -21,7 +21,7 @@ class Inputs:
     Inputs(1, scale=2.0)
     """
 
-    __slots__ = ("args", "kwargs")
+    __slots__ = ("args", "kwargs")  # also the names by which paths begin, as in ``args[0]``
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args = args
@@ -31,9 +31,13 @@ class Inputs:
         """Return the call that makes equal inputs."""
         return f"Inputs({', '.join([*map(repr, self.args), *(f'{k}={v!r}' for k, v in self.kwargs.items())])})"
 
+    def leaves(self) -> Iterator[tuple[str, object]]:
+        """Yield the tensors and other values among the arguments with their paths: ``args[0]``, ``kwargs['mask']``."""
+        return ((path.removeprefix("."), value) for path, value in leaves(tree_of(self)))
+
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors among the arguments by their paths: ``args[0]``, ``kwargs['mask']``."""
-        return tensors(tree_of(self.args), "args") | tensors(tree_of(self.kwargs), "kwargs")
+        """Return the tensors among the arguments by their paths."""
+        return {path: value for path, value in self.leaves() if isinstance(value, Tensor)}
 
 
 OneInput: TypeAlias = "Tensor | tuple[Any, ...] | Mapping[str, Any] | Inputs"
@@ -45,17 +49,34 @@ class Copied:
 
     Attributes:
         inputs: the copy.
-        tensors: its tensors by their paths.
-        versions: their version counters before the run.
+        before: its tensors and other values by their paths, before the run.
+        versions: the version counters of the tensors before the run.
     """
 
     inputs: Inputs
-    tensors: Mapping[str, Tensor]
+    before: Mapping[str, object]
     versions: Mapping[str, int]
 
-    def written(self) -> frozenset[str]:
-        """Return the paths of the tensors that were written since."""
-        return frozenset(path for path, tensor in self.tensors.items() if tensor._version != self.versions[path])
+    def touched(self) -> frozenset[str]:
+        """Return the paths of what was written into, replaced, added or taken away since."""
+        after = dict(self.inputs.leaves())
+        both = self.before.keys() & after.keys()
+        changed = {path for path in both if self._changed(path, after[path])}
+        return frozenset(changed | (self.before.keys() ^ after.keys()))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of before the run by their paths."""
+        return {path: value for path, value in self.before.items() if isinstance(value, Tensor)}
+
+    def _changed(self, path: str, now: object) -> bool:
+        if isinstance(now, Tensor):
+            return now is not self.before[path] or version_of(now) != self.versions[path]
+        return now is not self.before[path] and not equal(now, self.before[path])
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written into, as far as torch counts it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def read_inputs(inputs: OneInput | Sequence[OneInput]) -> list[Inputs]:
@@ -119,8 +140,9 @@ def copied(inputs: Inputs, *, widened: bool = False) -> Copied:
             "model which writes into its inputs does not alter yours: pass values that copy.deepcopy can copy"
         ) from error
     copy_of = Inputs(*args, **kwargs)
-    found = copy_of.tensors()
-    return Copied(copy_of, found, {path: tensor._version for path, tensor in found.items()})
+    found = dict(copy_of.leaves())
+    versions = {path: version_of(value) for path, value in found.items() if isinstance(value, Tensor)}
+    return Copied(copy_of, found, versions)
 
 
 def _copy(tensor: Tensor, memo: dict[int, Any], widened: bool) -> Tensor:

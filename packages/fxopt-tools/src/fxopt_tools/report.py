@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from fxopt_core import Tolerance, VerificationError
-from fxopt_tools.measuring import Measurement
+from fxopt_tools.measuring import Criterion, Measurement
+from fxopt_tools.tables import text_table
 
 _ERRORS = ("max abs error", "max rel error", "SQNR dB", "original's")
 _HEADINGS = ("input", "output", "shape", "dtype", *_ERRORS, "tolerance", "")
@@ -31,6 +32,9 @@ class OutputReport:
         reference: what the ratio is taken against: "float64", a run of the original in float64, or "original", its own
             output. None where there is no ratio.
         tolerance: what was allowed, before scaling; None where only equality will do.
+        tolerance_source: where it comes from: "of float32", that of the dtype; "of bfloat16, in which the original
+            computes", as that is coarser; "as stated" by the caller; or "rtol as stated, atol of float32". None where
+            only equality will do.
         problem: what is wrong, or None.
         excused: what would be wrong, were it not that the original's own rounding explains it; or None.
     """
@@ -44,6 +48,7 @@ class OutputReport:
     original_sqnr_db: float | None = None
     reference: str | None = None
     tolerance: Tolerance | None = None
+    tolerance_source: str | None = None
     problem: str | None = None
     excused: str | None = None
 
@@ -159,14 +164,11 @@ def _table(outputs: Sequence[OutputReport]) -> list[str]:
     shown = [output for output in outputs if output.measurement is not None or not output.passed]
     if not shown:
         return []
-    rows = [_HEADINGS, *(_row(output) for output in shown)]
-    used = [place for place in range(len(_HEADINGS)) if place != 0 or any(output.number for output in outputs)]
-    widths = {place: max(len(row[place]) for row in rows) for place in used}
-    return ["  ".join(row[place].ljust(widths[place]) for place in used).rstrip() for row in rows]
+    first = 0 if any(output.number for output in outputs) else 1  # one input needs no number
+    return text_table([row[first:] for row in (_HEADINGS, *map(_row, shown))])
 
 
 def _row(output: OutputReport) -> tuple[str, ...]:
-    tolerance = output.tolerance
     return (
         str(output.number),
         output.path,
@@ -176,7 +178,7 @@ def _row(output: OutputReport) -> tuple[str, ...]:
         _number(output.max_relative_error, ".3g"),
         _number(output.sqnr_db, ".1f"),
         _number(output.original_sqnr_db, ".1f"),
-        "exact" if tolerance is None else f"rtol {tolerance.rtol:.3g}, atol {tolerance.atol:.3g}",
+        Criterion(output.tolerance, source=output.tolerance_source).text,
         "passed" if output.passed else "FAILED",
     )
 

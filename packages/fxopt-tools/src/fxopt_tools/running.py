@@ -13,8 +13,8 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from fxopt_core import PreconditionError
-from fxopt_tools.inputs import Inputs, copied
-from fxopt_tools.structure import Tree, tree_of
+from fxopt_tools.inputs import Inputs, copied, version_of
+from fxopt_tools.structure import Tree, tensors, tree_of
 
 SEED = 20_240_917  # of every run: only that it is the same for all runs matters
 
@@ -25,14 +25,16 @@ class Outcome:
 
     Attributes:
         output: the tree of what the module returned, with copies of its tensors.
-        arguments: the tensors of the inputs as they were afterwards, by their paths.
-        written: the paths of those that the run wrote into.
+        arguments: the tree of its arguments as they were afterwards.
+        touched: the paths in it of what the run wrote into, replaced, added or took away.
+        shared: for each tensor of the output that shares memory with arguments, their paths.
         parameters_written: names of the parameters that the run wrote into.
     """
 
     output: Tree
-    arguments: Mapping[str, Tensor]
-    written: frozenset[str]
+    arguments: Tree
+    touched: frozenset[str]
+    shared: Mapping[str, tuple[str, ...]]
     parameters_written: tuple[str, ...]
 
 
@@ -54,15 +56,32 @@ def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Out
     _check_initialised(module)
     with torch.inference_mode(False), torch.no_grad(), _same_random_numbers(module, inputs):
         arguments = copied(inputs, widened=widened)
-        versions = {name: (p, _version(p)) for name, p in module.named_parameters()}
+        versions = {name: (p, version_of(p)) for name, p in module.named_parameters()}
         output = functional_call(module, _replaced(module), arguments.inputs.args, arguments.inputs.kwargs)
-        written = tuple(name for name, (p, version) in versions.items() if _version(p) != version)
+        written = tuple(name for name, (p, version) in versions.items() if version_of(p) != version)
+        shared = _shared(tensors(tree_of(output), "output"), arguments.tensors())
         tree = tree_of(output, keep=lambda tensor: tensor.detach().clone())
-    return Outcome(tree, arguments.tensors, arguments.written(), written)
+        own = {id(tensor) for tensor in arguments.tensors().values()}  # what the run put in may be the module's
+        after = tree_of(arguments.inputs, keep=lambda t: t.detach() if id(t) in own else t.detach().clone())
+        return Outcome(tree, after, arguments.touched(), shared, written)
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _shared(outputs: Mapping[str, Tensor], arguments: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
+    """Return with which arguments each output shares memory."""
+    owners: dict[int, list[str]] = {}
+    for path, tensor in arguments.items():
+        owners.setdefault(_memory(tensor), []).append(path)
+    owners.pop(0, None)
+    shared = {path: tuple(owners.get(_memory(tensor), ())) for path, tensor in outputs.items()}
+    return {path: paths for path, paths in shared.items() if paths}
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return where the memory of a tensor starts, or 0 where it has none of the usual kind."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and some subclasses
+        return 0
 
 
 def _replaced(module: nn.Module) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Any nested value as a tree, so that two of them can be compared place by place.
 
 Tuples, lists, mappings, dataclasses, named tuples, model outputs and other objects with attributes are branches;
-tensors and everything else are leaves. The path of a leaf reads as the expression that leads to it:
-``output.logits[0]['key']``.
+tensors and everything else are leaves. Arrays of NumPy are compared as tensors, nested tensors piece by piece. The path
+of a leaf reads as the expression that leads to it: ``output.logits[0]['key']``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 _OPAQUE = (type, Enum, nn.Module, FunctionType, BuiltinFunctionType, MethodType, ModuleType, torch.Size)
+_VALUES = (int, float, complex, str, bytes)  # with attributes or without, what counts is the value
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,17 @@ class Leaf:
     """A tensor, or a value that is compared as a whole."""
 
     value: object
+
+
+@dataclass(frozen=True)
+class Above:
+    """Stands for an object inside of itself.
+
+    Attributes:
+        levels: how many levels further up it is.
+    """
+
+    levels: int
 
 
 @dataclass(frozen=True)
@@ -51,10 +63,11 @@ def tree_of(value: object, keep: Callable[[Tensor], Tensor] | None = None) -> Tr
 
     Args:
         value: anything.
-        keep: what to hold in place of each tensor, for example a copy of it.
+        keep: what to hold in place of each tensor, for example a copy of it. Without, tensors stay as they are, nested
+            ones and arrays included.
 
     Returns:
-        The tree. An object inside itself is a leaf there, so that the tree is finite.
+        The tree. An object inside itself stands there as `Above`, so that the tree is finite.
 
     >>> [path for path, _ in leaves(tree_of({"a": (1, None)}), "output")]
     ["output['a'][0]", "output['a'][1]"]
@@ -76,21 +89,42 @@ def tensors(tree: Tree, path: str = "") -> dict[str, Tensor]:
     return {place: value for place, value in leaves(tree, path) if isinstance(value, Tensor)}
 
 
+def equal(a: object, b: object) -> bool:
+    """Return whether two values are known to be equal."""
+    if a is b:
+        return True
+    try:
+        same: object = a == b
+        every = getattr(same, "all", None)  # arrays compare element by element
+        return bool(same if every is None else every())
+    except Exception:  # whatever cannot be compared is not known to be equal
+        return False
+
+
 def _tree_of(value: object, keep: Callable[[Tensor], Tensor] | None, above: tuple[int, ...]) -> Tree:
-    if isinstance(value, Tensor):
+    if id(value) in above:
+        return Leaf(Above(len(above) - above.index(id(value))))
+    if isinstance(value, Tensor) and (keep is None or not value.is_nested):
         return Leaf(value if keep is None else keep(value))
-    parts = None if id(value) in above else _parts(value)
+    parts = _parts(value)
     if parts is None:
         return Leaf(value)
     kind, cls, items = parts
-    inside = (*above, id(value))
-    return Branch(kind, cls, {step: _tree_of(item, keep, inside) for step, item in items})
+    children: dict[str, Tree] = {}
+    for step, item in items:
+        unique = step
+        while unique in children:  # keys of a mapping may look alike
+            unique += "'"
+        children[unique] = _tree_of(item, keep, (*above, id(value)))
+    return Branch(kind, cls, children)
 
 
 def _parts(value: object) -> _Parts | None:
     """Return kind, class and contents of a container, or None for a value that is none."""
-    if isinstance(value, _OPAQUE):
+    if isinstance(value, (*_OPAQUE, *_VALUES)):
         return None
+    if isinstance(value, Tensor):
+        return "nested tensor", type(value), _numbered(value.unbind())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _named(value, zip(value._fields, value, strict=True))
     if isinstance(value, tuple):
@@ -103,8 +137,32 @@ def _parts(value: object) -> _Parts | None:
         return "dict", None, ((f"[{key!r}]", item) for key, item in value.items())
     if is_dataclass(value):
         return _named(value, ((field.name, getattr(value, field.name)) for field in fields(value)))
-    attributes: Mapping[str, object] | None = getattr(value, "__dict__", None)
+    if (type(value).__module__, type(value).__name__) == ("numpy", "ndarray"):
+        return _array(value)
+    attributes = _attributes(value)
     return _named(value, attributes.items()) if attributes else None
+
+
+def _array(value: object) -> _Parts | None:
+    try:
+        return "array", type(value), [("", torch.as_tensor(value))]
+    except TypeError:  # of objects, say
+        return None
+
+
+def _attributes(value: object) -> Mapping[str, object]:
+    """Return the attributes of an object, those in slots included."""
+    names = dict.fromkeys(name for cls in reversed(type(value).__mro__) for name in _slots(cls))
+    slots = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return {**slots, **getattr(value, "__dict__", {})}
+
+
+def _slots(cls: type) -> Iterable[str]:
+    slots = vars(cls).get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    private = f"_{cls.__name__.lstrip('_')}"
+    found = (f"{private}{name}" if name.startswith("__") and not name.endswith("__") else name for name in names)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
 def _numbered(items: Iterable[object]) -> Iterator[tuple[str, object]]:

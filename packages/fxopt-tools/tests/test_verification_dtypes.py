@@ -1,0 +1,156 @@
+"""`verify`: outputs of every dtype and size, what is not finite, and the tolerance that was used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxopt_core import VerificationError, tolerance
+from fxopt_tools import VerificationReport, verify
+
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
+COMPLEX = [torch.complex128, torch.complex64, torch.complex32]
+WHOLE = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64, torch.uint64]
+
+
+class Calls(nn.Module):
+    """A module of one function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def gives(expected: Any, found: Any, **stated: float) -> VerificationReport:
+    """Compare two modules that return these values."""
+    return verify(Calls(lambda x: expected), Calls(lambda x: found), X, **stated)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, *WHOLE], ids=str)
+def test_every_dtype_agrees_with_itself_and_one_is_not_zero(dtype: torch.dtype) -> None:
+    for shape in ((), (3,), (2, 1, 2)):
+        one, zero = torch.ones(shape).to(dtype), torch.zeros(shape).to(dtype)
+        assert gives(one, one.clone()) and gives(zero, zero.clone())
+        assert not gives(one, zero) and not gives(zero, one)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, *WHOLE], ids=str)
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 2)], ids=str)
+def test_empty_tensors_agree_if_their_shapes_do(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    empty = torch.zeros(shape).to(dtype)
+    report = gives(empty, empty.clone())
+    assert report and report.outputs[0].max_absolute_error == 0 and report.outputs[0].sqnr_db is None
+    assert not gives(empty, torch.zeros(1, 0).to(dtype)) and str(report)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64], ids=str)
+def test_values_that_are_not_finite_have_to_be_at_the_same_places(dtype: torch.dtype) -> None:
+    odd = torch.tensor([math.nan, math.inf, -math.inf, 1.0]).to(dtype)
+    assert gives(odd, odd.clone())
+    for order in ([1, 0, 2, 3], [0, 2, 1, 3], [3, 1, 2, 0], [0, 1, 3, 2]):
+        report = gives(odd, odd[torch.tensor(order)])
+        assert not report and report.outputs[0].max_absolute_error == math.inf and "inf" in str(report)
+        with pytest.raises(VerificationError):
+            report.raise_if_failed()
+
+
+def test_what_is_finite_is_compared_beside_what_is_not() -> None:
+    assert not gives(torch.tensor([math.nan, 1.0]), torch.tensor([math.nan, 1.5]))
+    assert not gives(torch.tensor([math.inf, 1.0]), torch.tensor([math.inf, 1.5]))
+    assert not gives(torch.tensor([3.4e38]), torch.tensor([math.inf]))
+    assert gives(X * math.nan, X * math.nan) and gives(X * 1e38, X * 1e38)
+
+
+def test_complex_numbers_differ_in_either_part() -> None:
+    z = torch.complex(X, X)
+    assert gives(z, torch.complex(X, X + 1e-7)) and not gives(z, z.conj()) and not gives(z, -z.conj())
+    assert gives(z.conj(), torch.complex(X, -X)) and gives(z.conj().imag, -X)
+
+
+def test_large_integers_are_told_apart() -> None:
+    for dtype in (torch.int64, torch.uint64):
+        large = torch.tensor([2**62], dtype=dtype)
+        assert not gives(large, torch.tensor([2**62 + 1], dtype=dtype))
+
+
+def test_a_small_output_that_is_known_exactly_may_not_be_lost() -> None:
+    """Probabilities over a large vocabulary in half precision: atol alone would let zeros pass."""
+    logits = torch.randn(4, 4096, generator=torch.Generator().manual_seed(0))
+
+    def verified(by: Callable[[Tensor], Tensor], dtype: torch.dtype) -> bool:
+        softmax = Calls(lambda x: torch.softmax(x, -1))
+        return verify(softmax, Calls(lambda x: by(torch.softmax(x, -1))), logits.to(dtype)).passed
+
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert verified(lambda p: p.clone(), dtype) and verified(lambda p: p * (1 + torch.finfo(p.dtype).eps), dtype)
+        assert not verified(torch.zeros_like, dtype) and not verified(lambda p: p * 1.5, dtype)
+
+
+def test_what_is_left_of_terms_that_cancel_may_be_rounded_otherwise() -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    original = Calls(lambda x: (x + 3.0) - (x + 3.0625))
+    assert verify(original, Calls(lambda x: (x - 3.0625) - (x - 3.0)), x)
+
+
+# --- The tolerance that was used
+
+
+def source(report: VerificationReport) -> str | None:
+    return report.outputs[0].tolerance_source
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_it_is_that_of_the_dtype(dtype: torch.dtype) -> None:
+    tensor = torch.ones(2).to(dtype)
+    report = verify(Calls(lambda x: x + 0 if x.element_size() > 1 else x.clone()), Calls(lambda x: x.clone()), tensor)
+    if dtype.itemsize > 1:
+        assert (report.outputs[0].tolerance, source(report)) == (tolerance(dtype), f"of {str(dtype)[6:]}")
+    expected = tolerance(dtype)
+    assert f"rtol {expected.rtol:.3g}, atol {expected.atol:.3g} of {str(dtype)[6:]}" in str(report)
+
+
+def test_it_is_that_in_which_the_original_computes_where_that_is_coarser() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Calls(lambda x: x.float())).bfloat16()
+    report = verify(model, model, X.bfloat16())
+    assert source(report) == "of bfloat16, in which the original computes"
+    assert "atol 0.02 of bfloat16, in which the original computes" in str(report)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        linear = nn.Linear(4, 4)
+        assert source(verify(linear, linear, X)) == "of bfloat16"
+
+
+def test_it_is_that_of_the_parts_of_complex_numbers() -> None:
+    z = torch.complex(X, X)
+    report = gives(z, z)
+    assert (report.outputs[0].tolerance, source(report)) == (tolerance(torch.float32), "of float32")
+
+
+def test_it_is_as_stated() -> None:
+    assert source(gives(X, X, rtol=0.0, atol=0.5)) == "as stated"
+    assert source(gives(X, X, rtol=0.5)) == "rtol as stated, atol of float32"
+    assert source(gives(X, X, atol=0.5)) == "atol as stated, rtol of float32"
+    report = gives(X, X + 1, rtol=0.0, atol=0.5)
+    assert "rtol 0, atol 0.5 as stated" in str(report)
+    with pytest.raises(VerificationError, match=r"within 0\.5 \(rtol 0, atol 0\.5 as stated\)"):
+        report.raise_if_failed()
+
+
+def test_there_is_none_where_only_equality_will_do() -> None:
+    report = gives(X.long(), X.long(), rtol=1.0, atol=1.0)
+    assert source(report) is None and report.outputs[0].tolerance is None and "exact" in str(report)
+    assert source(gives("text", "text")) is None
+
+
+def test_numbers_of_python_are_held_to_that_of_float32() -> None:
+    assert source(gives(1.5, 1.5)) == "of float32"
