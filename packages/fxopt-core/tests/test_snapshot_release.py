@@ -135,6 +135,39 @@ def test_only_a_tensor_is_held_by_the_caller() -> None:
     assert gm.attn.q.weight is weight
 
 
+@pytest.mark.parametrize("protect_values", [False, True])
+def test_a_held_tensor_that_became_a_view_gets_memory_of_its_own_again(protect_values: bool) -> None:
+    model: Any = Three()
+    gm: Any = torch.fx.symbolic_trace(model)
+    weight, before = model.attn.q.weight, values(gm)
+    snapshot = Snapshot.take(gm, protect_values=protect_values)
+    merged = nn.Linear(4, 8)
+    with torch.no_grad():
+        merged.weight.copy_(torch.cat([weight, model.attn.k.weight]))
+    weight.data = merged.weight.detach()[:4]
+    snapshot.release("attn.q.weight", lambda: merged.weight.detach()[:4].clone())
+    del gm.attn
+    assert snapshot.restore() == ()
+    assert gm.attn.q.weight is weight
+    assert values(gm) == before
+    with torch.no_grad():
+        merged.weight.zero_()
+    assert values(gm) == before
+    assert weight.untyped_storage().nbytes() == 64
+
+
+def test_a_held_tensor_of_another_dtype_is_rebuilt() -> None:
+    gm: Any = torch.fx.symbolic_trace(Three())
+    weight, before = gm.attn.q.weight, values(gm)
+    snapshot = Snapshot.take(gm)
+    copy = weight.detach().clone()
+    snapshot.release("attn.q.weight", lambda: copy)
+    gm.double()
+    assert snapshot.restore() == ()
+    assert gm.attn.q.weight is weight
+    assert values(gm) == before
+
+
 def test_gradient_of_a_released_tensor_returns() -> None:
     gm: Any = torch.fx.symbolic_trace(Three())
     gc.collect()

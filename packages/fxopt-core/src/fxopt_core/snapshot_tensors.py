@@ -54,6 +54,7 @@ class TensorState:
     rebuild: Rebuild | None = None
     reference: weakref.ref[Tensor] | None = None
     form: _Form | None = None
+    place: tuple[object, ...] | None = None
 
     def __init__(self, tensor: Tensor, owner: ModuleState | TensorState, key: str) -> None:
         self.owner = owner
@@ -100,7 +101,8 @@ class TensorState:
             return
         copy = self.saved
         self.rebuild = rebuild if copy is None else lambda: copy
-        self.form = _Form.of(self.tensor)
+        assert self.alias is not None
+        self.form, self.place = _Form.of(self.alias), _place(self.alias)
         self.reference = weakref.ref(self.tensor)
         self.tensor = self.alias = None
         for owner in (self.owner, *(self.others or ())):
@@ -139,6 +141,12 @@ class TensorState:
             yield self.grad
 
     def _rebuilt(self) -> Tensor:
+        data = self._data()
+        self.version = None
+        return nn.Parameter(data, self.requires_grad) if issubclass(self.cls, nn.Parameter) else data
+
+    def _data(self) -> Tensor:
+        """Return the contents of a released tensor, in memory of their own."""
         assert self.rebuild is not None
         data = self.rebuild().detach()
         if _Form.of(data) != self.form:
@@ -146,12 +154,13 @@ class TensorState:
                 f"tensor {self.name!r} was released, and what stands in for it is {_Form.of(data)} where {self.form} "
                 "was expected; release a tensor with a function that returns it as it was"
             )
-        self.version = None
-        return nn.Parameter(data, self.requires_grad) if issubclass(self.cls, nn.Parameter) else data
+        return data
 
     def _contents_back(self, tensor: Tensor, done: set[int]) -> bool:
         if self.alias is None:
-            return _Form.of(tensor) == self.form and self._unwritten(tensor)
+            if _Form.of(tensor) != self.form or _place(tensor) != self.place:
+                tensor.data = self._data()  # a pass let it share the memory of what it made, say
+            return self._unwritten(tensor)
         unwritten = self._unwritten(tensor)
         if not _same_memory(tensor, self.alias):
             tensor.data = self.alias
@@ -193,6 +202,12 @@ def plain_storage(tensor: Tensor) -> torch.UntypedStorage | None:
     """The memory of a plain tensor; sparse, meta and wrapper tensors have none of their own."""
     plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta
     return tensor.untyped_storage() if plain else None
+
+
+def _place(tensor: Tensor) -> tuple[object, ...] | None:
+    """Which memory a plain tensor lies in, and how, without keeping that alive."""
+    storage = plain_storage(tensor)
+    return None if storage is None else (storage._cdata, storage.nbytes(), tensor.storage_offset(), tensor.stride())
 
 
 def _nbytes(tensor: Tensor) -> int | None:
