@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import FxoptError
+from fxopt_core.history import History, options_text
 from fxopt_core.ledger_rows import (
     Listed as Listed,
     ModuleAdded as ModuleAdded,
@@ -133,6 +134,11 @@ class Record:
     operations: tuple[Operation, ...] | None = None
     derived: tuple[Derived, ...] = ()
     rekeyed: bool = False
+
+    @property
+    def options_text(self) -> str:
+        """The options as a call has them."""
+        return options_text(self.options)
 
     def __str__(self) -> str:
         """Return one line: what was done, and how often."""
@@ -273,15 +279,19 @@ def mark_undone(graph_module: GraphModule, records: Iterable[Record]) -> None:
         set_ledger(graph_module, replace(ledger, records=kept))
 
 
-def history(graph_module: GraphModule) -> tuple[Record, ...]:
+def history(graph_module: GraphModule) -> History:
     """Return the records of all that was applied to a graph module, oldest first.
+
+    Returns:
+        A tuple of records. ``print`` shows it as a table, and its ``to_json()`` is for scripts.
 
     Raises:
         PreconditionError: It is no graph module.
+        FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> import torch
     >>> history(torch.fx.symbolic_trace(torch.nn.ReLU()))
     ()
     """
     check_graph_module(graph_module, "history")
-    return ledger_of(graph_module).records
+    return History(ledger_of(graph_module).records)

@@ -1,0 +1,123 @@
+"""The history as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule, symbolic_trace
+
+from fxopt_core import FxoptError, LintAndRecompile, Record, Refusal, Rewrite, compose, history, undo
+from fxopt_core.history import History
+from fxopt_core.ledger import append_record
+
+RECORD = Record(
+    pass_name="merge-linears",
+    transformation="fxopt_linear.merge:MergeLinears",
+    options=(("min_group", 3), ("where", "layer.*"), ("dtype", torch.float16), ("limit", math.inf)),
+    signature="a1b2",
+    rewrites=(Rewrite("q + k", ("q", "k"), ("q_k", "narrow"), ("att.q", "att.k"), ("att.q_k",)),),
+    refusals=(Refusal("v", "hooks", "module `v` has <hooks>", ("v",)),),
+    seconds=0.0123,
+    run=2,
+    index=1,
+)
+PLAIN = Record(
+    "swap", "m:Swap", (), "c3", (Rewrite("mul", ("mul",), ("mul",)), Rewrite("neg", ("neg",))), state="undone"
+)
+
+
+def test_it_is_a_tuple_of_records() -> None:
+    graph_module = symbolic_trace(nn.ReLU())
+    assert (history(graph_module), repr(history(graph_module)), len(history(graph_module))) == ((), "()", 0)
+    append_record(graph_module, RECORD)
+    found = history(graph_module)
+    assert found == (RECORD,)
+    assert found[0] is RECORD
+    assert type(found[:1]) is tuple
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert isinstance(pickle.loads(pickle.dumps(found)), History)
+
+
+def test_the_table() -> None:
+    assert str(History()) == "nothing was applied"
+    assert str(History((PLAIN, RECORD))).splitlines() == [
+        "run  pass           options                                   state    rewritten  refused    ms",
+        "0    swap                                                     undone           2        0   0.0",
+        "     + mul: changed in place",
+        "     + neg: neg -> nothing",
+        "2.1  merge-linears  min_group=3, where='layer.*', dtype=t...  applied          1        1  12.3",
+        "     + q + k: att.q, att.k -> att.q_k",
+        "     - v: hooks: module `v` has <hooks>",
+    ]
+
+
+def test_long_lists_are_cut_in_the_table_alone() -> None:
+    rewrites = tuple(Rewrite(f"site{n}", (f"n{n}",)) for n in range(60))
+    record = Record("a-pass", "m:A", (), "s", rewrites, tuple(Refusal(f"s{n}", "hooks", "has") for n in range(51)))
+    lines = str(History((record,))).splitlines()
+    assert len(lines) == 2 + 51 + 51
+    assert lines[52] == "     ... and 10 more rewritten; to_json() has them all"
+    assert lines[-1] == "     ... and 1 more refused; to_json() has them all"
+    assert len(json.loads(History((record,)).to_json())["passes"][0]["rewritten"]) == 60
+
+
+def test_json_for_scripts() -> None:
+    text = History((RECORD,)).to_json(indent=2)
+    data = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert data == {
+        "history_version": 1,
+        "ledger_version": 1,
+        "passes": [
+            {
+                "pass": "merge-linears",
+                "class": "fxopt_linear.merge:MergeLinears",
+                "options": {"min_group": 3, "where": "layer.*", "dtype": "torch.float16", "limit": "inf"},
+                "signature": "a1b2",
+                "state": "applied",
+                "run": 2,
+                "index": 1,
+                "reversible": False,
+                "changed": False,
+                "seconds": 0.0123,
+                "rewritten": [
+                    {
+                        "site": "q + k",
+                        "nodes_before": ["q", "k"],
+                        "nodes_after": ["q_k", "narrow"],
+                        "modules_before": ["att.q", "att.k"],
+                        "modules_after": ["att.q_k"],
+                    }
+                ],
+                "refused": [{"site": "v", "reason": "hooks", "message": "module `v` has <hooks>", "nodes": ["v"]}],
+            }
+        ],
+    }
+
+
+def test_html_is_escaped() -> None:
+    text = History((RECORD,))._repr_html_()
+    assert text.startswith("<pre>run")
+    assert "&lt;hooks&gt;" in text
+    assert "<hooks>" not in text
+
+
+def test_options_of_a_record_are_readable() -> None:
+    assert RECORD.options_text == "min_group=3, where='layer.*', dtype=torch.float16, limit=inf"
+    assert PLAIN.options_text == ""
+
+
+def test_runs_and_places() -> None:
+    graph_module: GraphModule = compose(LintAndRecompile(), LintAndRecompile())(symbolic_trace(nn.ReLU()))
+    undo(LintAndRecompile()(graph_module))
+    lines = str(history(graph_module)).splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["0.0", "0.1", "1"]
+
+
+def test_of_something_else_is_an_error() -> None:
+    with pytest.raises(FxoptError):
+        history(nn.ReLU())  # type: ignore[arg-type]  # that is the point
