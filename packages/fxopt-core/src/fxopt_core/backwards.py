@@ -292,6 +292,8 @@ class Backwards:
             plain = piece.is_contiguous() or row.piece.transposed
             values = piece.new_empty(piece.shape).copy_(piece) if plain else piece.clone()
         except (RuntimeError, IndexError) as error:
+            if (kind := type(tensor)) not in (Tensor, nn.Parameter):  # quantized, or distributed
+                raise self.refuse(f"`{row.piece.key}` is a {kind.__name__} now, which cannot be cut") from error
             raise self.refuse(f"`{row.piece.key}` has shape {tuple(tensor.shape)} now ({error})") from error
         if tuple(values.shape) != row.shape:
             raise self.refuse(f"`{row.piece.key}` holds {tuple(values.shape)} for `{row.name}`, which had {row.shape}")

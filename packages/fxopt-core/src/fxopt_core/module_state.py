@@ -76,16 +76,16 @@ def _state_problem(module: nn.Module) -> tuple[str, str] | None:
     if strange or module._modules:
         found = ", ".join(f"`{key}`" for key in (*strange, *module._modules))
         return "extra-state", f"holds {found}, which its class does not have"
+    for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+        problem = None if tensor is None else tensor_problem(tensor, parameter=key in module._parameters)
+        if problem is not None:
+            return tensor_reason(problem), f"has a `{key}` that {problem}"
     for key, value in plain_attributes(module):
         if not is_plain_data(tuple(value) if isinstance(value, list) else value):
             return (
                 "extra-state",
                 f"holds an attribute `{key}` of type {type(value).__name__}, which a rewrite would lose",
             )
-    for key, tensor in (*module._parameters.items(), *module._buffers.items()):
-        problem = None if tensor is None else tensor_problem(tensor, parameter=key in module._parameters)
-        if problem is not None:
-            return tensor_reason(problem), f"has a `{key}` that {problem}"
     return None
 
 
