@@ -19,7 +19,7 @@ from fxopt_core import (
     iter_nodes,
 )
 from fxopt_core.instruments import active_instruments
-from fxopt_tools.observing import observing
+from fxopt_tools.observation import observing
 
 X = torch.linspace(-2, 2, 6)
 

@@ -1,0 +1,145 @@
+"""`Verify` gates what `undo` takes back, pass by pass, and rolls all of it back where one step computes otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node, symbolic_trace
+
+from fxopt_core import (
+    Editor,
+    GraphIndex,
+    PreconditionError,
+    ReversibleSitePass,
+    ReversibleTransformation,
+    VerificationError,
+    compose,
+    history,
+    instrumented,
+    iter_nodes,
+    undo,
+)
+from fxopt_core.errors import VetoError
+from fxopt_tools import Verify
+
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    node: Node
+
+    @property
+    def label(self) -> str:
+        return self.node.name
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.node,)
+
+
+class ToClamp(ReversibleSitePass[Call]):
+    """``relu(x)`` -> ``clamp(x, 0)``, undone by the ledger."""
+
+    def match(self, index: GraphIndex) -> Iterator[Call]:
+        for node in index.nodes:
+            if node.target is torch.relu:
+                yield Call(node)
+
+    def rewrite(self, site: Call, edit: Editor) -> None:
+        value: Any = site.node.args[0]
+        edit.replace(site.node, edit.call_function(torch.clamp, value, 0, before=site.node, like=[site.node]))
+
+
+class BadlyUndone(ReversibleTransformation):
+    """``sin(x)`` -> ``torch.sin(x)`` by another name, and back to the cosine."""
+
+    preserves_computation = True
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return self.retarget(graph_module, torch.sin, torch.Tensor.sin)
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        return self.retarget(graph_module, torch.Tensor.sin, torch.cos)
+
+    def retarget(self, graph_module: GraphModule, old: object, new: Any) -> GraphModule:
+        for node in iter_nodes(graph_module.graph):
+            if node.target is old:
+                node.target = new
+        return graph_module
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.linear(x)) + torch.sin(x)
+
+
+def traced() -> GraphModule:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return symbolic_trace(Model())
+
+
+def test_every_pass_that_is_taken_back_is_checked() -> None:
+    graph_module = compose(ToClamp(), compose(ToClamp()))(traced())
+    ToClamp()(graph_module)
+    gate = Verify(X)
+    with instrumented(gate):
+        undo(graph_module)
+    assert [str(check) for check in gate.checks] == ["undoing to-clamp: passed"]
+    assert graph_module.code == traced().code
+
+
+def test_one_that_computes_otherwise_is_an_error_and_nothing_is_taken_back() -> None:
+    graph_module = compose(BadlyUndone(), ToClamp())(traced())
+    code, made, before = graph_module.code, history(graph_module), graph_module(X)
+    gate = Verify(X)
+    changed = pytest.raises(VerificationError, match="pass `badly-undone` changed what the module computes")
+    with changed as caught, instrumented(gate):
+        undo(graph_module)
+    assert (caught.value.pass_name, caught.value.index) == ("badly-undone", 0)
+    assert [check.passed for check in gate.checks] == [True, False] and all(check.reverse for check in gate.checks)
+    assert (graph_module.code, history(graph_module)) == (code, made) and torch.equal(graph_module(X), before)
+
+
+def test_a_veto_rolls_all_of_it_back_too() -> None:
+    graph_module = compose(BadlyUndone(), ToClamp())(traced())
+    code = graph_module.code
+    vetoed = pytest.raises(VetoError, match=r"undoing pass `badly-undone` was vetoed by Verify.*nothing was changed")
+    with vetoed, instrumented(Verify(X, on_failure="veto")):
+        undo(graph_module)
+    assert graph_module.code == code
+
+
+def test_against_the_original_module() -> None:
+    original = traced()
+    graph_module = ToClamp()(traced())
+    gate = Verify(X, original=original)
+    with instrumented(gate):
+        undo(graph_module)
+    assert gate.checks[0].passed
+    ToClamp()(graph_module)
+    with torch.no_grad():
+        graph_module.get_parameter("linear.bias").add_(1)  # trained since: no longer the original
+    with pytest.raises(VerificationError), instrumented(Verify(X, original=original)):
+        undo(graph_module)
+    with instrumented(Verify(X)):
+        undo(graph_module)
+
+
+def test_inputs_that_the_module_rejects_are_named_before_anything_is_taken_back() -> None:
+    graph_module = ToClamp()(traced())
+    code = graph_module.code
+    refused = r"the graph module before pass `to-clamp` .* refuses input 1 \(args\[0\]"
+    with pytest.raises(PreconditionError, match=refused) as caught, instrumented(Verify([X, X[:, :2]])):
+        undo(graph_module)
+    assert isinstance(caught.value.__cause__, RuntimeError) and graph_module.code == code
