@@ -16,7 +16,7 @@ from fxopt_core.errors import CaptureError
 from fxopt_core.ledger import Ledger
 from fxopt_core.marks import META_KEY
 
-from .archive_call import call_to_save, guards_in
+from .archive_call import call_to_save, guards_in, guards_to_state
 from .archive_document import FILE, read_document, write_document
 from .archive_export import export_graph, state_guards
 from .archive_raising import raise_program
@@ -99,9 +99,8 @@ def save(
     positional = (args,) if isinstance(args, torch.Tensor) else None if args is None else tuple(args)
     call, form = call_to_save(graph_module, positional, kwargs, dynamic_shapes)
     program = export_graph(graph_module, call)
-    guards = guards_in(graph_module)
-    if guards is not None and dynamic_shapes is None:
-        state_guards(program, call, guards)
+    if dynamic_shapes is None:
+        state_guards(program, call, guards_to_state(graph_module, call))
     extra = _extra_files(graph_module, program, form) if ledger else {}
     _write(program, os.fspath(path), extra)
 

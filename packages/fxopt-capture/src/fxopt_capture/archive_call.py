@@ -17,6 +17,7 @@ from fxopt_core.graph import iter_nodes
 from .archive_export import ArchiveCall
 from .arguments import CallForm, InputBinding, Parameter, bind_call
 from .captured import GUARDS
+from .conditions import relations
 from .dynamic import automatic_shapes, batch_dimension, requested_shapes
 from .guards import InputGuards
 
@@ -50,6 +51,16 @@ def guards_in(graph_module: GraphModule) -> InputGuards | None:
     """Return the guards of a captured module."""
     guards = graph_module._modules.get(GUARDS)
     return guards if isinstance(guards, InputGuards) else None
+
+
+def guards_to_state(graph_module: GraphModule, call: ArchiveCall) -> InputGuards:
+    """Return what a graph module demands of its inputs, as far as exporting its graph would not find it."""
+    guards, ranges = guards_in(graph_module), getattr(graph_module, "range_constraints", {})
+    if guards is not None:
+        return guards
+    values = [node.meta.get("val") for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
+    return InputGuards([], list(relations(ranges, paths, values)) if len(values) == len(paths) else [])
 
 
 Given = tuple[CallForm, dict[str, object], int]

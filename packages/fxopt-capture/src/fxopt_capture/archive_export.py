@@ -83,8 +83,8 @@ def _failure(error: Exception) -> CaptureError:
 class _Host(nn.Module):
     """Holds what a graph module does, and runs its graph node by node.
 
-    What is traced then keeps the stack trace and the stack of modules of the node that it comes from. Hooks of the graph
-    module are not run: they sort arguments and check them.
+    What is traced then keeps the stack trace and the stack of modules of the node that it comes from. Hooks of the
+    graph module are not run: they sort arguments and check them.
     """
 
     def __init__(self, graph_module: GraphModule, call: ArchiveCall) -> None:

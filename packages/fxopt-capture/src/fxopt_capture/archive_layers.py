@@ -42,8 +42,11 @@ def build_layers(graph: Graph, root: nn.Module) -> None:
         arguments = call_arguments(node.target, node.args, node.kwargs)
         holder = attribute(root, name)
         if holder is None or type(holder) is nn.Module:
-            layer = _layer(cls, {key: _value(root, value) for key, value in arguments.items()}, holder, arguments)
+            values = {key: _value(root, value) for key, value in arguments.items()}
+            layer = _layer(cls, values, holder, arguments)
             if layer is not None:
+                has_statistics = values.get("running_mean") is not None
+                layer.training = bool(values["training"]) if has_statistics else root.training
                 _place(root, name, layer)
 
 
@@ -70,16 +73,20 @@ def _layer(cls: type[nn.Module], arguments: Arguments, holder: nn.Module | None,
     if build is None:
         return None
     layer = build(cls, arguments, _channels(given))
-    parameters = dict(holder._parameters) if holder is not None else {}
-    buffers = dict(holder._buffers) if holder is not None else {}
-    if not parameters.keys() <= layer._parameters.keys() or buffers.keys() != layer._buffers.keys():
-        return None
-    if any((layer._parameters[name] is None) != (parameters.get(name) is None) for name in layer._parameters):
-        return None
-    layer._parameters.update(parameters)
-    layer._buffers.update(buffers)
-    layer.training = bool(arguments.get("training", False)) if buffers else False
+    for held, expected in _tensors(holder, layer):
+        if held.keys() != {key for key, tensor in expected.items() if tensor is not None}:
+            return None
+        expected.update(held)
     return layer
+
+
+def _tensors(holder: nn.Module | None, layer: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the parameters and buffers that a plain module holds, each beside those of a layer."""
+    if holder is None:
+        return [({}, layer._parameters), ({}, layer._buffers)]
+    held: tuple[dict[str, Any], ...] = (holder._parameters, holder._buffers)
+    present = [{key: tensor for key, tensor in one.items() if tensor is not None} for one in held]
+    return [(present[0], layer._parameters), (present[1], layer._buffers)]
 
 
 def _channels(given: Arguments) -> int:
@@ -96,7 +103,7 @@ def _place(root: nn.Module, name: str, layer: nn.Module) -> None:
     for part in path.split(".") if path else ():
         child = owner._modules.get(part)
         if child is None:
-            child = owner._modules[part] = nn.Module()
+            child = owner._modules[part] = nn.Module().train(root.training)
         owner = child
     owner._modules[local] = layer
 

@@ -66,10 +66,8 @@ def _stand_in(source: GraphModule, trains: bool) -> nn.Module:
     for name, child in source._modules.items():
         if isinstance(child, GraphModule):
             del stand_in._modules[name]  # a region of the graph
+    stand_in.train(trains)
     build_layers(source.graph, stand_in)
-    for module in stand_in.modules():
-        if not module._buffers:
-            module.training = trains
     return stand_in
 
 

@@ -30,7 +30,7 @@ def read_guards(
     paths = [path for path, _ in pytree.tree_leaves_with_path(dict(inputs))]
     names = [_display(path) for path in paths]
     specs = [_spec(name, value) for name, value in zip(names, values, strict=True)]
-    conditions = [*_relations(program, names, values), *_observed(program, paths, names)]
+    conditions = [*relations(program.range_constraints, names, values), *_observed(program, paths, names)]
     return InputGuards(specs, distinct(conditions), mode)
 
 
@@ -70,8 +70,14 @@ def dynamic_sizes(values: Sequence[object]) -> Iterator[tuple[int, int, sympy.Ex
                     yield index, dimension, expression
 
 
-def _relations(program: ExportedProgram, names: Sequence[str], values: Sequence[object]) -> Iterator[Condition]:
-    """Yield the conditions that follow from sizes sharing a symbol, and from the ranges of the symbols."""
+def relations(ranges: Mapping[Any, Any], names: Sequence[str], values: Sequence[object]) -> Iterator[Condition]:
+    """Yield the conditions that follow from sizes sharing a symbol, and from the ranges of the symbols.
+
+    Args:
+        ranges: the range of each expression, as a program's ``range_constraints`` have them.
+        names: of the inputs, flat.
+        values: what the placeholders hold in ``meta["val"]``.
+    """
     known: dict[sympy.Symbol, tuple[str, str]] = {}
     sizes = sorted(dynamic_sizes(values), key=lambda size: not size[2].is_symbol)  # plain symbols define
     for index, dimension, expression in sizes:
@@ -83,7 +89,7 @@ def _relations(program: ExportedProgram, names: Sequence[str], values: Sequence[
             )
         elif len(unknown) == 1:
             yield from _definition(expression, unknown[0], code, text, known)
-            bounds = program.range_constraints.get(expression)
+            bounds = ranges.get(expression)
             if bounds is not None:
                 yield from _bounds(bounds, code, text)
 

@@ -1,0 +1,161 @@
+"""Models and a pass for the tests of archives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from fxopt_core import (
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Piece,
+    Refusal,
+    ReversibleSitePass,
+    iter_nodes,
+    read_linear,
+    sharing_refusal,
+    tensors_refusal,
+)
+
+
+class Varied(nn.Module):
+    """Ties, unused parameters, an alias, buffers of both kinds, a plain tensor, frozen parts, layers called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embedding.weight
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.alias = self.frozen
+        self.norm = nn.BatchNorm1d(4)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2)])
+        self.unused = nn.Conv2d(1, 1, 1)
+        self.scale = nn.Parameter(torch.full((4,), 3.0))
+        self.register_buffer("offset", torch.arange(4.0))
+        self.register_buffer("hidden", torch.full((4,), 0.5), persistent=False)
+        self.constant = torch.full((4,), 2.0)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Any:
+        x = self.embedding(ids) * self.scale + self.offset
+        for block in self.blocks:
+            x = self.frozen(block(x)) * self.hidden
+        if mask is not None:
+            x = x * mask[..., None]
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2) + self.constant
+        with torch.no_grad():
+            steps = x * 2
+        return {"logits": self.head(x), "states": (x, steps)}
+
+
+class Layers(nn.Module):
+    """Every layer that a capture raises, also without their optional parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(4, 6, 3, padding="same", dilation=2)
+        self.conv2 = nn.Conv2d(1, 4, 3, stride=(2, 1), padding=1, bias=False)
+        self.conv3 = nn.Conv3d(1, 2, 1, groups=1)
+        self.up = nn.ConvTranspose2d(4, 4, 2, stride=2, groups=2, output_padding=1)
+        self.norm1 = nn.BatchNorm1d(6, affine=False)
+        self.norm2 = nn.BatchNorm2d(4, track_running_stats=False)
+        self.bare = nn.BatchNorm2d(4, affine=False, track_running_stats=False, eps=1e-3)
+        self.layer_norm = nn.LayerNorm((4,), eps=1e-6)
+        self.plain_norm = nn.LayerNorm(4, elementwise_affine=False)
+        self.no_bias_norm = nn.LayerNorm(4, bias=False)
+        self.group_norm = nn.GroupNorm(2, 4)
+        self.plain_group_norm = nn.GroupNorm(2, 4, affine=False)
+        self.embedding = nn.Embedding(5, 4, padding_idx=1)
+        self.linear = nn.Linear(4, 4, bias=False)
+
+    def forward(self, ids: Tensor, image: Tensor) -> Any:
+        text = self.no_bias_norm(self.plain_norm(self.layer_norm(self.linear(self.embedding(ids)))))
+        image = self.bare(self.norm2(self.conv2(image)))
+        image = self.plain_group_norm(self.group_norm(self.up(image)))
+        return self.norm1(self.conv1(text.transpose(1, 2))), image, self.conv3(image[:, :1, None])
+
+
+class Square(nn.Module):
+    """Multiplies what its inputs hold; branches on sizes and takes a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, pair: dict[str, Tensor], rest: list[Tensor], *, negate: bool = False) -> Any:
+        x = self.linear(pair["left"]) @ pair["right"]
+        x = x + rest[0] if rest[0].shape[0] <= 16 else x
+        return (-x if negate else x), rest[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A linear layer that is padded."""
+
+    call: LinearCall
+
+    @property
+    def label(self) -> str:
+        return self.call.label
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.call.node,)
+
+
+class PadOutputs(ReversibleSitePass[Layer]):
+    """``linear(x)`` -> ``narrow(padded_linear(x))``: output features become a multiple of 8."""
+
+    def match(self, index: GraphIndex) -> Iterator[Layer]:
+        for node in index.nodes:
+            call = read_linear(index, node)
+            if isinstance(call, LinearCall) and call.bias is None and call.out_features % 8:
+                yield Layer(call)
+
+    def check(self, site: Layer, index: GraphIndex) -> Refusal | None:
+        return tensors_refusal(site.call, index) or sharing_refusal(site.call, site.nodes, index)
+
+    def rewrite(self, site: Layer, edit: Editor) -> None:
+        call, rows = site.call, site.call.out_features
+        total = -(-rows // 8) * 8
+        weight = call.weight.tensor.detach()
+        module = nn.Linear(call.in_features, total, bias=False, device="meta").train(call.training)
+        padded = torch.cat([weight, weight.new_zeros(total - rows, call.in_features)])
+        module.weight = nn.Parameter(padded, requires_grad=call.weight.tensor.requires_grad)
+        name = edit.add_module(call.label, "padded", module)
+        product = edit.call_module(name, call.input, before=call.node, like=[call.node], last_dim=total)
+        result = edit.call_function(torch.narrow, product, -1, 0, rows, before=call.node, like=[call.node])
+        edit.replace(call.node, result)
+        edit.drop(call, {call.weight.key: Piece(f"{name}.weight", ((0, 0, rows),))}, twin=name)
+
+
+class Perceptron(nn.Module):
+    """Layers that `PadOutputs` takes, and one that it leaves alone."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, 6, bias=False)
+        self.block = nn.Sequential(nn.Linear(6, 6, bias=False), nn.ReLU(), nn.Linear(6, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.block(self.first(x) / 3)
+        return out
+
+
+def layout(graph_module: GraphModule) -> list[tuple[object, ...]]:
+    """Return all that a graph consists of, node by node, by names."""
+    return [
+        (node.op, node.name, str(node.target), str(node.args), str(node.kwargs), [user.name for user in node.users])
+        for node in iter_nodes(graph_module.graph)
+    ]
+
+
+def modules(graph_module: nn.Module) -> dict[str, str]:
+    """Return what every module is, by name."""
+    return {name: repr(module) for name, module in graph_module.named_modules() if name and not module._modules}
