@@ -32,10 +32,12 @@ from reason_changes import (
     without_reading,
 )
 from reason_models import (
+    Apart,
     Biased,
     ByZero,
     CalledTwice,
     Convolution,
+    Decomposed,
     Dense,
     DenseOnRows,
     Floored,
@@ -72,6 +74,8 @@ from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBat
 FORMS = ("modules", "functions", "export")
 MERGE, BIAS, DIVIDE = MergeLinears(), FuseBiasInLinear(), ChangeTrueDivToMulByInverse()
 FOLD, FOLD_DENSE, FOLD_TRANSPOSED = FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), FuseBatchNormInConvTranspose()
+
+DECOMPOSED = "aten._native_batch_norm_legit_no_training.default"
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,14 @@ _OF_TENSORS = [
 ]
 _OF_VALUES = [
     *_in_all_forms("several-users", FOLD, ReadsBetween, ("conv",), mend=without_reading),
+    *_in_all_forms("not-adjacent", FOLD, Apart, ("norm", "conv"), mend=set_to("apart", False)),
+    *_in_all_forms(
+        "decomposed",
+        FOLD,
+        Decomposed,
+        (DECOMPOSED,),
+        mend=set_to("decomposed", False),
+    ),
     *_in_all_forms("wrong-axis", FOLD_DENSE, DenseOnRows, ("dense", "norm")),
     Case("shape-unknown", FOLD_DENSE, Dense, ("dense", "norm"), form="unshaped", mend=nothing, mended_form="modules"),
     Case("shape-unknown", FOLD_DENSE, Dense, ("dense", "norm"), form="unshaped", mend=nothing, mended_form="export"),

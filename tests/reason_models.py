@@ -159,6 +159,34 @@ class Convolution(nn.Module):
         return (self.norm(y), y + 1) if self.reads_between else self.norm(y)
 
 
+class Apart(Convolution):
+    """Dropout stands between, as long as it is told to."""
+
+    apart = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout()
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.conv(x)
+        return self.norm(self.drop(y) if self.apart else y)
+
+
+class Decomposed(Convolution):
+    """Batch norm as `run_decompositions` leaves it, as long as it is told to."""
+
+    decomposed = True
+
+    def forward(self, x: Tensor) -> Any:
+        norm = self.norm
+        if not self.decomposed:
+            return norm(self.conv(x))
+        normalise = torch.ops.aten._native_batch_norm_legit_no_training.default
+        tensors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        return normalise(self.conv(x), *tensors, 0.1, norm.eps)[0]
+
+
 class ReadsBetween(Convolution):
     """What the convolution computes is used elsewhere, too."""
 

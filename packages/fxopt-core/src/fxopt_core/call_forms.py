@@ -62,6 +62,20 @@ BATCH_NORM_TARGETS: dict[Any, tuple[str, ...]] = {
     torch.batch_norm: BATCH_NORM,
     aten.batch_norm.default: BATCH_NORM,
 }
+DECOMPOSED_BATCH_NORMS: frozenset[Any] = frozenset(
+    {
+        aten._native_batch_norm_legit_no_training.default,
+        aten._native_batch_norm_legit.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional.default,
+        aten._batch_norm_no_update.default,
+        aten._batch_norm_with_update.default,
+        aten._batch_norm_with_update_functional.default,
+        aten.native_batch_norm.default,
+        aten.cudnn_batch_norm.default,
+        aten.miopen_batch_norm.default,
+    }
+)
 PRODUCTS: dict[Any, Any] = {
     operator.truediv: operator.mul,
     operator.itruediv: operator.imul,

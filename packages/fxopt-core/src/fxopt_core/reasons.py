@@ -23,6 +23,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "lazy": "The module is lazy and has no weights yet. Run the model once before capturing it.",
         "opaque-call": "The layers are inside of a module or operator that the graph calls as a whole. Capture the "
         "model by torch.export, so that the graph shows them.",
+        "decomposed": "The operation was decomposed into others. Transform the graph before `run_decompositions()`.",
         "computed-weight": "The weight, or another tensor of the layer, is computed in the graph or is an input. "
         "Nothing to do: it is not known before the graph runs.",
         "not-a-parameter": "The tensor is no plain, dense torch.nn.Parameter (a buffer, a tensor subclass, quantized). "
@@ -39,14 +40,16 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "wrong-axis": "The normalisation works on another axis than the one that the layer produces or consumes. "
         "Nothing to do: one layer cannot compute both.",
         "size-mismatch": "Numbers of features do not fit each other, so that the model would not run. Mend the model.",
+        "not-adjacent": "Something stands between the two that only moves or drops values (a view, dropout, identity). "
+        "Call one right after the other, where the model can.",
         "several-users": "The intermediate value is used elsewhere too, and would change there. Drop the other use, if "
         "it is not needed.",
         "overlapping": "Another site of the same pass took some of its nodes. Run the pass again.",
         "mutated": "A value or parameter is written in place between the places that read it, or a global mode "
         "(autocast, no_grad) changes there. Write out of place, if all are to read the same.",
         "dtype-mismatch": "The tensors differ in dtype or device. Convert the model as a whole: `model.to(...)`.",
-        "unsafe-constant": "The constant's inverse is not finite or not normal in the dtype of the computation. Compute "
-        "in a wider dtype, if there is one that holds it.",
+        "unsafe-constant": "The constant's inverse is not finite or not normal in the dtype of the computation. "
+        "Compute in a wider dtype, if there is one that holds it.",
         "out-of-range": "The new weights would not be finite in their dtype. Use a wider one, or mend the statistics.",
         "shape-arithmetic": "The dividend is a Python number that is computed from shapes; a product would round. "
         "Nothing to do: no tensor is divided.",

@@ -14,6 +14,7 @@ from fxopt_core.call_forms import (
     BATCH_NORM_TARGETS,
     CONV_TARGETS,
     CONV_TRANSPOSE,
+    DECOMPOSED_BATCH_NORMS,
     METHOD_PRODUCTS,
     NORMS,
     PRODUCTS,
@@ -88,6 +89,9 @@ def read_batch_norm(index: GraphIndex, node: Node) -> BatchNormCall | Obstacle |
     """Read a batch norm: ``nn.BatchNorm1d`` to ``3d``, or ``batch_norm`` of ``F``, ``torch`` or ``aten``."""
     if node.op == "call_module":
         return read_module(index, node, tuple(NORMS), _batch_norm_view)
+    if node.op == "call_function" and node.target in DECOMPOSED_BATCH_NORMS:
+        found = f"node `{node.name}` is a batch norm that was decomposed, into `{node.target}`"
+        return Obstacle(node.name, "decomposed", found)
     arguments = arguments_of(node, BATCH_NORM_TARGETS)
     if arguments is None:
         return None

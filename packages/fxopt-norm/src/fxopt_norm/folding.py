@@ -29,6 +29,7 @@ from fxopt_core import (
     tensor_facts,
     tensors_refusal,
 )
+from fxopt_norm.between import behind, not_adjacent
 from fxopt_norm.formulas import fold_after, fold_before, scale_and_shift
 
 Layer = ConvolutionCall | LinearCall
@@ -95,6 +96,10 @@ class FoldBatchNorm(SitePass[FoldSite]):
             layer = self.read_layer(index, value)
             if layer is not None:
                 yield _site(layer, norm, False, node)
+            elif (farther := behind(value, index)) is not value:
+                layer = self.read_layer(index, farther)
+                if layer is not None:
+                    yield not_adjacent(layer, norm, (farther, value, node), index)
             if self.norm_may_come_first:
                 for user in node.users:
                     layer = self.read_layer(index, user)

@@ -1,0 +1,121 @@
+"""Batch norms that are nearly behind a layer are refused and not passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from norm_forms import graph_of, refused
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_core import history
+from fxopt_norm import FuseBatchNorm1dInConv1d, FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
+
+FORMS = ("modules", "functions", "export")
+BETWEEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "dropout": lambda m, x: m.drop(x),
+    "identity": lambda m, x: m.same(x),
+    "function": lambda m, x: F.dropout(x, 0.5, m.training),
+    "copy": lambda m, x: x.clone(),
+    "cast": lambda m, x: x.to(torch.float32, copy=True),
+    "several": lambda m, x: m.same(m.drop(x.clone())).reshape(x.shape),
+}
+
+
+class Model(nn.Module):
+    """A convolution, something, and batch norm."""
+
+    def __init__(self, between: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.drop, self.same = nn.Dropout(), nn.Identity()
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.between(self, self.conv(x)))
+        return y
+
+
+class OnRows(nn.Module):
+    """Batch norm over the features of all rows, as LeViT has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        z: Tensor = self.norm(y.flatten(0, 1))
+        return z.reshape_as(y)
+
+
+def fold(model: nn.Module, form: str, x: Tensor) -> GraphModule:
+    """Fold what can be; nothing can."""
+    graph_module = graph_of(model.eval(), form, x)
+    code = graph_module.code
+    FuseBatchNorm2dInConv2d()(graph_module, expect=0)
+    assert graph_module.code == code
+    return graph_module
+
+
+VANISHES = {("identity", "functions"), ("identity", "export")}  # nothing of it stands in the graph
+
+
+@pytest.mark.parametrize(("between", "form"), sorted({(b, f) for b in BETWEEN for f in FORMS} - VANISHES))
+def test_what_stands_between_is_named(between: str, form: str) -> None:
+    graph_module = fold(Model(BETWEEN[between]), form, torch.randn(2, 3, 5, 5))
+    (refusal,) = history(graph_module)[-1].refusals
+    assert refusal.reason == "not-adjacent"
+    assert len(refusal.nodes) == 3
+    assert f"`{refusal.nodes[1]}` stands between layer `" in refusal.message
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_linear_layers_on_rows(form: str) -> None:
+    graph_module = graph_of(OnRows().eval(), form, torch.randn(2, 3, 4))
+    FuseBatchNorm1dInLinear()(graph_module, expect=0)
+    assert [reason for _, reason in refused(graph_module)] == ["not-adjacent"]
+
+
+def test_another_pass_has_nothing_to_say() -> None:
+    graph_module = graph_of(Model(BETWEEN["dropout"]).eval(), "modules", torch.randn(2, 3, 5, 5))
+    for other in (FuseBatchNorm1dInLinear(), FuseBatchNorm1dInConv1d()):
+        other(graph_module, strict=True, expect=0)
+
+
+@pytest.mark.parametrize("between", [lambda m, x: x.relu(), lambda m, x: x + 1, lambda m, x: x * x.clone()])
+def test_what_computes_is_no_near_miss(between: Callable[[Any, Tensor], Tensor]) -> None:
+    assert not refused(fold(Model(between), "modules", torch.randn(2, 3, 5, 5)))
+
+
+def test_long_chains_end() -> None:
+    graph_module = fold(Model(lambda m, x: m.same(x)), "modules", torch.randn(2, 3, 5, 5))
+    assert len(refused(graph_module)) == 1
+
+    def far(m: Any, x: Tensor) -> Tensor:
+        for _ in range(20):
+            x = m.same(x)
+        return x
+
+    assert not refused(fold(Model(far), "modules", torch.randn(2, 3, 5, 5)))
+
+
+class Decomposed(Model):
+    """Batch norm as `run_decompositions` leaves it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm, y = self.norm, self.conv(x)
+        normalise = torch.ops.aten._native_batch_norm_legit_no_training.default
+        z: Tensor = normalise(y, norm.weight, norm.bias, norm.running_mean, norm.running_var, 0.1, 1e-5)[0]
+        return z
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_decomposed_batch_norm_is_named(form: str) -> None:
+    (refusal,) = history(fold(Decomposed(BETWEEN["copy"]), form, torch.randn(2, 3, 5, 5)))[-1].refusals
+    assert refusal.reason == "decomposed"
+    assert "into `aten._native_batch_norm_legit_no_training.default`" in refusal.message
