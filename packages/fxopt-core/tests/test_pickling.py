@@ -248,7 +248,8 @@ def test_kept_and_dropped_meta() -> None:
     second.meta.update(nn_module_stack={"a": ("a", Local)}, val=torch.ones(1))
     loaded = [node.meta for node in iter_nodes(through_pickle(original).graph)]
     kept = {"fxopt": ("mark", 0), "stack_trace": "here", "nn_module_stack": {"a": ("a", nn.Linear)}, "custom": {"k": 1}}
-    assert loaded[:2] == [kept, {"fxopt": ("mark", 1)}]
+    named = {"fxopt": ("mark", 1), "nn_module_stack": {"a": ("a", f"{__name__}.{Local.__qualname__}")}}
+    assert loaded[:2] == [kept, named]
 
 
 def test_sources_of_exported_nodes_are_kept() -> None:

@@ -6,6 +6,7 @@ fxopt's entry and what else pickles among a few keys. Fake tensors and shapes (`
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -18,7 +19,7 @@ from torch.fx.node import map_aggregate
 from fxopt_core.errors import FxoptError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.graph_building import add_node, set_order
-from fxopt_core.references import NodeRef, Prober, Rebuilt, describe, operator_reference, spec_reference
+from fxopt_core.references import NodeRef, Prober, Rebuilt, describe, load_class, operator_reference, spec_reference
 
 META_KEY = "fxopt"
 _KEPT_META = ("stack_trace", "nn_module_stack", "from_node", "source_fn_stack", "custom")
@@ -107,6 +108,7 @@ class _Writer:
         self._references = [NodeRef(position) for position in range(len(self._nodes))]
         self._stand_ins: dict[int, Rebuilt | None] = {}
         self._inputs: list[dict[int, None]] = []
+        self._classes: dict[type, Rebuilt] = {}
 
     def row(self, node: Node) -> _Row:
         """Write one node."""
@@ -172,8 +174,19 @@ class _Writer:
 
     def _meta(self, node: Node) -> dict[str, Any]:
         kept = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+        stack: Any = kept.get("nn_module_stack")
+        if type(stack) in (dict, OrderedDict):
+            kept["nn_module_stack"] = type(stack)((key, self._by_name(entry)) for key, entry in stack.items())
         kept = {key: value for key, value in kept.items() if self._prober.obstacle(value) is None}
         return {META_KEY: node.meta[META_KEY], **kept} if META_KEY in node.meta else kept
+
+    def _by_name(self, entry: Any) -> Any:
+        """Let an entry of a module stack name its class, so that reading the pickle needs no class of the model."""
+        if not (type(entry) is tuple and len(entry) == 2 and isinstance(entry[1], type)):
+            return entry
+        if entry[1] not in self._classes:
+            self._classes[entry[1]] = Rebuilt(load_class, entry[1].__module__, entry[1].__qualname__)
+        return entry[0], self._classes[entry[1]]
 
 
 def _codegen_reference(codegen: CodeGen, prober: Prober) -> Rebuilt:

@@ -6,6 +6,7 @@ arrives and nothing needs decoding.
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
@@ -119,6 +120,21 @@ def operator_reference(value: object) -> Rebuilt | None:
 def load_constant(name: str) -> object:
     """Return a layout or a memory format of torch; most protocols cannot pickle those."""
     return getattr(torch, name)
+
+
+def load_class(module: str, name: str) -> object:
+    """Return a class, or, where it cannot be had here, its full name, as torch's export graphs have it.
+
+    >>> load_class("torch", "Tensor"), load_class("nowhere", "Attention")
+    (<class 'torch.Tensor'>, 'nowhere.Attention')
+    """
+    try:
+        found: object = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception:  # whatever importing somebody's module raises
+        return f"{module}.{name}"
+    return found
 
 
 def operator_path(operator: object) -> list[str]:

@@ -17,7 +17,7 @@ from fxopt_core.execution import apply_pass, as_undone, in_transaction
 from fxopt_core.graph import iter_nodes
 from fxopt_core.instruments import PassRun, active_instruments, current_run, inside
 from fxopt_core.ledger import Record, applied_records, ledger_of, mark_undone, set_ledger
-from fxopt_core.marks import forget_ids
+from fxopt_core.marks import META_KEY, forget_ids, has_mark, tag_of
 from fxopt_core.observing import lint_and_recompile as check_and_compile, observed
 from fxopt_core.options import construct
 from fxopt_core.recorded_pass import RecordedPass
@@ -52,6 +52,7 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
     records = [r for r in ledger_of(graph_module).records if r.state == "applied" and r.changed]
     last = [record for record in records if record.run == records[-1].run]
     if not last:
+        _check_not_lost(graph_module)
         return graph_module
     for record in last:
         if not record.reversible:
@@ -127,6 +128,7 @@ def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
     """Undo all applied records of the pass with this signature, last first; nothing is changed where there is none."""
     records = applied_records(graph_module, signature)
     if not any(record.operations for record in records):
+        _check_not_lost(graph_module, signature)
         return graph_module
     guard = Snapshot.take(graph_module) if current_snapshot(graph_module) is None else None
     try:
@@ -139,6 +141,23 @@ def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
     mark_undone(graph_module, records)
     _forget_unused_ids(graph_module)
     return graph_module
+
+
+def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> None:
+    """Check that a graph module without a ledger has no nodes that a record refers to: it was left behind then.
+
+    Raises:
+        UndoError: It has; with a signature, nodes that the pass marked.
+    """
+    if META_KEY in graph_module.meta:
+        return
+    for node in iter_nodes(graph_module.graph):
+        if tag_of(node).id is not None and (signature is None or has_mark(node, signature)):
+            raise UndoError(
+                f"cannot undo: node `{node.name}` was rewritten, and this graph module has no ledger that says how. A "
+                "graph module that is made of another one's graph starts without; take it along by "
+                "`new.meta.update(old.meta)`. Nothing was changed"
+            )
 
 
 def _forget_unused_ids(graph_module: GraphModule) -> None:
