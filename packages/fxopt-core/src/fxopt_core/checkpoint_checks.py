@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fxopt_core.errors import CheckpointError
 from fxopt_core.key_map import KeyMap, OriginalTensor
+from fxopt_core.key_tree import is_baked
 from fxopt_core.self_loading import SelfLoading, is_unusual
 
 
@@ -56,7 +57,7 @@ class Checked:
             if row.in_state_dict and not (row.kept and own.owns(key)):
                 self._check_row(row)
         for key in self._state_dict:
-            if key in known and known[key].in_state_dict:
+            if key in known and (known[key].in_state_dict or is_baked(key)):
                 continue
             if (key in known and not known[key].kept) or not own.owns(key):
                 self.unexpected.append(key)

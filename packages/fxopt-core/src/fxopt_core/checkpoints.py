@@ -17,6 +17,7 @@ from fxopt_core.errors import CheckpointError, NotReversibleError
 from fxopt_core.key_arithmetic import Computed, NewTensors, OriginalTensors, present_devices, present_dtypes
 from fxopt_core.key_map import Derivation, KeyMap, OriginalTensor
 from fxopt_core.key_tracing import key_map
+from fxopt_core.key_tree import is_baked
 from fxopt_core.self_loading import SelfLoading
 
 
@@ -254,7 +255,7 @@ def _in_order(rows: list[OriginalTensor], saved: Mapping[str, Any], made: set[st
     for key in saved:
         if key in originals:
             previous = key
-        elif key not in made:
+        elif key not in made and not is_baked(key):
             behind.setdefault(previous, []).append(key)
     result: OrderedDict[str, Any] = OrderedDict((key, saved[key]) for key in behind.get("", ()))
     for row in rows:

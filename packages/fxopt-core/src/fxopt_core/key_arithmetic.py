@@ -93,8 +93,15 @@ class NewTensors:
         inputs = {name: None if label is None else self._input(label) for name, label in step.inputs}
         if any(inputs[name] is None for name, label in step.inputs if label is not None):
             return
-        with torch.no_grad():
-            results = function_of(step.function, step)(**inputs, **dict(step.settings))
+        function = function_of(step.function, step)
+        try:
+            with torch.no_grad():
+                results = function(**inputs, **dict(step.settings))
+        except Exception as error:  # whatever a pass's own function raises
+            raise CheckpointError(
+                f"`{step.function}`, by which pass `{step.pass_name}` computes tensors, failed on those of the "
+                f"checkpoint ({type(error).__name__}: {error})"
+            ) from error
         results = (results,) if isinstance(results, Tensor) else tuple(results)
         check_results(step, results)
         for target, values in zip(step.outputs, results, strict=True):
@@ -110,7 +117,7 @@ class NewTensors:
         """Return what a function reads; None where something that goes into it is not given."""
         if label in self._map.assemblies:
             computed = self._assemble(self._map.assemblies[label], prepared=True)
-            return computed.build() if computed.complete else None
+            return computed.build() if computed.complete and computed.parts else None
         return self._leaf(label, prepared=True)
 
     def _leaf(self, label: str, *, prepared: bool) -> Tensor | None:
@@ -211,11 +218,15 @@ class OriginalTensors:
             )
             return
         shapes = {name: self._shape(label) for name, label in step.inputs}
+        function = function_of(step.restore, step)
         try:
             with torch.no_grad():
-                values = function_of(step.restore, step)(*found, **dict(step.settings), shapes=shapes)
+                values = function(*found, **dict(step.settings), shapes=shapes)
         except NotReversibleError as error:
             self._problem(step, f"{names} (pass `{step.pass_name}`): {error}")
+            return
+        except Exception as error:  # whatever a pass's own function raises
+            self._problem(step, f"{names}: `{step.restore}` failed ({type(error).__name__}: {error})")
             return
         for name, label in step.inputs:
             if label is None:

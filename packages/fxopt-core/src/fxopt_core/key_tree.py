@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -177,11 +178,16 @@ def _entries(shell: _Shell, prefix: str) -> Iterator[Entry]:
     for key, tensor in shell.parameters.items():
         yield Entry(prefix + key, "parameter", tensor, True)
     for key, tensor in shell.buffers.items():
-        yield Entry(prefix + key, "buffer", tensor, key not in shell.transient)
+        yield Entry(prefix + key, "buffer", tensor, not (key in shell.transient or is_baked(prefix + key)))
     if shell.has_extra_state:
         yield Entry(f"{prefix}{nn.modules.module._EXTRA_STATE_KEY_SUFFIX}", "extra-state", None, True)
     for key, child in shell.children.items():
         yield from _entries(child, f"{prefix}{key}.")
+
+
+def is_baked(key: str) -> bool:
+    """Return whether a name is that of a constant which torch.fx found while tracing: no model has it."""
+    return re.fullmatch(r"_tensor_constant\d+", key) is not None
 
 
 def _shapes(shapes: Mapping[str, tuple[int, ...] | None]) -> str:

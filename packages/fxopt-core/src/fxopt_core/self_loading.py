@@ -26,7 +26,7 @@ def loads_itself(module: nn.Module) -> bool:
 
 def is_unusual(tensor: Tensor) -> bool:
     """Return whether copying into a tensor may not be simple: it is lazy, of a subclass, sparse or quantized."""
-    plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer) or isinstance(tensor, nn.Buffer)
+    plain = type(tensor) in (Tensor, nn.Parameter)
     return is_lazy(tensor) or not plain or tensor.layout != torch.strided or tensor.is_quantized
 
 

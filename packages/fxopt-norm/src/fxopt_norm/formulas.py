@@ -143,10 +143,10 @@ def restore_before(
 
 
 def _identity(like: Tensor, eps: float, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Tensor]:
-    """Return a batch norm that does nothing, with as many channels as a tensor has elements."""
-    zeros = torch.zeros_like(like)
-    found = {"mean": zeros, "var": torch.full_like(like, 1.0 - eps)}
-    found |= {} if shapes["norm_weight"] is None else {"norm_weight": torch.ones_like(like)}
+    """Return a batch norm that does nothing, with as many channels as a tensor has elements, in the widest dtype."""
+    zeros = torch.zeros_like(_precise(like))
+    found = {"mean": zeros, "var": zeros + (1.0 - eps)}
+    found |= {} if shapes["norm_weight"] is None else {"norm_weight": zeros + 1.0}
     return found | ({} if shapes["norm_bias"] is None else {"norm_bias": zeros})
 
 
@@ -166,9 +166,9 @@ def _solution(weight: Tensor, bias: Tensor) -> Tensor:
     bound = torch.finfo(weight.dtype).eps * (wide.abs() @ shift.abs() + wanted.abs())
     if not bool(((wide @ shift.to(weight.dtype).to(wide.dtype) - wanted).abs() <= 2 * bound).all()):
         raise NotReversibleError(
-            "the linear layer behind the batch norm has no bias, and no shift of its input gives the folded bias, which "
-            "was trained or loaded since. Save graph_module.state_dict(), or give the original layer a bias of zeros "
-            "before folding"
+            "the linear layer behind the batch norm has no bias, and no shift of its input gives the folded bias, "
+            "which was trained or loaded since. Save graph_module.state_dict(), or give the original layer a bias of "
+            "zeros before folding"
         )
     return shift.to(weight.device)
 
