@@ -28,6 +28,7 @@ class Layer(nn.Module):
         self.stack = nn.Parameter(torch.randn(2, 3, 5))
         self.wide = nn.Parameter(torch.randn(2, 5))
         self.register_buffer("fixed", torch.randn(3, 5))
+        self.expanded = nn.Parameter(torch.randn(1, 3).expand(5, 3))
         self.call = call
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,6 +115,11 @@ ODD: dict[str, tuple[Call, str, str]] = {
     "linear of a vector": (lambda m, x: F.linear(x, m.vector), "unsupported-call", "`vector` has shape (3,)"),
     "linear with one bias": (lambda m, x: F.linear(x, m.usual, m.one), "unsupported-call", "expected (5,)"),
     "expanded weight": (lambda m, x: F.linear(x, m.vector.expand(5, 3)), "computed-weight", "`expand` computes"),
+    "expanded parameter": (
+        lambda m, x: F.linear(x, m.expanded),
+        "tied-parameter",
+        "is expanded, so that its elements share memory",
+    ),
     "transposed weight": (lambda m, x: F.linear(x, m.weight.t()), "computed-weight", "`t` computes"),
 }
 

@@ -358,6 +358,18 @@ def walk(item: object) -> Iterator[object]:
 
 
 class TestCurrentValues:
+    def test_strides_of_what_was_not_contiguous_come_back(self) -> None:
+        graph_module = traced_modules()
+        layer: Any = graph_module.get_submodule("attention.q")
+        layer.weight = nn.Parameter(torch.randn(4, 8).t()[::2])
+        before = {name: (value.clone(), value.stride()) for name, value in graph_module.state_dict().items()}
+        assert before["attention.q.weight"][1] == (2, 8)
+        PadLinear()(graph_module)
+        undo(graph_module)
+        for name, value in graph_module.state_dict().items():
+            assert torch.equal(value, before[name][0])
+            assert value.stride() == before[name][1], name
+
     def test_after_training(self) -> None:
         x = torch.randn(8, 4)
         graph_module: Any = PadLinear(suffix="q")(traced_modules().train())

@@ -154,6 +154,20 @@ def test_equal_views_of_one_value_are_one_input(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_a_weight_that_is_a_transposed_view_comes_back_as_one(form: str) -> None:
+    model = Pair(lambda m, x: (m.usual(x).relu(), m.other(x).tanh(), (x @ m.square).exp()))
+    model.usual.weight = nn.Parameter(torch.randn(4, 5).t())
+    model.square = nn.Parameter(torch.randn(4, 4).t())
+    model.other = nn.Linear(4, 3)
+    graph_module = graph_of(model, form, torch.randn(3, 4))
+    before = {key: value.stride() for key, value in graph_module.state_dict().items()}
+    MergeLinears()(graph_module, expect=1)
+    MergeLinears()(graph_module, reverse=True)
+    assert {key: value.stride() for key, value in graph_module.state_dict().items()} == before
+    check(MergeLinears(), model, form, torch.randn(3, 4), sites=1)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_original_parameters_may_share_the_storage(form: str) -> None:
     model = Pair()
     values = {name: value.clone() for name, value in model.state_dict().items()}

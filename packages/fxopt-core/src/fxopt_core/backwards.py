@@ -288,9 +288,7 @@ class Backwards:
             raise self.refuse(f"`{row.piece.key}`, which holds the values of `{row.name}`, is gone")
         try:
             piece = row.piece.take(tensor.detach())
-            # A copy of a single column would keep the distance between rows as its stride.
-            plain = piece.is_contiguous() or row.piece.transposed
-            values = piece.new_empty(piece.shape).copy_(piece) if plain else piece.clone()
+            values = _copied(piece, row.strides)
         except (RuntimeError, IndexError) as error:
             if (kind := type(tensor)) not in (Tensor, nn.Parameter):  # quantized, or distributed
                 raise self.refuse(f"`{row.piece.key}` is a {kind.__name__} now, which cannot be cut") from error
@@ -348,6 +346,14 @@ class Backwards:
                 f"`{operation.piece.key}` holds stand-in values, which the original does not have, and they are no "
                 f"longer {operation.value}: they were trained or loaded"
             )
+
+
+def _copied(piece: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+    """Return a copy with these strides; else contiguous, or in the memory format that it was brought into since."""
+    if strides is None and piece.dim() > 2 and not piece.is_contiguous():
+        return piece.clone()
+    empty = piece.new_empty(piece.shape) if strides is None else piece.new_empty_strided(piece.shape, strides)
+    return empty.copy_(piece)
 
 
 def _joined(

@@ -376,7 +376,8 @@ class Editor:
         if piece is not None:
             self._release(tensor, piece)
         attributes = tuple((key, value) for key, value in vars(tensor).items() if is_plain_data(value))
-        return TensorRow(name, piece, tuple(tensor.shape), is_parameter, persistent, None, attributes, tensor.dtype)
+        row = TensorRow(name, piece, tuple(tensor.shape), is_parameter, persistent, None, attributes, tensor.dtype)
+        return row.laid_out_as(tensor)
 
     def _release(self, tensor: Tensor, piece: Piece) -> None:
         """Release a tensor: a rollback can cut it out of the new one again."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -74,7 +74,8 @@ class Piece:
 class TensorRow:
     """A tensor that was taken out: its key, where its values are now, the key before it, and its plain attributes.
 
-    Its dtype tells an absent tensor, which has none, from a number whose value is gone.
+    Its dtype tells an absent tensor, which has none, from a number whose value is gone. Strides are those of a tensor
+    that was not contiguous.
     """
 
     name: str
@@ -85,6 +86,12 @@ class TensorRow:
     previous: str | None = None
     attributes: tuple[tuple[str, object], ...] = ()
     dtype: torch.dtype | None = None
+    strides: tuple[int, ...] | None = None
+
+    def laid_out_as(self, tensor: Tensor) -> TensorRow:
+        """Return this row with the strides of a tensor, where its memory is not in the usual order."""
+        usual = tensor.layout != torch.strided or tensor.is_contiguous()
+        return self if usual else replace(self, strides=tuple(tensor.stride()))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ def tensor_problem(tensor: Tensor, *, parameter: bool) -> str | None:
         return f"is a tensor subclass, {type(tensor).__name__}"
     if tensor.layout != torch.strided or tensor.is_quantized:
         return "is sparse or quantized"
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return "is expanded, so that its elements share memory"
     if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
         return "has hooks on its gradient"
     return None
@@ -24,6 +26,8 @@ def tensor_problem(tensor: Tensor, *, parameter: bool) -> str | None:
 
 def tensor_reason(problem: str) -> str:
     """Return the reason code of what `tensor_problem` says."""
+    if "expanded" in problem:
+        return "tied-parameter"
     return "hooks" if "hooks" in problem else "not-a-parameter"
 
 
