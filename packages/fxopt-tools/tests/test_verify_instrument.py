@@ -313,6 +313,51 @@ def test_a_pass_that_calls_another_one_is_gated_with_it() -> None:
     assert all(check.passed for check in gate.checks)
 
 
+class Part(nn.Module):
+    """A part that takes other inputs than the whole."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+class OnParts(Transformation):
+    """A pass that calls another one on a graph module inside of the whole."""
+
+    preserves_computation = True
+
+    def __init__(self, part: Any, by: Any) -> None:
+        self.part, self.by = part, by
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        Replace(self.by)(self.part)
+        return graph_module
+
+
+def test_a_pass_on_another_graph_module_inside_of_a_pass_is_not_checked_where_the_inputs_do_not_fit() -> None:
+    for original in (None, traced()):
+        gate = Verify(X, original=original)
+        part = symbolic_trace(Part())
+        with instrumented(gate):
+            compose(OnParts(part, torch.sub), LintAndRecompile())(traced())
+        assert [(check.pass_name, check.passed) for check in gate.checks] == [
+            ("replace", None), ("on-parts", True), ("lint-and-recompile", True)
+        ]  # fmt: skip
+        assert "another graph module inside of pass `on-parts`" in str(gate.checks[0])
+
+
+def test_one_that_takes_the_inputs_is_compared_with_itself() -> None:
+    class Takes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1
+
+    gate = Verify(X, original=traced())
+    with instrumented(gate):
+        compose(OnParts(symbolic_trace(Takes()), torch.add), LintAndRecompile())(traced())
+    assert [check.passed for check in gate.checks] == [True, True, True]
+    with instrumented(Verify(X, original=traced())), pytest.raises(VerificationError):
+        OnParts(symbolic_trace(Takes()), torch.sub)(traced())
+
+
 def test_train_mode_leaves_no_trace() -> None:
     graph_module = traced().train()
     state = {name: value.clone() for name, value in graph_module.state_dict().items()}

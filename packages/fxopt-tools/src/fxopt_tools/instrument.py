@@ -18,6 +18,8 @@ from fxopt_tools.report import VerificationReport
 from fxopt_tools.running import run_once
 from fxopt_tools.verification import check_tolerances
 
+_UNCLAIMED = "it does not claim to preserve the computation (preserves_computation)"
+
 
 @dataclass(frozen=True)
 class Check:
@@ -56,7 +58,8 @@ class Verify(Instrument):
     authors have not said. With ``claimed_only=True`` those that do not claim it are let through; `checks` lists them as
     not checked. Within a composition the outputs after one pass are those before the next, and the run in float64 is
     that of the module before the first one, so that n passes cost n + 1 runs of the module for each input, a copy of it
-    in float64, and a run of that.
+    in float64, and a run of that. A pass that another pass calls on another graph module (a part of the whole, say) is
+    compared with that module before it, and is not checked if the inputs do not fit it.
 
     Attributes:
         checks: what was found, a `Check` for each run of a pass, in order.
@@ -108,7 +111,8 @@ class Verify(Instrument):
         self._original = original
         self._of_original: list[Baseline] | None = None
         self._rtol, self._atol = rtol, atol
-        self._pending: dict[int, list[Baseline]] = {}  # by the run's id: a pass may call another one
+        # By the run's id, as a pass may call another one: what to compare with, or why nothing is, and the module.
+        self._pending: dict[int, tuple[list[Baseline] | str, GraphModule]] = {}
         self._latest: tuple[weakref.ref[GraphModule], int, list[Baseline]] | None = None
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
@@ -123,13 +127,14 @@ class Verify(Instrument):
         Raises:
             PreconditionError: The module, or the original, refuses the inputs.
         """
-        if self._claimed_only and not run.transformation.preserves_computation:
-            return
-        try:
-            self._pending[id(run)] = self._expected(run, graph_module)
-        except PreconditionError as error:
-            error.pass_name, error.index = run.name, run.index
-            raise
+        expected: list[Baseline] | str = _UNCLAIMED
+        if not self._claimed_only or run.transformation.preserves_computation:
+            try:
+                expected = self._expected(run, graph_module)
+            except PreconditionError as error:
+                error.pass_name, error.index = run.name, run.index
+                raise
+        self._pending[id(run)] = expected, graph_module
 
     def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
         """Compare what the module computes now.
@@ -141,10 +146,11 @@ class Verify(Instrument):
             VerificationError: It is not the same, or the module refuses inputs that it took before.
         """
         self._latest = None
-        expected = self._pending.pop(id(run), None)
-        if expected is None:
-            self._original = self._of_original = None
-            self._note(run, None, reason="it does not claim to preserve the computation (preserves_computation)")
+        expected, _ = self._pending.pop(id(run))
+        if isinstance(expected, str):
+            if expected == _UNCLAIMED:  # what the original computes is of no concern from here on
+                self._original = self._of_original = None
+            self._note(run, None, reason=expected)
             return None
         try:
             found = [run_once(graph_module, item) for item in self._inputs]
@@ -165,8 +171,14 @@ class Verify(Instrument):
         self._pending.pop(id(run), None)
         self._latest = None
 
-    def _expected(self, run: PassRun, graph_module: GraphModule) -> list[Baseline]:
-        """Return what the outputs have to be after the pass."""
+    def _expected(self, run: PassRun, graph_module: GraphModule) -> list[Baseline] | str:
+        """Return what the outputs have to be after the pass, or why that cannot be told."""
+        caller = self._caller(run)
+        if caller is not None and self._pending[id(caller)][1] is not graph_module:
+            try:
+                return self._baselines(graph_module, f"the graph module before pass `{run.name}`")
+            except PreconditionError:
+                return f"it works on another graph module inside of pass `{caller.name}`, which refuses the inputs"
         if self._original is not None:
             if self._of_original is None:
                 self._of_original = self._baselines(self._original, "the original")
@@ -179,6 +191,13 @@ class Verify(Instrument):
                 return baselines
         graph_module.recompile()  # a pass that ran without may have left older code
         return self._baselines(graph_module, f"the graph module before pass `{run.name}`")
+
+    def _caller(self, run: PassRun) -> PassRun | None:
+        """Return the run of the pass that calls this one, or None where none does."""
+        caller = run.parent
+        while caller is not None and id(caller) not in self._pending:
+            caller = caller.parent
+        return caller
 
     def _baselines(self, module: nn.Module, who: str) -> list[Baseline]:
         reference = Reference(module)

@@ -1,0 +1,102 @@
+"""The instruments together on captured models: what they say is true, and undoing is watched as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxopt import FuseBatchNorm2dInConv2d, MergeLinears, capture, compose, history, undo
+from fxopt_core import iter_nodes
+from fxopt_tools import Inputs
+from fxopt_tools.observation import observing
+
+
+class Attention(nn.Module):
+    """Grouped queries: three projections of unequal size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 8), nn.Linear(16, 8)
+        self.out = nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x).unflatten(-1, (2, 8)), self.k(x), self.v(x)
+        scores = torch.softmax(q @ k.unsqueeze(-1) / 8.0, -2)
+        attended: Tensor = self.out((scores * v.unsqueeze(-2)).sum(-2))
+        return attended + x
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)
+        self.layers = nn.ModuleList(Attention() for _ in range(3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.norm(self.conv(x)).relu().flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            y = layer(y)
+        return {"states": y, "best": y.mean(1).argmax(-1)}
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = Model().eval()
+        norm = found.norm
+        with torch.no_grad():
+            for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+                tensor.uniform_(0.5, 1.5)  # type: ignore[union-attr]  # the statistics are there
+    return found
+
+
+def test_all_that_is_said_agrees(model: nn.Module, tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    graph_module: Any = capture(model, (x,))
+    size = len(graph_module.graph.nodes)
+    with observing([x, Inputs(x[:1].repeat(4, 1, 1, 1))], original=model, dumps=tmp_path / "dumps") as seen:
+        compose(FuseBatchNorm2dInConv2d(), MergeLinears())(graph_module)
+    fold, merge = seen.statistics.rows()
+    records = history(graph_module)
+    assert (fold.rewritten, merge.rewritten) == (1, 3) == tuple(len(record.rewrites) for record in records)
+    assert fold.before.nodes == size and merge.after.nodes == len(graph_module.graph.nodes)
+    assert merge.after.parameter_bytes == merge.before.parameter_bytes == sum(
+        p.numel() * p.element_size() for p in graph_module.parameters()
+    )  # fmt: skip
+    assert seen.gate is not None and seen.dumps is not None
+    assert [check.passed for check in seen.gate.checks] == [True, True]
+    assert all(len(check.report.outputs) == 4 for check in seen.gate.checks if check.report)
+    assert [file.name[4:] for file in seen.dumps.files] == [
+        "fuse-batch-norm2d-in-conv2d.after.txt", "merge-linears.after.txt"
+    ]  # fmt: skip
+    last = seen.dumps.files[-1].read_text(encoding="utf-8")
+    assert all(f"\n{node.name} " in last for node in iter_nodes(graph_module.graph))
+    (whole,) = seen.timing.tree()
+    assert [child.name for child in whole.children] == [record.pass_name for record in records]
+    assert [child.seconds for child in whole.children] == [record.seconds for record in records]
+
+
+def test_undoing_is_watched_too(model: nn.Module, tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    graph_module = capture(model, (x,))
+    keys = list(graph_module.state_dict())
+    compose(MergeLinears(where="layers.0.*"), MergeLinears(where="layers.[12].*"))(graph_module)
+    with observing(x, original=model, dumps=tmp_path / "dumps") as seen:
+        undo(graph_module)
+    assert list(graph_module.state_dict()) == keys
+    (row,) = seen.statistics.rows()
+    assert (row.label, row.runs, row.rewritten) == ("undoing merge-linears", 2, 3)
+    assert seen.gate is not None and seen.dumps is not None
+    assert [(check.index, check.reverse, check.passed) for check in seen.gate.checks] == [
+        (1, True, True),
+        (0, True, True),
+    ]
+    assert [file.name for file in seen.dumps.files] == [
+        "000_undo-merge-linears.after.txt", "001_undo-merge-linears.after.txt"
+    ]  # fmt: skip
+    assert "taken back: 2" in seen.dumps.files[0].read_text(encoding="utf-8")
