@@ -49,9 +49,9 @@ def test_the_table() -> None:
         "run  pass           options                                   state    rewritten  refused    ms",
         "0    swap                                                     undone           2        0   0.0",
         "     + mul: changed in place",
-        "     + neg: neg -> nothing",
+        "     + neg -> nothing",
         "2.1  merge-linears  min_group=3, where='layer.*', dtype=t...  applied          1        1  12.3",
-        "     + q + k: att.q, att.k -> att.q_k",
+        "     + q + k -> q_k",
         "     - v: hooks: module `v` has <hooks>",
     ]
 

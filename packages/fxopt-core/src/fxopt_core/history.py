@@ -116,7 +116,14 @@ def _rewritten(rewrite: Rewrite) -> str:
     before, after = rewrite.modules_before or rewrite.before, rewrite.modules_after or rewrite.after
     if before == after:
         return f"+ {rewrite.site}: changed in place"
-    return f"+ {rewrite.site}: {', '.join(before) or 'nothing'} -> {', '.join(after) or 'nothing'}"
+    return f"+ {rewrite.site} -> {', '.join(_within_parent(before, after)) or 'nothing'}"
+
+
+def _within_parent(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """Return names without the parent that all of the names share."""
+    parents = {name.rpartition(".")[0] for name in (*before, *after)}
+    parent = parents.pop() if len(parents) == 1 else ""
+    return [name.removeprefix(f"{parent}.") for name in after]
 
 
 def _refused(refusal: Refusal) -> str:
