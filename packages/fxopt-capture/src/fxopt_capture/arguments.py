@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from fxopt_core.errors import CaptureError
 
 from .caches import is_cache
-from .nesting import Nesting, fitted
+from .nesting import Nesting, check_nesting
 from .structures import register_again
 
 _EMPTY = inspect.Parameter.empty
@@ -237,7 +237,7 @@ class InputBinding:
         self._check_fixed(values)
         self._check_rest(values)
         for name in inputs.keys() & self.nestings.keys():
-            inputs[name] = fitted(inputs[name], self.nestings[name], name, self.model_name)
+            check_nesting(inputs[name], self.nestings[name], name, self.model_name)
         return (), inputs
 
     def _by_name(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, object]:

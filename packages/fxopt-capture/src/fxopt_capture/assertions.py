@@ -8,9 +8,11 @@ the assertion is in the way of reading the graph.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
 from torch.fx import Graph, Node
 
 from fxopt_core.graph import iter_nodes
@@ -46,10 +48,32 @@ def with_asserted_dtypes(guards: InputGuards, graph: Graph) -> InputGuards:
             dtypes[node.all_input_nodes[0]] = dtype
     placeholders = [node for node in iter_nodes(graph) if node.op == "placeholder"]
     specs = [
-        spec if spec.kind is None else replace(spec, dtype=dtypes.get(node))
+        replace(spec, dtype=dtypes[node], read_at=None, follows=False) if spec.kind and node in dtypes else spec
         for spec, node in zip(guards.specs, placeholders, strict=True)
     ]
-    return InputGuards(specs, guards.conditions, guards.mode)
+    return InputGuards(specs, guards.conditions, guards.mode, guards.module_dtype)
+
+
+def with_read_dtypes(
+    guards: InputGuards, values: Sequence[object], reads: Mapping[str, str], model: nn.Module
+) -> InputGuards:
+    """Return guards that also refuse other dtypes of a kind that the model reads, as the graph has them as constants.
+
+    Args:
+        guards: those of the graph's inputs, in order.
+        values: what its placeholders hold in ``meta["val"]``.
+        reads: kind of dtype -> where the model reads one.
+        model: the model; inputs in its dtype may follow the graph module to another one.
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    own = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
+    specs = [
+        replace(spec, dtype=value.dtype, read_at=reads[spec.kind], follows=value.dtype == own)
+        if spec.kind is not None and spec.kind in reads and isinstance(value, torch.Tensor)
+        else spec
+        for spec, value in zip(guards.specs, values, strict=True)
+    ]
+    return InputGuards(specs, guards.conditions, guards.mode, own)
 
 
 def _is_settled(node: Node, settled: set[Node]) -> bool:

@@ -17,7 +17,7 @@ from fxopt_core.graph import iter_nodes
 
 from . import huggingface
 from .arguments import CallForm, InputBinding, bind_call
-from .assertions import with_asserted_dtypes
+from .assertions import with_asserted_dtypes, with_read_dtypes
 from .caches import CacheReturn
 from .captured import GUARDS, CapturedModule, assemble
 from .guards import InputGuards
@@ -156,7 +156,8 @@ def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> Captured
     # Only now: a model's own containers may be known to torch's pytrees only since the export.
     nestings = {name: nesting_of(value) for name, value in call.inputs.items()}
     binding = InputBinding(call.form, type(model).__name__, structures_of(exported.module.graph), nestings)
-    captured = build_captured(model, exported, binding)
+    guards = with_read_dtypes(exported.guards, exported.values, request.observer.dtype_reads, model)
+    captured = build_captured(model, replace(exported, guards=guards), binding)
     if request.observer.returned:
         captured.register_forward_hook(CacheReturn(request.observer.returned), with_kwargs=True)
     return captured

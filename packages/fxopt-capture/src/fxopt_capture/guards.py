@@ -24,8 +24,10 @@ class InputSpec:
         kind: ``bool``, ``integer``, ``floating`` or ``complex`` for a tensor, None for a constant.
         sizes: a tensor's size per dimension, None where it is dynamic.
         value: what a constant must equal.
-        dtype: the one that a tensor must have because the graph converts it or others to it, None where any of its
-            kind does.
+        dtype: the one that a tensor must have because the graph converts it or others to it, or because the model reads
+            it, None where any of its kind does.
+        read_at: where in its source the model reads a dtype of this kind, from which constants of the graph follow.
+        follows: whether an input may have the dtype that the graph module was moved to since (``.half()``).
     """
 
     name: str
@@ -33,6 +35,8 @@ class InputSpec:
     sizes: tuple[int | None, ...] = ()
     value: object = None
     dtype: torch.dtype | None = None
+    read_at: str | None = None
+    follows: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class InputGuards(nn.Module):
         specs: one per input.
         conditions: relations between their sizes.
         mode: the mode whose computation the graph holds, or None where both modes compute the same.
+        module_dtype: that of the model's floating-point tensors, None if it has none; moving the module changes it.
 
     >>> guards = InputGuards([InputSpec("x", "floating", (None, 4))], [])
     >>> guards(torch.zeros(3, 4))
@@ -76,11 +81,18 @@ class InputGuards(nn.Module):
     _is_impure = True  # torch's dead-code elimination keeps the call
     only_checks_inputs = True  # fxopt's analysis of effects takes it for harmless
 
-    def __init__(self, specs: Sequence[InputSpec], conditions: Sequence[Condition], mode: bool | None = None) -> None:
+    def __init__(
+        self,
+        specs: Sequence[InputSpec],
+        conditions: Sequence[Condition],
+        mode: bool | None = None,
+        module_dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.specs = tuple(specs)
         self.conditions = tuple(conditions)
         self.mode = mode
+        self.module_dtype = module_dtype
         self._failing = _compiled(self.conditions)
 
     def forward(self, *inputs: Any) -> None:
@@ -93,7 +105,7 @@ class InputGuards(nn.Module):
             if spec.kind is None:
                 _check_constant(spec, value)
             else:
-                _check_tensor(spec, value)
+                _check_tensor(spec, value, self.module_dtype)
         try:
             failing = self._failing(inputs)
         except ZeroDivisionError as error:
@@ -119,6 +131,13 @@ class InputGuards(nn.Module):
         """
         check_mode(self.mode, mode)
         return super().train(mode)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> InputGuards:
+        """Note the dtype that the module is moved to, with all others in it."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if self.module_dtype is not None:
+            self.module_dtype = fn(torch.empty(0, dtype=self.module_dtype)).dtype
+        return self
 
     def extra_repr(self) -> str:
         """Return the conditions, for printing."""
@@ -151,7 +170,7 @@ def check_mode(captured: bool | None, mode: bool) -> None:
         )
 
 
-def _check_tensor(spec: InputSpec, value: object) -> None:
+def _check_tensor(spec: InputSpec, value: object, module_dtype: torch.dtype | None) -> None:
     if not isinstance(value, torch.Tensor):
         raise CaptureError(f"input `{spec.name}` is a {type(value).__name__}, where the graph takes a tensor")
     if value.dim() != len(spec.sizes):
@@ -164,11 +183,8 @@ def _check_tensor(spec: InputSpec, value: object) -> None:
             f"input `{spec.name}` has dtype {value.dtype}, where the graph was captured for a {spec.kind} one; "
             f"{_ADVICE}"
         )
-    if spec.dtype is not None and value.dtype != spec.dtype:
-        raise CaptureError(
-            f"input `{spec.name}` has dtype {value.dtype}, where the graph was captured for {spec.dtype} and has "
-            f"conversions for that dtype in it; pass {spec.dtype}, or capture the model again with {value.dtype}"
-        )
+    if spec.dtype is not None and value.dtype != (module_dtype if spec.follows else spec.dtype):
+        _check_dtype(spec, value.dtype, module_dtype)
     for dimension, size in enumerate(spec.sizes):
         if size is not None and value.size(dimension) != size:
             hint = (
@@ -178,6 +194,19 @@ def _check_tensor(spec: InputSpec, value: object) -> None:
                 f"input `{spec.name}` has size {value.size(dimension)} in dimension {dimension}, where the graph was "
                 f"captured for {size}{hint}; {_ADVICE}"
             )
+
+
+def _check_dtype(spec: InputSpec, found: torch.dtype, module_dtype: torch.dtype | None) -> None:
+    if spec.follows and found == spec.dtype:
+        return
+    reason = "has conversions for that dtype in it"
+    if spec.read_at is not None:
+        reason = f"has constants that follow from that dtype, as the model reads it at {spec.read_at}"
+    moved = module_dtype if spec.follows and module_dtype != spec.dtype else spec.dtype
+    raise CaptureError(
+        f"input `{spec.name}` has dtype {found}, where the graph was captured for {spec.dtype} and {reason}; pass "
+        f"{moved}, or capture the model again with {found}"
+    )
 
 
 def _check_constant(spec: InputSpec, value: object) -> None:

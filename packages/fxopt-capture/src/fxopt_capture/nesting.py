@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, namedtuple
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,13 +24,13 @@ class Nesting:
     Attributes:
         kind: the type of the container, None for a value that is none.
         context: what torch's pytrees note of it besides its entries: keys, names of fields.
-        entries: the nesting of each entry by its place: a mapping's key, else its position.
+        entries: the nesting of each entry.
         labels: how a caller calls each entry: ``[0]``, ``['mask']``, ``.left``.
     """
 
     kind: type | None = None
     context: object = None
-    entries: Mapping[object, Nesting] = field(default_factory=dict)
+    entries: tuple[Nesting, ...] = ()
     labels: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -42,7 +41,7 @@ class Nesting:
         if self.kind in _SEQUENCES:
             return f"{name} of {len(self.entries)}"
         if self.kind in _MAPPINGS:
-            return f"{name} with the keys {list(self.entries)}"
+            return f"{name} with the keys [{', '.join(label[1:-1] for label in self.labels)}]"
         return f"{name} with {', '.join(self.labels) or 'no entries'}"
 
 
@@ -50,7 +49,7 @@ def nesting_of(value: Any) -> Nesting:
     """Return the nesting of a value.
 
     >>> nesting = nesting_of([1, {"a": 2}])
-    >>> print(nesting, nesting.entries[1], nesting.entries[0], sep="; ")
+    >>> print(nesting, *reversed(nesting.entries), sep="; ")
     a list of 2; a dict with the keys ['a']; a tensor or constant
     """
     definition = _definition(type(value))
@@ -60,15 +59,14 @@ def nesting_of(value: Any) -> Nesting:
     labels = [f"[{index}]" for index in range(len(items))]
     if definition.flatten_with_keys_fn is not None:
         labels = [str(key) for key, _ in definition.flatten_with_keys_fn(value)[0]]
-    places = list(value) if type(value) in _MAPPINGS else range(len(items))
-    entries = {place: nesting_of(item) for place, item in zip(places, items, strict=True)}
-    return Nesting(type(value), context, entries, tuple(labels))
+    return Nesting(type(value), context, tuple(map(nesting_of, items)), tuple(labels))
 
 
-def fitted(value: Any, nesting: Nesting, name: str, model_name: str) -> Any:
-    """Return `value` with its containers as the graph takes them, where it may differ from them.
+def check_nesting(value: Any, nesting: Nesting, name: str, model_name: str) -> None:
+    """Refuse a value whose containers nest in another way than at capture.
 
-    A list may stand for a tuple and the other way round, one mapping for another, and keys may have another order.
+    A model may branch on what it is given, a list or a tuple, and may go through a dictionary in its order: types and
+    orders count.
 
     Args:
         value: an argument, or an entry of one.
@@ -79,40 +77,30 @@ def fitted(value: Any, nesting: Nesting, name: str, model_name: str) -> Any:
     Raises:
         CaptureError: its containers nest in another way.
 
-    >>> fitted({"b": [4], "a": 3}, nesting_of({"a": 1, "b": (2,)}), "x", "Model")
-    {'a': 3, 'b': (4,)}
-    >>> fitted([1, 2], nesting_of([1]), "x", "Model")
+    >>> check_nesting({"a": 3, "b": (4,)}, nesting_of({"a": 1, "b": (2,)}), "x", "Model")
+    >>> check_nesting([1, 2], nesting_of([1]), "x", "Model")
     Traceback (most recent call last):
     fxopt_core.errors.CaptureError: argument `x` of the captured Model is a list of 2, where it was captured with a...
     """
     definition = None if nesting.kind is None else _definition(nesting.kind)
     if nesting.kind is not None and definition is None:
-        return value  # a class that this process has not registered; torch says what it lacks
-    items = _items(value, nesting)
+        return  # a class that this process has not registered; torch says what it lacks
+    items = _items(value, nesting, definition)
     if items is None:
         raise _refusal(value, nesting, name, model_name)
+    for item, entry, label in zip(items, nesting.entries, nesting.labels, strict=True):
+        check_nesting(item, entry, name + label, model_name)
+
+
+def _items(value: Any, nesting: Nesting, definition: pytree.NodeDef | None) -> list[Any] | None:
+    """Return the entries of `value`, or None where it is another container than at capture."""
     if definition is None:
-        return value
-    places = zip(nesting.entries.items(), nesting.labels, strict=True)
-    new = {place: fitted(items[place], entry, name + label, model_name) for (place, entry), label in places}
-    kept = type(value) is nesting.kind and list(items) == list(new) and all(new[place] is items[place] for place in new)
-    return value if kept else definition.unflatten_fn(new.values(), nesting.context)
-
-
-def _items(value: Any, nesting: Nesting) -> Mapping[object, Any] | None:
-    """Return the entries of `value` by their places, or None where it is another container than at capture."""
-    if isinstance(value, torch.Tensor) or nesting.kind is None:
-        return {} if nesting.kind is None and _definition(type(value)) is None else None
-    if nesting.kind in _MAPPINGS:
-        return value if isinstance(value, Mapping) and value.keys() == nesting.entries.keys() else None
-    if nesting.kind in _SEQUENCES:
-        is_like = isinstance(value, list | tuple) and len(value) == len(nesting.entries)
-        return dict(enumerate(value)) if is_like else None
-    definition = _definition(nesting.kind)
-    if type(value) is not nesting.kind or definition is None:
+        is_leaf = isinstance(value, torch.Tensor) or _definition(type(value)) is None
+        return [] if is_leaf else None
+    if type(value) is not nesting.kind:
         return None
     items, context = definition.flatten_fn(value)
-    return dict(enumerate(items)) if len(items) == len(nesting.entries) and context == nesting.context else None
+    return items if len(items) == len(nesting.entries) and context == nesting.context else None
 
 
 def _refusal(value: Any, nesting: Nesting, name: str, model_name: str) -> CaptureError:
