@@ -58,8 +58,10 @@ class Verify(Instrument):
     authors have not said. With ``claimed_only=True`` those that do not claim it are let through; `checks` lists them as
     not checked. Within a composition the outputs after one pass are those before the next, and the run in float64 is
     that of the module before the first one, so that n passes cost n + 1 runs of the module for each input, a copy of it
-    in float64, and a run of that. A pass that another pass calls on another graph module (a part of the whole, say) is
-    compared with that module before it, and is not checked if the inputs do not fit it.
+    in float64, and a run of that; going back takes two runs for each pass, and such a copy.
+
+    A pass that another pass calls on another graph module (a part of the whole, say) is compared with that module before
+    it, and is not checked if the inputs do not fit it.
 
     Attributes:
         checks: what was found, a `Check` for each run of a pass, in order.
