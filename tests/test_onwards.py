@@ -6,8 +6,9 @@ import logging
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -73,6 +74,16 @@ def llama() -> Case:
     return Case(graph_module, model, tokens, {name: {0: "batch", 1: "length"} for name in tokens(2, 10)}, fixed)
 
 
+def loaded() -> Case:
+    """The same BERT, merged after it was written to an archive of torch.export and read again."""
+    archive = pytest.importorskip("fxopt_capture.archive")
+    case = bert()
+    with TemporaryDirectory() as directory:
+        archive.save(capture(case.model, kwargs=tokens(2, 10)), Path(directory, "model.pt2"))
+        graph_module = archive.load(Path(directory, "model.pt2"))
+    return replace(case, graph_module=MergeLinears()(graph_module, expect=2))
+
+
 class Convolutions(nn.Module):
     """Two convolutions with batch norm, and two linear layers on one value."""
 
@@ -127,6 +138,7 @@ def lite() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "bert": bert,
     "llama": llama,
+    "loaded": loaded,
     "captured convolutions": captured_convolutions,
     "traced convolutions": traced_convolutions,
     "lite": lite,
@@ -137,7 +149,8 @@ CASES: dict[str, Callable[[], Case]] = {
 def case(request: pytest.FixtureRequest) -> Case:
     """Each of the models."""
     torch.manual_seed(0)
-    return CASES[request.param]()
+    build: Callable[[], Case] = CASES[request.param]
+    return build()
 
 
 @pytest.fixture
