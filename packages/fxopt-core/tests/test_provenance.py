@@ -172,7 +172,7 @@ def test_of_a_pass_that_only_marks() -> None:
 
 def test_without_a_ledger_what_the_node_says_is_left() -> None:
     graph_module = MulToAdd()(Widen(suffix="first")(traced()))
-    del graph_module.meta["fxopt"]
+    graph_module.meta["fxopt"] = None
     assert named(graph_module, "mul").pass_name is None
     assert named(graph_module, "mul").signature == MulToAdd().signature
     assert str(named(graph_module, "mul")) == "an unknown pass: from nothing"

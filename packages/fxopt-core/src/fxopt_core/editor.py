@@ -259,7 +259,7 @@ class Editor:
             meta=MappingProxyType(
                 {k: v for k, v in meta.items() if k not in (META_KEY, *VALUE_KEYS) and not isinstance(v, Tensor)}
             ),
-            tag=tag_of(node) if with_meta else None,
+            tag=replace(tag_of(node), ledger=None) if with_meta else None,
         )
 
     # -- modules -------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from fxopt_core.ledger_rows import (
     Unresolved as Unresolved,
     UsersOrdered as UsersOrdered,
 )
-from fxopt_core.marks import META_KEY
+from fxopt_core.marks import META_KEY, set_tag, tag_of
 
 LEDGER_VERSION = 1
 State = Literal["applied", "undone", "vetoed"]
@@ -165,6 +165,12 @@ class Ledger:
         """Return itself: a ledger is immutable."""
         return self
 
+    def __repr__(self) -> str:
+        """Return how many records there are; they are long."""
+        if self.version > LEDGER_VERSION:
+            return f"<ledger of version {self.version}>"
+        return f"<ledger of {len(self.records)} records>"
+
     def __reduce__(self) -> tuple[Callable[[int, bytes, bytes], Ledger], tuple[int, bytes, bytes]]:
         """Pickle as text with its version, so that older versions of fxopt can read past a ledger of newer ones."""
         from fxopt_core.ledger_codec import pack  # it imports this module
@@ -230,19 +236,37 @@ def check_version(ledger: Ledger) -> None:
 def ledger_of(graph_module: GraphModule) -> Ledger:
     """Return the ledger of a graph module; an empty one where nothing was applied.
 
+    torch leaves ``meta`` behind when it makes a graph module of another one's graph, or of copies of its nodes. The
+    first node has the ledger then.
+
     Raises:
         FxoptError: A newer version of fxopt wrote the ledger.
     """
-    ledger = graph_module.meta.get(META_KEY)
+    ledger = _found_ledger(graph_module)
     if not isinstance(ledger, Ledger):
         return Ledger()
     check_version(ledger)
     return ledger
 
 
+def has_ledger(graph_module: GraphModule) -> bool:
+    """Return whether a graph module has a ledger, of any version."""
+    return isinstance(_found_ledger(graph_module), Ledger)
+
+
+def _found_ledger(graph_module: GraphModule) -> object:
+    if META_KEY in graph_module.meta:
+        return graph_module.meta[META_KEY]
+    return tag_of(graph_module.graph._root.next).ledger
+
+
 def set_ledger(graph_module: GraphModule, ledger: Ledger) -> None:
-    """Give a graph module its ledger."""
+    """Give a graph module its ledger, and its first node while anything in there may be undone."""
     graph_module.meta[META_KEY] = ledger
+    first = graph_module.graph._root.next
+    newer = ledger.version > LEDGER_VERSION
+    applied = newer or any(record.state == "applied" and record.changed for record in ledger.records)
+    set_tag(first, replace(tag_of(first), ledger=ledger if applied else None))
 
 
 def append_record(graph_module: GraphModule, record: Record) -> None:

@@ -190,7 +190,8 @@ def _write_meta(writer: ValueWriter, meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _DEFAULTS: dict[type, tuple[tuple[str, object], ...]] = {
-    cls: tuple((field.name, field.default) for field in dataclasses.fields(cls)) for cls in (*_CLASSES, Ledger)
+    cls: tuple((field.name, field.default) for field in dataclasses.fields(cls) if field.name != "ledger")
+    for cls in (*_CLASSES, Ledger)
 }
 _OWN_WRITERS: dict[type, Callable[[ValueWriter, Any], Any]] = dict.fromkeys(_CLASSES, _write_fields)
 _WRITER = ValueWriter(_OWN_WRITERS)

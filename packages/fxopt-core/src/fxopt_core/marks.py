@@ -7,12 +7,15 @@ the node, a number that stays with it when it is renamed, copied or pickled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import Graph, Node
 
 from fxopt_core.graph import iter_nodes
+
+if TYPE_CHECKING:
+    from fxopt_core.ledger import Ledger
 
 META_KEY = "fxopt"
 """The one key that fxopt uses in ``node.meta`` and in ``graph_module.meta``."""
@@ -27,12 +30,15 @@ class NodeTag:
         marks: signatures of the passes that marked the node, in the order of marking.
         origin: the pass that made the node and the names of the nodes it stands for, or None.
         name: what the node was called when it got its number: it tells it from nodes that its meta was copied to.
+        ledger: at the first node of a graph, that of the graph module, for graph modules that others make of copies of
+            its nodes; see `fxopt_core.ledger.ledger_of`.
     """
 
     id: int | None = None
     marks: tuple[str, ...] = ()
     origin: tuple[str, tuple[str, ...]] | None = None
     name: str | None = None
+    ledger: Ledger | None = field(default=None, compare=False, repr=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeTag:
         """Return itself: a tag is immutable."""
@@ -40,7 +46,7 @@ class NodeTag:
 
     def __reduce__(self) -> tuple[Callable[[tuple[Any, ...]], NodeTag], tuple[tuple[Any, ...]]]:
         """Pickle as plain values."""
-        return restore_tag, ((self.id, self.marks, self.origin, self.name, *vars(self).get(_UNKNOWN, ())),)
+        return restore_tag, ((self.id, self.marks, self.origin, self.name, self.ledger, *vars(self).get(_UNKNOWN, ())),)
 
 
 _UNKNOWN = "_unknown"
@@ -69,7 +75,7 @@ def tag_of(node: Node) -> NodeTag:
 
 def set_tag(node: Node, tag: NodeTag) -> None:
     """Give a node its tag; an empty tag leaves no trace."""
-    if tag == _EMPTY:
+    if tag == _EMPTY and tag.ledger is None:
         node.meta.pop(META_KEY, None)
     else:
         node.meta[META_KEY] = tag
@@ -117,8 +123,8 @@ def _originals(nodes: list[Node]) -> list[Node]:
 
 
 def forget_ids(nodes: Iterable[Node]) -> None:
-    """Remove the numbers of nodes: no record refers to them any more."""
+    """Remove the numbers of nodes, and ledgers: no record refers to them any more."""
     for node in nodes:
         tag = tag_of(node)
-        if tag.id is not None:
-            set_tag(node, replace(tag, id=None, name=tag.name if tag.origin else None))
+        if tag.id is not None or tag.ledger is not None:
+            set_tag(node, replace(tag, id=None, name=tag.name if tag.origin else None, ledger=None))

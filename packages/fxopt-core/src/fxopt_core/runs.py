@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger import Derived, Operation, Record, Refusal, Rewrite, ledger_of, set_ledger
-from fxopt_core.marks import META_KEY, forget_ids
+from fxopt_core.ledger import Derived, Operation, Record, Refusal, Rewrite, has_ledger, ledger_of, set_ledger
+from fxopt_core.marks import forget_ids
 from fxopt_core.transaction import Snapshot
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Frame:
 
     def new_id(self) -> int:
         """Return a number that no node of the graph has."""
-        if self.next_id is None and META_KEY not in self.graph_module.meta:
+        if self.next_id is None and not has_ledger(self.graph_module):
             forget_ids(iter_nodes(self.graph_module.graph))  # they came with nodes from elsewhere
         number = ledger_of(self.graph_module).next_id if self.next_id is None else self.next_id
         self.next_id = number + 1

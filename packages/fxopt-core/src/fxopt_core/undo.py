@@ -16,8 +16,8 @@ from fxopt_core.errors import NotReversibleError, UndoError
 from fxopt_core.execution import apply_pass, as_undone, in_transaction
 from fxopt_core.graph import iter_nodes
 from fxopt_core.instruments import PassRun, active_instruments, current_run, inside
-from fxopt_core.ledger import Record, applied_records, ledger_of, mark_undone, set_ledger
-from fxopt_core.marks import META_KEY, forget_ids, has_mark, tag_of
+from fxopt_core.ledger import Record, applied_records, has_ledger, ledger_of, mark_undone, set_ledger
+from fxopt_core.marks import forget_ids, has_mark, tag_of
 from fxopt_core.observing import lint_and_recompile as check_and_compile, observed
 from fxopt_core.options import construct
 from fxopt_core.recorded_pass import RecordedPass
@@ -149,7 +149,7 @@ def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> 
     Raises:
         UndoError: It has; with a signature, nodes that the pass marked.
     """
-    if META_KEY in graph_module.meta:
+    if has_ledger(graph_module):
         return
     for node in iter_nodes(graph_module.graph):
         if tag_of(node).id is not None and (signature is None or has_mark(node, signature)):
