@@ -60,8 +60,8 @@ class Verify(Instrument):
     that of the module before the first one, so that n passes cost n + 1 runs of the module for each input, a copy of it
     in float64, and a run of that; going back takes two runs for each pass, and such a copy.
 
-    A pass that another pass calls on another graph module (a part of the whole, say) is compared with that module before
-    it, and is not checked if the inputs do not fit it.
+    A pass that another pass calls on another graph module (a part of the whole, say) is compared with that module
+    before it, and is not checked if the inputs do not fit it.
 
     Attributes:
         checks: what was found, a `Check` for each run of a pass, in order.

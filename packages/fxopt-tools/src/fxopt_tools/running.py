@@ -1,4 +1,4 @@
-"""One run of a module that leaves no trace: not on its inputs, its buffers or the random number generators."""
+"""One run of a module that leaves no trace: not on its inputs, its buffers and attributes, or the random numbers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from fxopt_core import PreconditionError
 from fxopt_tools.inputs import Inputs, copied, version_of
+from fxopt_tools.keeping import attributes_kept
 from fxopt_tools.structure import Tree, tensors, tree_of
 
 SEED = 20_240_917  # of every run: only that it is the same for all runs matters
@@ -41,8 +42,9 @@ class Outcome:
 def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Outcome:
     """Run a module on a copy of inputs, without gradients and from the same random state as every other run.
 
-    Buffers, and embeddings that renormalise themselves, are replaced by copies for the time of the run. Parameters that
-    the run writes are reported, not restored: copying all of them would double the model.
+    Buffers, plain tensors, and embeddings that renormalise themselves, are replaced by copies for the time of the run;
+    other attributes of modules are brought back. Parameters that the run writes are reported, not restored: copying all
+    of them would double the model.
 
     Args:
         module: what to run, in the mode in which it is.
@@ -57,7 +59,8 @@ def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Out
     with torch.inference_mode(False), torch.no_grad(), _same_random_numbers(module, inputs):
         arguments = copied(inputs, widened=widened)
         versions = {name: (p, version_of(p)) for name, p in module.named_parameters()}
-        output = functional_call(module, _replaced(module), arguments.inputs.args, arguments.inputs.kwargs)
+        with attributes_kept(module):
+            output = functional_call(module, _replaced(module), arguments.inputs.args, arguments.inputs.kwargs)
         written = tuple(name for name, (p, version) in versions.items() if version_of(p) != version)
         shared = _shared(tensors(tree_of(output), "output"), arguments.tensors())
         tree = tree_of(output, keep=lambda tensor: tensor.detach().clone())

@@ -26,14 +26,14 @@ def verify(
     """Run two modules on the same inputs and compare everything that they return.
 
     Each run gets copies of the inputs and of the module's buffers, runs without gradients and from the same random
-    state; inputs, buffers and random number generators are afterwards as they were. The modules keep their mode, so
-    that dropout and batch norm in train mode are compared, too.
+    state; inputs, buffers, attributes of modules and random number generators are afterwards as they were. The modules
+    keep their mode, so that dropout and batch norm in train mode are compared, too.
 
     Every tensor in nested tuples, lists, mappings, dataclasses, named tuples and other objects is compared, and so are
-    arguments that either module wrote into. Floating-point and complex tensors have to agree within the tolerance of
-    their dtype (of the dtype in which the original computes, where that is coarser); `fxopt_tools.measuring` states the
-    criterion. Python's float and complex are held to that of float32. All else has to be equal, as have structure,
-    shapes, dtypes, devices and layouts.
+    arguments that either module wrote into, containers and caches among them. Floating-point and complex tensors have
+    to agree within the tolerance of their dtype (of the dtype in which the original computes, where that is coarser);
+    `fxopt_tools.measuring` states the criterion. Python's float and complex are held to that of float32. All else has
+    to be equal, as have structure, shapes, dtypes, devices and layouts.
 
     Args:
         original: the module before it was transformed: a pass works in place, so keep a copy of it.
