@@ -104,9 +104,9 @@ def restore_after(
 ) -> dict[str, Tensor]:
     """Return tensors from which `fold_after` computes this weight and bias again, bit for bit.
 
-    The batch norm becomes the identity: a variance of ``1 - eps``, where rounding leaves ``s`` so close to one that it
-    changes no weight. The layer has the folded weights. Its bias is the folded one; where it has none, the batch norm's
-    bias is, or else its mean is the negative of that.
+    The layer has the folded weights, and no bias or one of zeros. The batch norm only adds the folded bias: by its own
+    bias, or else by a mean that is the negative of it. Its variance is ``1 - eps``; rounding that leaves ``s`` so close
+    to one that no weight changes.
 
     Args:
         weight: the folded weight.
@@ -121,7 +121,9 @@ def restore_after(
     >>> {name: tensor.flatten().tolist() for name, tensor in found.items()}
     {'weight': [1.0], 'mean': [-1.0], 'var': [0.75]}
     """
-    return {"weight": weight, **_identity(bias, eps, shapes), **_biases(bias, shapes)}
+    # The shift is the batch norm's, so that another one before the layer can be restored, too, where it has no bias.
+    found = {"weight": weight, **_adding(bias, eps, shapes)}
+    return found if shapes["bias"] is None else {**found, "bias": torch.zeros_like(bias)}
 
 
 def restore_before(
@@ -129,31 +131,25 @@ def restore_before(
 ) -> dict[str, Tensor]:
     """Return tensors from which `fold_before` computes this weight and bias again.
 
-    As in `restore_after`, but for a layer without bias. Then the batch norm has to shift its input by some ``t`` with
-    ``W t = b``, which there is while ``b`` is what folding made of it, and otherwise if ``W`` has full row rank.
+    As in `restore_after`, the layer has the folded weights. It has the folded bias as well; where it has none, the
+    batch norm has to add some ``t`` with ``W t = b``. There is one while ``b`` is what folding made of it, or if ``W``
+    has full row rank.
 
     Raises:
         NotReversibleError: The layer has no bias, and no ``t`` gives the folded one.
     """
-    mean = weight.new_zeros(weight.shape[1])
-    if shapes["bias"] is not None:
-        return {"weight": weight, **_identity(mean, eps, shapes), **_biases(bias, shapes)}
-    shift = _solution(weight, bias)
-    return {"weight": weight, **_identity(mean, eps, shapes), **_biases(shift, shapes)}
+    if shapes["bias"] is None:
+        return {"weight": weight, **_adding(_solution(weight, bias), eps, shapes)}
+    return {"weight": weight, "bias": bias, **_adding(weight.new_zeros(weight.shape[1]), eps, shapes)}
 
 
-def _identity(like: Tensor, eps: float, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Tensor]:
-    """Return a batch norm that does nothing, with as many channels as a tensor has elements, in the widest dtype."""
-    zeros = torch.zeros_like(_precise(like))
-    found = {"mean": zeros, "var": zeros + (1.0 - eps)}
+def _adding(shift: Tensor, eps: float, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Tensor]:
+    """Return a batch norm that adds a shift to its input, in the widest dtype."""
+    shift = _precise(shift)
+    zeros = torch.zeros_like(shift)
+    found = {"mean": -shift if shapes["norm_bias"] is None else zeros, "var": zeros + (1.0 - eps)}
     found |= {} if shapes["norm_weight"] is None else {"norm_weight": zeros + 1.0}
-    return found | ({} if shapes["norm_bias"] is None else {"norm_bias": zeros})
-
-
-def _biases(shift: Tensor, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Tensor]:
-    """Return what makes layer and batch norm together add a shift: the first that is there."""
-    name = next((name for name in ("bias", "norm_bias") if shapes[name] is not None), None)
-    return {"mean": -shift} if name is None else {name: shift}
+    return found | ({} if shapes["norm_bias"] is None else {"norm_bias": shift})
 
 
 def _solution(weight: Tensor, bias: Tensor) -> Tensor:
@@ -162,15 +158,16 @@ def _solution(weight: Tensor, bias: Tensor) -> Tensor:
         return weight.new_empty(weight.shape[1])
     wide, wanted = _precise(weight).cpu(), _precise(bias).cpu()
     shift: Tensor = torch.linalg.lstsq(wide, wanted.unsqueeze(1), driver="gelsd").solution.squeeze(1)
-    # What rounding `bias`, and `t` to the dtype of the batch norm, may leave.
-    bound = torch.finfo(weight.dtype).eps * (wide.abs() @ shift.abs() + wanted.abs())
-    if not bool(((wide @ shift.to(weight.dtype).to(wide.dtype) - wanted).abs() <= 2 * bound).all()):
+    # What rounding `bias`, and `t` to the dtype of the batch norm, may leave, and what solving may.
+    precision = 2 * torch.finfo(weight.dtype).eps + 16 * len(shift) * torch.finfo(wide.dtype).eps
+    bound = precision * (wide.abs() @ shift.abs() + wanted.abs())
+    if not bool(((wide @ shift.to(weight.dtype).to(wide.dtype) - wanted).abs() <= bound).all()):
         raise NotReversibleError(
             "the linear layer behind the batch norm has no bias, and no shift of its input gives the folded bias, "
             "which was trained or loaded since. Save graph_module.state_dict(), or give the original layer a bias of "
             "zeros before folding"
         )
-    return shift.to(weight.device)
+    return shift.to(weight.device, _precise(weight).dtype)
 
 
 def _precise(tensor: Tensor) -> Tensor:

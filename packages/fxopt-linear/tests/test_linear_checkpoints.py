@@ -1,0 +1,164 @@
+"""Checkpoints of the original model in models with merged layers and fused biases, in every form of graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from linear_forms import FORMS, graph_of
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_core import NotReversibleError, compose, undo
+from fxopt_core.checkpoints import load_original_state_dict, original_state_dict
+from fxopt_core.errors import CheckpointError
+from fxopt_core.key_tracing import key_map
+from fxopt_linear import FuseBiasInLinear, MergeLinears
+
+ORDERS: dict[str, Callable[[], Any]] = {
+    "merge": lambda: MergeLinears(),
+    "fuse": lambda: FuseBiasInLinear(),
+    "merge, fuse": lambda: compose(MergeLinears(), FuseBiasInLinear()),
+    "fuse, merge": lambda: compose(FuseBiasInLinear(), MergeLinears()),
+}
+every_order = pytest.mark.parametrize("order", list(ORDERS))
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention: 8, 2 and 2 rows, one layer without bias; a head that is tied to an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.q = nn.Linear(4, 8)
+        self.k = nn.Linear(4, 2, bias=False)
+        self.v = nn.Linear(4, 2)
+        self.out = nn.Linear(8, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        y = self.q(x) + torch.cat([self.k(x), self.v(x)] * 2, -1)
+        result: Tensor = self.head(self.out(torch.relu(y)))
+        return result
+
+
+IDS = torch.tensor([[0, 1, 2], [3, 4, 0]])
+
+
+def attention(seed: int = 0) -> Attention:
+    torch.manual_seed(seed)
+    return Attention().eval()
+
+
+def rewritten(order: str, form: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> GraphModule:
+    result: GraphModule = ORDERS[order]()(graph_of(attention(seed).to(dtype), form, IDS))
+    return result
+
+
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert list(one) == list(other)
+    for key, value in one.items():
+        assert value.dtype == other[key].dtype and torch.equal(value, other[key]), key
+
+
+@every_order
+@every_form
+def test_a_checkpoint_goes_in_and_comes_back_bit_for_bit(order: str, form: str) -> None:
+    graph_module, new = rewritten(order, form), attention(1)
+    before, checkpoint = (graph_of(model, form, IDS) for model in (attention(), new))
+    assert list(key_map(graph_module).original_keys) == list(before.state_dict())
+    assert_equal(original_state_dict(graph_module), before.state_dict())
+    load_original_state_dict(graph_module, checkpoint.state_dict())
+    assert_equal(graph_module.state_dict(), rewritten(order, form, 1).state_dict())
+    torch.testing.assert_close(graph_module(IDS), new(IDS))
+    saved = original_state_dict(graph_module)
+    assert_equal(saved, checkpoint.state_dict())
+    assert str(before.load_state_dict(saved)) == "<All keys matched successfully>"
+
+
+@every_order
+@every_form
+def test_undo_after_loading_gives_the_checkpoint(order: str, form: str) -> None:
+    graph_module = rewritten(order, form)
+    load_original_state_dict(graph_module, graph_of(attention(1), form, IDS).state_dict())
+    saved = original_state_dict(graph_module)
+    assert_equal(undo(graph_module).state_dict(), saved)
+    assert_equal(original_state_dict(graph_module), saved)
+
+
+@every_order
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes(order: str, dtype: torch.dtype) -> None:
+    expected = ORDERS[order]()(graph_of(attention(1).to(dtype), "modules", IDS)).state_dict()
+    for graph_module in (rewritten(order, "modules", dtype=dtype), rewritten(order, "modules").to(dtype)):
+        load_original_state_dict(graph_module, attention(1).state_dict())
+        assert_equal(graph_module.state_dict(), expected)
+
+
+@every_order
+@pytest.mark.parametrize("absent", ["embed.weight", "head.weight"])
+def test_tied_keys_may_be_left_out(order: str, absent: str) -> None:
+    graph_module, checkpoint = rewritten(order, "modules"), attention(1).state_dict()
+    kept = graph_module.get_parameter("embed.weight")
+    del checkpoint[absent]
+    load_original_state_dict(graph_module, checkpoint)
+    assert_equal(graph_module.state_dict(), rewritten(order, "modules", 1).state_dict())
+    assert original_state_dict(graph_module)["embed.weight"].data_ptr() == kept.data_ptr()
+
+
+@every_order
+def test_problems_are_named_at_once(order: str) -> None:
+    graph_module = rewritten(order, "modules")
+    before = {key: value.clone() for key, value in graph_module.state_dict().items()}
+    checkpoint: dict[str, Any] = dict(attention(1).state_dict())
+    del checkpoint["q.bias"]
+    checkpoint |= {"k.bias": torch.zeros(2), "v.weight": torch.zeros(4, 2), "out.bias": [0.0]}
+    with pytest.raises(CheckpointError) as caught:
+        load_original_state_dict(graph_module, checkpoint)
+    for text in ("missing: `q.bias`", "not in the original model: `k.bias`", "(4, 2), expected (2, 4)", "type list"):
+        assert text in str(caught.value)
+    assert_equal(graph_module.state_dict(), before)
+
+
+def test_original_parameters_that_share_memory_see_what_is_loaded() -> None:
+    model = attention()
+    graph_module = MergeLinears(share_storage=True)(graph_of(model, "modules", IDS))
+    load_original_state_dict(graph_module, attention(1).state_dict())
+    for key in ("q.weight", "k.weight", "v.bias"):
+        assert torch.equal(model.get_parameter(key), attention(1).get_parameter(key))
+    saved = original_state_dict(graph_module)
+    assert_equal(saved, attention(1).state_dict())
+    assert saved["q.weight"].untyped_storage().nbytes() == 8 * 4 * 4
+
+
+def test_trained_stand_ins_are_told() -> None:
+    graph_module = rewritten("merge", "modules")
+    with torch.no_grad():
+        graph_module.get_parameter("q_k_v_merged.bias")[8] = 1.0
+    with pytest.raises(NotReversibleError, match=r"`q_k_v_merged\.bias` \(pass `merge-linears`\) holds stand-in"):
+        original_state_dict(graph_module)
+
+
+def test_the_key_map_in_vllms_formats() -> None:
+    found = key_map(rewritten("merge", "modules"))
+    assert found.vllm_packed_modules_mapping() == {"q_k_v_merged": ["q", "k", "v"]}
+    graph_module = MergeLinears()(graph_of(Plain().eval(), "modules", torch.zeros(1, 4)))
+    assert key_map(graph_module).vllm_orig_to_new_stacked() == {
+        "q.weight": ("q_k_v_merged.weight", 0),
+        "k.weight": ("q_k_v_merged.weight", 1),
+        "v.weight": ("q_k_v_merged.weight", 2),
+    }
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(4, size, bias=False) for size in (8, 2, 2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.q(x), self.k(x), self.v(x)

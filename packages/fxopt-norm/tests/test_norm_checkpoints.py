@@ -1,0 +1,290 @@
+"""Checkpoints of the original model in models with folded batch norms: folded going in, an identity coming out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from norm_forms import FORMS, graph_of
+from norm_models import chain, randomised
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_core import NotReversibleError, Transformation, compose
+from fxopt_core.checkpoints import load_original_state_dict, original_state_dict
+from fxopt_core.errors import CheckpointError
+from fxopt_core.key_tracing import key_map
+from fxopt_norm import (
+    FuseBatchNorm1dInConv1d,
+    FuseBatchNorm1dInLinear,
+    FuseBatchNorm2dInConv2d,
+    FuseBatchNorm3dInConv3d,
+    FuseBatchNormInConvTranspose,
+)
+from fxopt_norm.formulas import fold_after, fold_before, restore_after, restore_before
+
+IMAGES = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+ROWS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Transformation], Tensor]] = {
+    "conv": (lambda: chain(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)), FuseBatchNorm2dInConv2d, IMAGES),
+    "no bias": (lambda: chain(nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6)), FuseBatchNorm2dInConv2d, IMAGES),
+    "no affine": (
+        lambda: chain(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, affine=False)),
+        FuseBatchNorm2dInConv2d,
+        IMAGES,
+    ),
+    "neither": (
+        lambda: chain(nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6, affine=False, eps=1e-2)),
+        FuseBatchNorm2dInConv2d,
+        IMAGES,
+    ),
+    "groups": (lambda: chain(nn.Conv2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)), FuseBatchNorm2dInConv2d, IMAGES),
+    "two norms": (
+        lambda: chain(nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6), nn.BatchNorm2d(6, eps=1e-3)),
+        FuseBatchNorm2dInConv2d,
+        IMAGES,
+    ),
+    "transposed": (
+        lambda: chain(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)),
+        FuseBatchNormInConvTranspose,
+        IMAGES,
+    ),
+    "linear": (lambda: chain(nn.Linear(4, 6), nn.BatchNorm1d(6)), FuseBatchNorm1dInLinear, ROWS),
+    "norm first": (lambda: chain(nn.BatchNorm1d(4), nn.Linear(4, 6)), FuseBatchNorm1dInLinear, ROWS),
+    "norm first, no bias": (
+        lambda: chain(nn.BatchNorm1d(4), nn.Linear(4, 3, bias=False)),
+        FuseBatchNorm1dInLinear,
+        ROWS,
+    ),
+    "norm first, tall": (
+        lambda: chain(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 7, bias=False)),
+        FuseBatchNorm1dInLinear,
+        ROWS,
+    ),
+    "between": (
+        lambda: chain(nn.BatchNorm1d(4), nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)),
+        FuseBatchNorm1dInLinear,
+        ROWS,
+    ),
+    "counter": (
+        lambda: chain(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.Conv1d(6, 2, 3), nn.BatchNorm1d(2)),
+        FuseBatchNorm1dInConv1d,
+        torch.randn(2, 4, 9),
+    ),
+    "volume": (
+        lambda: chain(nn.Conv3d(4, 2, 3), nn.BatchNorm3d(2)),
+        FuseBatchNorm3dInConv3d,
+        torch.randn(2, 4, 4, 4, 4),
+    ),
+}
+every_model = pytest.mark.parametrize("name", list(MODELS))
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def made(name: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return MODELS[name][0]()
+
+
+def folded(model: nn.Module, name: str, form: str) -> GraphModule:
+    _, make_pass, inputs = MODELS[name]
+    dtype = next(model.parameters()).dtype
+    graph_module = make_pass()(graph_of(model, form, inputs.to(dtype)), expect=None)
+    assert not [module for module in graph_module.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    return graph_module
+
+
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert list(one) == list(other)
+    for key, value in one.items():
+        assert value.dtype == other[key].dtype and torch.equal(value, other[key]), key
+
+
+@every_model
+@every_form
+def test_loading_folds_on_the_way(name: str, form: str) -> None:
+    graph_module, new = folded(made(name, 0), name, form), made(name, 1)
+    load_original_state_dict(graph_module, graph_of(new, form, MODELS[name][2]).state_dict())
+    assert_equal(graph_module.state_dict(), folded(new, name, form).state_dict())
+    inputs = MODELS[name][2]
+    torch.testing.assert_close(graph_module(inputs), new(inputs), rtol=1e-4, atol=1e-4)
+
+
+@every_model
+@every_form
+def test_what_is_saved_computes_the_same(name: str, form: str) -> None:
+    graph_module = folded(made(name, 0), name, form)
+    original, other = (graph_of(made(name, seed), form, MODELS[name][2]) for seed in (0, 1))
+    before = {key: value.clone() for key, value in graph_module.state_dict().items()}
+    saved = original_state_dict(graph_module)
+    assert list(saved) == list(original.state_dict())
+    assert {key: (v.shape, v.dtype) for key, v in saved.items()} == {
+        key: (v.shape, v.dtype) for key, v in original.state_dict().items()
+    }
+    inputs = MODELS[name][2]
+    assert str(other.load_state_dict(saved)) == "<All keys matched successfully>"
+    torch.testing.assert_close(other(inputs), original(inputs), rtol=1e-4, atol=1e-4)
+    load_original_state_dict(graph_module, saved)
+    for key, value in graph_module.state_dict().items():
+        if "norm first" in name or name == "between":
+            torch.testing.assert_close(value, before[key])
+        else:
+            assert torch.equal(value, before[key]), key
+
+
+@every_model
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes(name: str, dtype: torch.dtype) -> None:
+    """A float32 checkpoint; the model had its dtype before the fold, or got it since."""
+    checkpoint, reference = made(name, 1).state_dict(), made(name, 0).to(dtype)
+    reference.load_state_dict(checkpoint)
+    form = "modules"
+    expected = folded(reference, name, form).state_dict()
+    for graph_module in (folded(made(name, 0).to(dtype), name, form), folded(made(name, 0), name, form).to(dtype)):
+        load_original_state_dict(graph_module, checkpoint)
+        assert_equal(graph_module.state_dict(), expected)
+
+
+@pytest.mark.parametrize("name", ["conv", "neither", "linear"])
+def test_wide_statistics_beside_half_weights_stay_wide(name: str) -> None:
+    def mixed(seed: int) -> nn.Module:
+        model = made(name, seed).half()
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.float()
+        return model
+
+    checkpoint, reference = made(name, 1).state_dict(), mixed(0)
+    reference.load_state_dict(checkpoint)
+    graph_module = folded(mixed(0), name, "modules")
+    load_original_state_dict(graph_module, checkpoint)
+    assert_equal(graph_module.state_dict(), folded(reference, name, "modules").state_dict())
+    saved = original_state_dict(graph_module)
+    assert {key: value.dtype for key, value in saved.items()} == {k: v.dtype for k, v in reference.state_dict().items()}
+    before = {key: value.clone() for key, value in graph_module.state_dict().items()}
+    load_original_state_dict(graph_module, saved)
+    assert_equal(graph_module.state_dict(), before)
+
+
+def test_memory_format_is_kept() -> None:
+    model: Any = made("conv", 0)
+    model.to(memory_format=torch.channels_last)
+    graph_module = folded(model, "conv", "modules")
+    load_original_state_dict(graph_module, made("conv", 1).state_dict())
+    (weight,) = (value for key, value in graph_module.state_dict().items() if key.endswith("weight"))
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert original_state_dict(graph_module)["0.weight"].is_contiguous()
+
+
+@pytest.mark.parametrize("name", ["conv", "norm first"])
+def test_weights_out_of_range_are_refused(name: str) -> None:
+    graph_module = folded(made(name, 0).half(), name, "modules")
+    before = {key: value.clone() for key, value in graph_module.state_dict().items()}
+    checkpoint = made(name, 1).state_dict()
+    (variance,) = (key for key in checkpoint if key.endswith("running_var"))
+    checkpoint[variance] = torch.full_like(checkpoint[variance], -1e-5)
+    with pytest.raises(CheckpointError, match=rf"computed from .*`{variance}`.*would not be finite in torch\.float16"):
+        load_original_state_dict(graph_module, checkpoint)
+    assert_equal(graph_module.state_dict(), before)
+
+
+def test_inputs_of_a_fold_that_are_missing_leave_it_as_it_is() -> None:
+    model = chain(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 2, 3), nn.BatchNorm2d(2))
+    graph_module = FuseBatchNorm2dInConv2d()(graph_of(model, "modules", IMAGES))
+    before = {key: value.clone() for key, value in graph_module.state_dict().items()}
+    torch.manual_seed(1)
+    new = randomised(chain(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 2, 3), nn.BatchNorm2d(2)))
+    checkpoint = {key: value for key, value in new.state_dict().items() if key != "1.running_var"}
+    assert load_original_state_dict(graph_module, checkpoint, strict=False).missing_keys == ["1.running_var"]
+    now = graph_module.state_dict()
+    assert torch.equal(now["0_folded.weight"], before["0_folded.weight"])
+    assert not torch.equal(now["2_folded.weight"], before["2_folded.weight"])
+
+
+def test_a_trained_bias_may_have_no_way_back() -> None:
+    """Seven equations for four numbers."""
+    graph_module = folded(made("norm first, tall", 0), "norm first, tall", "modules")
+    original_state_dict(graph_module)
+    with torch.no_grad():
+        graph_module.get_parameter("1_folded.bias").normal_()
+    with pytest.raises(
+        NotReversibleError, match=r"`1_folded\.bias` \(pass .*\): .* has no bias, .* no shift"
+    ) as caught:
+        original_state_dict(graph_module)
+    assert caught.value.pass_name == "fuse-batch-norm1d-in-linear"
+
+
+def test_all_families_of_folds_compose() -> None:
+    model = chain(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ConvTranspose2d(6, 2, 3), nn.BatchNorm2d(2))
+    graph_module = compose(FuseBatchNorm2dInConv2d(), FuseBatchNormInConvTranspose())(
+        graph_of(model, "modules", IMAGES)
+    )
+    assert list(key_map(graph_module).original_keys) == list(model.state_dict())
+    model.load_state_dict(original_state_dict(graph_module))
+    torch.testing.assert_close(model(IMAGES), graph_module(IMAGES))
+
+
+def test_meta_modules_are_loaded_by_assigning() -> None:
+    for name in MODELS:
+        graph_module = folded(made(name, 0), name, "modules").to("meta")
+        load_original_state_dict(graph_module, made(name, 1).state_dict(), assign=True)
+        assert_equal(graph_module.state_dict(), folded(made(name, 1), name, "modules").state_dict())
+
+
+DTYPES = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
+
+
+@given(
+    dtype=DTYPES,
+    eps=st.one_of(st.sampled_from([0.0, 1e-12, 1e-5, 1e-3, 0.1, 1.0]), st.floats(0, 1)),
+    biased=st.booleans(),
+    affine=st.booleans(),
+    scale=st.floats(-30, 30),
+    seed=st.integers(0, 2**20),
+)
+@settings(max_examples=150, deadline=None)
+def test_folding_what_was_restored_gives_the_same_bits(
+    dtype: torch.dtype, eps: float, biased: bool, affine: bool, scale: float, seed: int
+) -> None:
+    """Rounding of the variance changes no weight, however small or large."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = (torch.randn(16, 5, generator=generator, dtype=torch.float64) * 2.0**scale).to(dtype)
+    bias = (torch.randn(16, generator=generator, dtype=torch.float64) * 2.0**scale).to(dtype)
+    shapes: dict[str, tuple[int, ...] | None] = dict.fromkeys(
+        ("bias", "mean", "var", "norm_weight", "norm_bias"), (16,)
+    )
+    shapes |= {"weight": (16, 5), "bias": (16,) if biased else None}
+    if not affine:
+        shapes |= {"norm_weight": None, "norm_bias": None}
+    found = {key: value.to(dtype) for key, value in restore_after(weight, bias, eps=eps, shapes=shapes).items()}
+    assert {key: tuple(value.shape) for key, value in found.items()} == {k: s for k, s in shapes.items() if s}
+    again = fold_after(**{key: found.get(key) for key in shapes}, eps=eps)  # type: ignore[arg-type]  # the weight is there
+    assert torch.equal(again[0], weight) and torch.equal(again[1], bias)
+
+
+@given(dtype=DTYPES, biased=st.booleans(), affine=st.booleans(), rows=st.integers(1, 9), seed=st.integers(0, 2**20))
+@settings(max_examples=100, deadline=None)
+def test_folding_before_what_was_restored_gives_nearly_the_same(
+    dtype: torch.dtype, biased: bool, affine: bool, rows: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    original = [torch.randn(rows, 5, generator=generator), torch.randn(rows, generator=generator) if biased else None]
+    original += [torch.randn(5, generator=generator), torch.rand(5, generator=generator) + 0.5]
+    original += [torch.randn(5, generator=generator) if affine else None for _ in range(2)]
+    cast = [None if tensor is None else tensor.to(dtype) for tensor in original]
+    names = ("weight", "bias", "mean", "var", "norm_weight", "norm_bias")
+    shapes = {name: None if t is None else tuple(t.shape) for name, t in zip(names, cast, strict=True)}
+    weight, bias = fold_before(*cast, eps=1e-5)  # type: ignore[arg-type]  # the weight is there
+    try:
+        found = {key: t.to(dtype) for key, t in restore_before(weight, bias, eps=1e-5, shapes=shapes).items()}
+    except NotReversibleError:
+        assert not biased and rows > 5  # the rounded bias is none that a shift gives
+        return
+    again = fold_before(**{name: found.get(name) for name in names}, eps=1e-5)  # type: ignore[arg-type]  # as above
+    assert torch.equal(again[0], weight)
+    tolerance = 20 * torch.finfo(dtype).eps * float(weight.abs().sum(1).max() + 1)
+    torch.testing.assert_close(again[1], bias, rtol=tolerance, atol=tolerance)
