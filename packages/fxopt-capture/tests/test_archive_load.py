@@ -116,7 +116,7 @@ def test_containers_and_constants(tmp_path: Path) -> None:
         torch.testing.assert_close(call, model(pair, rest, negate=True), rtol=0, atol=0)
     with pytest.raises(CaptureError, match="has negate=True baked in"):
         loaded(pair, rest, negate=False)
-    with pytest.raises(CaptureError, match="argument `rest` .* is a list of 1"):
+    with pytest.raises(CaptureError, match=r"argument `rest` .* is a list of 1"):
         loaded(pair, rest[:1])
     with pytest.raises(CaptureError, match=r"valid for inputs with pair\['left'\].size\(\)\[0\] <= 16"):
         loaded({"left": torch.randn(17, 3), "right": pair["right"]}, [torch.randn(17, 3), rest[1]])

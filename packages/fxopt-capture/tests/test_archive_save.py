@@ -248,7 +248,7 @@ class Functional(nn.Module):
 def test_a_traced_module(tmp_path: Path) -> None:
     model = Functional().eval()
     original, transformed = symbolic_trace(model), PadOutputs()(symbolic_trace(model), expect=1)
-    with pytest.raises(CaptureError, match="nothing is known of the shape of input `x`.*give example inputs"):
+    with pytest.raises(CaptureError, match=r"nothing is known of the shape of input `x`.*give example inputs"):
         save(transformed, tmp_path / "model.pt2")
     save(transformed, tmp_path / "model.pt2", (torch.randn(2, 3, 4),))
     loaded = load(tmp_path / "model.pt2")
@@ -372,7 +372,7 @@ def thirds(x: Tensor) -> Tensor:
 
 def test_what_cannot_be_archived_is_named(tmp_path: Path) -> None:
     own = OwnPass()(capture(Perceptron(), torch.randn(2, 4)))
-    with pytest.raises(CaptureError, match="cannot be saved with its ledger: node `div` calls .*thirds.*ledger=False"):
+    with pytest.raises(CaptureError, match=r"cannot be saved with its ledger: node `div` calls .*thirds.*ledger=False"):
         save(own, tmp_path / "own.pt2")
     assert not list(tmp_path.iterdir())
     save(own, tmp_path / "own.pt2", ledger=False)

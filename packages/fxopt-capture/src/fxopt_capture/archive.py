@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import CaptureError
-from fxopt_core.ledger import Ledger
+from fxopt_core.ledger import LEDGER_VERSION, Ledger
 from fxopt_core.marks import META_KEY
 
 from .archive_call import call_to_save, guards_in, guards_to_state
@@ -109,13 +109,17 @@ def _extra_files(graph_module: GraphModule, program: ExportedProgram, form: Call
     try:
         return {FILE: write_document(graph_module, program, form, _mode(graph_module))}
     except Unarchivable as error:
-        known = graph_module.meta.get(META_KEY)
-        if not isinstance(known, Ledger) or not known.records:
+        if not _has_history(graph_module):
             return {}  # the program says all that there is to say
         raise CaptureError(
             f"the graph module cannot be saved with its ledger: {error}. Undo what was done or change that, or save it "
             f"with ledger=False, after which nothing can be undone"
         ) from error
+
+
+def _has_history(graph_module: GraphModule) -> bool:
+    ledger = graph_module.meta.get(META_KEY)
+    return isinstance(ledger, Ledger) and (ledger.version > LEDGER_VERSION or bool(ledger.records))
 
 
 def _mode(graph_module: GraphModule) -> bool | None:

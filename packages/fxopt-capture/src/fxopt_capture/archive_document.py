@@ -18,16 +18,16 @@ from torch.fx import Graph, GraphModule
 from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger import Ledger, set_ledger
-from fxopt_core.ledger_codec import ledger_from_json, ledger_to_json, tag_from_json, tag_to_json
-from fxopt_core.ledger_rows import NodeAdded, NodeRemoved
+from fxopt_core.ledger_codec import tag_from_json, tag_to_json
 from fxopt_core.marks import META_KEY
 from fxopt_core.shape_inference import infer_shapes
 
 from .archive_digest import program_digest
 from .archive_inputs import GuardedCall, ProgramInputs, read_inputs
+from .archive_ledger import read_ledger, write_ledger
 from .archive_modules import module_rows, tree_of
 from .archive_raising import binding_of
-from .archive_table import check_names, graph_rows, is_archivable, read_graph
+from .archive_table import check_names, graph_rows, read_graph
 from .archive_values import Json, Unarchivable, from_json, to_json
 from .arguments import CallForm, Parameter
 from .assertions import with_asserted_dtypes
@@ -67,29 +67,7 @@ def write_document(graph_module: GraphModule, program: ExportedProgram, form: Ca
 
 def _ledger_text(graph_module: GraphModule) -> str | None:
     ledger = graph_module.meta.get(META_KEY)
-    if not isinstance(ledger, Ledger):
-        return None
-    _check_ledger(ledger)
-    try:
-        return ledger_to_json(ledger)
-    except FxoptError as error:
-        raise Unarchivable(f"the ledger cannot be written: {error}") from error
-
-
-def _check_ledger(ledger: Ledger) -> None:
-    """Check that what undoing would put into the graph is what an archive may call.
-
-    Raises:
-        Unarchivable: it is something else.
-    """
-    for record in ledger.records:
-        for operation in record.operations or ():
-            row = operation.row if isinstance(operation, NodeAdded | NodeRemoved) else None
-            if row is not None and not is_archivable(row.op, row.name, row.target):
-                raise Unarchivable(
-                    f"record `{record.pass_name}` has a node `{row.name}` that calls {row.target}, which is no "
-                    f"function of torch"
-                )
+    return write_ledger(ledger) if isinstance(ledger, Ledger) else None
 
 
 def _form_rows(form: CallForm) -> Json:
@@ -178,9 +156,7 @@ def _restore(document: Json, program: ExportedProgram) -> CapturedModule:
     if not calls_guards:
         restored.register_forward_pre_hook(GuardedCall(guards), with_kwargs=True)
     if document["ledger"] is not None:
-        ledger = ledger_from_json(document["ledger"])
-        _check_ledger(ledger)
-        set_ledger(restored, ledger)
+        set_ledger(restored, read_ledger(document["ledger"]))
     _infer(restored, inputs)
     return restored
 

@@ -20,6 +20,7 @@ from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
 
 from .archive_inputs import GuardedCall
+from .conditions import size_expression
 from .failure import source_of
 from .guards import InputGuards
 from .preserving import preserved
@@ -170,11 +171,11 @@ def _demand_dynamic(program: ExportedProgram, call: ArchiveCall) -> None:
     for path, value, dimensions in zip(paths, user_values(program), call.dynamic, strict=False):
         for dimension in dimensions:
             size = value.shape[dimension] if isinstance(value, torch.Tensor) else None
-            if isinstance(size, int):
+            if size is not None and size_expression(size) is None:
                 raise CaptureError(
                     f"dimension {dimension} of input {path} is dynamic in this graph module, and the program to be "
-                    f"saved would hold for size {size} alone, because something in the graph fixes it: a pass or a "
-                    f"node that was added. Give `dynamic_shapes` that make it static to save it so"
+                    f"saved would hold for size {int(size)} alone, because something in the graph fixes it: a pass or "
+                    f"a node that was added. Give `dynamic_shapes` that make it static to save it so"
                 )
 
 

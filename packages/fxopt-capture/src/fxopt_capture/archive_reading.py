@@ -100,6 +100,8 @@ def _check(path: str, weights_only: bool) -> Mapping[str, Any]:
         raise CaptureError(f"{path!r} is a directory; {_ADVICE}")
     try:
         with zipfile.ZipFile(path) as archive:
+            if min((entry.header_offset for entry in archive.infolist()), default=0):
+                raise zipfile.BadZipFile("its first part is no zip file, and a zip file within it is")
             records = {name.partition("/")[2]: name for name in archive.namelist()}
             old = "serialized_exported_program.json" in archive.namelist()
             description = {} if old else _description(path, archive, records)

@@ -14,6 +14,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from fxopt_core.errors import CaptureError
 
 from .guards import Condition, InputGuards, InputSpec, kind_of
+from .inequalities import joined
 
 
 def read_guards(
@@ -31,7 +32,7 @@ def read_guards(
     names = [_display(path) for path in paths]
     specs = [_spec(name, value) for name, value in zip(names, values, strict=True)]
     conditions = [*relations(program.range_constraints, names, values), *_observed(program, paths, names)]
-    return InputGuards(specs, distinct(conditions), mode)
+    return InputGuards(specs, joined(distinct(conditions)), mode)
 
 
 def distinct(conditions: Iterable[Condition]) -> list[Condition]:

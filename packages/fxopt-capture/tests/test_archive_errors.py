@@ -1,0 +1,407 @@
+"""Files that are no archives, archives that were changed, and what an archive must not be able to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from archive_models import PadOutputs, Perceptron
+from torch import Tensor, nn
+
+from fxopt_capture import capture
+from fxopt_capture.archive import load, save
+from fxopt_core import history, undo
+from fxopt_core.errors import CaptureError, FxoptError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """An archive with a ledger."""
+    torch.manual_seed(0)
+    path = tmp_path / "model.pt2"
+    save(PadOutputs()(capture(Perceptron(), torch.randn(2, 4))), path)
+    return path
+
+
+def rewritten(path: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
+    """Return a copy of an archive in which files have other contents, or are left out."""
+    target = path.with_name("changed.pt2")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            content = change(name.partition("/")[2], old.read(name))
+            if content is not None:
+                new.writestr(name, content)
+    return target
+
+
+def with_document(path: Path, change: Callable[[Any], None]) -> Path:
+    """Return a copy of an archive whose document was changed."""
+
+    def changed(name: str, content: bytes) -> bytes:
+        if name != "extra/fxopt.json":
+            return content
+        document = json.loads(content)
+        change(document)
+        return json.dumps(document).encode()
+
+    return rewritten(path, changed)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"there is no file '.*missing.pt2'; give a file that"):
+        load(tmp_path / "missing.pt2")
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="is a directory"):
+        load(tmp_path)
+
+
+def test_text(tmp_path: Path) -> None:
+    (tmp_path / "text.pt2").write_text("weights")
+    with pytest.raises(CaptureError, match="is no archive"):
+        load(tmp_path / "text.pt2")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_a_file_that_was_cut_off(path: Path, share: float) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(CaptureError, match="is cut off or damaged"):
+        load(path)
+
+
+def test_other_archives(tmp_path: Path) -> None:
+    torch.save(nn.Linear(1, 1).state_dict(), tmp_path / "state.pt2")
+    with pytest.raises(CaptureError, match=r"was written by torch.save, and holds no program"):
+        load(tmp_path / "state.pt2")
+    with zipfile.ZipFile(tmp_path / "zip.pt2", "w") as archive:
+        archive.writestr("a/readme", "nothing")
+    with pytest.raises(CaptureError, match="is a zip file without a program"):
+        load(tmp_path / "zip.pt2")
+
+
+def test_an_archive_of_a_newer_torch(path: Path) -> None:
+    def newer(name: str, content: bytes) -> bytes:
+        if name != "models/model.json":
+            return content
+        description = json.loads(content)
+        description["schema_version"]["major"] += 1
+        description["torch_version"] = "3.1.0"
+        return json.dumps(description).encode()
+
+    with pytest.raises(CaptureError, match=r"was written by torch 3\.1\.0 in schema 9\..*install that torch"):
+        load(rewritten(path, newer))
+    later = rewritten(path, lambda name, content: b"7" if name == "archive_version" else content)
+    with pytest.raises(CaptureError, match="is an archive of version 7"):
+        load(later)
+
+
+def test_a_damaged_program(path: Path) -> None:
+    damaged = rewritten(path, lambda name, content: b"{" if name == "models/model.json" else content)
+    with pytest.raises(CaptureError, match="does not describe a program"):
+        load(damaged)
+    lacking = rewritten(path, lambda name, content: None if name.endswith("weight_0") else content)
+    with pytest.raises(CaptureError, match=r"torch\.export\.load cannot read .*which torch 2"):
+        load(lacking)
+
+
+def test_torch_logs_nothing_of_a_failure(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lacking = rewritten(path, lambda name, content: None if name.endswith("weight_0") else content)
+    with pytest.raises(CaptureError):
+        load(lacking)
+    assert capfd.readouterr() == ("", "")
+
+
+# -- the document -----------------------------------------------------------------------------------------------------
+
+
+def test_a_malformed_document(path: Path) -> None:
+    def broken_by(content: bytes) -> Path:
+        return rewritten(path, lambda name, old: content if name == "extra/fxopt.json" else old)
+
+    for content in (b"", b"[]", b"{}", b'{"format": "x"}', b'{"format": 1}', b"[" * 100_000):
+        broken = broken_by(content)
+        with pytest.raises(CaptureError, match=r"fxopt\.json in .* is malformed.*ledger=False"):
+            load(broken)
+        assert load(broken, ledger=False)(torch.ones(2, 4)).shape == (2, 5)
+
+
+MALFORMED: dict[str, Callable[[Any], None]] = {
+    "name": lambda document: document.update(name="a b"),
+    "mode": lambda document: document.update(mode="eval"),
+    "no modules": lambda document: document.update(modules=[]),
+    "no nodes": lambda document: document["graph"].update(rows=[]),
+    "order of users": lambda document: document["graph"].update(orders=[[0, [1, 1]]]),
+    "no such tensor": lambda document: document["modules"][-1]["parameters"][0].__setitem__(1, "other"),
+    "unknown module": lambda document: document["graph"]["rows"][2].update(target="other"),
+    "two nodes of one name": lambda document: document["graph"]["rows"][2].update(name="x"),
+    "node that comes later": lambda document: document["graph"]["rows"][2].update(args=[{"node": 5}]),
+    "node that is none": lambda document: document["graph"]["rows"][2].update(args=[{"node": 500}]),
+    "value that is none": lambda document: document["graph"]["rows"][2].update(args=[{"object": 1}]),
+    "ledger": lambda document: document.update(ledger='{"fxopt_ledger": 1, "records": [7]}'),
+    "tag": lambda document: document["graph"]["rows"][2].update(tag={"marks": 3}),
+}
+
+
+@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
+def test_a_document_with_something_wrong(path: Path, change: Callable[[Any], None]) -> None:
+    with pytest.raises(CaptureError, match=r"fxopt\.json in .* is malformed"):
+        load(with_document(path, change))
+
+
+def test_a_document_of_a_newer_version(path: Path) -> None:
+    newer = with_document(path, lambda document: document.update(format=2))
+    with pytest.raises(CaptureError, match=r"was written in format 2, .* up to 1: upgrade it"):
+        load(newer)
+    assert history(load(newer, ledger=False)) == ()
+
+
+def test_a_ledger_of_a_newer_version(path: Path) -> None:
+    """The module runs, and what asks for the history says which version it takes."""
+    text = '{"fxopt_ledger": 99, "anything": []}'
+    loaded = load(with_document(path, lambda document: document.update(ledger=text)))
+    assert loaded(torch.ones(3, 4)).shape == (3, 5)
+    with pytest.raises(FxoptError, match="version 99"):
+        undo(loaded)
+    save(loaded, path)
+    extra = {"": ""}
+    torch.export.load(path, extra_files=extra)
+    assert json.loads(extra["fxopt.json"])["ledger"] == text
+
+
+def test_a_document_of_another_program(path: Path) -> None:
+    other = path.with_name("other.pt2")
+    save(PadOutputs()(capture(Perceptron(3), torch.randn(2, 3))), other)
+    with zipfile.ZipFile(other) as archive:
+        foreign = archive.read("archive/extra/fxopt.json")
+    mixed = rewritten(path, lambda name, content: foreign if name == "extra/fxopt.json" else content)
+    with pytest.raises(CaptureError, match=r"belongs to another program than the one beside it.*ledger=False"):
+        load(mixed)
+    assert load(mixed, ledger=False)(torch.ones(2, 4)).shape == (2, 5)
+
+
+def test_weights_may_be_others(path: Path) -> None:
+    """An archive whose program was trained on, and which kept its extra files, keeps its ledger."""
+    extra = {"": ""}
+    program = torch.export.load(path, extra_files=extra)
+    with torch.no_grad():
+        for parameter in program.parameters():
+            parameter.fill_(1.0)
+    torch.export.save(program, path, extra_files={"fxopt.json": extra["fxopt.json"]})
+    restored: Any = undo(load(path))
+    assert torch.equal(restored.first.weight, torch.ones(6, 4))
+
+
+# -- what a file must not do ------------------------------------------------------------------------------------------
+
+
+HOSTILE: dict[str, Callable[[Any], None]] = {
+    "a function": lambda document: document["graph"]["rows"][4].update(op="call_function", target="os.system"),
+    "a builtin": lambda document: document["graph"]["rows"][4].update(op="call_function", target="builtins.eval"),
+    "torch.load": lambda document: document["graph"]["rows"][4].update(op="call_function", target="torch.load"),
+    "a loader": lambda document: document["graph"]["rows"][4].update(
+        op="call_function", target="torch.ops.load_library.x"
+    ),
+    "a method": lambda document: document["graph"]["rows"][4].update(op="call_method", target="__reduce_ex__"),
+    "an attribute": lambda document: document["graph"]["rows"][4].update(
+        op="call_function", target="builtins.getattr", args=[{"node": 0}, "__class__"]
+    ),
+    "a computed attribute": lambda document: document["graph"]["rows"][4].update(
+        op="call_function", target="builtins.getattr", args=[{"node": 0}, {"node": 0}]
+    ),
+    "a name of a node": lambda document: document["graph"]["rows"][4].update(name="x = 1; import os"),
+    "a name of an input": lambda document: document["graph"]["rows"][0].update(target="x=print(1)"),
+    "a name of an argument": lambda document: document["graph"]["rows"][4].update(kwargs={"a=print(1)": 1}),
+    "an attribute of the module": lambda document: document["graph"]["rows"][2].update(
+        op="get_attr", target="forward.__globals__", args=[]
+    ),
+    "a class": lambda document: document["modules"][1].update({"class": "subprocess.Popen"}),
+    "a class of torch": lambda document: document["modules"][1].update({"class": "torch.nn.Parameter"}),
+    "an attribute of a class": lambda document: document["modules"][1]["attributes"].append(["__class__", 1]),
+    "the state of a module": lambda document: document["modules"][1]["attributes"].append(["_modules", 1]),
+    "a name of a module": lambda document: document["modules"].append(
+        {**document["modules"][1], "name": 'x"); import os; ("'}
+    ),
+    "a value": lambda document: document["modules"][1].update(attributes=[["x", {"target": "os.system"}]]),
+    "a class in the ledger": lambda document: document.update(
+        ledger=document["ledger"].replace("torch.nn.modules.linear:Linear", "subprocess:Popen")
+    ),
+    "a function of a fold": lambda document: document.update(
+        ledger=document["ledger"].replace(
+            '"seconds"',
+            '"derived": [{"Derived": {"function": "os:system", "inputs": [], "settings": [], '
+            '"outputs": []}}], "seconds"',
+        )
+    ),
+    "a ledger": lambda document: document.update(
+        ledger=document["ledger"].replace(
+            '"op": "call_module", "target": "first"', '"op": "call_function", "target": {"name": "os:system"}'
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_document_calls_nothing_but_torch(
+    path: Path, change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[object] = []
+    monkeypatch.setattr(os, "system", called.append)
+    with pytest.raises(CaptureError, match=r"fxopt\.json in .* is malformed"):
+        load(with_document(path, change))
+    assert not called
+
+
+def test_a_program_demands_nothing_but_sizes(path: Path) -> None:
+    def hostile(name: str, content: bytes) -> bytes:
+        if name != "models/model.json":
+            return content
+        description = json.loads(content)
+        description["guards_code"] = ["__import__('os').getcwd() == 1"]
+        return json.dumps(description).encode()
+
+    for ledger in (True, False):
+        with pytest.raises(CaptureError, match="which is no comparison of sizes"):
+            load(rewritten(path, hostile), ledger=ledger)
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (str(self.path), "w")
+
+
+def test_pickles_are_refused(path: Path) -> None:
+    touched = path.with_name("touched")
+    pickled = path.with_name("inputs")
+    torch.save(((Touch(touched),), {}), pickled)
+    inputs = pickled.read_bytes()
+    hostile = rewritten(path, lambda name, content: inputs if name == "data/sample_inputs/model.pt" else content)
+    with pytest.raises(CaptureError, match=r"the example inputs .* are pickled as Python objects.*weights_only=False"):
+        load(hostile)
+
+    def weights(name: str, content: bytes) -> bytes:
+        if name == "data/weights/model_weights_config.json":
+            config = json.loads(content)
+            next(iter(config["config"].values()))["use_pickle"] = True
+            return json.dumps(config).encode()
+        return pickle.dumps(Touch(touched)) if name == "data/weights/weight_0" else content
+
+    with pytest.raises(CaptureError, match="in it is pickled as Python objects"):
+        load(rewritten(path, weights))
+    assert not touched.exists()
+
+
+# -- types and writing ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Known:
+    """An output that another process may not know."""
+
+    value: Tensor
+
+
+class Wrapped(nn.Module):
+    """Returns a dataclass."""
+
+    def forward(self, x: Tensor) -> Known:
+        return Known(x)
+
+
+def test_types_that_are_not_there(tmp_path: Path) -> None:
+    torch.export.register_dataclass(Known, serialized_type_name=f"{Known.__module__}.Known")
+    path = tmp_path / "model.pt2"
+    save(capture(Wrapped(), torch.ones(2)), path)
+
+    def renamed(name: str, content: bytes) -> bytes:
+        return content.replace(f"{Known.__module__}.Known".encode(), b"elsewhere.Output")
+
+    with pytest.raises(CaptureError, match=r"are of type elsewhere\.Output, .* import the module that defines"):
+        load(rewritten(path, renamed))
+
+
+@contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Iterator[None]:
+    """While open, torch writes half of an archive and fails."""
+
+    def write(program: object, file: Any, **_: object) -> None:
+        file.write(b"half")
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.export, "save", write)
+        yield
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("no name"), KeyboardInterrupt()], ids=repr)
+def test_a_failure_leaves_the_file_that_was_there(
+    path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = path.read_bytes()
+    captured = capture(Perceptron(), torch.randn(2, 4))
+    expected = CaptureError if isinstance(error, Exception) else KeyboardInterrupt
+    with failing(monkeypatch, error), pytest.raises(expected):  # type: ignore[arg-type]  # an interrupt is raised as well
+        save(captured, path)
+    assert path.read_bytes() == content
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    captured = capture(Perceptron(), torch.randn(2, 4))
+    with pytest.raises(CaptureError, match=r"cannot be written: .*No such file or directory"):
+        save(captured, tmp_path / "missing" / "model.pt2")
+    with pytest.raises(CaptureError, match="cannot be written"):
+        save(captured, tmp_path)
+
+
+def test_a_link_stays_a_link(path: Path) -> None:
+    link = path.with_name("link.pt2")
+    link.symlink_to(path)
+    save(capture(Perceptron(), torch.randn(2, 4)), link)
+    assert link.is_symlink()
+    assert history(load(path)) == ()
+
+
+def test_what_is_no_graph_module(tmp_path: Path) -> None:
+    wrong: Any = nn.Linear(2, 2)
+    with pytest.raises(FxoptError, match="GraphModule"):
+        save(wrong, tmp_path / "model.pt2")
+
+
+def test_inputs_that_it_does_not_take(tmp_path: Path) -> None:
+    captured = capture(Perceptron(), torch.randn(2, 4))
+    with pytest.raises(CaptureError, match="takes 1 positional arguments, and 2 were given"):
+        save(captured, tmp_path / "model.pt2", (torch.randn(2, 4), torch.randn(2, 4)))
+    with pytest.raises(CaptureError, match="has size 3 in dimension 1"):
+        save(captured, tmp_path / "model.pt2", torch.randn(2, 3))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_graph_that_fixes_what_varies(tmp_path: Path) -> None:
+    captured = capture(Perceptron(), torch.randn(2, 4))
+    output = next(iter(captured.graph.find_nodes(op="output")))
+    with captured.graph.inserting_before(output):
+        product = output.all_input_nodes[0]
+        call = captured.graph.call_function(torch.ops.aten.expand.default, (product, [2, 5]))
+        output.replace_input_with(product, call)
+    captured.recompile()
+    with pytest.raises(CaptureError, match=r"dimension 0 of input \['x'\] is dynamic in this graph module, and"):
+        save(captured, tmp_path / "model.pt2")
