@@ -60,13 +60,27 @@ def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Out
         arguments = copied(inputs, widened=widened)
         versions = {name: (p, version_of(p)) for name, p in module.named_parameters()}
         with attributes_kept(module):
-            output = functional_call(module, _replaced(module), arguments.inputs.args, arguments.inputs.kwargs)
+            output = _call(module, arguments.inputs)
         written = tuple(name for name, (p, version) in versions.items() if version_of(p) != version)
         shared = _shared(tensors(tree_of(output), "output"), arguments.tensors())
         tree = tree_of(output, keep=lambda tensor: tensor.detach().clone())
         own = {id(tensor) for tensor in arguments.tensors().values()}  # what the run put in may be the module's
         after = tree_of(arguments.inputs, keep=lambda t: t.detach() if id(t) in own else t.detach().clone())
         return Outcome(tree, after, arguments.touched(), shared, written)
+
+
+def _call(module: nn.Module, inputs: Inputs) -> object:
+    """Call a module with copies of the tensors that it may write; a compiled script takes none, and is mended after."""
+    copies = _replaced(module)
+    if not any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+        output: object = functional_call(module, copies, inputs.args, inputs.kwargs)
+        return output
+    try:
+        return module(*inputs.args, **inputs.kwargs)
+    finally:
+        for name, tensor in {**dict(module.named_parameters()), **dict(module.named_buffers())}.items():
+            if name in copies:
+                tensor.copy_(copies[name])
 
 
 def _shared(outputs: Mapping[str, Tensor], arguments: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
