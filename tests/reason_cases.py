@@ -14,6 +14,7 @@ from reason_changes import (
     freeze_one,
     give_copy,
     hook,
+    merge_adapter,
     nearly_no_variance,
     not_parametrized,
     nothing,
@@ -32,6 +33,7 @@ from reason_changes import (
     without_reading,
 )
 from reason_models import (
+    Adapted,
     Apart,
     Biased,
     ByZero,
@@ -43,6 +45,7 @@ from reason_models import (
     Floored,
     FunctionalPair,
     Hidden,
+    LazyNorm,
     NormTwice,
     OfShape,
     OneIsLazy,
@@ -129,6 +132,8 @@ _OF_MODULES = [
     Case("extra-state", MERGE, Pair, ("k",), set_to("k.adapter", nn.Identity()), without("k.adapter")),
     Case("extra-state", MERGE, Pair, ("k",), set_to("k.scale", nn.Parameter(torch.ones(1))), without("k.scale")),
     Case("extra-state", FOLD, Convolution, ("conv",), set_to("conv.note", ["x", {}]), without("conv.note")),
+    *_in_all_forms("adapter", MERGE, Adapted, ("k.base_layer", "lora_A"), mend=merge_adapter),
+    Case("lazy", FOLD, LazyNorm, ("norm",), mend=run_once, runs=False),
     Case("lazy", MERGE, OneIsLazy, ("k",), mend=run_once, runs=False),
     Case("opaque-call", MERGE, Hidden, ("inner",), form="whole", mend=nothing, mended_form="export"),
     Case("shared-module", FOLD, NormTwice, ("norm", "norm_1"), mend=give_copy),

@@ -132,3 +132,11 @@ def nothing(model: Any) -> None:
 def freeze_all(model: Any) -> None:
     """Freeze all of it."""
     model.requires_grad_(False)
+
+
+def merge_adapter(model: Any) -> None:
+    """Add an adapter to its base, and take it off."""
+    adapted, layer = model.k, model.k.base_layer
+    with torch.no_grad():
+        layer.weight += adapted.lora_B["default"].weight @ adapted.lora_A["default"].weight
+    model.k = layer

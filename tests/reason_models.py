@@ -99,6 +99,40 @@ class WeightAsInput(Pair):
         return self.q(x) * 2.0, F.linear(x, x), F.linear(x, self.k.weight, self.k.bias * 2.0)
 
 
+class WithAdapter(nn.Module):
+    """A linear layer with an adapter, its parts named as PEFT names them."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, base.out_features, bias=False)})
+
+    def forward(self, x: Tensor) -> Any:
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+
+
+class Adapted(Pair):
+    """An adapter is attached to one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k: Any = WithAdapter(nn.Linear(4, 2))
+
+
+class LazyNorm(nn.Module):
+    """Batch norm that knows its channels only after it has run once."""
+
+    shape: ClassVar[tuple[int, ...]] = (2, 3, 5, 5)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.LazyBatchNorm2d()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.conv(x))
+
+
 class FunctionalPair(Pair):
     """One of them is a function of tensors."""
 

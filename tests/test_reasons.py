@@ -111,6 +111,7 @@ def division(graph_module: GraphModule) -> str:
     return next((node.name for node in iter_nodes(graph_module.graph) if "div" in node.name), "")
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 class TestEachCase:
     @pytest.mark.parametrize("case", CASES, ids=str)
     def test_is_refused_and_changes_nothing(self, case: Case) -> None:

@@ -88,6 +88,50 @@ class TestTensors:
         assert reasons == ["mutated", None]
 
 
+class Adapted(nn.Module):
+    """A layer with an adapter; PEFT names the parts so."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, 2)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base_layer(x) + self.lora_A["default"](x).sum()
+        return y
+
+
+class OnlyNamed(nn.Module):
+    """A layer that is named as the base of an adapter, and has none."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base_layer(x)
+        return y
+
+
+class TestAdapters:
+    def test_base_and_adapter_stay(self) -> None:
+        model: Any = Model()
+        model.k = Adapted(model.k)
+        index, calls = calls_of(symbolic_trace(model))
+        found = [tensors_refusal(call, index) for call in calls]
+        sites = [(refusal.site, refusal.reason) for refusal in found if refusal is not None]
+        assert sites == [("k.base_layer", "adapter"), ("k.lora_A.default", "adapter")]
+        assert found[0] is None
+        assert found[1] is not None
+        assert "adapter `lora_A` is attached to `k.base_layer`" in found[1].message
+
+    def test_a_name_alone_is_no_adapter(self) -> None:
+        model: Any = Model()
+        model.k = OnlyNamed(model.k)
+        index, calls = calls_of(symbolic_trace(model))
+        assert [tensors_refusal(call, index) for call in calls] == [None, None]
+
+
 class TestSharing:
     class Twice(Model):
         def forward(self, x: Tensor) -> Any:

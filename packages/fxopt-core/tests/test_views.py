@@ -195,6 +195,12 @@ def pruned(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
+def quantized(layer: nn.Linear) -> nn.Module:
+    """Return a module of the name that torch gives to quantized ones, which are no subclasses."""
+    kind: type[nn.Module] = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.modules.linear"})
+    return kind()
+
+
 OBSTACLES: list[tuple[Callable[[nn.Linear], nn.Module], str, str]] = [
     (lambda layer: Adapter(3, 3), "subclass", "is a Adapter, a subclass of torch's own Linear"),
     (hooked, "hooks", "_forward_hooks"),
@@ -216,6 +222,7 @@ OBSTACLES: list[tuple[Callable[[nn.Linear], nn.Module], str, str]] = [
     (gradient_hooked, "hooks", "has a `weight` that has hooks on its gradient"),
     (accumulation_hooked, "hooks", "has a `weight` that has hooks on its gradient"),
     (without_weight, "not-a-parameter", "has no weight"),
+    (quantized, "not-a-parameter", "is quantized (torch.ao.nn.quantized.modules.linear)"),
 ]
 
 

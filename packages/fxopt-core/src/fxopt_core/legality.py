@@ -12,7 +12,10 @@ from fxopt_core.ledger import Refusal
 
 
 def tensors_refusal(call: ParameterisedCall, index: GraphIndex) -> Refusal | None:
-    """Return why the tensors of a call may not be rewritten: tied, under several names, or written in place."""
+    """Return why the tensors of a call may not be rewritten: an adapter's, tied, of several names, written in place."""
+    refusal = _adapter_refusal(call, index)
+    if refusal is not None:
+        return refusal
     if call.module is not None and len(names := index.module_names(call.module)) > 1:
         message = f"module `{call.label}` has several names: {', '.join(f'`{name}`' for name in names)}"
         return index.refuse(call.label, "shared-module", message, call.node)
@@ -25,6 +28,21 @@ def tensors_refusal(call: ParameterisedCall, index: GraphIndex) -> Refusal | Non
         if index.effects.tensor_written(ref.tensor):
             message = f"`{ref.name}` of `{call.label}` is written in place in the graph"
             return index.refuse(call.label, "mutated", message, call.node)
+    return None
+
+
+def _adapter_refusal(call: ParameterisedCall, index: GraphIndex) -> Refusal | None:
+    """Return why a layer that an adapter is attached to, as PEFT names them, or a layer of the adapter has to stay."""
+    names = (call.weight.name if call.weight is not None else call.label).split(".")
+    for place, name in enumerate(names):
+        owner = index.modules.get(".".join(names[:place])) if name == "base_layer" or name.startswith("lora_") else None
+        if owner is None or "base_layer" not in owner._modules:
+            continue
+        others = [other for other in (*owner._modules, *owner._parameters) if other != "base_layer"]
+        if others:
+            attached = f"adapter `{others[0]}` is attached to `{'.'.join((*names[:place], 'base_layer'))}`"
+            message = f"{attached}, so that `{call.label}` stays as it is"
+            return index.refuse(call.label, "adapter", message, call.node)
     return None
 
 

@@ -36,6 +36,14 @@ def owner_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def module_running(node: Node) -> str:
+    """Return the full name of the module whose ``forward`` a tracer or an export made a node of; "" for the root."""
+    stack = node.meta.get("nn_module_stack")
+    entries = list(stack.values()) if isinstance(stack, dict) else []
+    name = entries[-1][0] if entries and isinstance(entries[-1], tuple) and entries[-1] else ""
+    return str(name).split("@")[0]
+
+
 def trains(index: GraphIndex, node: Node, owner: str) -> bool:
     """Return whether an operation trains: an export graph says so itself, elsewhere the owner of its weight does."""
     module = index.modules.get(owner)
@@ -54,7 +62,8 @@ def tensor_ref(
     if not isinstance(value, Node) or tensor is None:
         is_input = isinstance(value, Node) and value.op == "placeholder"
         how = f"is an input, `{value}`" if is_input else f"`{value}` computes"
-        return Obstacle(node.name, "computed-weight", f"node `{node.name}` reads a {what} that {how}")
+        site = module_running(node) or node.name
+        return Obstacle(site, "computed-weight", f"node `{node.name}` reads a {what} that {how}")
     name = str(value.target)
     problem = tensor_problem(tensor, parameter=parameter)
     if problem is None and not index.tensor_names(tensor):
@@ -76,9 +85,7 @@ def weight_and_bias(
     if isinstance(weight, Obstacle):
         return weight
     if isinstance(bias, Obstacle):
-        name = "" if weight is None else weight.name
-        message = bias.message.replace("reads a weight", f"reads `{name}` with a bias")
-        return replace(bias, site=owner_of(name) or bias.site, message=message)
+        return bias if weight is None else replace(bias, site=owner_of(weight.name) or bias.site)
     if weight is None or not isinstance(value, Node):
         return Obstacle(node.name, "unsupported-call", f"node `{node.name}` has no input value or no weight")
     return value, weight, bias
@@ -91,10 +98,12 @@ def read_module(
     view: Callable[[Node, Node, str, Any], CallT | Obstacle],
 ) -> CallT | Obstacle | None:
     """Read a call of a module of one of these classes by ``view(node, input, name, module)``."""
-    module = index.module_of(node)
+    module, name = index.module_of(node), str(node.target)
     if module is None or not isinstance(module, classes):
-        return None
-    name = str(node.target)
+        kind = type(module)
+        if ".quantized." not in kind.__module__ or kind.__name__ not in [cls.__name__ for cls in classes]:
+            return None
+        return Obstacle(name, "not-a-parameter", f"module `{name}` is quantized ({kind.__module__})")
     problem = module_problem(module, classes)
     if problem is not None:
         return Obstacle(name, problem[0], f"module `{name}` {problem[1]}")

@@ -20,6 +20,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "torch.nn.utils.parametrize.remove_parametrizations.",
         "patched-forward": "The module's forward was replaced on the instance. Restore it (`del module.forward`).",
         "extra-state": "The module carries attributes or tensors that its class does not have. Remove them first.",
+        "adapter": "An adapter (LoRA, PEFT) is attached to the layer, or the layer is part of one. Merge the adapter "
+        "into its base first, or take it off: `model.merge_and_unload()`.",
         "lazy": "The module is lazy and has no weights yet. Run the model once before capturing it.",
         "opaque-call": "The layers are inside of a module or operator that the graph calls as a whole. Capture the "
         "model by torch.export, so that the graph shows them.",

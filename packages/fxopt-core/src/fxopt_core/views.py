@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from torch.fx import Node
 
 from fxopt_core.call_forms import (
@@ -85,10 +86,13 @@ def read_convolution(index: GraphIndex, node: Node) -> ConvolutionCall | Obstacl
     )  # fmt: skip
 
 
+_LAZY_NORMS = (nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d)  # no subclasses of what they become
+
+
 def read_batch_norm(index: GraphIndex, node: Node) -> BatchNormCall | Obstacle | None:
     """Read a batch norm: ``nn.BatchNorm1d`` to ``3d``, or ``batch_norm`` of ``F``, ``torch`` or ``aten``."""
     if node.op == "call_module":
-        return read_module(index, node, tuple(NORMS), _batch_norm_view)
+        return read_module(index, node, (*NORMS, *_LAZY_NORMS), _batch_norm_view)
     if node.op == "call_function" and node.target in DECOMPOSED_BATCH_NORMS:
         found = f"node `{node.name}` is a batch norm that was decomposed, into `{node.target}`"
         return Obstacle(node.name, "decomposed", found)
