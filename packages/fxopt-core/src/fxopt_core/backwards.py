@@ -77,6 +77,7 @@ class Backwards:
         Raises:
             UndoError: Something does not fit any more; the graph module is half undone then.
         """
+        self._rebuild_containers()
         for operation in reversed(self.record.operations or ()):
             self._step(operation)
         self.graph._graph_namespace._base_count.clear()
@@ -299,6 +300,24 @@ class Backwards:
         made = nn.Parameter(values, requires_grad=tensor.requires_grad) if row.is_parameter else values
         vars(made).update(row.attributes)
         return made
+
+    def _rebuild_containers(self) -> None:
+        """Make containers again that torch dropped from a copy because they were empty, each behind the one before."""
+        removed = [op for op in self.record.operations or () if isinstance(op, TensorRemoved)]
+        owners = {op.owner.name: op.owner for op in removed if op.owner is not None}
+        missing = {name: row for name, row in owners.items() if not self._is_there(name)}
+        for name in [*missing]:
+            chain = []
+            while name in missing:
+                chain.append(missing.pop(name))
+                parent, _, _ = name.rpartition(".")
+                name = f"{parent}.{chain[-1].previous}" if parent else str(chain[-1].previous)
+            for row in reversed(chain):
+                self._rebuild_module(row)
+
+    def _is_there(self, name: str) -> bool:
+        parent, _, key = name.rpartition(".")
+        return hasattr(self._module(parent), key)
 
     def _rebuild_tensor(self, row: TensorRow) -> None:
         owner_name, _, key = row.name.rpartition(".")

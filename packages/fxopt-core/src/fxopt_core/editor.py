@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from fxopt_core.calls import ParameterisedCall
+from fxopt_core.containers import emptied_row
 from fxopt_core.graph import TargetNodes
 from fxopt_core.index import GraphIndex
 from fxopt_core.key_order import KeyOrder
@@ -331,13 +332,12 @@ class Editor:
         self._check_unused("get_attr", name)
         owner_name, _, key = name.rpartition(".")
         owner = self.graph_module.get_submodule(owner_name)
-        is_parameter = key in owner._parameters
+        is_parameter, persistent = key in owner._parameters, key not in owner._non_persistent_buffers_set
         values: dict[str, Any] = owner._parameters if is_parameter else owner._buffers
-        tensor, persistent = values[key], key not in owner._non_persistent_buffers_set
-        row = self._tensor_row(owner_name, key, tensor, is_parameter, piece, persistent)
+        row = self._tensor_row(owner_name, key, values[key], is_parameter, piece, persistent)
         row = replace(row, previous=self._order(values).remove(key))
         owner._non_persistent_buffers_set.discard(key)
-        self.operations.append(TensorRemoved(row))
+        self.operations.append(TensorRemoved(row, emptied_row(self.graph_module, owner_name, self._order)))
         self.index.forget(name)
         self._site[2].append(name)
 

@@ -43,6 +43,10 @@ class KeyOrder(Generic[V]):
         self._link(previous, self._next.pop(key))
         return previous
 
+    def before(self, key: str) -> str | None:
+        """Return the key that stands before one, None for the first."""
+        return self._previous[key]
+
     def insert_after(self, previous: str | None, key: str, value: V) -> None:
         """Put an entry in behind another one; at the end where that one is gone."""
         if previous not in self._next:

@@ -236,9 +236,15 @@ class ModuleRemoved:
 
 @dataclass(frozen=True)
 class TensorRemoved:
-    """A pass took this parameter or buffer out."""
+    """A pass took this parameter or buffer out.
+
+    Attributes:
+        row: the tensor.
+        owner: the module that held it, where that is empty since and nothing but a container.
+    """
 
     row: TensorRow
+    owner: ModuleRow | None = None
 
 
 @dataclass(frozen=True)
