@@ -132,6 +132,21 @@ def test_odd_calls_are_obstacles(name: str) -> None:
     assert (view.reason, message in view.message) == (reason, True), view.message
 
 
+def test_a_computed_weight_is_that_of_the_module_which_runs() -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.utils.parametrizations.weight_norm(nn.Linear(3, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)  # type: ignore[no-any-return]  # a module gives a tensor here
+
+    graph_module: GraphModule = torch.export.export(Inside().eval(), (torch.randn(2, 3),), strict=False).module()
+    (view,) = views(graph_module)
+    assert isinstance(view, Obstacle)
+    assert (view.site, view.reason) == ("inner", "computed-weight")
+
+
 def test_a_bilinear_layer_is_none() -> None:
     class Bilinear(nn.Module):
         def __init__(self) -> None:
