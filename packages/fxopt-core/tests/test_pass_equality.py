@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 import re
@@ -14,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -344,6 +346,28 @@ class TestKept:
 
     def test_placeholders(self) -> None:
         assert [is_placeholder(value) for value in (object(), Data, None, [], 0)] == [True] + [False] * 4
+
+
+PLAIN = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, -0.0, 1.0, math.nan, "1", b"1"])
+NESTED = st.recursive(
+    PLAIN,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=2).map(tuple) | st.dictionaries(PLAIN, inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(NESTED, NESTED)
+def test_equal_exactly_where_signatures_are(left: Any, right: Any) -> None:
+    for cls in (Counting, Data, Frozen, Mixed, Normalises):
+        key = "unset" if cls is Normalises else "size"
+        one, other, again = (cls(**{key: value}) for value in (left, right, copy.deepcopy(left)))
+        assert (one == other) == (one.signature == other.signature)
+        assert (one != other) == (one.signature != other.signature)
+        assert (one, hash(one), one.signature) == (again, hash(again), again.signature)
+        assert pickle.loads(pickle.dumps(one)) == one
 
 
 SCRIPT = """
