@@ -12,6 +12,7 @@ import json
 import sys
 import types
 import typing
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -120,7 +121,8 @@ def _forms(value: Any, write: Encode) -> Iterator[Any]:
     elif isinstance(value, list):  # torch's immutable ones, too
         yield {"list": [write(item) for item in value]}
     elif isinstance(value, dict):
-        yield {"dict": [[write(key), write(item)] for key, item in value.items()]}
+        kind = "ordered_dict" if isinstance(value, OrderedDict) else "dict"
+        yield {kind: [[write(key), write(item)] for key, item in value.items()]}
     elif typing.get_origin(value) is not None:
         yield from _generic_form(value, write)
 
@@ -252,6 +254,7 @@ _READERS: dict[str, Callable[[Any, Encode], Any]] = {
     "namedtuple": _called("namedtuple", tuple, lambda cls, items: cls(*items)),
     "list": lambda content, read: [read(item) for item in content],
     "dict": lambda content, read: {read(key): read(item) for key, item in content},
+    "ordered_dict": lambda content, read: OrderedDict((read(key), read(item)) for key, item in content),
     "union": lambda content, read: typing.Union[tuple(read(item) for item in content)],  # noqa: UP007
     "generic": _generic,
 }

@@ -293,14 +293,21 @@ def applied_records(graph_module: GraphModule, signature: str) -> list[Record]:
 
 def mark_undone(graph_module: GraphModule, records: Iterable[Record]) -> None:
     """Set the state of records to "undone"; what only undoing needed is dropped from them."""
+    from fxopt_core.renumbering import renumbered, stand_ins  # it reads records
+
     undone = {id(record) for record in records}
     ledger = ledger_of(graph_module)
-    kept = tuple(
-        replace(record, state="undone", operations=None, derived=()) if id(record) in undone else record
-        for record in ledger.records
-    )
+    kept: list[Record] = []
+    numbers: dict[int, int] = {}
+    for record in ledger.records:
+        if id(record) in undone:
+            numbers |= stand_ins(record.operations or ())
+            record = replace(record, state="undone", operations=None, derived=())
+        elif numbers and record.operations:  # a later pass has read what this one put in
+            record = replace(record, operations=renumbered(record.operations, numbers))
+        kept.append(record)
     if undone:
-        set_ledger(graph_module, replace(ledger, records=kept))
+        set_ledger(graph_module, replace(ledger, records=tuple(kept)))
 
 
 def history(graph_module: GraphModule) -> History:

@@ -37,20 +37,31 @@ def recall(value: Any, node_of: Callable[[Ref], Any]) -> Any:
     >>> recall((1, [Ref(2)], Unresolved("math:sqrt")), lambda ref: f"node {ref.id}")
     (1, ['node 2'], <built-in function sqrt>)
     """
+    return mapped(value, node_of, _import)
+
+
+def mapped(
+    value: Any, node_of: Callable[[Ref], Any], named: Callable[[Unresolved], Any] = lambda unresolved: unresolved
+) -> Any:
+    """Return a recorded value with something else in place of references, and of names.
+
+    >>> mapped({"a": (1, slice(Ref(2), None))}, lambda ref: Ref(ref.id + 1))
+    {'a': (1, slice(Ref(id=3), None, None))}
+    """
     if isinstance(value, Ref):
         return node_of(value)
     if isinstance(value, Unresolved):
-        return _import(value)
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return value if type(value) is not tuple else tuple(recall(item, node_of) for item in value)
-    if isinstance(value, tuple):
-        return type(value)(*(recall(item, node_of) for item in value))
+        return named(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(item, node_of, named) for item in value))
+    if type(value) is tuple:
+        return tuple(mapped(item, node_of, named) for item in value)
     if isinstance(value, list):
-        return [recall(item, node_of) for item in value]
+        return [mapped(item, node_of, named) for item in value]
     if isinstance(value, dict):
-        return {key: recall(item, node_of) for key, item in value.items()}
+        return {key: mapped(item, node_of, named) for key, item in value.items()}
     if isinstance(value, slice):
-        return slice(*(recall(item, node_of) for item in (value.start, value.stop, value.step)))
+        return slice(*(mapped(item, node_of, named) for item in (value.start, value.stop, value.step)))
     return value
 
 
