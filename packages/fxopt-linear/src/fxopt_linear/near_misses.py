@@ -40,6 +40,7 @@ class NearMisses:
         self._runs = runs
         self._min_group = min_group
         self._layers: dict[int, tuple[Layer, Refusal | None]] = {}  # by the id of each call
+        self._places = {id(call): place for place, run in enumerate(runs) for call in run}
         values = [run[0].input for run in runs]
         seen: set[Node] = set()
         self._written = {v for v in values if v in seen or seen.add(v)}  # type: ignore[func-returns-value]  # set.add
@@ -59,14 +60,15 @@ class NearMisses:
 
     def _reason(self, group: Sequence[Layer], others: Sequence[Layer]) -> tuple[str, str]:
         first = group[0]
-        different = next((layer for layer in others if layer not in group), None)
-        if different is not None:
-            return _difference(first.first, different.first)
+        outside = [layer for layer in others if layer not in group]
+        if outside:
+            likely = (layer for layer in outside if (layer.first.bias is None) == (first.first.bias is None))
+            return _difference(first.first, next(likely, outside[0]).first)
         neighbour, refusal = self._neighbour(group)
         if neighbour is not None and refusal is not None:
             return "group-too-small", f"`{neighbour.first.label}` on the same input is left alone ({refusal.reason})"
         if neighbour is not None:
-            return _elsewhere(first, neighbour)
+            return self._elsewhere(first, neighbour)
         if any(call.input in self._written for call in first.calls):
             return "mutated", f"`{first.first.input.name}` is written in place between it and the others"
         return "group-too-small", "no other layer is called on just the same inputs"
@@ -80,16 +82,17 @@ class NearMisses:
                     return layer, refusal
         return None, None
 
-
-def _elsewhere(one: Layer, other: Layer) -> tuple[str, str]:
-    """Return a reason and where one of two layers is called on a value that the other one is not called on."""
-    for here, there, reason in ((one, other, "shared-module"), (other, one, "group-too-small")):
-        inputs = {call.input for call in there.calls}
-        call = next((call for call in here.calls if call.input not in inputs), None)
-        if call is not None:
+    def _elsewhere(self, one: Layer, other: Layer) -> tuple[str, str]:
+        """Return a reason and where one of two layers is called on a value that the other one is not called on."""
+        for here, there, reason in ((one, other, "shared-module"), (other, one, "group-too-small")):
+            call = next((call for call in here.calls if self._places[id(call)] not in there.runs), None)
+            if call is None:
+                continue
+            if call.input in self._written and any(call.input is each.input for each in there.calls):
+                break
             called = f"`{here.first.label}` is also called at node `{call.node.name}`, and `{there.first.label}` is not"
             return reason, called
-    return "mutated", f"their input is written in place between `{one.first.label}` and `{other.first.label}`"
+        return "mutated", f"their input is written in place between `{one.first.label}` and `{other.first.label}`"
 
 
 def _difference(one: LinearCall, other: LinearCall) -> tuple[str, str]:
@@ -106,6 +109,11 @@ def _difference(one: LinearCall, other: LinearCall) -> tuple[str, str]:
     if a.requires_grad != b.requires_grad:
         frozen, trains = (other, one) if a.requires_grad else (one, other)
         return "mixed-requires-grad", f"`{frozen.label}` is frozen and `{trains.label}` is trainable"
+    if one.in_features != other.in_features:
+        return (
+            "size-mismatch",
+            f"`{one.label}` takes {one.in_features} features and `{other.label}` {other.in_features}",
+        )
     if one.bias is not None and other.bias is not None:
         a, b = one.bias.tensor, other.bias.tensor
         if a.requires_grad != b.requires_grad:
@@ -113,7 +121,6 @@ def _difference(one: LinearCall, other: LinearCall) -> tuple[str, str]:
             return "mixed-requires-grad", f"the bias of `{frozen.label}` is frozen and that of `{trains.label}` is not"
         found = f"that of `{one.label}` is {a.dtype} on {a.device}, that of `{other.label}` {b.dtype} on {b.device}"
         return "dtype-mismatch", f"their biases differ: {found}"
-    if one.training:
-        unbiased = one if one.bias is None else other
-        return "training", f"`{unbiased.label}` has no bias, and zeros that stand in for it would be trained"
-    return "size-mismatch", f"`{one.label}` takes {one.in_features} features and `{other.label}` {other.in_features}"
+    biased, unbiased = (one, other) if other.bias is None else (other, one)  # in eval mode these would be merged
+    found = f"`{biased.label}` has a bias and `{unbiased.label}` has none"
+    return "training", f"{found}, and zeros that stand in for it would be trained"

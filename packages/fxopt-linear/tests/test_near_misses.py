@@ -1,0 +1,142 @@
+"""Layers that are in no group: the refusal says which other layer keeps them out, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from linear_forms import refusals
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_linear import MergeLinears
+
+
+class Layers(nn.Module):
+    """Linear layers, called as a function says."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Any], change: Callable[[Any], object] | None = None) -> None:
+        super().__init__()
+        for name in ("q", "k", "v"):
+            setattr(self, name, nn.Linear(4, 4))
+        self.eval()
+        self.calls = forward
+        if change is not None:
+            change(self)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.calls(self, x)
+
+
+def told(model: nn.Module, **options: Any) -> dict[str, tuple[str, str]]:
+    """Return reason and message of what is refused, by site."""
+    graph_module = MergeLinears(**options)(torch.fx.symbolic_trace(model))
+    return {refusal.site: (refusal.reason, refusal.message) for refusal in refusals(graph_module)}
+
+
+def both(m: Any, x: Tensor) -> Any:
+    return m.q(x) * 2.0, m.k(x) * 2.0
+
+
+DIFFERENCES: list[tuple[Callable[[Any], object], str, str]] = [
+    (lambda m: m.k.double(), "dtype-mismatch", "`q` is torch.float32 on cpu, and `k` torch.float64 on cpu"),
+    (lambda m: m.k.to("meta"), "dtype-mismatch", "`q` is torch.float32 on cpu, and `k` torch.float32 on meta"),
+    (lambda m: m.k.train(), "mixed-mode", "`k` is in train mode and `q` in eval mode"),
+    (lambda m: m.k.weight.requires_grad_(False), "mixed-requires-grad", "`k` is frozen and `q` is trainable"),
+    (
+        lambda m: m.q.bias.requires_grad_(False),
+        "mixed-requires-grad",
+        "the bias of `q` is frozen and that of `k` is not",
+    ),
+    (
+        lambda m: setattr(m.k, "bias", nn.Parameter(m.k.bias.detach().half())),
+        "dtype-mismatch",
+        "that of `q` is torch.float32 on cpu, that of `k` torch.float16 on cpu",
+    ),
+    (
+        lambda m: setattr(m.train().k, "bias", None),
+        "training",
+        "`q` has a bias and `k` has none, and zeros that stand in for it would be trained",
+    ),
+    (lambda m: setattr(m, "k", nn.Linear(3, 4).eval()), "size-mismatch", "`q` takes 4 features and `k` 3"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason", "found"), DIFFERENCES, ids=[found for _, _, found in DIFFERENCES])
+def test_in_what_two_layers_differ(change: Callable[[Any], object], reason: str, found: str) -> None:
+    refused = told(Layers(both, change))
+    assert {site: reason for site, (reason, _) in refused.items()} == {"q": reason, "k": reason}
+    assert refused["q"][1].endswith(found)
+    for name in ("q", "k"):
+        assert f"`{name}`" in refused["q"][1]
+        assert f"`{name}`" in refused["k"][1]
+
+
+def test_a_layer_without_bias_goes_to_the_first_that_it_fits() -> None:
+    def change(m: Any) -> None:
+        m.v.bias = None
+        m.k.bias.requires_grad_(False)
+
+    def forward(m: Any, x: Tensor) -> Any:
+        return m.v(x) * 2.0, m.q(x) * 2.0, m.k(x) * 2.0
+
+    refused = told(Layers(forward, change))
+    assert list(refused) == ["k"]
+    assert refused["k"][0] == "mixed-requires-grad"
+    assert refused["k"][1].endswith("since the bias of `k` is frozen and that of `q` is not")
+
+
+def test_a_layer_called_elsewhere_is_the_one_at_fault() -> None:
+    refused = told(Layers(lambda m, x: (m.q(x) * 2.0, m.k(x) * 2.0, m.k(x + 1))))
+    because = "since `k` is also called at node `k_1`, and `q` is not"
+    assert {site: reason for site, (reason, _) in refused.items()} == {"q": "group-too-small", "k": "shared-module"}
+    assert refused["q"][1].endswith(because)
+    assert refused["k"][1].endswith(because)
+
+
+def test_a_layer_on_both_sides_of_a_write() -> None:
+    def forward(m: Any, x: Tensor) -> Any:
+        y = m.q(x) * 2.0, m.k(x) * 2.0
+        x.mul_(2.0)
+        return y, m.k(x) * 2.0
+
+    refused = told(Layers(forward))
+    assert {reason for reason, _ in refused.values()} == {"mutated"}
+    assert "between" in refused["k"][1]
+
+
+def test_a_neighbour_that_is_left_alone_is_named_with_its_reason() -> None:
+    refused = told(Layers(both), where="q")
+    assert refused["k"] == ("filtered", "linear `k` does not match where='q'")
+    assert refused["q"][0] == "group-too-small"
+    assert refused["q"][1].endswith("since `k` on the same input is left alone (filtered)")
+
+
+def test_too_few() -> None:
+    refused = told(Layers(both), min_group=3)
+    message = (
+        "linear `q`, `k`: 2 of the 3 layers that a group needs, since no other layer is called on just the same inputs"
+    )
+    assert refused == {"q": ("group-too-small", message)}
+
+
+class Hub(nn.Module):
+    """One layer that is called on every value, each of which another layer is called on as well."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.hub = nn.Linear(2, 2)
+        self.others = nn.ModuleList(nn.Linear(2, 2) for _ in range(size))
+
+    def forward(self, x: Tensor) -> Any:
+        return [self.hub(y) * other(y) for other in self.others for y in [x.relu()]]
+
+
+def test_a_layer_of_many_calls_costs_in_proportion(steps_of: Callable[[Callable[[], object]], int]) -> None:
+    def steps(size: int) -> int:
+        graph_module: GraphModule = torch.fx.symbolic_trace(Hub(size).eval())
+        return steps_of(lambda: MergeLinears()(graph_module, lint_and_recompile=False))
+
+    assert steps(200) < 2.4 * steps(100)
