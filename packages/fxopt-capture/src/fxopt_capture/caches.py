@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 CACHES_MODULE = "transformers.cache_utils"
 
 
@@ -28,9 +30,14 @@ def is_cache_type(kind: object) -> bool:
 def register_cache_type(kind: type) -> None:
     """Make torch's pytrees see into one class of caches, as transformers' exporters do.
 
-    Registering a class lasts for the process, and changes nothing else about it.
+    Registering a class lasts for the process, and changes nothing else about it. Besides, `torch.compile` is told to
+    take the class of a cache that a graph returns for a constant: it cannot follow how transformers looks it up.
     """
-    importlib.import_module("transformers.exporters.exporter_dynamo").register_pytree_node(kind)
+    exporter = importlib.import_module("transformers.exporters.exporter_dynamo")
+    exporter.register_pytree_node(kind)
+    lookup = getattr(exporter, "_path_to_class", None)
+    if lookup is not None:
+        torch.compiler.assume_constant_result(lookup)  # type: ignore[no-untyped-call]  # so it is in torch
 
 
 class CacheReturn:
