@@ -293,18 +293,18 @@ def applied_records(graph_module: GraphModule, signature: str) -> list[Record]:
 
 def mark_undone(graph_module: GraphModule, records: Iterable[Record]) -> None:
     """Set the state of records to "undone"; what only undoing needed is dropped from them."""
-    from fxopt_core.renumbering import renumbered, stand_ins  # it reads records
+    from fxopt_core.renumbering import Renumbering  # few need it
 
     undone = {id(record) for record in records}
     ledger = ledger_of(graph_module)
     kept: list[Record] = []
-    numbers: dict[int, int] = {}
+    before = Renumbering()
     for record in ledger.records:
         if id(record) in undone:
-            numbers |= stand_ins(record.operations or ())
+            before.note(record.operations or ())
             record = replace(record, state="undone", operations=None, derived=())
-        elif numbers and record.operations:  # a later pass has read what this one put in
-            record = replace(record, operations=renumbered(record.operations, numbers))
+        elif before and record.operations:  # a later pass has read what one of them put in
+            record = replace(record, operations=before.adapted(record.operations))
         kept.append(record)
     if undone:
         set_ledger(graph_module, replace(ledger, records=tuple(kept)))

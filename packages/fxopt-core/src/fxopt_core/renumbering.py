@@ -1,67 +1,94 @@
-"""Recorded operations with other numbers for nodes: after an undo out of order, what a later pass read is another node.
+"""What undoing one pass means for the records of later ones: nodes that they have read, and places, are others then.
 
 A later pass has read a node that an earlier one put in. When the earlier one is undone first, the original node is
-read again, and the record of the later one has to say so.
+read again. And where the later one took something out that stood behind what the earlier one had taken out before, that
+stands between them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
 from fxopt_core.ledger_rows import (
+    ModuleRemoved,
+    ModuleRow,
     NodeAdded,
     NodeRemoved,
     NodeReplaced,
     NodeRow,
     Operation,
     Ref,
+    TensorRemoved,
+    TensorRow,
     UsersOrdered,
 )
 from fxopt_core.recalling import mapped
 
-T = TypeVar("T", int, "int | None")
+RowT = TypeVar("RowT", ModuleRow, TensorRow)
+_Place = tuple[type, str, bool, str | None]
 
 
-def stand_ins(operations: Iterable[Operation]) -> dict[int, int]:
-    """Return for each node that a pass put in place of another one the number of that one.
+class Renumbering:
+    """What came back by undoing passes.
 
-    >>> stand_ins((NodeReplaced(1, 2), NodeReplaced(2, 3)))
-    {2: 1, 3: 1}
+    >>> undone = Renumbering()
+    >>> undone.note((NodeReplaced(1, 2), NodeReplaced(2, 3)))
+    >>> undone.adapted((UsersOrdered(0, (3, 4)),))
+    (UsersOrdered(node=0, users=(1, 4)),)
     """
-    found: dict[int, int] = {}
-    for operation in operations:
+
+    def __init__(self) -> None:
+        self._stood_for: dict[int, int] = {}
+        self._behind_node: dict[int | None, int] = {}
+        self._behind: dict[_Place, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._stood_for or self._behind_node or self._behind)
+
+    def note(self, operations: Iterable[Operation]) -> None:
+        """Take notice of the operations of a pass that was undone."""
+        for operation in operations:
+            if isinstance(operation, NodeReplaced):
+                self._stood_for[operation.new] = self._now(operation.old)
+            elif isinstance(operation, NodeRemoved):
+                self._behind_node[operation.row.previous] = operation.row.id
+            elif isinstance(operation, (ModuleRemoved, TensorRemoved)):
+                row = operation.row
+                self._behind[_place(row)] = row.name.rpartition(".")[2]
+
+    def adapted(self, operations: Iterable[Operation]) -> tuple[Operation, ...]:
+        """Return the operations of a later pass as they are now."""
+        return tuple(map(self._adapt, operations))
+
+    def _now(self, number: int) -> int:
+        return self._stood_for.get(number, number)
+
+    def _adapt(self, operation: Operation) -> Operation:
+        if isinstance(operation, (NodeAdded, NodeRemoved)):
+            return replace(operation, row=self._node_row(operation.row))
+        if isinstance(operation, ModuleRemoved):
+            return ModuleRemoved(self._behind_others(operation.row))
+        if isinstance(operation, TensorRemoved):
+            return replace(operation, row=self._behind_others(operation.row))
+        if isinstance(operation, UsersOrdered):
+            return UsersOrdered(self._now(operation.node), tuple(map(self._now, operation.users)))
         if isinstance(operation, NodeReplaced):
-            found[operation.new] = found.get(operation.old, operation.old)
-    return found
+            places = operation.places and tuple((self._now(user), numbers) for user, numbers in operation.places)
+            return NodeReplaced(self._now(operation.old), self._now(operation.new), places)
+        return operation
+
+    def _node_row(self, row: NodeRow) -> NodeRow:
+        args, kwargs = mapped((row.args, row.kwargs), lambda ref: Ref(self._now(ref.id)))
+        previous = None if row.previous is None else self._now(row.previous)
+        return replace(row, args=args, kwargs=kwargs, previous=self._behind_node.get(previous, previous))
+
+    def _behind_others(self, row: RowT) -> RowT:
+        return replace(row, previous=self._behind.get(_place(row), row.previous))
 
 
-def renumbered(operations: Iterable[Operation], numbers: Mapping[int, int]) -> tuple[Operation, ...]:
-    """Return operations with the numbers that nodes have now.
-
-    >>> renumbered((UsersOrdered(1, (2, 3)),), {2: 7})
-    (UsersOrdered(node=1, users=(7, 3)),)
-    """
-
-    def now(number: int) -> int:
-        return numbers.get(number, number)
-
-    return tuple(_renumbered(operation, now) for operation in operations)
-
-
-def _renumbered(operation: Operation, now: Callable[[int], int]) -> Operation:
-    if isinstance(operation, (NodeAdded, NodeRemoved)):
-        return replace(operation, row=_row(operation.row, now))
-    if isinstance(operation, UsersOrdered):
-        return UsersOrdered(now(operation.node), tuple(map(now, operation.users)))
-    if isinstance(operation, NodeReplaced):
-        places = operation.places
-        moved = None if places is None else tuple((now(user), numbers) for user, numbers in places)
-        return NodeReplaced(now(operation.old), now(operation.new), moved)
-    return operation
-
-
-def _row(row: NodeRow, now: Callable[[int], int]) -> NodeRow:
-    args, kwargs = mapped((row.args, row.kwargs), lambda ref: Ref(now(ref.id)))
-    return replace(row, args=args, kwargs=kwargs, previous=None if row.previous is None else now(row.previous))
+def _place(row: ModuleRow | TensorRow) -> _Place:
+    """Return where something stood among its siblings of the same kind."""
+    is_parameter = isinstance(row, TensorRow) and row.is_parameter
+    return type(row), row.name.rpartition(".")[0], is_parameter, row.previous
