@@ -24,7 +24,10 @@ ROOT = Path(__file__).parent.parent
 PLACES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/README.md")
 DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place)})
 OPTIONS = ELLIPSIS | NORMALIZE_WHITESPACE
-NEEDS = {"docs/onwards.md": ("transformers", "onnxscript", "onnxruntime", "torchao")}
+NEEDS = {
+    "docs/checkpoints.md": ("transformers",),
+    "docs/onwards.md": ("transformers", "onnxscript", "onnxruntime", "torchao"),
+}
 """What a document shows beside fxopt. It is skipped where that is not installed, and may warn of what it likes."""
 
 
