@@ -294,7 +294,9 @@ def test_pickles_are_refused(path: Path) -> None:
     torch.save(((Touch(touched),), {}), pickled)
     inputs = pickled.read_bytes()
     hostile = rewritten(path, lambda name, content: inputs if name == "data/sample_inputs/model.pt" else content)
-    with pytest.raises(CaptureError, match=r"the example inputs .* are pickled as Python objects.*weights_only=False"):
+    with pytest.raises(
+        CaptureError, match=r"inputs/model.pt in it names io.open, and is pickled as Python.*weights_only=False"
+    ):
         load(hostile)
 
     def weights(name: str, content: bytes) -> bytes:
@@ -304,7 +306,7 @@ def test_pickles_are_refused(path: Path) -> None:
             return json.dumps(config).encode()
         return pickle.dumps(Touch(touched)) if name == "data/weights/weight_0" else content
 
-    with pytest.raises(CaptureError, match="in it is pickled as Python objects"):
+    with pytest.raises(CaptureError, match=r"model_weights_config.json in it names `.*`, and is pickled as Python"):
         load(rewritten(path, weights))
     assert not touched.exists()
 

@@ -112,7 +112,7 @@ def test_containers_and_constants(tmp_path: Path) -> None:
     dynamic = {"pair": {"left": {0: Dim.AUTO}, "right": None}, "rest": [{0: Dim.AUTO}, None], "negate": None}
     pair, rest = {"left": torch.randn(4, 3), "right": torch.randn(3, 3)}, [torch.randn(4, 3), torch.randn(2)]
     loaded = exported(model, tmp_path, pair, rest, negate=True, shapes=dynamic)
-    for call in (loaded(pair, rest, negate=True), loaded(pair, rest), loaded(rest=tuple(rest), pair=pair)):
+    for call in (loaded(pair, rest, negate=True), loaded(pair, rest), loaded(rest=rest, pair=pair)):
         torch.testing.assert_close(call, model(pair, rest, negate=True), rtol=0, atol=0)
     with pytest.raises(CaptureError, match="has negate=True baked in"):
         loaded(pair, rest, negate=False)

@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 
 from fxopt_core.errors import CaptureError, FxoptError
+from fxopt_core.export_inputs import InputChecks, ModulesAsInputs
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger import Ledger, set_ledger
 from fxopt_core.ledger_codec import tag_from_json, tag_to_json
@@ -23,14 +23,14 @@ from fxopt_core.marks import META_KEY
 from fxopt_core.shape_inference import infer_shapes
 
 from .archive_digest import program_digest
-from .archive_inputs import GuardedCall, ProgramInputs, read_inputs
+from .archive_inputs import GuardedCall, ProgramInputs, guards_row, read_inputs, with_row
 from .archive_ledger import read_ledger, write_ledger
 from .archive_modules import module_rows, tree_of
 from .archive_raising import binding_of
 from .archive_table import check_names, graph_rows, read_graph
 from .archive_values import Json, Unarchivable, from_json, to_json
-from .arguments import CallForm, Parameter
-from .assertions import with_asserted_dtypes
+from .arguments import CallForm, InputBinding, Parameter
+from .caches import CacheReturn
 from .captured import GUARDS, CapturedModule, assemble
 
 FILE = "fxopt.json"
@@ -38,6 +38,9 @@ FILE = "fxopt.json"
 FORMAT = 1
 """Raised when older versions could not read what this one writes."""
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, RuntimeError, FxoptError)
+
+
+_OWN_HOOKS = (InputBinding, GuardedCall, InputChecks, ModulesAsInputs)
 
 
 def write_document(graph_module: GraphModule, program: ExportedProgram, form: CallForm, mode: bool | None) -> str:
@@ -58,6 +61,8 @@ def write_document(graph_module: GraphModule, program: ExportedProgram, form: Ca
         "name": type(graph_module).__name__,
         "mode": mode,
         "form": _form_rows(form),
+        "checks": guards_row(graph_module._modules.get(GUARDS)),
+        "caches": _cache_rows(graph_module),
         "modules": module_rows(graph_module, (GUARDS,), lambda graph: graph_rows(graph, tag_to_json)),
         "graph": graph_rows(graph_module.graph, tag_to_json),
         "ledger": _ledger_text(graph_module),
@@ -68,6 +73,17 @@ def write_document(graph_module: GraphModule, program: ExportedProgram, form: Ca
 def _ledger_text(graph_module: GraphModule) -> str | None:
     ledger = graph_module.meta.get(META_KEY)
     return write_ledger(ledger) if isinstance(ledger, Ledger) else None
+
+
+def _cache_rows(graph_module: GraphModule) -> Json:
+    """Return where outputs are caches that a caller gives; hooks of other kinds cannot be archived."""
+    places: dict[str, Any] = {}
+    for hook in (*graph_module._forward_pre_hooks.values(), *graph_module._forward_hooks.values()):
+        if isinstance(hook, CacheReturn):
+            places.update(hook.places)
+        elif not isinstance(hook, _OWN_HOOKS) and getattr(hook, "__module__", None) != "torch.export._unlift":
+            raise Unarchivable(f"the graph module has a forward hook, {hook}")
+    return [[name, to_json(place)] for name, place in places.items()]
 
 
 def _form_rows(form: CallForm) -> Json:
@@ -145,16 +161,17 @@ def _restore(document: Json, program: ExportedProgram) -> CapturedModule:
     graph = graph_of(document["graph"])
     if document["graph"]["pytree"]:
         graph.set_codegen(inputs.code_generator())
-    guards = inputs.guards(program, mode)
+    guards = with_row(inputs.guards(program, mode), document["checks"])
     calls_guards = any(node.target == GUARDS for node in iter_nodes(graph) if node.op == "call_module")
     _check_regions(graph, tree, calls_guards)
-    if document["graph"]["pytree"]:
-        guards = with_asserted_dtypes(guards, graph)
     binding = binding_of(inputs, form, document["name"])
     restored = assemble(tree, graph, guards, binding)
     graph.lint()
     if not calls_guards:
         restored.register_forward_pre_hook(GuardedCall(guards), with_kwargs=True)
+    if document["caches"]:
+        places = {str(name): from_json(place) for name, place in document["caches"]}
+        restored.register_forward_hook(CacheReturn(places), with_kwargs=True)
     if document["ledger"] is not None:
         set_ledger(restored, read_ledger(document["ledger"]))
     _infer(restored, inputs)
@@ -175,10 +192,7 @@ def _check_regions(graph: Graph, tree: nn.Module, calls_guards: bool) -> None:
 
 def _infer(restored: CapturedModule, inputs: ProgramInputs) -> None:
     """Give the nodes the shapes that their values have, sizes that vary as symbols; without them where torch cannot."""
-    named = {}
-    for name, places in inputs.places.items():
-        named[name] = torch.utils._pytree.tree_map(lambda place: inputs.values[place], places)
     try:
-        infer_shapes(restored, **named)
+        infer_shapes(restored, **inputs.examples)
     except FxoptError:
         return

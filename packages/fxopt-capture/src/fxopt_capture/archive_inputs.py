@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
 
 from .archive_conditions import check_conditions
+from .archive_values import Json, from_json, to_json
 from .arguments import CallForm, InputBinding, Parameter
 from .conditions import read_guards
-from .guards import InputGuards
+from .guards import InputGuards, InputSpec
 from .nesting import Nesting
 
 
@@ -28,30 +29,25 @@ class ProgramInputs:
 
     Attributes:
         module: the program as a graph module without guards.
-        places: per input by name, in the graph's order, the numbers of its leaves in the containers that it has.
+        examples: per input by name, in the graph's order, what the placeholders hold, in the containers that it has.
         positional: how many of them are given by position.
         values: what the placeholders hold in ``meta["val"]``, in order.
     """
 
     module: GraphModule
-    places: Mapping[str, Any]
+    examples: Mapping[str, Any]
     positional: int
     values: Sequence[object]
 
     @property
     def constants(self) -> dict[str, object]:
         """The inputs that the program takes with one value only, by name; the graph does not depend on them."""
-        found = {}
-        for name, places in self.places.items():
-            held = pytree.tree_map(lambda place: self.values[place], places)
-            if not any(isinstance(leaf, torch.Tensor | torch.SymInt) for leaf in pytree.tree_leaves(held)):
-                found[name] = held
-        return found
+        return {name: example for name, example in self.examples.items() if not _holds(example, torch.Tensor)}
 
     def code_generator(self) -> _PyTreeCodeGen:
         """Return what generates a ``forward`` that takes the inputs by name."""
-        spec = pytree.tree_structure(((), dict(self.places)))
-        return _PyTreeCodeGen(_PyTreeInfo(list(self.places), spec, _outputs(self.module)))
+        spec = pytree.tree_structure(((), dict(self.examples)))
+        return _PyTreeCodeGen(_PyTreeInfo(list(self.examples), spec, _outputs(self.module)))
 
     def guards(self, program: ExportedProgram, mode: bool | None) -> InputGuards:
         """Return the check of the inputs.
@@ -59,19 +55,19 @@ class ProgramInputs:
         Raises:
             CaptureError: the program demands something that is no comparison of sizes, or takes numbers that vary.
         """
-        varying = [name for name, places in self.places.items() if _varies(places, self.values)]
+        varying = [name for name, example in self.examples.items() if _holds(example, torch.SymInt | torch.SymFloat)]
         if varying:
             raise CaptureError(
                 f"input `{varying[0]}` of the program is a number that varies, and graphs of fxopt take tensors; "
                 f"export the model with a tensor, or with one value of `{varying[0]}`"
             )
-        guards = read_guards(program, self.places, self.values, mode)
+        guards = read_guards(program, self.examples, self.values, mode)
         check_conditions(guards.conditions)
         return guards
 
 
-def _varies(places: Any, values: Sequence[object]) -> bool:
-    return any(isinstance(values[place], torch.SymInt | torch.SymFloat) for place in pytree.tree_leaves(places))
+def _holds(example: object, kinds: Any) -> bool:
+    return any(isinstance(leaf, kinds) for leaf in pytree.tree_leaves(example))
 
 
 def _outputs(module: GraphModule) -> pytree.TreeSpec:
@@ -94,22 +90,22 @@ def read_inputs(program: ExportedProgram) -> ProgramInputs:
     if not isinstance(codegen, _PyTreeCodeGen):
         raise CaptureError("the program does not say how its inputs are structured")
     info = codegen.pytree_info
-    args, kwargs = pytree.tree_unflatten(list(range(info.in_spec.num_leaves)), info.in_spec)
-    places = {**dict(zip(info.orig_args, args, strict=False)), **kwargs}
-    if len(places) != len(args) + len(kwargs) or not all(name.isidentifier() for name in places):
-        raise CaptureError(f"the program names its inputs {list(info.orig_args)}, of which Python cannot take each")
     values = [node.meta.get("val") for node in iter_nodes(module.graph) if node.op == "placeholder"]
-    return ProgramInputs(module, places, len(args), values)
+    args, kwargs = pytree.tree_unflatten(values, info.in_spec)
+    examples = {**dict(zip(info.orig_args, args, strict=False)), **kwargs}
+    if len(examples) != len(args) + len(kwargs) or not all(name.isidentifier() for name in examples):
+        raise CaptureError(f"the program names its inputs {list(info.orig_args)}, of which Python cannot take each")
+    return ProgramInputs(module, examples, len(args), values)
 
 
 def program_form(inputs: ProgramInputs) -> CallForm:
     """Return how a program is called: those given by position by name too; constants need not be repeated."""
     parameters = tuple(
         Parameter(name, positional=index < inputs.positional, keyword=True, required=True)
-        for index, name in enumerate(inputs.places)
+        for index, name in enumerate(inputs.examples)
     )
     constants = inputs.constants
-    names = tuple(name for name in inputs.places if name not in constants)
+    names = tuple(name for name in inputs.examples if name not in constants)
     return CallForm(parameters, names, constants, frozenset(constants))
 
 
@@ -160,3 +156,30 @@ class GuardedCall:
             CaptureError: the graph is not valid for them.
         """
         self.guards(*pytree.tree_leaves((args, dict(kwargs))))
+
+
+_READ_OFF_THE_PROGRAM = frozenset({"name", "kind", "sizes", "value"})
+_KEPT = tuple(field.name for field in fields(InputSpec) if field.name not in _READ_OFF_THE_PROGRAM)
+
+
+def guards_row(guards: object) -> Json:
+    """Return what guards demand that a program does not say: dtypes."""
+    if not isinstance(guards, InputGuards):
+        return None
+    specs = [{name: to_json(getattr(spec, name)) for name in _KEPT} for spec in guards.specs]
+    return {"specs": specs, "module_dtype": to_json(guards.module_dtype)}
+
+
+def with_row(guards: InputGuards, row: Json) -> InputGuards:
+    """Return the guards of a program that demand what `guards_row` has written, too.
+
+    Raises:
+        ValueError: it was written for other inputs.
+    """
+    if row is None:
+        return guards
+    specs = [
+        replace(spec, **{name: from_json(kept[name]) for name in _KEPT})
+        for spec, kept in zip(guards.specs, row["specs"], strict=True)
+    ]
+    return InputGuards(specs, guards.conditions, guards.mode, from_json(row["module_dtype"]))

@@ -35,17 +35,17 @@ def raise_program(program: ExportedProgram) -> CapturedModule:
     trains = _trains(source)
     stand_in = _stand_in(source, trains)
     source.graph.set_codegen(inputs.code_generator())
-    exported = Export(source, inputs.guards(program, trains), inputs.places, inputs.values)
+    exported = Export(source, inputs.guards(program, trains), inputs.examples, inputs.values)
     return build_captured(stand_in, exported, binding_of(inputs, program_form(inputs), _name(source)))
 
 
 def binding_of(inputs: ProgramInputs, form: CallForm, name: str) -> InputBinding:
     """Return what accepts the calls of a loaded module."""
-    nestings = {key: nesting_of(value) for key, value in inputs.places.items()}
+    nestings = {key: nesting_of(value) for key, value in inputs.examples.items()}
     structures = structures_of(inputs.module.graph)
-    if set(inputs.places) == set(form.inputs):
+    if set(inputs.examples) == set(form.inputs):
         return InputBinding(form, name, structures, nestings)
-    return ArchivedBinding(form, name, structures, nestings, tuple(inputs.places))
+    return ArchivedBinding(form, name, structures, nestings, tuple(inputs.examples))
 
 
 def tie(root: nn.Module) -> None:

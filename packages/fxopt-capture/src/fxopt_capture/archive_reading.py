@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-import io
 import json
 import logging
 import os
@@ -22,6 +21,9 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from fxopt_core.errors import CaptureError
+
+from .archive_pickles import check_pickles
+from .caches import is_cache_type, register_cache_type
 
 _ADVICE = "give a file that torch.export.save or fxopt_capture.save has written"
 _MODEL = "models/model.json"
@@ -50,12 +52,12 @@ def read_archive(path: str, *, weights_only: bool) -> Archive:
     Raises:
         CaptureError: there is no such file, it is no archive, or not one that this version of torch reads.
     """
-    description = _check(path, weights_only)
+    description, classes = _check(path, weights_only)
     _know_types(path, description)
     extra: dict[str, str] = {"": ""}  # torch fills a dictionary only if it is not empty
     failures: list[BaseException] = []
     try:
-        with _quiet(failures):
+        with _quiet(failures), torch.serialization.safe_globals(classes):
             program = torch.export.load(path, extra_files=extra)
     except Exception as error:  # whatever a damaged or foreign file leads to
         cause = failures[0] if failures else error
@@ -83,17 +85,23 @@ def _quiet(failures: list[BaseException]) -> Iterator[None]:
             if record.exc_info and record.exc_info[1] is not None:
                 failures.append(record.exc_info[1])
 
-    logger = logging.getLogger("torch.export")
-    handler, propagate, handlers = Handler(), logger.propagate, logger.handlers
-    logger.propagate, logger.handlers = False, [handler]
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._export")]
+    before = [(logger, logger.propagate, logger.handlers) for logger in loggers]
     try:
+        for logger in loggers:
+            logger.propagate, logger.handlers = False, [Handler()]
         yield
     finally:
-        logger.propagate, logger.handlers = propagate, handlers
+        for logger, propagate, handlers in before:
+            logger.propagate, logger.handlers = propagate, handlers
 
 
-def _check(path: str, weights_only: bool) -> Mapping[str, Any]:
-    """Check a file as far as that goes without torch, and return how it describes its program."""
+def _check(path: str, weights_only: bool) -> tuple[Mapping[str, Any], list[Any]]:
+    """Check a file as far as that goes without torch.
+
+    Returns:
+        How it describes its program, and the harmless classes whose instances are pickled in it.
+    """
     if not os.path.exists(path):
         raise CaptureError(f"there is no file {path!r}; {_ADVICE}")
     if os.path.isdir(path):
@@ -105,9 +113,7 @@ def _check(path: str, weights_only: bool) -> Mapping[str, Any]:
             records = {name.partition("/")[2]: name for name in archive.namelist()}
             old = "serialized_exported_program.json" in archive.namelist()
             description = {} if old else _description(path, archive, records)
-            if weights_only:
-                _refuse_pickles(path, archive, records)
-            return description
+            return description, check_pickles(path, archive, records) if weights_only else []
     except zipfile.BadZipFile as error:
         with open(path, "rb") as file:
             is_cut = file.read(2) == b"PK"
@@ -154,29 +160,6 @@ def _kind(records: Mapping[str, str]) -> str:
     return "is a zip file without a program of torch.export in it"
 
 
-def _refuse_pickles(path: str, archive: zipfile.ZipFile, records: Mapping[str, str]) -> None:
-    """Refuse a file for which torch would unpickle more than tensors."""
-    for record, name in records.items():
-        folder, _, file = record.rpartition("/")
-        if folder in ("data/weights", "data/constants") and file.endswith("_config.json"):
-            config = json.loads(archive.read(name)).get("config", {})
-            pickled = [key for key, entry in config.items() if entry.get("use_pickle")]
-            if pickled:
-                raise CaptureError(_pickled(path, f"`{pickled[0]}` in it is"))
-        elif file.endswith(".pt"):
-            try:
-                torch.load(io.BytesIO(archive.read(name)), weights_only=True)
-            except Exception as error:
-                raise CaptureError(_pickled(path, f"the example inputs ({record}) in it are")) from error
-
-
-def _pickled(path: str, what: str) -> str:
-    return (
-        f"{path!r} was not loaded: {what} pickled as Python objects, and reading them runs code that the file names; "
-        f"if you trust whoever has written it, load it with weights_only=False"
-    )
-
-
 def _know_types(path: str, description: Mapping[str, Any]) -> None:
     """Let torch know the containers of inputs and outputs, where they can be found, or say which it lacks."""
     for name in sorted(set(_types(description))):
@@ -197,12 +180,11 @@ def _found(name: str) -> bool:
         except ImportError:
             return False
     found = getattr(sys.modules.get(module), cls, None)
-    if (
-        name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
-        and dataclasses.is_dataclass(found)
-        and isinstance(found, type)
-    ):
-        torch.export.register_dataclass(found, serialized_type_name=name)
+    if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE and isinstance(found, type):
+        if is_cache_type(found):
+            register_cache_type(found)
+        elif dataclasses.is_dataclass(found):
+            torch.export.register_dataclass(found, serialized_type_name=name)
     return name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
 
 

@@ -106,6 +106,8 @@ def read_graph(data: Json, read_tag: Callable[[Json], NodeTag]) -> Graph:
         kind = target_of(row["type"]) if "type" in row else None
         add_node(graph, row["op"], _target(row["op"], row["target"]), row["name"], kind)
     nodes = list(iter_nodes(graph))
+    if not nodes or nodes[-1].op != "output":
+        raise ValueError("the graph has no output at its end")
     for node, row in zip(nodes, data["rows"], strict=True):
         _fill(node, row, nodes, read_tag)
     for index, users in data["orders"]:

@@ -1,0 +1,126 @@
+"""Archives of Hugging Face models: their output types, caches as inputs and outputs, a process without the model."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fxopt_capture import capture
+from fxopt_capture.archive import load, save
+from fxopt_core.errors import CaptureError
+
+LLAMA = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 99,
+}
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="module")
+def llama(transformers: ModuleType) -> Any:
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval()
+
+
+def tokens(batch: int, length: int) -> Tensor:
+    return torch.randint(3, 99, (batch, length))
+
+
+def check_same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    assert pytree.tree_structure(found) == pytree.tree_structure(expected)
+    for left, right in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-6)
+
+
+def test_a_cache_is_returned(llama: Any, tmp_path: Path) -> None:
+    captured = capture(llama, (tokens(2, 5),), {"use_cache": True})
+    save(captured, tmp_path / "model.pt2")
+    loaded, plain = load(tmp_path / "model.pt2"), load(tmp_path / "model.pt2", ledger=False)
+    for size in ((2, 5), (1, 3), (4, 9)):
+        ids = tokens(*size)
+        expected = llama(ids, use_cache=True)
+        check_same(loaded(ids, use_cache=True), expected)
+        check_same(plain(input_ids=ids), expected)
+
+
+def test_a_step_changes_the_caller_s_cache(llama: Any, tmp_path: Path) -> None:
+    mask = torch.ones(2, 5, dtype=torch.int64)
+    cache = llama(tokens(2, 4)).past_key_values
+    captured = capture(llama, kwargs={"input_ids": tokens(2, 1), "attention_mask": mask, "past_key_values": cache})
+    save(captured, tmp_path / "step.pt2")
+    loaded = load(tmp_path / "step.pt2")
+    for batch, length in ((2, 4), (3, 7)):
+        own = llama(tokens(batch, length)).past_key_values
+        inputs = {"input_ids": tokens(batch, 1), "attention_mask": torch.ones(batch, length + 1, dtype=torch.int64)}
+        given = copy.deepcopy(own)
+        found, expected = loaded(**inputs, past_key_values=given), llama(**inputs, past_key_values=own)
+        check_same(found, expected)
+        assert found.past_key_values is given
+    with pytest.raises(CaptureError, match="attention_mask"):
+        loaded(tokens(2, 1), mask[:, :3], past_key_values=llama(tokens(2, 4)).past_key_values)
+
+
+def test_dtypes_that_the_model_reads(llama: Any, tmp_path: Path) -> None:
+    """What guards know besides what the program says comes back."""
+    captured = capture(llama, kwargs={"inputs_embeds": torch.randn(2, 4, 32), "use_cache": False})
+    save(captured, tmp_path / "model.pt2")
+    loaded: Any = load(tmp_path / "model.pt2")
+    assert loaded._guards_fn.specs == captured._guards_fn.specs  # type: ignore[union-attr]
+    assert loaded._guards_fn.module_dtype == captured._guards_fn.module_dtype  # type: ignore[union-attr]
+    assert loaded._guards_fn.conditions == captured._guards_fn.conditions  # type: ignore[union-attr]
+
+
+def test_output_types_are_found_in_another_process(transformers: ModuleType, tmp_path: Path) -> None:
+    settings = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig(**settings, vocab_size=99)).eval()
+    ids = tokens(2, 5)
+    save(capture(model, (ids,)), tmp_path / "model.pt2")
+    torch.save({"ids": ids, "expected": model(ids).last_hidden_state}, tmp_path / "call.pt")
+    script = """
+        import sys, torch
+        from fxopt_capture.archive import load
+        loaded, told = load("model.pt2"), torch.load("call.pt")
+        with torch.no_grad():
+            found = loaded(told["ids"])
+        assert torch.equal(found.last_hidden_state, told["expected"])
+        assert type(found).__module__ == "transformers.modeling_outputs"
+        assert not any("modeling_bert" in name for name in sys.modules)
+    """
+    without = """
+        import sys
+        sys.modules["transformers"] = None
+        from fxopt_capture.archive import load
+        from fxopt_core.errors import CaptureError
+        try:
+            load("model.pt2")
+        except CaptureError as error:
+            assert "are of type transformers.modeling_outputs.BaseModelOutput" in str(error), error
+        else:
+            raise SystemExit("it was loaded")
+    """
+    for source in (script, without):
+        command = [sys.executable, "-c", textwrap.dedent(source)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
