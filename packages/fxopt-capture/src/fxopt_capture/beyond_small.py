@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from .conditions import distinct
 from .guards import Condition
+from .inequalities import parsed
 
 Interval = tuple[float, float]
 
@@ -31,9 +32,9 @@ def beyond_small_sizes(conditions: Iterable[Condition]) -> list[Condition]:
     ['i[0].size()[1] <= 9', 'i[0].size()[1] != 5']
     """
     simpler = [Condition(_simplified(condition.code), _simplified(condition.text)) for condition in conditions]
-    kept = [condition for condition in simpler if not _always(_parsed(condition.code))]
+    kept = [condition for condition in simpler if not _always(parsed(condition.code))]
     codes = {condition.code for condition in kept}
-    return distinct(condition for condition in kept if not _follows(_parsed(condition.code), codes))
+    return distinct(condition for condition in kept if not _follows(parsed(condition.code), codes))
 
 
 def is_plain(condition: Condition) -> bool:
@@ -46,7 +47,7 @@ def is_plain(condition: Condition) -> bool:
     >>> [is_plain(Condition(code, code)) for code in (f"{size} <= 9", f"{size} * 4 == {other}", f"{size} % 2 == 0")]
     [True, True, False]
     """
-    node = _parsed(condition.code)
+    node = parsed(condition.code)
     if not isinstance(node, ast.Compare) or len(node.ops) > 1:
         return False
     sides = (node.left, node.comparators[0])
@@ -61,15 +62,8 @@ def _is_product(node: ast.expr) -> bool:
     return _is_size(node) or isinstance(node, ast.Constant)
 
 
-def _parsed(source: str) -> ast.expr | None:
-    try:
-        return ast.parse(source, mode="eval").body
-    except SyntaxError:  # the name of an input need not be one of Python
-        return None
-
-
 def _simplified(source: str) -> str:
-    node = _parsed(source)
+    node = parsed(source)
     return source if node is None else ast.unparse(_Bounds().visit(node))
 
 

@@ -52,9 +52,14 @@ class Question:
         return Condition(f"not ({' and '.join(codes)})", f"not ({' and '.join(texts)})")
 
 
-def questions(values: Sequence[object], guards: InputGuards) -> Iterator[Question]:
-    """Yield each group of equal dynamic sizes at 1 and 0 on its own, then all groups at 1 together."""
-    groups = _groups(values, guards)
+def questions(
+    values: Sequence[object], guards: InputGuards, example: Sequence[object] | None = None
+) -> Iterator[Question]:
+    """Yield each group of equal dynamic sizes at 1 and 0 on its own, then all groups at 1 together.
+
+    With `example`, sizes of one dimension that are the same there are taken to be equal too.
+    """
+    groups = _groups(values, guards, example)
     for group in groups:
         for size in _SMALL:
             yield Question(dict.fromkeys(group, size))
@@ -62,10 +67,13 @@ def questions(values: Sequence[object], guards: InputGuards) -> Iterator[Questio
         yield Question({place: 1 for group in groups for place in group})
 
 
-def _groups(values: Sequence[object], guards: InputGuards) -> list[list[Place]]:
-    """Group the dynamic dimensions whose sizes are the same symbol, or are guarded to be equal."""
+def _groups(
+    values: Sequence[object], guards: InputGuards, example: Sequence[object] | None = None
+) -> list[list[Place]]:
+    """Group the dynamic dimensions whose sizes are the same symbol, or are guarded to be equal, or are in `example`."""
     leader: dict[Place, Place] = {}
     by_symbol: dict[object, Place] = {}
+    by_size: dict[Place, Place] = {}
 
     def root(place: Place) -> Place:
         while leader[place] != place:
@@ -75,6 +83,9 @@ def _groups(values: Sequence[object], guards: InputGuards) -> list[list[Place]]:
     for index, dim, expression in dynamic_sizes(values):
         leader[index, dim] = root(by_symbol[expression]) if expression in by_symbol else (index, dim)
         by_symbol.setdefault(expression, (index, dim))
+        tensor = example[index] if example is not None else None
+        if isinstance(tensor, torch.Tensor):
+            leader[root((index, dim))] = root(by_size.setdefault((dim, tensor.size(dim)), (index, dim)))
     for condition in guards.conditions:
         if match := _EQUALITY.fullmatch(condition.code):
             first, second = (int(match[1]), int(match[2])), (int(match[3]), int(match[4]))
@@ -87,7 +98,12 @@ def _groups(values: Sequence[object], guards: InputGuards) -> list[list[Place]]:
 
 
 def open_questions(
-    values: Sequence[object], guards: InputGuards, strict: InputGuards | None, leaves: Sequence[object]
+    values: Sequence[object],
+    guards: InputGuards,
+    strict: InputGuards | None,
+    leaves: Sequence[object],
+    *,
+    alike: bool = False,
 ) -> list[Question]:
     """Return the small sizes that `guards` let pass and that the export for small sizes does not vouch for.
 
@@ -96,10 +112,11 @@ def open_questions(
         guards: those of the usual export.
         strict: those of the export for small sizes, or None where that failed.
         leaves: the example inputs, flat.
+        alike: whether to ask only about sizes that are 0 or 1 together where they are equal in the example.
     """
     abstract = [torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     found = []
-    for question in questions(values, guards):
+    for question in questions(values, guards, leaves if alike else None):
         narrowed = question.applied(abstract)
         if guards.accepts(narrowed) and not (strict is not None and strict.accepts(narrowed)):
             found.append(question)
@@ -120,11 +137,21 @@ def refuted(
     wrong = []
     for question in asked:
         narrowed = question.applied(leaves)
+        flipped = [_flipped(leaf) for leaf in narrowed]
         plain = pytree.tree_unflatten(narrowed, spec)
-        flipped = pytree.tree_unflatten([_flipped(leaf) for leaf in narrowed], spec)
-        if not _equal(model, form, graph_module, plain) or not _equal(model, form, graph_module, flipped, lenient=True):
+        if not _equal(model, form, graph_module, plain):
             wrong.append(question)
+        elif not all(map(_same, narrowed, flipped)):
+            other = pytree.tree_unflatten(flipped, spec)
+            if not _equal(model, form, graph_module, other, lenient=True):
+                wrong.append(question)
     return wrong
+
+
+def _same(left: object, right: object) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return torch.equal(left, right)
+    return left is right
 
 
 def _flipped(leaf: object) -> object:

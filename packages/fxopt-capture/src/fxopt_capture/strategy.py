@@ -101,7 +101,7 @@ def _export_for_all_sizes(
 
     The export for small sizes is tried first. Where it refuses some of them, the guards on them give way to a
     comparison at these sizes. If it fails, or if its guards mix small sizes with others in a way that cannot be told
-    apart, the usual export says what to demand of sizes from 2.
+    apart and refuse some at which the graph is right, the usual export says what to demand of sizes from 2.
     """
     if shapes is None:
         return _try(request, inputs, shapes, errors, small_sizes=False)
@@ -116,7 +116,8 @@ def _export_for_all_sizes(
     guards = _with(cautious.guards, beyond_small_sizes(cautious.guards.conditions))
     plain = _with(guards, [condition for condition in guards.conditions if is_plain(condition)])
     usual = Export(cautious.module, guards, inputs, cautious.values)
-    if open_questions(cautious.values, plain, guards, leaves):
+    asked = open_questions(cautious.values, plain, guards, leaves, alike=True)
+    if any(not refuted([question], request.model, request.form, usual.module, inputs) for question in asked):
         usual = _try(request, inputs, shapes, errors, small_sizes=False)
     return cautious if usual is None else _compared(request, usual, cautious.guards, leaves)
 
