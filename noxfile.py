@@ -63,6 +63,16 @@ def together(session: nox.Session) -> None:
 
 
 @nox.session(requires=["torch", "wheels"])
+def nightly(session: nox.Session) -> None:
+    """Properties of more than five thousand drawn models, others each time, and a fault at every call of every pass."""
+    install(session, ["test", "documents"], PACKAGES)
+    install_models(session)
+    run_pytest(
+        session, "--hypothesis-show-statistics", "tests/test_properties.py", "tests/test_faults.py", profile="nightly"
+    )
+
+
+@nox.session(requires=["torch", "wheels"])
 def demo(session: nox.Session) -> None:
     """Install fxopt with real models and run its demonstration."""
     install(session, [], PACKAGES)
@@ -166,13 +176,13 @@ def with_siblings(names: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def run_pytest(session: nox.Session, *arguments: str) -> None:
-    """Run pytest over what is installed, with the settings of the whole."""
+def run_pytest(session: nox.Session, *arguments: str, profile: str = "ci") -> None:
+    """Run pytest over what is installed, with the settings of the whole and one of Hypothesis's profiles."""
     environment = ENVIRONMENT | {"FXOPT_WHEELS": str(wheel_directory(session))}
     # A selection after `--` may leave a package with nothing to run, which is status 5.
     codes = [0, 5] if session.posargs else [0]
-    # Hypothesis draws the same examples each time and sets no deadline; a plain `pytest` looks for new ones.
-    settings = ["-c", "pyproject.toml", f"--rootdir={ROOT}", "--hypothesis-profile=ci"]
+    # With "ci", Hypothesis draws the same examples each time and sets no deadline; a plain `pytest` looks for new ones.
+    settings = ["-c", "pyproject.toml", f"--rootdir={ROOT}", f"--hypothesis-profile={profile}"]
     session.run("pytest", *settings, *arguments, *session.posargs, env=environment, success_codes=codes)
 
 

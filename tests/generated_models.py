@@ -25,10 +25,17 @@ class Step:
 
 
 class Generated(nn.Module):
-    """Runs its steps, one after the other; returns the values that nothing reads, and a few more."""
+    """Runs its steps, one after the other; returns the values that nothing reads, and a few more.
 
-    def __init__(self, steps: list[Step], layers: dict[str, nn.Module], returned: tuple[int, ...]) -> None:
+    Attributes:
+        shape: that of its input.
+    """
+
+    def __init__(
+        self, steps: list[Step], layers: dict[str, nn.Module], returned: tuple[int, ...], dimensions: int = 0
+    ) -> None:
         super().__init__()
+        self.shape = (BATCH, SIZE, *[5] * dimensions)
         self.steps = steps
         self.layers = nn.ModuleDict(layers)
         self.returned = returned
@@ -99,21 +106,32 @@ class Draft:
 def new_layer(draw: Any, draft: Draft, layer: nn.Module) -> str:
     """Add a layer under a new name, with what makes layers hard: frozen tensors, hooks, ties."""
     name = f"l{len(draft.layers)}"
-    sort = draw(st.sampled_from(["plain"] * 6 + ["frozen", "mixed", "hook", "tied", "train"]))
+    sort = draw(st.sampled_from(["plain"] * 6 + ["frozen", "mixed", "hook", "tied", "train", "transposed", "graded"]))
     if sort in ("frozen", "mixed"):
         for parameter in list(layer.parameters())[: 1 if sort == "mixed" else None]:
             parameter.requires_grad_(False)
     elif sort == "hook":
-        layer.register_forward_hook(lambda module, args, output: output * 0.5)
+        layer.register_forward_hook(halved)
     elif sort == "tied":
         same = [m for m in draft.layers.values() if type(m) is type(layer) and m.weight.shape == layer.weight.shape]
         if same:
             layer.weight = same[0].weight
+    elif sort == "transposed":
+        weight: Tensor = layer.get_parameter("weight").detach()
+        layer.weight = nn.Parameter(weight.transpose(0, -1).contiguous().transpose(0, -1))
+    elif sort == "graded":
+        for parameter in layer.parameters():
+            parameter.grad = torch.ones_like(parameter)
     elif sort == "train" and isinstance(layer, nn.Linear):
         draft.layers[name] = layer.train()
         return name
     draft.layers[name] = layer.eval()
     return name
+
+
+def halved(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """Halve an output: a hook that pickles."""
+    return output * 0.5
 
 
 def norm(features: int, cls: Any) -> nn.Module:
@@ -159,25 +177,35 @@ def linear_models(draw: Any) -> Generated:
     return finished(draw, draft)
 
 
+CONVOLUTIONS: dict[int, Any] = {
+    1: (nn.Conv1d, nn.ConvTranspose1d),
+    2: (nn.Conv2d, nn.ConvTranspose2d),
+    3: (nn.Conv3d, nn.ConvTranspose3d),
+}
+NORMS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+
+
 @st.composite
 def convolution_models(draw: Any) -> Generated:
-    """Draw a model of convolutions and batch norms on (batch, channels, height, width) values."""
+    """Draw a model of convolutions and batch norms on values of (batch, channels) and one to three dimensions more."""
+    dimensions = draw(st.sampled_from([1, 2, 2, 2, 3]))
+    convolution, transposed = CONVOLUTIONS[dimensions]
     draft = Draft()
     torch.manual_seed(draw(st.integers(0, 1000)))
     for _ in range(draw(st.integers(2, 8))):
         place = draw(st.sampled_from([len(draft.sizes) - 1, draw(st.integers(0, len(draft.sizes) - 1))]))
         size = draft.sizes[place]
         choice = draw(st.sampled_from(["convolution"] * 4 + ["norm"] * 4 + ["again", "unary"]))
-        same = [n for n, m in draft.layers.items() if isinstance(m, nn.Conv2d) and m.in_channels == size]
+        same = [n for n, m in draft.layers.items() if isinstance(m, convolution) and m.in_channels == size]
         if choice == "convolution":
             channels, bias = draw(st.sampled_from([2, 4])), draw(st.booleans())
             groups = draw(st.sampled_from([1, 2])) if size % 2 == 0 else 1
-            layer: nn.Module = nn.Conv2d(size, channels, 3, padding=1, groups=groups, bias=bias)
+            layer: nn.Module = convolution(size, channels, 3, padding=1, groups=groups, bias=bias)
             if draw(st.integers(0, 4)) == 0:
-                layer = nn.ConvTranspose2d(size, channels, 3, padding=1, groups=groups, bias=bias)
+                layer = transposed(size, channels, 3, padding=1, groups=groups, bias=bias)
             draft.add(Step("layer", (place,), new_layer(draw, draft, layer)), channels)
         elif choice == "norm":
-            name = new_layer(draw, draft, norm(size, nn.BatchNorm2d))
+            name = new_layer(draw, draft, norm(size, NORMS[dimensions]))
             draft.add(Step(draw(st.sampled_from(["layer", "norm"])), (place,), name), size)
         elif choice == "again" and same:
             name = draw(st.sampled_from(same))
@@ -186,12 +214,12 @@ def convolution_models(draw: Any) -> Generated:
         else:
             operation = draw(st.sampled_from(["relu", "in-place", "written", "divide", "set"]))
             draft.add(Step(operation, (place,), None, 2.0), size)
-    return finished(draw, draft)
+    return finished(draw, draft, dimensions)
 
 
-def finished(draw: Any, draft: Draft) -> Generated:
+def finished(draw: Any, draft: Draft, dimensions: int = 0) -> Generated:
     """Return the model; what nothing reads is returned, and sometimes what something does read."""
     read = {place for step in draft.steps for place in step.reads}
     returned = {place for place in range(1, len(draft.sizes)) if place not in read}
     returned |= draw(st.sets(st.integers(1, len(draft.sizes) - 1), max_size=1))
-    return Generated(draft.steps, draft.layers, tuple(sorted(returned)))
+    return Generated(draft.steps, draft.layers, tuple(sorted(returned)), dimensions)

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 from unittest import mock
 
 import pytest
 import torch
-from generated_models import BATCH, SIZE, Generated, convolution_models, linear_models
+from footprints import values_of
+from generated_models import Generated, convolution_models, linear_models
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import (
+    DeepCopy,
     Editor,
+    LintAndRecompile,
+    NotReversibleError,
     PassError,
     ReversibleTransformation,
     Transformation,
+    UndoError,
     compose,
     infer_shapes,
     iter_nodes,
     undo,
 )
 from fxopt_linear import FuseBiasInLinear, MergeLinears
-from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
+from fxopt_norm import (
+    FuseBatchNorm1dInConv1d,
+    FuseBatchNorm1dInLinear,
+    FuseBatchNorm2dInConv2d,
+    FuseBatchNorm3dInConv3d,
+    FuseBatchNormInConvTranspose,
+)
 
 ON_LINEAR: list[Transformation] = [
     MergeLinears(),
@@ -38,7 +50,12 @@ ON_LINEAR: list[Transformation] = [
     compose(FuseBatchNorm1dInLinear(), MergeLinears()),
 ]
 ON_CONVOLUTIONS: list[Transformation] = [
-    compose(FuseBatchNorm2dInConv2d(), FuseBatchNormInConvTranspose()),
+    compose(
+        FuseBatchNorm2dInConv2d(),
+        FuseBatchNormInConvTranspose(),
+        FuseBatchNorm1dInConv1d(),
+        FuseBatchNorm3dInConv3d(),
+    ),
     ChangeTrueDivToMulByInverse(),
 ]
 # torch warns about itself when the pytree of an export graph is copied.
@@ -46,7 +63,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec
 FORMS = ("traced", "exported")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 6e-2}
-DRAWN = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def drawn(examples: int) -> settings:
+    """Return settings that draw so many models, and many more in the profile "nightly"."""
+    factor = settings().max_examples / 100 if settings.get_current_profile_name() == "nightly" else 1
+    return settings(max_examples=int(examples * factor), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def captured(model: nn.Module, form: str, x: Tensor) -> GraphModule:
@@ -74,7 +96,7 @@ def graph_of(graph_module: GraphModule) -> list[object]:
         (node.name, node.op, str(node.target), str(node.args), str(node.kwargs), sorted(map(str, node.users)))
         for node in iter_nodes(graph_module.graph)
     ]
-    modules = [(name, type(module), module.training) for name, module in graph_module.named_modules()]
+    modules = [(name, name and type(module).__name__, module.training) for name, module in graph_module.named_modules()]
     tensors = [
         (key, tensor.dtype, tensor.requires_grad, tensor.detach().double().tolist())
         for key, tensor in graph_module.state_dict(keep_vars=True).items()
@@ -136,30 +158,175 @@ def check_everything(model: Generated, transformation: Transformation, form: str
     assert state_of(model) == caller
 
 
-def inputs(data: st.DataObject, *sizes: int, dtypes: tuple[torch.dtype, ...] = DTYPES) -> tuple[Tensor, torch.dtype]:
-    """Draw an input and its dtype."""
-    dtype = data.draw(st.sampled_from(dtypes))
-    return torch.randn(*sizes, generator=torch.Generator().manual_seed(0)).to(dtype), dtype
+def with_input(model: Generated, dtype: torch.dtype) -> tuple[Generated, Tensor]:
+    """Return a model in this dtype, and an input for it."""
+    return model.to(dtype), torch.randn(model.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("transformation", ON_LINEAR, ids=repr)
-@DRAWN
+@drawn(20)
 @given(data=st.data())
 def test_linear_models(transformation: Transformation, form: str, data: st.DataObject) -> None:
     model = data.draw(linear_models())
-    x, dtype = inputs(data, BATCH, SIZE)
-    check_everything(model.to(dtype), transformation, form, x)
+    model, x = with_input(model, data.draw(st.sampled_from(DTYPES)))
+    check_everything(model, transformation, form, x)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("transformation", ON_CONVOLUTIONS, ids=repr)
-@DRAWN
+@drawn(20)
 @given(data=st.data())
 def test_convolution_models(transformation: Transformation, form: str, data: st.DataObject) -> None:
     model = data.draw(convolution_models())
-    x, dtype = inputs(data, BATCH, SIZE, 5, 5, dtypes=(torch.float32, torch.float64))
-    check_everything(model.to(dtype), transformation, form, x)
+    model, x = with_input(model, data.draw(st.sampled_from(DTYPES[:2])))
+    check_everything(model, transformation, form, x)
+
+
+# passes in any order, and what may happen to a model before they are undone
+
+LINEAR_PASSES: st.SearchStrategy[Transformation] = st.sampled_from(
+    [
+        MergeLinears(),
+        MergeLinears(min_group=3),
+        MergeLinears(share_storage=True),
+        FuseBiasInLinear(),
+        ChangeTrueDivToMulByInverse(),
+        FuseBatchNorm1dInLinear(),
+        DeepCopy(),
+        LintAndRecompile(),
+    ]
+)
+CONVOLUTION_PASSES: st.SearchStrategy[Transformation] = st.sampled_from(
+    [
+        FuseBatchNorm2dInConv2d(),
+        FuseBatchNormInConvTranspose(),
+        FuseBatchNorm1dInConv1d(),
+        FuseBatchNorm3dInConv3d(),
+        ChangeTrueDivToMulByInverse(),
+        DeepCopy(),
+    ]
+)
+
+
+def pipelines(passes: st.SearchStrategy[Transformation]) -> st.SearchStrategy[Transformation]:
+    """Draw passes in any order, each at most once, some of them nested."""
+    several = st.lists(passes, min_size=1, max_size=4, unique_by=type)
+    return st.builds(
+        lambda first, rest, inplace: compose(*first[:1], compose(*first[1:]), *rest[:1], inplace=inplace),
+        several,
+        several,
+        st.booleans(),
+    )
+
+
+def cleaned(graph_module: GraphModule) -> GraphModule:
+    """Take out what nothing reads."""
+    graph_module.graph.eliminate_dead_code()
+    return graph_module
+
+
+Trip: TypeAlias = Callable[[GraphModule], GraphModule]
+TRIPS: dict[str, Trip] = {
+    "none": lambda graph_module: graph_module,
+    "copy": copy.deepcopy,
+    "faithful": DeepCopy(),
+    "pickle": lambda graph_module: pickle.loads(pickle.dumps(graph_module)),
+    "dead code": cleaned,
+}
+
+
+def trained(graph_module: GraphModule, x: Tensor) -> None:
+    """Take one step against the gradient of the sum of all outputs; torch may refuse to compute it."""
+    parameters = [parameter for parameter in graph_module.parameters() if parameter.requires_grad]
+    total = torch.stack([output.double().mean() for output in graph_module(x * 1.0)]).sum()
+    if not total.requires_grad:
+        return
+    try:
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+    except RuntimeError as error:
+        if "inplace operation" not in str(error):
+            raise
+        return
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                parameter.sub_(gradient, alpha=0.1)
+
+
+def doubled(graph_module: GraphModule, x: Tensor) -> None:
+    """Go to double precision."""
+    graph_module.double()
+
+
+def loaded(graph_module: GraphModule, x: Tensor) -> None:
+    """Load the same values again, as new parameters."""
+    graph_module.load_state_dict(copy.deepcopy(graph_module.state_dict()), assign=True)
+
+
+CHANGES: dict[str, Callable[[GraphModule, Tensor], None]] = {
+    "none": lambda graph_module, x: None,
+    "doubled": doubled,
+    "trained": trained,
+    "loaded": loaded,
+}
+
+
+def closely(found: list[object], expected: list[object]) -> None:
+    """Check that two descriptions of graphs agree, and their tensors but for rounding."""
+    assert found[:2] == expected[:2]
+    for (key, *flags, values), (same_key, *same_flags, others) in zip(found[2], expected[2], strict=True):  # type: ignore[call-overload]  # rows of `graph_of`
+        assert (key, *flags) == (same_key, *same_flags)
+        torch.testing.assert_close(torch.tensor(values), torch.tensor(others), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def check_pipeline(model: Generated, pipeline: Transformation, form: str, x: Tensor, data: st.DataObject) -> None:
+    """Check a pipeline, and that undoing it gives what the untransformed model has become meanwhile."""
+    trip, change = data.draw(st.sampled_from(sorted(TRIPS))), data.draw(st.sampled_from(sorted(CHANGES)))
+    expected, before = results(model, x), values_of(model)
+    twin = captured(copy.deepcopy(model), form, x)
+    graph_module = pipeline(captured(model, form, x))
+    close(results(graph_module, x), expected)
+    assert values_of(model) == before
+    graph_module = TRIPS[trip](graph_module)
+    close(results(graph_module, x), expected)
+    CHANGES[change](graph_module, x)
+    CHANGES[change](cleaned(twin) if trip == "dead code" else twin, x)
+    former = graph_of(graph_module)
+    reverse = data.draw(st.booleans())
+    try:
+        undone = pipeline(graph_module, reverse=True) if reverse else undo(graph_module)
+    except UndoError as error:
+        assert change == "trained"
+        assert "stand-in" in str(error)
+        assert graph_of(graph_module) == former
+        return
+    except NotReversibleError:
+        assert not isinstance(pipeline, ReversibleTransformation)
+        assert graph_of(graph_module) == former
+        return
+    if change == "trained":
+        closely(graph_of(undone), graph_of(twin))
+    else:
+        assert graph_of(undone)[:3] == graph_of(twin)[:3]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@drawn(60)
+@given(model=linear_models(), pipeline=pipelines(LINEAR_PASSES), data=st.data())
+def test_any_order_on_linear_models(form: str, model: Generated, pipeline: Transformation, data: st.DataObject) -> None:
+    model, x = with_input(model, data.draw(st.sampled_from(DTYPES[:2])))
+    check_pipeline(model, pipeline, form, x, data)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@drawn(20)
+@given(model=convolution_models(), pipeline=pipelines(CONVOLUTION_PASSES), data=st.data())
+def test_any_order_on_convolution_models(
+    form: str, model: Generated, pipeline: Transformation, data: st.DataObject
+) -> None:
+    model, x = with_input(model, torch.float64)
+    check_pipeline(model, pipeline, form, x, data)
 
 
 class InjectedError(Exception):
@@ -208,12 +375,12 @@ def fault_at(number: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("transformation", [*ON_LINEAR, ON_CONVOLUTIONS[0]], ids=repr)
-@settings(DRAWN, max_examples=30)
+@drawn(20)
 @given(data=st.data())
 def test_a_failure_leaves_no_trace(transformation: Transformation, data: st.DataObject) -> None:
     on_convolutions = transformation is ON_CONVOLUTIONS[0]
     model = data.draw(convolution_models() if on_convolutions else linear_models())
-    x = torch.randn(BATCH, SIZE, 5, 5) if on_convolutions else torch.randn(BATCH, SIZE)
+    model, x = with_input(model, torch.float32)
     graph_module = captured(model, "traced", x)
     before, caller = graph_of(graph_module), state_of(model)
     identities = [id(node) for node in graph_module.graph.nodes]
