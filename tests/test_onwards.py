@@ -74,6 +74,14 @@ def llama() -> Case:
     return Case(graph_module, model, tokens, {name: {0: "batch", 1: "length"} for name in tokens(2, 10)}, fixed)
 
 
+def returning_a_cache() -> Case:
+    """The same, with its cache of keys and values, which it returns unless it is told not to."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_key_value_heads=2)).eval()
+    graph_module = MergeLinears()(capture(model, kwargs=tokens(2, 10)), expect=4)
+    return Case(graph_module, model, tokens, {name: {0: "batch", 1: "length"} for name in tokens(2, 10)}, {})
+
+
 def loaded() -> Case:
     """The same BERT, merged after it was written to an archive of torch.export and read again."""
     archive = pytest.importorskip("fxopt_capture.archive")
@@ -138,6 +146,7 @@ def lite() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "bert": bert,
     "llama": llama,
+    "returning a cache": returning_a_cache,
     "loaded": loaded,
     "captured convolutions": captured_convolutions,
     "traced convolutions": traced_convolutions,
@@ -169,6 +178,32 @@ def test_one_graph_for_all_sizes_without_a_break(case: Case) -> None:
         inputs = case.inputs(batch, length)
         with torch.no_grad():
             case.agrees(compiled(**inputs, **case.fixed), inputs)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_step_of_decoding_compiles_with_its_cache() -> None:
+    """The caller's own cache grows, as it does uncompiled."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_key_value_heads=2)).eval()
+
+    def step(batch: int, before: int, length: int) -> Inputs:
+        cache = transformers.DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(**tokens(batch, before), past_key_values=cache)
+        mask = torch.ones(batch, before + length, dtype=torch.int64)
+        return {"input_ids": tokens(batch, length)["input_ids"], "attention_mask": mask, "past_key_values": cache}
+
+    graph_module = MergeLinears()(capture(model, kwargs=step(2, 5, 3)), expect=4)
+    compiled = torch.compile(graph_module, fullgraph=True, dynamic=True, backend="eager")
+    for sizes in ((2, 5, 3), (3, 7, 2)):
+        inputs, same = step(*sizes), step(*sizes)
+        with torch.no_grad():
+            found, expected = compiled(**inputs), model(**same)
+        assert found.past_key_values is inputs["past_key_values"]
+        assert found.past_key_values.get_seq_length() == sizes[1] + sizes[2]
+        for one, other in zip(tensors(found), tensors(expected), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("compiler")
