@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import CheckpointError
+from fxopt_core.garbage import collector_paused
 from fxopt_core.key_map import Assembly, Derivation, KeyMap, NewTensor, OriginalTensor, Part, Step
 from fxopt_core.key_tree import Entry, ModuleTree, TracedDerivation, TracedTensor
 from fxopt_core.ledger import Derived, Record, ledger_of
@@ -47,10 +48,11 @@ def key_map(graph_module: GraphModule) -> KeyMap:
                 "so that the original keys cannot be told from the present ones. Write it with fxopt_core.Editor, as "
                 "docs/writing-passes.md shows, or undo it first"
             )
-    tree = ModuleTree(graph_module)
-    for record in reversed(records):
-        tree.take_back(record)
-    return _Tracer(tree.entries()).trace(records)
+    with collector_paused():
+        tree = ModuleTree(graph_module)
+        for record in reversed(records):
+            tree.take_back(record)
+        return _Tracer(tree.entries()).trace(records)
 
 
 class _Tracer:
