@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 from fxopt_capture import capture, symbolic_trace
 from fxopt_core.errors import CaptureError
@@ -93,3 +94,54 @@ def test_wrong_arguments() -> None:
         capture(nn.Linear(2, 2), {"input": torch.randn(2, 2)})  # type: ignore[arg-type]  # what is refused here
     with pytest.raises(CaptureError, match="no tensor to capture it with"):
         capture(nn.Linear(2, 2), (3,))
+
+
+class Sum(nn.Module):
+    """Adds two inputs, whose sizes have to agree."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+def test_a_dynamic_size_of_one_says_why_two_is_needed() -> None:
+    shapes = {"x": {0: Dim("x")}, "y": {0: Dim("y")}}
+    with pytest.raises(CaptureError) as caught:
+        capture(Sum().eval(), (torch.randn(1, 4), torch.randn(3, 4)), dynamic_shapes=shapes)
+    message = str(caught.value)
+    assert "Input `x` has size 1 in dimension 0, which is to be dynamic" in message
+    assert "torch cannot tell a size of 1 that varies from one that is broadcast" in message
+    assert "give an example of size 2 or more there" in message
+
+
+def test_a_size_of_one_among_others_is_static_and_said() -> None:
+    captured = capture(Sum().eval(), (torch.randn(1, 4), torch.randn(3, 4)))
+    with pytest.raises(
+        CaptureError, match=r"captured for 1; a size of 1 in one of several .* broadcast, give 2 or more"
+    ):
+        captured(torch.randn(3, 4), torch.randn(3, 4))
+
+
+def test_sizes_that_are_not_free() -> None:
+    shapes = {"x": {0: Dim("x")}, "y": {0: Dim("y")}}
+    with pytest.raises(CaptureError, match="not free in this model; leave them out of `dynamic_shapes`") as caught:
+        capture(Sum().eval(), (torch.randn(3, 4), torch.randn(3, 4)), dynamic_shapes=shapes)
+    assert "values of a tensor" not in str(caught.value)
+
+
+class Lenient(nn.Module):
+    """Takes arguments of any name, and needs one."""
+
+    def forward(self, ids: Tensor | None = None, **options: Tensor) -> Tensor:
+        if ids is None:
+            raise ValueError("give ids")
+        return ids * options.get("scale", torch.ones(()))
+
+
+def test_names_that_only_a_catch_all_takes() -> None:
+    x = torch.randn(2, 3)
+    assert torch.equal(capture(Lenient().eval(), (x,), {"scale": torch.tensor(2.0)})(x, scale=torch.tensor(3.0)), 3 * x)
+    with pytest.raises(CaptureError, match=r"Lenient.forward takes no input 'scales'. It takes: ids$"):
+        capture(Lenient().eval(), (x,), {"scales": torch.tensor(2.0)})
+    with pytest.raises(CaptureError, match="no input 'idz'; did you mean 'ids'") as caught:
+        capture(Lenient().eval(), (), {"idz": x})
+    assert "ValueError: give ids" in str(caught.value)

@@ -21,6 +21,8 @@ from .assertions import with_asserted_dtypes, with_read_dtypes
 from .caches import CacheReturn
 from .captured import GUARDS, CapturedModule, assemble
 from .guards import InputGuards
+from .modes import training_note
+from .names import check_unused
 from .nesting import nesting_of
 from .observing import Observer
 from .raising import raise_layers
@@ -128,6 +130,8 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
 
 def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
     """Capture a model by one call of it; see `capture`."""
+    if (note := training_note(model)) is not None:
+        _LOGGER.warning("%s", note)
     try:
         return _capture_call(model, call, dynamic_shapes)
     except CaptureError as error:
@@ -153,6 +157,7 @@ def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> Captured
         )
     exported = export(request)
     _check_caches(model, request.observer)
+    check_unused(model, call.form, _unused(exported))
     # Only now: a model's own containers may be known to torch's pytrees only since the export.
     nestings = {name: nesting_of(value) for name, value in call.inputs.items()}
     binding = InputBinding(call.form, type(model).__name__, structures_of(exported.module.graph), nestings)
@@ -161,6 +166,14 @@ def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> Captured
     if request.observer.returned:
         captured.register_forward_hook(CacheReturn(request.observer.returned), with_kwargs=True)
     return captured
+
+
+def _unused(exported: Export) -> list[str]:
+    """Return the names of inputs that nothing in an exported graph reads."""
+    placeholders = [node for node in iter_nodes(exported.module.graph) if node.op == "placeholder"]
+    names = [str(getattr(path[0], "key", path[0])) for path, _ in pytree.tree_leaves_with_path(dict(exported.inputs))]
+    used = {name for name, node in zip(names, placeholders, strict=True) if node.users}
+    return [name for name in dict.fromkeys(names) if name not in used]
 
 
 def _check_caches(model: nn.Module, observer: Observer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import nn
 from fxopt_core.errors import CaptureError
 
 from .arguments import forward_signature
+from .names import check_names
 
 BATCH = 2
 LENGTH = 8
@@ -37,23 +37,6 @@ def default_names(model: nn.Module) -> list[str]:
     if {"input_ids", "pixel_values"} <= set(names) and getattr(_config(model), "image_token_id", None) is None:
         chosen = [name for name in names if name in {*chosen, "input_ids", "pixel_values", "attention_mask"}]
     return [name for name in names if name in chosen]
-
-
-def check_names(model: nn.Module, names: Sequence[str]) -> None:
-    """Refuse names that the model's ``forward`` does not take.
-
-    Raises:
-        CaptureError: with the names that it takes, and those that are close.
-    """
-    parameters = forward_signature(model).parameters
-    taken = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
-    for name in names:
-        if name not in taken:
-            close = difflib.get_close_matches(name, taken, n=3)
-            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-            raise CaptureError(
-                f"{type(model).__name__}.forward takes no input {name!r}{hint} It takes: {', '.join(taken)}"
-            )
 
 
 def dummy_inputs(model: nn.Module, names: Sequence[str]) -> dict[str, torch.Tensor]:

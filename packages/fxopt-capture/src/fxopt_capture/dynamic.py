@@ -48,6 +48,19 @@ def widened(inputs: Mapping[str, object], dimensions_of: DimensionsOf) -> dict[s
     return result
 
 
+def single_sizes(inputs: Mapping[str, object], dimensions_of: DimensionsOf) -> list[str]:
+    """Return a sentence about the first size of 0 or 1 in a dimension that is to be dynamic, if there is one."""
+    for name, tensor in _tensors(widened(inputs, dimensions_of)):
+        for dim in dimensions_of(name, tensor):
+            if tensor.size(dim) < 2:
+                return [
+                    f"Input `{name}` has size {tensor.size(dim)} in dimension {dim}, which is to be dynamic: torch "
+                    f"cannot tell a size of 1 that varies from one that is broadcast over the sizes of other inputs; "
+                    f"give an example of size 2 or more there"
+                ]
+    return []
+
+
 def _doubled(name: str, value: object, dim: int, dimensions_of: DimensionsOf) -> object:
     def double(tensor: torch.Tensor) -> torch.Tensor:
         if dim not in dimensions_of(name, tensor):

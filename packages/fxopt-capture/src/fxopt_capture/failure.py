@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from types import FrameType
 
 import torch
@@ -18,14 +19,20 @@ _TOOLS = tuple(os.path.realpath(os.path.dirname(path)) + os.sep for path in (tor
 _DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "UserError", "DataDependentOutputException")
 
 
-def capture_error(model: nn.Module, error: Exception) -> CaptureError:
+def capture_error(model: nn.Module, error: Exception, hints: Sequence[str] = ()) -> CaptureError:
     """Describe a failed capture; the caller raises it from `error`.
 
     The message has the model's class, the error, the innermost line of the model's own source, and what to do.
+
+    Args:
+        model: the model.
+        error: what was raised while it was traced.
+        hints: sentences about what is unusual in the call.
     """
     place = source_of(error)
     where = f" at {place}" if place else ""
-    return CaptureError(f"{type(model).__name__} cannot be captured: {_reason(error)}{where}. {_remedy(error)}")
+    remedy = ". ".join([*hints, _remedy(error)])
+    return CaptureError(f"{type(model).__name__} cannot be captured: {_reason(error)}{where}. {remedy}")
 
 
 def source_of(error: BaseException) -> str | None:
@@ -56,12 +63,22 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {text.rstrip('.')}" if text else type(error).__name__
 
 
+def _is_about_shapes(error: Exception) -> bool:
+    kind = getattr(getattr(error, "error_type", None), "name", None)
+    return kind in ("CONSTRAINT_VIOLATION", "INVALID_INPUT")
+
+
 def _is_data_dependent(error: Exception) -> bool:
     kinds = [kind.__name__ for kind in type(error).__mro__]
     return any(name in kinds for name in _DATA_DEPENDENT) or "data-dependent" in str(error).lower()
 
 
 def _remedy(error: Exception) -> str:
+    if _is_about_shapes(error):
+        return (
+            "Sizes that are to be dynamic are not free in this model; leave them out of `dynamic_shapes`, or give "
+            "torch.export.Dim.AUTO, which lets torch find out how they depend on each other"
+        )
     if _is_data_dependent(error):
         return (
             "What the model does there depends on the values of a tensor, so that one graph cannot say it; write it "

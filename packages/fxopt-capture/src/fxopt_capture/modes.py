@@ -31,6 +31,35 @@ def captured_mode(model: nn.Module) -> bool | None:
     return model.training if any(_reads_training(cls) for cls in classes) else None
 
 
+def training_note(model: nn.Module) -> str | None:
+    """Return what is in the graph of a model because it is in training mode, or None where it is not.
+
+    >>> training_note(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    'Sequential is in training mode, and its graph will be too: 1 batch norm normalises each batch by itself and ...'
+    >>> training_note(nn.Linear(2, 2)) is None
+    True
+    """
+    if not captured_mode(model):
+        return None
+    training = [module for module in model.modules() if module.training]
+    norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in training)
+    drops = sum(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in training)
+    effects = []
+    if norms:
+        one = norms == 1
+        effects.append(
+            f"{norms} batch norm{' normalises' if one else 's normalise'} each batch by itself and "
+            f"update{'s' if one else ''} running statistics, so that {'it' if one else 'they'} cannot be folded"
+        )
+    if drops:
+        effects.append(f"{drops} dropout{' draws' if drops == 1 else 's draw'} anew at every call")
+    what = "; ".join(effects) or "some of its modules ask for the mode"
+    return (
+        f"{type(model).__name__} is in training mode, and its graph will be too: {what}. For inference, call "
+        f"model.eval() before the capture"
+    )
+
+
 def _reads_training(cls: type) -> bool:
     return any("training" in code.co_names for base in cls.__mro__ if base not in _BASES for code in _codes(base))
 

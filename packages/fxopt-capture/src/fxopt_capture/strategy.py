@@ -17,11 +17,20 @@ from fxopt_core.graph import iter_nodes
 from .arguments import CallForm
 from .beyond_small import beyond_small_sizes, is_plain
 from .conditions import distinct, read_guards
-from .dynamic import DimensionsOf, automatic_shapes, batch_dimension, dimensions_requested, requested_shapes, widened
+from .dynamic import (
+    DimensionsOf,
+    automatic_shapes,
+    batch_dimension,
+    dimensions_requested,
+    requested_shapes,
+    single_sizes,
+    widened,
+)
 from .exporting import export_program
 from .failure import capture_error
 from .guards import Condition, InputGuards
 from .modes import captured_mode
+from .names import unknown_names
 from .observing import Observer
 from .small_sizes import open_questions, refuted
 
@@ -81,7 +90,15 @@ def export(request: Request) -> Export:
                 found = _export_for_all_sizes(request, inputs, shapes, errors)
             if found is not None:
                 return found
-    raise capture_error(request.model, errors[0]) from errors[0]
+    raise capture_error(request.model, errors[0], _hints(request)) from errors[0]
+
+
+def _hints(request: Request) -> list[str]:
+    """Return sentences about what in the call may be why no export was possible."""
+    dimensions_of = request.dimensions_of
+    if request.dynamic_shapes is not None:
+        dimensions_of = dimensions_requested(requested_shapes(request.form, request.dynamic_shapes))
+    return [*unknown_names(request.model, request.form), *single_sizes(request.inputs, dimensions_of)]
 
 
 def _attempts(request: Request) -> list[tuple[Mapping[str, object], Any]]:

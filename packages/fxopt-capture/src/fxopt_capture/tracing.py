@@ -16,8 +16,9 @@ from . import huggingface
 from .arguments import forward_signature
 from .capture import Call, capture_call, check_model, read_call
 from .comparing import difference
-from .dummy_inputs import check_names, default_names, dummy_inputs
+from .dummy_inputs import default_names, dummy_inputs
 from .failure import source_of
+from .names import check_names
 from .preserving import preserved
 
 Examples = torch.Tensor | Sequence[object] | Mapping[str, object]
