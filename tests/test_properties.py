@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
-from unittest import mock
 
 import pytest
 import torch
-from footprints import values_of
+from fault_harness import InjectedFault, Injector
+from footprints import Footprint, values_of
 from generated_models import Generated, convolution_models, linear_models
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import (
     DeepCopy,
-    Editor,
     LintAndRecompile,
     NotReversibleError,
     PassError,
@@ -28,6 +27,7 @@ from fxopt_core import (
     Transformation,
     UndoError,
     compose,
+    history,
     infer_shapes,
     iter_nodes,
     undo,
@@ -329,49 +329,36 @@ def test_any_order_on_convolution_models(
     check_pipeline(model, pipeline, form, x, data)
 
 
-class InjectedError(Exception):
-    """Raised where a fault is injected."""
+class TwoLayers(nn.Module):
+    """Layers that are merged, and layers on the result of one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(4, 3), nn.Linear(4, 2), nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.a(x)
+        return self.b(x), self.c(y), self.d(y)
 
 
-@contextmanager
-def fault_at(number: int) -> Iterator[None]:
-    """Let the call with this number fail, of all calls by which a pass changes anything."""
-    count = 0
-
-    def failing(original: Callable[..., Any], after: bool) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == number and not after:
-                raise InjectedError
-            result = original(*args, **kwargs)
-            if count == number:
-                raise InjectedError
-            return result
-
-        return call
-
-    points: list[tuple[Any, str]] = [
-        (Graph, "create_node"),
-        (Graph, "erase_node"),
-        (Editor, "add_module"),
-        (Editor, "drop_module"),
-        (Editor, "drop_tensor"),
-        (Editor, "replace"),
-        (Editor, "finish"),
-        (GraphModule, "recompile"),
-        (Graph, "lint"),
-        (torch, "cat"),
-        (nn.Module, "register_parameter"),
-    ]
-    patches = [mock.patch.object(owner, name, failing(getattr(owner, name), number % 2 == 0)) for owner, name in points]
-    for patch in patches:
-        patch.start()
-    try:
-        yield
-    finally:
-        for patch in reversed(patches):
-            patch.stop()
+@pytest.mark.parametrize(
+    "passes",
+    [
+        (MergeLinears(), FuseBiasInLinear(), MergeLinears()),
+        (FuseBiasInLinear(), MergeLinears(), FuseBiasInLinear(), compose(MergeLinears(), FuseBiasInLinear())),
+    ],
+    ids=repr,
+)
+def test_equal_passes_of_a_composition_undo_each_what_it_did(passes: tuple[Transformation, ...]) -> None:
+    graph_module = captured(TwoLayers().eval(), "traced", torch.ones(1, 4))
+    before = graph_of(graph_module)
+    composition = compose(*passes)
+    for _ in range(2):
+        composition(graph_module)
+        assert graph_of(graph_module) != before
+        composition(graph_module, reverse=True)
+        assert graph_of(graph_module) == before
+        assert [record.state for record in history(graph_module)].count("applied") == 0
 
 
 @pytest.mark.parametrize("transformation", [*ON_LINEAR, ON_CONVOLUTIONS[0]], ids=repr)
@@ -381,18 +368,12 @@ def test_a_failure_leaves_no_trace(transformation: Transformation, data: st.Data
     on_convolutions = transformation is ON_CONVOLUTIONS[0]
     model = data.draw(convolution_models() if on_convolutions else linear_models())
     model, x = with_input(model, torch.float32)
+    injector = Injector(data.draw(st.sampled_from(["before", "after"])))
+    calls = injector.calls(partial(transformation, captured(copy.deepcopy(model), "traced", x)))
     graph_module = captured(model, "traced", x)
-    before, caller = graph_of(graph_module), state_of(model)
-    identities = [id(node) for node in graph_module.graph.nodes]
-    tensors = {key: id(tensor) for key, tensor in graph_module.state_dict(keep_vars=True).items()}
-    number = data.draw(st.integers(1, 60))
-    try:
-        with fault_at(number):
-            transformation(graph_module)
-    except PassError as error:
-        assert error.__cause__ is not None
-        assert graph_of(graph_module) == before
-        assert [id(node) for node in graph_module.graph.nodes] == identities
-        assert {key: id(tensor) for key, tensor in graph_module.state_dict(keep_vars=True).items()} == tensors
-    assert state_of(model) == caller
-    close(results(graph_module, x), results(model, x))
+    before, expected = Footprint(graph_module, model), results(model, x)
+    number = data.draw(st.integers(1, len(calls)))
+    with pytest.raises(PassError):
+        injector.fail(partial(transformation, graph_module), number, InjectedFault(str(calls[number - 1])))
+    assert before.differences(Footprint(graph_module, model)) == []
+    close(results(graph_module, x), expected)

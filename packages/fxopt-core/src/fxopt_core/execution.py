@@ -20,6 +20,7 @@ from fxopt_core.observing import lint_and_recompile, observed, written_note
 from fxopt_core.reasons import refusals_text
 from fxopt_core.recording import State, make_record, own_records, signature_or_empty
 from fxopt_core.runs import Frame, Run, composing_run, frame_open, run_open
+from fxopt_core.site_pass import ReversibleSitePass
 from fxopt_core.transaction import Snapshot
 from fxopt_core.transformation import ReversibleTransformation, Transformation
 
@@ -206,12 +207,23 @@ def _next_pass(run: Run, transformation: Transformation, reverse: bool) -> PassR
     return PassRun(transformation, place, tuple(run.names), reverse, current_run())
 
 
+def _undoes_from(run: Run, info: PassRun) -> int | None:
+    """Return the place of a pass in the composition that is reversed, where an equal one of core's stands before it.
+
+    Equal passes have one signature. Each is to undo what it did itself, because others may stand between them.
+    """
+    if not info.reverse or info.index is None or not isinstance(info.transformation, ReversibleSitePass):
+        return None
+    equal = info.transformation in leaves(run.transformation)[: info.index]
+    return info.index if equal else None
+
+
 def apply_pass(run: Run, info: PassRun, graph_module: GraphModule) -> tuple[GraphModule, Record]:
     """Call ``transform`` or ``reverse``, and return its result with the record of it."""
     transformation = info.transformation
-    frame, before = Frame(graph_module), State(graph_module)
+    frame, before = Frame(graph_module, undoes_from=_undoes_from(run, info)), State(graph_module)
     known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
-    taken_back = own_records(graph_module, transformation) if info.reverse else []
+    taken_back = list(filter(frame.undoes, own_records(graph_module, transformation))) if info.reverse else []
     marked = before.marked(signature)
     started = time.perf_counter()
     with frame_open(frame):
@@ -235,7 +247,7 @@ def apply_pass(run: Run, info: PassRun, graph_module: GraphModule) -> tuple[Grap
         transformation, result, frame, before, marked, seconds=seconds, run=run.number, index=info.index
     )
     if info.reverse:
-        mark_undone(result, own_records(result, transformation))
+        mark_undone(result, filter(frame.undoes, own_records(result, transformation)))
         record = as_undone(record, taken_back)
     return result, record
 

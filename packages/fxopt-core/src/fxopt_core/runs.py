@@ -33,6 +33,7 @@ class Frame:
         marked: the nodes that it marked as transformed.
         next_id: the next free number of a node; None until one is needed.
         closing: what completes the edits that wait.
+        undoes_from: the place in the composition from which on records are undone, where an equal pass is before it.
     """
 
     graph_module: GraphModule
@@ -43,6 +44,7 @@ class Frame:
     marked: dict[Node, None] = field(default_factory=dict)
     next_id: int | None = None
     closing: list[Callable[[], None]] = field(default_factory=list)
+    undoes_from: int | None = None
 
     def new_id(self) -> int:
         """Return a number that no node of the graph has."""
@@ -51,6 +53,10 @@ class Frame:
         number = ledger_of(self.graph_module).next_id if self.next_id is None else self.next_id
         self.next_id = number + 1
         return number
+
+    def undoes(self, record: Record) -> bool:
+        """Return whether the turn of a record of the pass has come, last first."""
+        return self.undoes_from is None or (record.index is not None and record.index >= self.undoes_from)
 
     def flush(self) -> None:
         """Complete the edits that wait, and write the next free number of a node into the ledger."""

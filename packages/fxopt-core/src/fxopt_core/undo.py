@@ -21,7 +21,7 @@ from fxopt_core.marks import forget_ids, has_mark, tag_of
 from fxopt_core.observing import lint_and_recompile as check_and_compile, observed
 from fxopt_core.options import construct
 from fxopt_core.recorded_pass import RecordedPass
-from fxopt_core.runs import Run, current_snapshot
+from fxopt_core.runs import Run, current_frame, current_snapshot
 from fxopt_core.transaction import Snapshot
 from fxopt_core.transformation import ReversibleTransformation, Transformation
 
@@ -126,7 +126,8 @@ class _Undo(Transformation):
 
 def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
     """Undo all applied records of the pass with this signature, last first; nothing is changed where there is none."""
-    records = applied_records(graph_module, signature)
+    frame = current_frame(graph_module)
+    records = [r for r in applied_records(graph_module, signature) if frame is None or frame.undoes(r)]
     if not any(record.operations for record in records):
         _check_not_lost(graph_module, signature)
         return graph_module
