@@ -26,6 +26,7 @@ from .names import check_unused
 from .nesting import nesting_of
 from .observing import Observer
 from .raising import raise_layers
+from .regions import hidden_note
 from .shells import attribute, shell_tree
 from .strategy import Export, Request, export
 from .structures import register_structures, structures_of
@@ -163,6 +164,8 @@ def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> Captured
     binding = InputBinding(call.form, type(model).__name__, structures_of(exported.module.graph), nestings)
     guards = with_read_dtypes(exported.guards, exported.values, request.observer.dtype_reads, model)
     captured = build_captured(model, replace(exported, guards=guards), binding)
+    if (note := hidden_note(captured)) is not None:
+        _LOGGER.warning("%s: %s", type(model).__name__, note)
     if request.observer.returned:
         captured.register_forward_hook(CacheReturn(request.observer.returned), with_kwargs=True)
     return captured
