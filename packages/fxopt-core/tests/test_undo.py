@@ -321,6 +321,24 @@ class TestRoundTrip:
         }
         assert restored == shapes
 
+    @pytest.mark.parametrize("traced", [exported, lambda: infer_shapes(traced_functions(), torch.randn(2, 4))])
+    def test_parameters_are_described_again(self, traced: Callable[[], GraphModule]) -> None:
+        graph_module = traced()
+
+        def described() -> list[object]:
+            values = [(node.name, node.meta.get("val")) for node in iter_nodes(graph_module.graph)]
+            return [
+                (name, type(v), v.shape, v.stride(), v.dtype, v.device, v.requires_grad)
+                if isinstance(v, Tensor)
+                else name
+                for name, v in values
+                if name != "output"
+            ]
+
+        before = described()
+        undo(PadLinear()(graph_module))
+        assert described() == before
+
     def test_lists_among_attributes_are_lists_again(self) -> None:
         model: Any = Model().eval()
         model.first.sizes = [1, (2, 3)]

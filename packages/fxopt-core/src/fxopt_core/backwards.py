@@ -43,7 +43,7 @@ from fxopt_core.recalling import import_class as import_class, recall, recall_me
 from fxopt_core.recording import class_path
 from fxopt_core.rewiring import Rewiring, set_places
 from fxopt_core.runs import release
-from fxopt_core.values import value_entries
+from fxopt_core.values import describe_attributes, value_entries
 
 
 def undo_error(record: Record, found: str, remedy: str) -> UndoError:
@@ -67,6 +67,7 @@ class Backwards:
         self.orders: dict[int, KeyOrder[Any]] = {}
         self.parts: dict[str, list[tuple[Piece, Tensor]]] = {}  # what was cut out of each new tensor
         self.touched: dict[Node, None] = {}
+        self.attributes: list[Node] = []
         self.changed: set[Node] = set()
         self.ranks: dict[int, dict[int, int]] = {}
         self.rewiring = Rewiring()
@@ -86,6 +87,7 @@ class Backwards:
             order.apply()
         self.rewiring.flush()
         self._order_users()
+        describe_attributes(self.graph_module, self.attributes)
 
     def _step(self, operation: Operation) -> None:
         if isinstance(operation, NodeAdded):
@@ -185,6 +187,8 @@ class Backwards:
         self.by_id.setdefault(row.id, []).append(node)
         self.touched.update(dict.fromkeys(node.all_input_nodes))
         self.touched[node] = None
+        if row.op == "get_attr":
+            self.attributes.append(node)
 
     def _recall(self, row: NodeRow, node_of: Callable[[Ref], Any], *values: Any) -> Any:
         """Return values of a row with nodes for their numbers: target, arguments and keyword arguments, or others."""
@@ -305,7 +309,10 @@ class Backwards:
         """Make containers again that torch dropped from a copy because they were empty, each behind the one before."""
         removed = [op for op in self.record.operations or () if isinstance(op, TensorRemoved)]
         owners = {op.owner.name: op.owner for op in removed if op.owner is not None}
-        missing = {name: row for name, row in owners.items() if not self._is_there(name)}
+        parts = {name: name.rpartition(".") for name in owners}
+        missing = {
+            name: row for name, row in owners.items() if not hasattr(self._module(parts[name][0]), parts[name][2])
+        }
         for name in [*missing]:
             chain = []
             while name in missing:
@@ -314,10 +321,6 @@ class Backwards:
                 name = f"{parent}.{chain[-1].previous}" if parent else str(chain[-1].previous)
             for row in reversed(chain):
                 self._rebuild_module(row)
-
-    def _is_there(self, name: str) -> bool:
-        parent, _, key = name.rpartition(".")
-        return hasattr(self._module(parent), key)
 
     def _rebuild_tensor(self, row: TensorRow) -> None:
         owner_name, _, key = row.name.rpartition(".")

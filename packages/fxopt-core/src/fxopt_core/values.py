@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from torch import Tensor
-from torch.fx import Node
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
 from torch.fx.passes.shape_prop import TensorMetadata
+
+from fxopt_core.graph import iter_nodes
 
 VALUE_KEYS = ("val", "tensor_meta", "example_value")
 """Entries of ``node.meta`` that describe the value; never recorded, since they hold tensors."""
@@ -32,3 +35,16 @@ def resized_value(node: Node, last_dim: int) -> Mapping[str, object]:
             step *= size
         entries["tensor_meta"] = described._replace(shape=type(described.shape)(sizes), stride=tuple(reversed(stride)))
     return entries
+
+
+def describe_attributes(graph_module: GraphModule, nodes: Iterable[Node]) -> None:
+    """Describe the tensors that ``get_attr`` nodes stand for, where the other nodes describe theirs by fake tensors."""
+    values = [node.meta.get("val") for node in iter_nodes(graph_module.graph)]
+    fakes = [value for value in values if isinstance(value, FakeTensor)]
+    with_gradients = any(fake.requires_grad for fake in fakes)
+    for node in nodes if fakes else ():
+        owner, _, key = str(node.target).rpartition(".")
+        tensor = getattr(graph_module.get_submodule(owner), key, None)
+        if isinstance(tensor, Tensor) and type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta:
+            described = fakes[0].fake_mode.from_tensor(tensor.detach(), static_shapes=True)
+            node.meta["val"] = described.requires_grad_(tensor.requires_grad and with_gradients)
