@@ -274,11 +274,15 @@ def as_vllm_maps(key: str, stacked: dict[str, tuple[str, int]]) -> tuple[str, in
 
 class TestTransformers:
     def test_without_it_the_error_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delitem(sys.modules, "fxopt_core.checkpoint_transformers", raising=False)
         monkeypatch.setitem(sys.modules, "transformers", None)
         monkeypatch.setitem(sys.modules, "transformers.core_model_loading", None)
         with pytest.raises(FxoptError, match="needs transformers 5, which cannot be imported here"):
             key_map(rewritten(Join())).weight_converters()
+
+    def test_names_that_are_no_plain_text_in_patterns_are_told(self) -> None:
+        rows = (OriginalTensor("a+.weight", (1,), torch.float32, kept=False),)
+        with pytest.raises(FxoptError, match=r"`a\+\.weight` has characters that mean something else"):
+            KeyMap(rows).weight_converters()
 
     def test_converters_are_made_of_full_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """With a stand-in for transformers, which is no dependency; the tests of the whole run the real one."""
@@ -289,9 +293,7 @@ class TestTransformers:
         )
         monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
         monkeypatch.setitem(sys.modules, "transformers.core_model_loading", made)
-        monkeypatch.delitem(sys.modules, "fxopt_core.checkpoint_transformers", raising=False)
         weight, bias, folded = key_map(rewritten(*BOTH)).weight_converters()
-        monkeypatch.delitem(sys.modules, "fxopt_core.checkpoint_transformers", raising=False)
         assert weight.sources == [r"^q\.weight(?!.)", r"^k\.weight(?!.)", r"^v\.weight(?!.)"]
         assert weight.targets == [r"^joined\.weight(?!.)"]
         given = {pattern: [torch.rand(size, 4)] for pattern, size in zip(weight.sources, (8, 2, 2), strict=True)}

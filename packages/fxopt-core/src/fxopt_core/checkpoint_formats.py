@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fxopt_core.checkpoint_transformers import converters
 from fxopt_core.errors import FxoptError
 from fxopt_core.key_map import Derivation, KeyMap, NewTensor, OriginalTensor, Step, sources_of, targets_of
 
@@ -130,17 +131,16 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_\-.]+")
 
 def weight_converters(key_map: KeyMap) -> list[Any]:
     """Return converters of transformers; see `KeyMap.weight_converters`."""
+    for row in key_map.originals:
+        if not row.kept and not _PLAIN_NAME.fullmatch(row.key):
+            raise FxoptError(f"`{row.key}` has characters that mean something else in the patterns of transformers")
     try:
-        from fxopt_core.checkpoint_transformers import converter
+        return converters(independent_parts(key_map))
     except ImportError as error:
         raise FxoptError(
             f"KeyMap.weight_converters needs transformers 5, which cannot be imported here ({error}): pip install "
             "'transformers>=5'"
         ) from error
-    for row in key_map.originals:
-        if not row.kept and not _PLAIN_NAME.fullmatch(row.key):
-            raise FxoptError(f"`{row.key}` has characters that mean something else in the patterns of transformers")
-    return [converter(group) for group in independent_parts(key_map)]
 
 
 def independent_parts(key_map: KeyMap) -> list[KeyMap]:

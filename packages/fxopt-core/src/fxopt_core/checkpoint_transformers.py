@@ -1,20 +1,22 @@
-"""Key maps as weight converters of transformers, which has to be installed to import this module."""
+"""Key maps as weight converters of transformers, which is imported only when they are asked for."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from fxopt_core.errors import CheckpointError, NotReversibleError
 from fxopt_core.key_arithmetic import NewTensors, OriginalTensors
 from fxopt_core.key_map import KeyMap
 
 
-class KeyMapConversion(ConversionOps):  # type: ignore[misc]  # transformers is untyped here
+class KeyMapConversion:
     """A key map as an operation of transformers: from original tensors to new ones, or back, with exact sizes.
+
+    `converters` makes it a subclass of ``ConversionOps``, too.
 
     Args:
         key_map: what goes where.
@@ -91,7 +93,7 @@ class KeyMapConversion(ConversionOps):  # type: ignore[misc]  # transformers is 
     @property
     def reverse_op(self) -> KeyMapConversion:
         """The operation the other way round."""
-        return KeyMapConversion(self.key_map, not self.backwards)
+        return type(self)(self.key_map, not self.backwards)
 
 
 def original_keys(key_map: KeyMap) -> list[str]:
@@ -113,7 +115,19 @@ def pattern_of(key: str) -> str:
     return f"^{key.replace('.', chr(92) + '.')}(?!.)"
 
 
-def converter(key_map: KeyMap) -> WeightConverter:
-    """Return the converter of a group of tensors that belong together."""
-    sources, targets = [pattern_of(key) for key in original_keys(key_map)], [pattern_of(k) for k in new_keys(key_map)]
-    return WeightConverter(sources, targets, operations=[KeyMapConversion(key_map)])
+def converters(key_maps: list[KeyMap]) -> list[Any]:
+    """Return a ``WeightConverter`` for each of several key maps.
+
+    Raises:
+        ImportError: transformers is not installed, or is older than version 5.
+    """
+    library = importlib.import_module("transformers.core_model_loading")
+    operation: Any = type("KeyMapConversion", (KeyMapConversion, library.ConversionOps), {})
+    return [
+        library.WeightConverter(
+            [pattern_of(key) for key in original_keys(key_map)],
+            [pattern_of(key) for key in new_keys(key_map)],
+            operations=[operation(key_map)],
+        )
+        for key_map in key_maps
+    ]
