@@ -17,6 +17,7 @@ from fxopt_core import (
     ConvolutionCall,
     Editor,
     GraphIndex,
+    History,
     Instrument,
     InstrumentProtocol,
     LinearCall,
@@ -99,7 +100,7 @@ def running(graph_module: GraphModule) -> None:
 
 
 def reading_results(graph_module: GraphModule) -> None:
-    assert_type(history(graph_module), tuple[Record, ...])
+    assert_type(history(graph_module), History)
     for record in history(graph_module):
         assert_type(record.seconds, float)
         assert_type(record.refusals, tuple[Refusal, ...])

@@ -3,12 +3,14 @@
 Everything that users and authors of passes need is here; the modules below are fxopt's own.
 """
 
+from fxopt_core.checkpoints import load_original_state_dict, original_state_dict
 from fxopt_core.compose import Composition, DeepCopy, LintAndRecompile, ReversibleComposition, compose
 from fxopt_core.copying import faithful_copy
 from fxopt_core.editor import Editor
 from fxopt_core.effects import Effects
 from fxopt_core.errors import (
     CaptureError,
+    CheckpointError,
     DuplicatePassError,
     FxoptError,
     NotReversibleError,
@@ -23,19 +25,25 @@ from fxopt_core.errors import (
     UndoError,
     UnknownPassError,
     VerificationError,
+    VetoError,
 )
 from fxopt_core.facts import TensorFacts, infer_shapes, is_python_number, same_size, tensor_facts
 from fxopt_core.graph import iter_nodes
+from fxopt_core.history import History
 from fxopt_core.hookspec import PipelinesPlugin, TransformationsPlugin, hookimpl, hookspec
 from fxopt_core.index import GraphIndex
 from fxopt_core.instruments import Instrument, InstrumentProtocol, PassRun, instrumented
+from fxopt_core.key_map import Destination, KeyMap, OriginalTensor
+from fxopt_core.key_tracing import key_map
 from fxopt_core.ledger import Derived, Ledger, Piece, Record, Refusal, Rewrite, history
 from fxopt_core.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
 from fxopt_core.module_state import bare_module
 from fxopt_core.options import OptionInfo, options_of
 from fxopt_core.pipeline import parse_pipeline
 from fxopt_core.plugins import PassInfo
+from fxopt_core.provenance import Provenance, provenance
 from fxopt_core.reasons import REASONS
+from fxopt_core.recorded_pass import RecordedPass
 from fxopt_core.registry import PluginEntryPoint, Registry, registry
 from fxopt_core.signature import signature_of, uuid_of
 from fxopt_core.site_pass import ReversibleSitePass, Site, SitePass
@@ -63,23 +71,28 @@ __all__ = [
     "REASONS",
     "BatchNormCall",
     "CaptureError",
+    "CheckpointError",
     "Composition",
     "ConvolutionCall",
     "DeepCopy",
     "Derived",
+    "Destination",
     "DuplicatePassError",
     "Editor",
     "Effects",
     "FxoptError",
     "GraphIndex",
+    "History",
     "Instrument",
     "InstrumentProtocol",
+    "KeyMap",
     "Ledger",
     "LinearCall",
     "LintAndRecompile",
     "NotReversibleError",
     "Obstacle",
     "OptionInfo",
+    "OriginalTensor",
     "ParameterisedCall",
     "PassError",
     "PassInfo",
@@ -93,7 +106,9 @@ __all__ = [
     "PluginLoadError",
     "PostconditionError",
     "PreconditionError",
+    "Provenance",
     "Record",
+    "RecordedPass",
     "Refusal",
     "Registry",
     "RegistryError",
@@ -112,6 +127,7 @@ __all__ = [
     "UndoError",
     "UnknownPassError",
     "VerificationError",
+    "VetoError",
     "bare_module",
     "compose",
     "faithful_copy",
@@ -123,9 +139,13 @@ __all__ = [
     "instrumented",
     "is_python_number",
     "iter_nodes",
+    "key_map",
+    "load_original_state_dict",
     "mixed_flags_refusal",
     "options_of",
+    "original_state_dict",
     "parse_pipeline",
+    "provenance",
     "read_batch_norm",
     "read_convolution",
     "read_linear",

@@ -1,15 +1,38 @@
-"""Instruments over fxopt passes: numerical verification.
+"""Instruments over fxopt passes: verification of numbers, time, statistics, dumps of graphs before and after.
 
-`verify` compares two modules; `Verify` gates each pass of a composition. The criterion is stated in
-`fxopt_tools.measuring`, the tolerances in `fxopt_core.tolerances`.
+`verify` compares two modules; `Verify` gates each pass of a composition; `Timing`, `Statistics` and `Dumps` watch all
+passes that run while they are instrumented. What `verify` compares by is stated in `fxopt_tools.measuring`, its
+tolerances in `fxopt_core.tolerances`.
 """
 
+from fxopt_tools.dumps import Dumps
 from fxopt_tools.inputs import Inputs
 from fxopt_tools.instrument import Check, Verify
 from fxopt_tools.measuring import Measurement, Worst
+from fxopt_tools.observation import Observation, observing
 from fxopt_tools.report import OutputReport, VerificationReport
+from fxopt_tools.statistics import PassStatistics, Size, Statistics
+from fxopt_tools.timing import TimedPass, TimedRun, Timing
 from fxopt_tools.verification import verify
 
 __version__ = "0.1.0"
 
-__all__ = ["Check", "Inputs", "Measurement", "OutputReport", "VerificationReport", "Verify", "Worst", "verify"]
+__all__ = [
+    "Check",
+    "Dumps",
+    "Inputs",
+    "Measurement",
+    "Observation",
+    "OutputReport",
+    "PassStatistics",
+    "Size",
+    "Statistics",
+    "TimedPass",
+    "TimedRun",
+    "Timing",
+    "VerificationReport",
+    "Verify",
+    "Worst",
+    "observing",
+    "verify",
+]
