@@ -18,11 +18,12 @@ from fxopt_core.marks import META_KEY
 
 from .archive_call import call_to_save, guards_in, guards_to_state
 from .archive_document import FILE, read_document, write_document
-from .archive_export import export_graph, state_guards
+from .archive_export import export_graph
 from .archive_raising import raise_program
 from .archive_reading import read_archive
 from .archive_values import Unarchivable
 from .arguments import CallForm
+from .guards import InputGuards
 from .modes import captured_mode
 
 PathLike = str | os.PathLike[str]
@@ -98,9 +99,8 @@ def save(
     check_graph_module(graph_module, "save")
     positional = (args,) if isinstance(args, torch.Tensor) else None if args is None else tuple(args)
     call, form = call_to_save(graph_module, positional, kwargs, dynamic_shapes)
-    program = export_graph(graph_module, call)
-    if dynamic_shapes is None:
-        state_guards(program, call, guards_to_state(graph_module, call))
+    guards = guards_to_state(graph_module, call) if dynamic_shapes is None else InputGuards([], [])
+    program = export_graph(graph_module, call, guards)
     extra = _extra_files(graph_module, program, form) if ledger else {}
     _write(program, os.fspath(path), extra)
 

@@ -36,6 +36,18 @@ def check_conditions(conditions: Iterable[Condition]) -> None:
             )
 
 
+def normal_form(code: str) -> object:
+    """Return what is equal for conditions that are spelt differently: spaces, parentheses, sides of an equation.
+
+    >>> normal_form("(i[0].size()[0]*2) == 4") == normal_form("4 == i[0].size()[0] * 2")
+    True
+    """
+    tree = ast.parse(code, mode="eval").body
+    if isinstance(tree, ast.Compare) and len(tree.ops) == 1 and isinstance(tree.ops[0], ast.Eq):
+        return frozenset(map(ast.unparse, (tree.left, tree.comparators[0])))
+    return ast.unparse(tree)
+
+
 def _is_safe(code: str) -> bool:
     try:
         tree = ast.parse(code, mode="eval")

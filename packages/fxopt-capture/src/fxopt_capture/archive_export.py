@@ -13,12 +13,14 @@ import torch.fx.traceback as fx_traceback
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.experimental import _config as symbolic_shapes_config
 from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
 
+from .archive_conditions import normal_form
 from .archive_inputs import GuardedCall
 from .conditions import size_expression
 from .failure import source_of
@@ -45,21 +47,42 @@ class ArchiveCall:
     dynamic: Sequence[Sequence[int]] = ()
 
 
-def export_graph(graph_module: GraphModule, call: ArchiveCall) -> ExportedProgram:
-    """Export a graph module, and leave it as it was.
+def export_graph(graph_module: GraphModule, call: ArchiveCall, guards: InputGuards) -> ExportedProgram:
+    """Export a graph module to a program that demands of its inputs what `guards` do.
 
     Names of parameters and buffers are the graph module's own, and each operator knows the stack of modules of the node
-    that it comes from.
+    that it comes from. The graph module is left as it was.
+
+    A graph that was captured has all guards that it needs, and an export may find others, which refuse sizes that the
+    graph is right for: of the export that allows sizes of 0 and 1 and the usual one, the one that finds fewer is taken.
 
     Raises:
         CaptureError: the graph does not run on these inputs, or ``torch.export`` cannot say it.
     """
+    found: list[tuple[int, ExportedProgram]] = []
+    failure: CaptureError | None = None
+    for small_sizes in (True, False) if guards.specs else (False,):
+        try:
+            program = _export(graph_module, call, small_sizes=small_sizes)
+        except CaptureError as error:
+            failure = error
+            continue
+        found.insert(0, (_state(program, call, guards), program))
+        if not found[0][0]:
+            break
+    if not found and failure is not None:
+        raise failure
+    return min(found, key=lambda one: one[0])[1]
+
+
+def _export(graph_module: GraphModule, call: ArchiveCall, *, small_sizes: bool) -> ExportedProgram:
     names = list(call.inputs)
     args = tuple(call.inputs[name] for name in names[: call.positional])
     kwargs = {name: call.inputs[name] for name in names[call.positional :]}
     try:
         with ExitStack() as stack:
-            for context in (preserved(graph_module), torch.inference_mode(False), torch.enable_grad()):
+            oblivious = symbolic_shapes_config.patch(backed_size_oblivious=small_sizes)  # type: ignore[attr-defined]  # installed at import
+            for context in (preserved(graph_module), torch.inference_mode(False), torch.enable_grad(), oblivious):
                 stack.enter_context(context)
             host = _Host(graph_module, call)
             program = torch.export.export(host, args, kwargs, dynamic_shapes=call.shapes, strict=False)
@@ -179,16 +202,14 @@ def _demand_dynamic(program: ExportedProgram, call: ArchiveCall) -> None:
                 )
 
 
-def state_guards(program: ExportedProgram, call: ArchiveCall, guards: InputGuards) -> None:
-    """Let a program demand of its inputs all that `guards` do; what it demands itself stays.
-
-    The export has assumed that dynamic sizes are 2 and more, and has no guard on smaller ones.
-    """
+def _state(program: ExportedProgram, call: ArchiveCall, guards: InputGuards) -> int:
+    """Let a program demand of its inputs all that `guards` do; return how much more it demands itself, which stays."""
     paths = [path for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
     stated = [_in_terms_of(condition.code, paths) for condition in guards.conditions]
-    known = {frozenset(code.split(" == ")) for code in stated}
-    own = [code for code in program._guards_code if frozenset(code.split(" == ")) not in known]
+    known = set(map(normal_form, stated))
+    own = [code for code in program._guards_code if normal_form(code) not in known]
     program._guards_code[:] = [*stated, *own]
+    return len(own)
 
 
 def _in_terms_of(code: str, paths: Sequence[pytree.KeyPath]) -> str:

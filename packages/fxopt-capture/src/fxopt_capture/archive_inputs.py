@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
 
-from .archive_conditions import check_conditions
+from .archive_conditions import check_conditions, normal_form
 from .archive_values import Json, from_json, to_json
 from .arguments import CallForm, InputBinding, Parameter
 from .conditions import read_guards
-from .guards import InputGuards, InputSpec
+from .guards import Condition, InputGuards, InputSpec
 from .nesting import Nesting
 
 
@@ -163,11 +163,12 @@ _KEPT = tuple(field.name for field in fields(InputSpec) if field.name not in _RE
 
 
 def guards_row(guards: object) -> Json:
-    """Return what guards demand that a program does not say: dtypes."""
+    """Return what guards demand: dtypes, which a program does not say, and sizes, which it may say in other words."""
     if not isinstance(guards, InputGuards):
         return None
     specs = [{name: to_json(getattr(spec, name)) for name in _KEPT} for spec in guards.specs]
-    return {"specs": specs, "module_dtype": to_json(guards.module_dtype)}
+    conditions = [[condition.code, condition.text] for condition in guards.conditions]
+    return {"specs": specs, "conditions": conditions, "module_dtype": to_json(guards.module_dtype)}
 
 
 def with_row(guards: InputGuards, row: Json) -> InputGuards:
@@ -182,4 +183,8 @@ def with_row(guards: InputGuards, row: Json) -> InputGuards:
         replace(spec, **{name: from_json(kept[name]) for name in _KEPT})
         for spec, kept in zip(guards.specs, row["specs"], strict=True)
     ]
-    return InputGuards(specs, guards.conditions, guards.mode, from_json(row["module_dtype"]))
+    conditions = [Condition(str(code), str(text)) for code, text in row["conditions"]]
+    check_conditions(conditions)
+    known = {normal_form(condition.code) for condition in conditions}
+    conditions += [condition for condition in guards.conditions if normal_form(condition.code) not in known]
+    return InputGuards(specs, conditions, guards.mode, from_json(row["module_dtype"]))
