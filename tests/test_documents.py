@@ -25,6 +25,7 @@ PLACES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/README.md"
 DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place)})
 OPTIONS = ELLIPSIS | NORMALIZE_WHITESPACE
 NEEDS = {
+    "docs/architectures.md": ("transformers",),
     "docs/checkpoints.md": ("transformers",),
     "docs/onwards.md": ("transformers", "onnxscript", "onnxruntime", "torchao"),
 }

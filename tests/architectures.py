@@ -1,0 +1,278 @@
+"""The architectures that people run, small and with random weights, and inputs for them of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Options = Mapping[str, Any]
+Inputs = dict[str, Tensor]
+
+VOCABULARY = 99
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+ENCODER = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+}
+DECODER = {**ENCODER, **SPECIAL, "num_key_value_heads": 2}
+PATCHES = {**{name: ENCODER[name] for name in list(ENCODER)[:4]}, "image_size": 32, "patch_size": 8}
+SEQ2SEQ = {
+    **SPECIAL,
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": VOCABULARY,
+    "decoder_start_token_id": 1,
+}
+GPT_2 = {**SPECIAL, "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture.
+
+    Attributes:
+        name: as people call it.
+        cls: a class of transformers, a model of timm, or a class of this module.
+        options: of its configuration, or of its constructor.
+        inputs: the names of its inputs.
+        library: where it comes from: ``"transformers"``, ``"timm"`` or None.
+        attentions: the implementations of attention that it has.
+        image: the size of its images.
+    """
+
+    name: str
+    cls: str
+    options: Options = field(default_factory=dict)
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask")
+    library: str | None = "transformers"
+    attentions: tuple[str, ...] = ("sdpa", "eager")
+    image: int = 32
+
+    def build(self, library: ModuleType | None, attention: str | None = None) -> nn.Module:
+        """Make the model, in evaluation mode, the same every time."""
+        torch.manual_seed(0)
+        if library is None:
+            model: nn.Module = PLAIN[self.cls]()
+        elif self.library == "timm":
+            model = library.create_model(self.cls, pretrained=False, num_classes=10, **self.options)
+        else:
+            cls: Any = getattr(library, self.cls)
+            configuration = cls.config_class(**self.options)
+            if attention is not None:
+                configuration._attn_implementation = attention
+            model = cls(configuration)
+        return randomise_statistics(model).eval()
+
+    def example(self, batch: int, length: int) -> Inputs:
+        """Make inputs of a size, the same every time."""
+        generator = torch.Generator().manual_seed(100 * batch + length)
+
+        def floats(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
+
+        def tokens(length: int) -> Tensor:
+            return torch.randint(3, VOCABULARY, (batch, length), generator=generator)
+
+        mask = torch.ones(batch, length, dtype=torch.int64)
+        mask[0, : length // 3] = 0
+        makers: dict[str, Callable[[], Tensor]] = {
+            "input_ids": lambda: tokens(length),
+            "attention_mask": lambda: mask,
+            "decoder_input_ids": lambda: tokens(length - 2),
+            "pixel_values": lambda: floats(batch, 3, self.image, self.image),
+            "input_features": lambda: floats(batch, 8, 40),
+            "x": lambda: floats(batch, 3, self.image, self.image),
+            "image": lambda: floats(batch, 3, self.image, self.image),
+            "sequence": lambda: floats(batch, length, 32),
+            "vector": lambda: floats(batch, 32),
+        }
+        return {name: makers[name]() for name in self.inputs}
+
+
+def randomise_statistics(model: nn.Module) -> nn.Module:
+    """Give batch norms statistics and weights that a fold cannot ignore."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
+                    if tensor is not None:
+                        tensor.uniform_(0.5, 1.5, generator=generator)
+    return model
+
+
+class Convolutions(nn.Module):
+    """Convolutions with batch norms, one of them shared, and a residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, padding="same", groups=2), nn.BatchNorm2d(8, affine=False))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Classify images."""
+        x = self.stem(image)
+        return self.head((x + self.block(x)).mean((2, 3)))  # type: ignore[no-any-return]  # a module gives a tensor
+
+
+class Attention(nn.Module):
+    """Attention with linear layers of its own for queries, keys and values, twice with the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(32, 32), nn.Linear(32, 16, bias=False), nn.Linear(32, 16)
+        self.out, self.norm = nn.Linear(32, 32), nn.LayerNorm(32)
+        self.register_buffer("scale", torch.tensor(0.5), persistent=False)
+
+    def forward(self, sequence: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Attend to the sequence itself."""
+        q, k, v = self.q(sequence) * self.scale, self.k(sequence), self.v(sequence)
+        rows, length = sequence.shape[:2]
+        q, k, v = (x.view(rows, length, -1, 8).transpose(1, 2) for x in (q, k, v))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        output = self.norm(self.out(mixed.transpose(1, 2).reshape(rows, length, -1)))
+        return output, {"mean": output.mean(1)}
+
+
+class Perceptron(nn.Module):
+    """Gated layers with batch norm between, and a tied weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(32, 64), nn.Linear(32, 64), nn.Linear(64, 32)
+        self.norm, self.last = nn.BatchNorm1d(32), nn.Linear(64, 32)
+        self.last.weight = self.down.weight
+
+    def forward(self, vector: Tensor) -> Tensor:
+        """Return a vector for each."""
+        x = self.norm(self.down(self.gate(vector).sigmoid() * self.up(vector)))
+        return x + self.last(torch.cat([x, vector], 1))  # type: ignore[no-any-return]  # a module gives a tensor
+
+
+class Encoder(nn.Module):
+    """The encoder of torch.nn, which keeps the weights of its projections in one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """Encode the sequence."""
+        return self.layers(sequence)  # type: ignore[no-any-return]  # a module gives a tensor
+
+
+PLAIN: dict[str, type[nn.Module]] = {cls.__name__: cls for cls in (Convolutions, Attention, Perceptron, Encoder)}
+IMAGE = ("pixel_values",)
+BOTH = ("input_ids", "attention_mask", "decoder_input_ids")
+EAGER = ("eager",)
+
+ARCHITECTURES = (
+    Architecture("BERT", "BertModel", ENCODER),
+    Architecture("RoBERTa", "RobertaForMaskedLM", ENCODER),
+    Architecture(
+        "DistilBERT",
+        "DistilBertModel",
+        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": VOCABULARY},
+    ),
+    Architecture("ALBERT", "AlbertModel", {**ENCODER, "embedding_size": 16}),
+    Architecture(
+        "DeBERTa-v2",
+        "DebertaV2ForSequenceClassification",
+        {**ENCODER, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16},
+        attentions=EAGER,
+    ),
+    Architecture("GPT-2", "GPT2LMHeadModel", GPT_2),
+    Architecture(
+        "GPT-Neo",
+        "GPTNeoForCausalLM",
+        {
+            **SPECIAL,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+            "vocab_size": VOCABULARY,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 8,
+            "max_position_embeddings": 64,
+        },
+        attentions=EAGER,
+    ),
+    Architecture("OPT", "OPTForCausalLM", {**ENCODER, **SPECIAL, "ffn_dim": 64, "word_embed_proj_dim": 32}),
+    Architecture("Llama", "LlamaForCausalLM", DECODER),
+    Architecture("Mistral", "MistralForCausalLM", DECODER),
+    Architecture("Qwen2", "Qwen2ForCausalLM", {**DECODER, "tie_word_embeddings": True}),
+    Architecture("Qwen3", "Qwen3ForCausalLM", {**DECODER, "head_dim": 8}),
+    Architecture("Gemma 2", "Gemma2ForCausalLM", {**DECODER, "head_dim": 8, "query_pre_attn_scalar": 8}),
+    Architecture(
+        "Mixtral", "MixtralForCausalLM", {**DECODER, "num_local_experts": 4, "experts_implementation": "batched_mm"}
+    ),
+    Architecture(
+        "T5",
+        "T5ForConditionalGeneration",
+        {**SPECIAL, "d_model": 32, "d_kv": 8, "num_layers": 1, "num_heads": 4, "d_ff": 64, "vocab_size": VOCABULARY},
+        BOTH,
+        attentions=EAGER,
+    ),
+    Architecture("BART", "BartForConditionalGeneration", SEQ2SEQ, BOTH),
+    Architecture("ViT", "ViTModel", PATCHES, IMAGE),
+    Architecture(
+        "ConvNeXt",
+        "ConvNextForImageClassification",
+        {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]},
+        IMAGE,
+        attentions=EAGER,
+    ),
+    Architecture(
+        "ResNet",
+        "ResNetForImageClassification",
+        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": "bottleneck"},
+        IMAGE,
+        attentions=EAGER,
+    ),
+    Architecture(
+        "MobileNetV2",
+        "MobileNetV2Model",
+        {"depth_multiplier": 0.1, "min_depth": 4, "depth_divisible_by": 4},
+        IMAGE,
+        attentions=EAGER,
+    ),
+    Architecture(
+        "CLIP",
+        "CLIPModel",
+        {"text_config": {**ENCODER, "eos_token_id": 2}, "vision_config": PATCHES, "projection_dim": 16},
+        ("input_ids", "attention_mask", "pixel_values"),
+    ),
+    Architecture(
+        "Whisper",
+        "WhisperForConditionalGeneration",
+        {**SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 32},
+        ("input_features", "decoder_input_ids"),
+    ),
+    Architecture("timm ResNet-18", "resnet18", {}, ("x",), "timm", EAGER),
+    Architecture("timm ViT-tiny", "vit_tiny_patch16_224", {"img_size": 32, "depth": 2}, ("x",), "timm", EAGER),
+    *(
+        Architecture(f"plain: {name.lower()}", name, {}, (inputs,), None, EAGER)
+        for name, inputs in {
+            "Convolutions": "image",
+            "Attention": "sequence",
+            "Perceptron": "vector",
+            "Encoder": "sequence",
+        }.items()
+    ),
+)
