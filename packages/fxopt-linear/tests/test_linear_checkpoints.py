@@ -162,3 +162,10 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.q(x), self.k(x), self.v(x)
+
+
+def test_the_table_says_where_a_stand_in_is_now() -> None:
+    """The merged bias, in which zeros stand for an absent one, is a column of a weight by now."""
+    graph_module = compose(MergeLinears(), FuseBiasInLinear())(torch.fx.symbolic_trace(Attention().eval()))
+    (row,) = [line for line in str(key_map(graph_module)).splitlines() if "stands in" in line]
+    assert row.split()[-2:] == ["q_k_v_merged_with_bias.weight[:,", "4][8:10]"]

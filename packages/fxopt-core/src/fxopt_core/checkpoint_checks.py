@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxopt_core.checkpoint_advice import advice
 from fxopt_core.errors import CheckpointError
 from fxopt_core.key_map import KeyMap, OriginalTensor
 from fxopt_core.key_tree import is_baked
@@ -29,7 +30,7 @@ class Checked:
         problems: everything else, in sentences.
     """
 
-    def __init__(self, key_map: KeyMap, state_dict: dict[str, Any], metadata: Mapping[str, Any] | None) -> None:
+    def __init__(self, key_map: KeyMap, state_dict: dict[Any, Any], metadata: Mapping[str, Any] | None) -> None:
         self._map, self._state_dict, self._metadata = key_map, state_dict, metadata
         self.given: dict[str, Tensor] = {}
         self.missing: list[str] = []
@@ -46,7 +47,9 @@ class Checked:
         first = self._state_dict[present[0]]
         for key in present[1:]:
             if not is_same(first, self._state_dict[key]):
-                self.problems.append(f"`{present[0]}` and `{key}` are one tensor in the model, and differ here")
+                self.problems.append(
+                    f"`{present[0]}` and `{key}` are one tensor in the model, and differ here: leave out one of them"
+                )
         for key in group:
             self._state_dict.setdefault(key, first)
 
@@ -57,6 +60,9 @@ class Checked:
             if row.in_state_dict and not (row.kept and own.owns(key)):
                 self._check_row(row)
         for key in self._state_dict:
+            if not isinstance(key, str):
+                self.unexpected.append(str(key))
+                continue
             if key in known and (known[key].in_state_dict or is_baked(key)):
                 continue
             if (key in known and not known[key].kept) or not own.owns(key):
@@ -90,8 +96,7 @@ class Checked:
         if strict:
             lines += [f"missing: {_listed(self.missing)}"] if self.missing else []
             lines += [f"not in the original model: {_listed(self.unexpected)}"] if self.unexpected else []
-            if set(self.unexpected) & set(current):
-                lines.append("some are keys of the rewritten model: load those with graph_module.load_state_dict")
+            lines += self._advice(current)
         if not lines:
             return None
         text = "\n  ".join(lines)
@@ -100,6 +105,15 @@ class Checked:
             missing_keys=self.missing,
             unexpected_keys=self.unexpected,
         )
+
+    def _advice(self, current: Iterable[str]) -> list[str]:
+        """Return what to do about missing and unexpected keys."""
+        if set(self.unexpected) & set(current):
+            return ["some are keys of the rewritten model: load those with graph_module.load_state_dict"]
+        found = advice(self._state_dict, self.missing, self.unexpected)
+        if found is None and (self.missing or self.unexpected) and not self.problems:
+            found = "strict=False loads what is there"
+        return [] if found is None else [found]
 
 
 def _listed(keys: Iterable[str]) -> str:
@@ -125,8 +139,10 @@ def copying_problem(values: Tensor, target: Tensor, assign: bool) -> str | None:
         return f"is {values.dtype}, and a parameter that is trained cannot be" if wrong else None
     if target.is_meta and not values.is_meta:
         return "is on the meta device in the model and holds nothing: pass assign=True, which puts new tensors there"
+    if target.is_inference() and not torch.is_inference_mode_enabled():
+        return "was made in inference mode in the model, and can be written in that mode alone: pass assign=True"
     if values.is_meta and not target.is_meta:
-        return "is on the meta device in the checkpoint and holds nothing"
+        return "is on the meta device in the checkpoint and holds nothing: read the checkpoint onto another device"
     if is_unusual(values):
         try:
             torch.empty_like(target).copy_(values)

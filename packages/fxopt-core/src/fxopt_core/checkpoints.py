@@ -14,7 +14,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from fxopt_core.checkpoint_checks import Checked, copying_problem
 from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import CheckpointError, NotReversibleError
-from fxopt_core.key_arithmetic import Computed, NewTensors, OriginalTensors, present_devices, present_dtypes
+from fxopt_core.key_arithmetic import Computed, NewTensors, OriginalTensors, present_devices, present_dtypes, region
 from fxopt_core.key_map import Derivation, KeyMap, OriginalTensor
 from fxopt_core.key_tracing import key_map
 from fxopt_core.key_tree import is_baked
@@ -132,8 +132,9 @@ class _Loading:
         kinds = {(str(values.dtype), str(values.device)) for _, values in computed.parts}
         if self.assign and len(kinds) > 1:
             found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds))
-            return f"would be put together from tensors of several kinds: {found}"
-        return next(filter(None, (copying_problem(v, target, self.assign) for _, v in computed.parts)), None)
+            return f"would be put together from tensors of several kinds, {found}: convert them, or load without assign"
+        parts = ((values, region(target, pieces)) for pieces, values in computed.parts)
+        return next(filter(None, (copying_problem(values, place, self.assign) for values, place in parts)), None)
 
     def _unreachable(self, done: set[str]) -> list[str]:
         """Return what cannot be computed though no key is missing."""
@@ -176,6 +177,8 @@ class _Loading:
 
     def _parameter(self, key: str, values: Tensor) -> Tensor:
         former = self.current[key]
+        if values.is_inference() and not torch.is_inference_mode_enabled():
+            values = values.clone()  # which may be trained and written
         return nn.Parameter(values, former.requires_grad) if isinstance(former, nn.Parameter) else values
 
     def _assign(self, key: str, tensor: Tensor) -> None:
@@ -210,6 +213,7 @@ def original_state_dict(graph_module: GraphModule) -> dict[str, Any]:
     >>> list(original_state_dict(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3)))))
     ['0.weight', '0.bias']
     """
+    check_graph_module(graph_module, "original_state_dict")
     names = key_map(graph_module)
     current = current_tensors(graph_module)
     taken = OriginalTensors(names, current, present_dtypes(names, current))

@@ -282,10 +282,15 @@ class KeyMap:
         lines = [("original", "shape", "now")] + [(row.key, str(row.shape), self._fate(row)) for row in moved]
         for step in self.assemblies.values():
             for fill in step.fills:
-                lines.append((f"({fill.value:g} stands in)", "", step.target.label + region_text(fill.piece)))
+                lines.append((f"({fill.value:g} stands in)", "", self._place(step.target, fill.piece)))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines] if moved else []
         return "\n".join([*text, f"{others} {'other ' if moved else ''}keys are what they were"])
+
+    def _place(self, target: NewTensor, piece: Piece) -> str:
+        """Return where a region of a new tensor is now."""
+        ends = [Destination(target.key)] if target.key is not None else list(self._ends(target.label))
+        return "; ".join(end.key + "".join(map(region_text, (*end.pieces, piece))) for end in ends)
 
     def _fate(self, row: OriginalTensor) -> str:
         texts = []

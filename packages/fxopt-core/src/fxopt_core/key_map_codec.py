@@ -7,6 +7,7 @@ functions are written by `fxopt_core.json_values`; nothing is imported by readin
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -112,13 +113,30 @@ def _check_names(
     originals: tuple[OriginalTensor, ...], steps: tuple[Step, ...], ties: tuple[tuple[str, ...], ...]
 ) -> None:
     known = {row.key for row in originals}
+    shapes = {row.key: row.shape for row in originals}
     unknown = [key for group in ties for key in group if key not in known]
     for step in steps:
         unknown += [source for source in sources_of(step) if source not in known]
         known |= {target.label for target in targets_of(step)}
+        shapes |= {target.label: target.shape for target in targets_of(step)}
+        if isinstance(step, Assembly):
+            _check_regions(step, shapes)
     unknown += [row.beside for row in originals if row.beside is not None and row.beside not in known]
     if unknown:
         raise ValueError(f"found `{unknown[0]}`, which is neither an original key nor made by a step before")
+
+
+def _check_regions(step: Assembly, shapes: Mapping[str, tuple[int, ...] | None]) -> None:
+    """Check that regions lie inside of the tensor, and are as large as what fills them."""
+    whole = torch.empty(step.target.shape, device="meta")
+    for piece, source in (*((p.piece, p.source) for p in step.parts), *((f.piece, None) for f in step.fills)):
+        try:
+            found = tuple(piece.take(whole).shape)
+        except (RuntimeError, IndexError) as error:
+            raise ValueError(f"found a region that `{step.target.label}` does not have ({error})") from error
+        expected = found if source is None else shapes.get(source, found)
+        if found != expected:
+            raise ValueError(f"found `{source}` of shape {expected} in a region of shape {found}")
 
 
 def _read_original(row: dict[str, Any]) -> OriginalTensor:

@@ -135,7 +135,7 @@ class ModuleTree:
         found = {key: None if tensor is None else tensor.shape for key, tensor in tensors.items()}
         if found != dict(operation.shapes):
             made = _shapes(dict(operation.shapes))
-            raise _edited(record, f"`{operation.name}` has {_shapes(found)}, made with {made},")
+            raise _edited(record, f"`{operation.name}` has {_shapes(found)}, expected {made}")
         parent, _, key = operation.name.rpartition(".")
         self._order(self._find(parent, record).children).remove(key)
 
@@ -196,6 +196,6 @@ def _shapes(shapes: Mapping[str, tuple[int, ...] | None]) -> str:
 
 def _edited(record: Record, found: str) -> CheckpointError:
     return CheckpointError(
-        f"{found} now, so that it is not as pass `{record.pass_name}` left it: the module was edited by other means "
-        "than fxopt since. Nothing was loaded or changed; apply the passes to the original model again"
+        f"{found}. Pass `{record.pass_name}` left it otherwise, so the module was edited by other means than fxopt "
+        "since. Nothing was loaded or changed; apply the passes to the original model again"
     )
