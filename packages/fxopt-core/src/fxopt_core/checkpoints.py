@@ -18,11 +18,17 @@ from fxopt_core.key_arithmetic import Computed, NewTensors, OriginalTensors, pre
 from fxopt_core.key_map import Derivation, KeyMap, OriginalTensor
 from fxopt_core.key_tracing import key_map
 from fxopt_core.key_tree import is_baked
+from fxopt_core.overwriting import Overwriting
 from fxopt_core.self_loading import SelfLoading
 
 
 def load_original_state_dict(
-    graph_module: GraphModule, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    graph_module: GraphModule,
+    state_dict: Mapping[str, Any],
+    strict: bool = True,
+    assign: bool = False,
+    *,
+    protect_values: bool = True,
 ) -> _IncompatibleKeys:
     """Load a checkpoint of the original model into a rewritten one.
 
@@ -37,6 +43,9 @@ def load_original_state_dict(
             original model would go on using for the rest is not known any more.
         assign: as in torch, whether the tensors of the checkpoint take the place of those of the module, with their own
             dtype and device, instead of being copied into them. Needed where the module is on the meta device.
+        protect_values: whether the former values of what is overwritten are kept in CPU memory until all is written, so
+            that an interrupt, or an error of a hook, leaves nothing loaded either. With ``assign``, nothing has to be
+            copied for that.
 
     Returns:
         As in torch: the original keys that are missing, and those that are not of the original model.
@@ -60,7 +69,8 @@ def load_original_state_dict(
     metadata: Mapping[str, Any] | None = getattr(state_dict, "_metadata", None)
     working = dict(state_dict)
     checked, own = Checked(names, working, metadata), SelfLoading(graph_module)
-    loading = _Loading(graph_module, names, checked, assign)
+    writes = Overwriting(protect_values)
+    loading = _Loading(graph_module, names, checked, assign, writes)
     try:
         own.load(working, metadata, assign)
         checked.check(own)
@@ -68,22 +78,26 @@ def load_original_state_dict(
         error = checked.error(strict, loading.current)
         if error is not None:
             raise error
+        loading.load(own)
+        result = _IncompatibleKeys(checked.missing, checked.unexpected)
+        for module in graph_module.modules():
+            for hook in module._load_state_dict_post_hooks.values():
+                hook(module, result)
     except BaseException:
+        writes.take_back()
         own.take_back()
         raise
-    loading.load(own)
-    result = _IncompatibleKeys(checked.missing, checked.unexpected)
-    for module in graph_module.modules():
-        for hook in module._load_state_dict_post_hooks.values():
-            hook(module, result)
     return result
 
 
 class _Loading:
     """Puts the tensors of a checkpoint where they belong."""
 
-    def __init__(self, graph_module: GraphModule, names: KeyMap, checked: Checked, assign: bool) -> None:
+    def __init__(
+        self, graph_module: GraphModule, names: KeyMap, checked: Checked, assign: bool, writes: Overwriting
+    ) -> None:
         self.graph_module, self.names, self.checked, self.assign = graph_module, names, checked, assign
+        self.writes = writes
         self.current = current_tensors(graph_module)
         self.dtypes = present_dtypes(names, self.current)
         self.devices = present_devices(names, self.current)
@@ -160,6 +174,7 @@ class _Loading:
                 self._assign(key, assigned.setdefault(source, self._parameter(key, values)))
             elif source not in assigned:
                 assigned[source] = values
+                self.writes.keep(self.current[key])
                 with torch.no_grad():
                     self.current[key].copy_(values)
         for computed in NewTensors(self.names, self._original, self._prepare):
@@ -169,6 +184,7 @@ class _Loading:
     def _write(self, computed: Computed, key: str) -> None:
         target = self.current[key]
         if not self.assign:
+            self.writes.keep(target)
             computed.write(target.detach())
         elif computed.complete:
             self._assign(key, self._parameter(key, computed.build()))
@@ -183,7 +199,7 @@ class _Loading:
 
     def _assign(self, key: str, tensor: Tensor) -> None:
         owner, _, name = key.rpartition(".")
-        setattr(self.graph_module.get_submodule(owner), name, tensor)
+        self.writes.replace(self.graph_module.get_submodule(owner), name, tensor)
 
 
 def current_tensors(graph_module: GraphModule) -> dict[str, Tensor]:

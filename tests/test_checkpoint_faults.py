@@ -1,0 +1,144 @@
+"""Loading a checkpoint of the original model, or asking for one, fails at any call and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from fault_harness import Choice, InjectedFault, InjectedInterrupt, Moment, at_each_place, prove, some
+from footprints import bits_of
+from hypothesis import settings
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_core import Transformation, compose, infer_shapes, load_original_state_dict, original_state_dict
+from fxopt_linear import FuseBiasInLinear, MergeLinears
+from fxopt_norm import FuseBatchNorm1dInLinear
+
+NIGHTLY = settings.get_current_profile_name() == "nightly"
+CHOICE: Choice = at_each_place if NIGHTLY else some(60)
+INPUTS = (torch.linspace(-1.0, 1.0, 8).view(2, 4),)
+
+
+class Counted(nn.ReLU):
+    """Has a state of its own, which it checks when it has loaded it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = {"runs": 1}
+
+    def get_extra_state(self) -> dict[str, int]:
+        return dict(self.state)
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.state.update(state)
+
+
+class Model(nn.Module):
+    """Layers that are merged, one with a tied bias, and one with a batch norm behind it, among layers that stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 3), nn.Linear(4, 3, bias=False)
+        self.middle, self.norm, self.act = nn.Linear(3, 4), nn.BatchNorm1d(4), Counted()
+        self.out, self.last = nn.Linear(4, 2), nn.Linear(4, 2)
+        self.last.bias = self.out.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.norm(self.middle(self.q(x) + self.k(x))))
+        z: Tensor = self.out(y) * self.last(x)
+        return z
+
+
+class Tracer(torch.fx.Tracer):
+    """Takes the activation for a leaf."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Counted) or super().is_leaf_module(m, module_qualified_name)
+
+
+def model(seed: int) -> nn.Module:
+    """Return a model with parameters and statistics of this seed."""
+    torch.manual_seed(seed)
+    made = Model().eval()
+    made.act.state["runs"] = seed
+    made.norm.running_mean.normal_()  # type: ignore[union-attr]  # it has statistics
+    return made
+
+
+PASSES: tuple[Transformation, ...] = (
+    compose(MergeLinears(), FuseBiasInLinear()),
+    compose(FuseBatchNorm1dInLinear(), MergeLinears()),
+)
+
+
+def transformed(passes: Transformation) -> Sequence[nn.Module]:
+    """Return a rewritten model, and the original one, which has to stay as it is."""
+    original = model(0)
+    graph_module = GraphModule(original, Tracer().trace(original))
+    return passes(infer_shapes(graph_module, *INPUTS)), original
+
+
+def post_hook(module: nn.Module, result: Any) -> None:
+    """Is called when everything is loaded."""
+    assert module.training is False
+
+
+@pytest.mark.parametrize("error", [InjectedFault, InjectedInterrupt])
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("passes", PASSES, ids=["merge", "fold"])
+def test_loading(passes: Transformation, assign: bool, moment: Moment, error: type[BaseException]) -> None:
+    checkpoint = model(1).state_dict()
+    before = bits_of([*checkpoint.values()])
+
+    def make() -> Sequence[nn.Module]:
+        made = transformed(passes)
+        made[0].register_load_state_dict_post_hook(post_hook)  # type: ignore[no-untyped-call]  # torch's
+        return made
+
+    def action(graph_module: GraphModule) -> None:
+        result = load_original_state_dict(graph_module, checkpoint, assign=assign)
+        assert not result.missing_keys
+
+    report = prove(make, action, INPUTS, choose=CHOICE, moment=moment, error=error)
+    print(report)
+    assert report.injected >= 50
+    assert not report.traces, "\n".join([str(report), *report.traces[:20]])
+    assert bits_of([*checkpoint.values()]) == before
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("passes", PASSES, ids=["merge", "fold"])
+def test_asking(passes: Transformation, moment: Moment) -> None:
+    def action(graph_module: GraphModule) -> None:
+        original_state_dict(graph_module)
+
+    report = prove(partial(transformed, passes), action, INPUTS, choose=CHOICE, moment=moment)
+    print(report)
+    assert report.injected >= 50
+    assert not report.traces, "\n".join([str(report), *report.traces[:20]])
+
+
+def failing_hook(module: nn.Module, result: Any) -> None:
+    """Fails when everything is loaded."""
+    raise InjectedFault
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_values_are_not_kept_on_demand(assign: bool) -> None:
+    """Replaced tensors come back in any case; overwritten ones only where they were kept."""
+    graph_module = transformed(PASSES[0])[0]
+    assert isinstance(graph_module, GraphModule)
+    graph_module.register_load_state_dict_post_hook(failing_hook)  # type: ignore[no-untyped-call]  # torch's
+    before = bits_of([*graph_module.state_dict().values()])
+    checkpoint = model(1).state_dict()
+    with pytest.raises(InjectedFault):
+        load_original_state_dict(graph_module, checkpoint, assign=assign, protect_values=False)
+    assert (bits_of([*graph_module.state_dict().values()]) == before) is assign
+    with pytest.raises(InjectedFault):
+        load_original_state_dict(graph_module, model(2).state_dict(), assign=assign)
+    assert (bits_of([*graph_module.state_dict().values()]) == before) is assign
