@@ -229,7 +229,7 @@ def _place_guards(graph: Graph) -> None:
     first = next(node for node in iter_nodes(graph) if node.op != "placeholder")
     for node in placeholders:
         first.prepend(node)
-    with graph.inserting_after(placeholders[-1]):
+    with graph.inserting_before(first):
         guards = graph.create_node("call_module", GUARDS, tuple(placeholders))
     stacks = (node.meta.get("nn_module_stack") for node in iter_nodes(graph))
     for root in (list(stack.items())[:1] for stack in stacks if stack):

@@ -106,7 +106,7 @@ def _definition(
     if (factor, offset) == (1, 0):
         known[symbol] = code, text
         return
-    shifted = [f"({source} - ({offset}))" for source in (code, text)]
+    shifted = [f"({source} - ({offset}))" if offset else source for source in (code, text)]
     known[symbol] = f"({shifted[0]} // {factor})", f"({shifted[1]} // {factor})"
     yield Condition(f"{shifted[0]} % {factor} == 0", f"{shifted[1]} % {factor} == 0")
 
