@@ -91,7 +91,7 @@ def _form_rows(form: CallForm) -> Json:
     parameters = [
         [one.name, one.positional, one.keyword, one.required, _value_or_none(one.default)] for one in form.parameters
     ]
-    fixed = [[name, to_json(value)] for name, value in form.fixed.items() if _value_or_none(value) is not None]
+    fixed = [[name, to_json(value)] for name, value in form.fixed.items() if _is_value(value)]
     return {
         "parameters": parameters,
         "inputs": list(form.inputs),
@@ -102,10 +102,15 @@ def _form_rows(form: CallForm) -> Json:
 
 
 def _value_or_none(value: object) -> Json:
+    return to_json(value) if _is_value(value) else None
+
+
+def _is_value(value: object) -> bool:
     try:
-        return to_json(value)
+        to_json(value)
     except Unarchivable:
-        return None
+        return False
+    return True
 
 
 def _form(rows: Json) -> CallForm:

@@ -91,6 +91,7 @@ def _export(graph_module: GraphModule, call: ArchiveCall, *, small_sizes: bool) 
     except Exception as error:  # whatever torch or the graph raises while it is traced
         raise _failure(error) from error
     _demand_dynamic(program, call)
+    _demand_readable(program)
     return program
 
 
@@ -200,6 +201,17 @@ def _demand_dynamic(program: ExportedProgram, call: ArchiveCall) -> None:
                     f"saved would hold for size {int(size)} alone, because something in the graph fixes it: a pass or "
                     f"a node that was added. Give `dynamic_shapes` that make it static to save it so"
                 )
+
+
+def _demand_readable(program: ExportedProgram) -> None:
+    """Refuse a program that torch writes and cannot read again."""
+    for spec in program.graph_signature.output_specs:
+        value = getattr(spec.arg, "value", None)
+        if isinstance(value, str):
+            raise CaptureError(
+                f"the graph module returns the text {value!r}, and torch.export cannot read archives of such programs; "
+                f"let the model return tensors, numbers and None only, and capture it again"
+            )
 
 
 def _state(program: ExportedProgram, call: ArchiveCall, guards: InputGuards) -> int:

@@ -33,11 +33,8 @@ def build_layers(graph: Graph, root: nn.Module) -> None:
         root: a tree of plain modules, changed in place.
     """
     for node, call in _calls(graph):
-        stack = list((node.meta.get("nn_module_stack") or {}).values())
-        if not stack or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        name, cls = str(stack[-1][0]).split("@")[0], _class(call, stack[-1][1])
-        if not name or cls is None:
+        name, cls = _running(node), class_of(node, call)
+        if not name or cls is None or not isinstance(node.target, torch._ops.OpOverload):
             continue
         arguments = call_arguments(node.target, node.args, node.kwargs)
         holder = attribute(root, name)
@@ -57,8 +54,16 @@ def _calls(graph: Graph) -> Iterator[tuple[Node, LayerCall]]:
             yield node, call
 
 
-def _class(call: LayerCall, name: object) -> type[nn.Module] | None:
-    """Return the class of this name among those that may have made the call."""
+def _running(node: Node) -> str:
+    """Return the name of the module that has run a node, as ``torch.export`` notes it."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]).split("@")[0] if stack else ""
+
+
+def class_of(node: Node, call: LayerCall) -> type[nn.Module] | None:
+    """Return the class of the module that has run a node, if it is among those that may have made the call."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    name = stack[-1][1] if stack else ""
     found = f"{name.__module__}.{name.__qualname__}" if isinstance(name, type) else str(name)
     return next((cls for cls in call.classes if f"{cls.__module__}.{cls.__qualname__}" == found), None)
 

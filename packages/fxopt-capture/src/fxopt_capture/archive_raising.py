@@ -13,6 +13,7 @@ from fxopt_core.graph import iter_nodes
 
 from .archive_inputs import ArchivedBinding, ProgramInputs, program_form, read_inputs
 from .archive_layers import build_layers
+from .archive_recomposing import recompose
 from .arguments import CallForm, InputBinding
 from .capture import build_captured
 from .captured import CapturedModule
@@ -31,7 +32,9 @@ def raise_program(program: ExportedProgram) -> CapturedModule:
     """
     inputs = read_inputs(program)
     source = inputs.module
+    _hold_unread(source, program)
     tie(source)
+    recompose(source.graph)
     trains = _trains(source)
     stand_in = _stand_in(source, trains)
     source.graph.set_codegen(inputs.code_generator())
@@ -46,6 +49,24 @@ def binding_of(inputs: ProgramInputs, form: CallForm, name: str) -> InputBinding
     if set(inputs.examples) == set(form.inputs):
         return InputBinding(form, name, structures, nestings)
     return ArchivedBinding(form, name, structures, nestings, tuple(inputs.examples))
+
+
+def _hold_unread(root: nn.Module, program: ExportedProgram) -> None:
+    """Let a module hold the tensors of a program's ``state_dict`` that the program does not read: unused ones, ties."""
+    known = root.state_dict(keep_vars=True)
+    for key, tensor in program.state_dict.items():
+        if key in known:
+            continue
+        owner, (*path, local) = root, key.split(".")
+        for part in path:
+            owner = owner._modules.get(part) or _added(owner, part, nn.Module().train(root.training))
+        held: dict[str, Any] = owner._parameters if isinstance(tensor, nn.Parameter) else owner._buffers
+        held[local] = tensor
+
+
+def _added(owner: nn.Module, name: str, child: nn.Module) -> nn.Module:
+    owner._modules[name] = child
+    return child
 
 
 def tie(root: nn.Module) -> None:

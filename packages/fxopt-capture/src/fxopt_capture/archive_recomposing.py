@@ -1,0 +1,171 @@
+"""Put the operators of layers together again that ``ExportedProgram.run_decompositions`` has taken apart.
+
+``view(addmm(fc.bias, view(x, [2 * s, 4]), permute(fc.weight, [1, 0])), [2, s, 3])``, traced in a ``torch.nn.Linear``
+named ``fc`` -> ``linear(x, fc.weight, fc.bias)``
+
+Layers are found by the operators that they call, and older versions of torch export decomposed programs anyway. Only
+operators that a layer of exactly such a class has run are taken, by the stack of modules that ``torch.export`` keeps,
+and only where what they compute is that of the layer. Running statistics that training updates are left as they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from fxopt_core.graph import iter_nodes
+
+from .archive_layers import class_of
+from .conditions import size_expression
+from .layers import LAYER_CALLS, call_arguments
+
+aten = torch.ops.aten
+Call = tuple[Node, torch._ops.OpOverload, tuple[Any, ...]]
+"""The node whose value the operator of a layer computes, the operator, and its arguments."""
+
+_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
+_ROWS = _VIEWS | {aten.clone.default}
+_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+_TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+
+
+def recompose(graph: Graph) -> None:
+    """Replace what layers were decomposed to by the operators that they call.
+
+    What is left over has no users; whoever tidies the graph drops it.
+    """
+    for node in iter_nodes(graph):
+        read = _READERS.get(node.target) if node.op == "call_function" else None
+        found = None if read is None else read(node)
+        if found is not None and _ran_in_layer(node, found[1]):
+            _replace(graph, *found)
+
+
+def _ran_in_layer(node: Node, target: torch._ops.OpOverload) -> bool:
+    return class_of(node, LAYER_CALLS[target]) is not None
+
+
+def _replace(graph: Graph, result: Node, target: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
+    with graph.inserting_before(result):
+        new = graph.create_node("call_function", target, args)
+    new.meta = dict(result.meta)
+    result.replace_all_uses_with(new)
+
+
+def _arguments(node: Node) -> dict[str, Any]:
+    target = node.target
+    return call_arguments(target, node.args, node.kwargs) if isinstance(target, torch._ops.OpOverload) else {}
+
+
+def _shape(node: object) -> list[object] | None:
+    """Return the sizes of a value, those that vary as expressions, or None where they are not known."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    return [size if (expression := size_expression(size)) is None else expression for size in value.shape]
+
+
+def _convolution(node: Node) -> Call | None:
+    call, shape = _arguments(node), _shape(node)
+    dimensions = 0 if shape is None else len(shape) - 2
+    if not 1 <= dimensions <= 3:
+        return None
+    start = (call["input"], call["weight"], call["bias"], call["stride"], call["padding"])
+    if call["transposed"]:
+        return node, _TRANSPOSED[dimensions - 1], (*start, call["output_padding"], call["groups"], call["dilation"])
+    return node, _CONVOLUTIONS[dimensions - 1], (*start, call["dilation"], call["groups"])
+
+
+def _first_result(node: Node) -> Node | None:
+    """Return the first of the results of a normalization where the others, the statistics, are not used."""
+    used = [user for user in node.users if user.users]
+    is_first = len(used) == 1 and used[0].target is operator.getitem and used[0].args[1] == 0
+    return used[0] if is_first else None
+
+
+def _batch_norm(node: Node) -> Call | None:
+    result, call = _first_result(node), _arguments(node)
+    if result is None:
+        return None
+    tensors = (call["input"], call["weight"], call["bias"], call["running_mean"], call["running_var"])
+    return result, aten.batch_norm.default, (*tensors, False, call["momentum"], call["eps"], True)
+
+
+def _layer_norm(node: Node) -> Call | None:
+    result, call = _first_result(node), _arguments(node)
+    if result is None:
+        return None
+    names = ("input", "normalized_shape", "weight", "bias", "eps")
+    return result, aten.layer_norm.default, tuple(call[name] for name in names)
+
+
+def _group_norm(node: Node) -> Call | None:
+    result, call = _first_result(node), _arguments(node)
+    if result is None:
+        return None
+    return result, aten.group_norm.default, tuple(call[name] for name in ("input", "group", "weight", "bias", "eps"))
+
+
+def _product(node: Node) -> Call | None:
+    """Read ``rows @ weight.T``; with the views around it, where they only flatten what a linear layer takes."""
+    call = _arguments(node)
+    if call.get("beta", 1) != 1 or call.get("alpha", 1) != 1:
+        return None
+    rows, second = (call["mat1"], call["mat2"]) if "mat1" in call else (call["self"], call["mat2"])
+    bias = call["self"] if "mat1" in call else None
+    weight = _transposed_from(second)
+    if weight is None or (bias is not None and len(_shape(bias) or ()) != 1):
+        return None
+    x, result = _unflattened(rows, node) or (rows, node)
+    return result, aten.linear.default, (x, weight, bias)
+
+
+def _transposed_from(node: object) -> Node | None:
+    """Return the attribute that a node transposes."""
+    if not isinstance(node, Node) or node.kwargs or not node.args or not _swaps(node.target, node.args[1:]):
+        return None
+    source = node.args[0]
+    is_matrix = isinstance(source, Node) and source.op == "get_attr" and len(_shape(source) or ()) == 2
+    return source if is_matrix and isinstance(source, Node) else None
+
+
+def _swaps(target: object, order: tuple[Any, ...]) -> bool:
+    """Whether this operator swaps the two dimensions of a matrix."""
+    if target is aten.permute.default:
+        return [list(dims) for dims in order] == [[1, 0]]
+    if target is aten.transpose.int:
+        return sorted(dim % 2 if isinstance(dim, int) else dim for dim in order) == [0, 1]
+    return target is aten.t.default
+
+
+def _unflattened(rows: Node, product: Node) -> tuple[Node, Node] | None:
+    """Return what was viewed as rows, and the view that undoes this on the product, its only reader."""
+    result = next(iter(product.users), product)
+    if rows.target not in _VIEWS or result.target not in _VIEWS or len(product.users) != 1:
+        return None
+    x = rows
+    while x.target in _ROWS and isinstance(x.args[0], Node) and _layer_of(x) == _layer_of(product):
+        x = x.args[0]
+    taken, given, flat, made = _shape(x), _shape(result), _shape(rows), _shape(product)
+    if taken is None or given is None or flat is None or made is None:
+        return None
+    fits = taken[:-1] == given[:-1] and taken[-1:] == flat[-1:] and given[-1:] == made[-1:]
+    return (x, result) if fits else None
+
+
+def _layer_of(node: Node) -> object:
+    return next(reversed((node.meta.get("nn_module_stack") or {}).values()), None)
+
+
+_READERS: Mapping[object, Callable[[Node], Call | None]] = {
+    aten.convolution.default: _convolution,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_group_norm.default: _group_norm,
+    aten.addmm.default: _product,
+    aten.mm.default: _product,
+}
