@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
@@ -15,6 +16,10 @@ VALUE_KEYS = ("val", "tensor_meta", "example_value")
 """Entries of ``node.meta`` that describe the value; never recorded, since they hold tensors."""
 
 
+ONE_AT_A_TIME = threading.RLock()
+"""Held while fake tensors are computed with: copies of a graph module share a mode, which is for one thread alone."""
+
+
 def value_entries(node: Node) -> Mapping[str, object]:
     """Return the entries of a node's ``meta`` that describe its value."""
     return {key: node.meta[key] for key in VALUE_KEYS if key in node.meta}
@@ -26,7 +31,8 @@ def resized_value(node: Node, last_dim: int) -> Mapping[str, object]:
     value = node.meta.get("val")
     if isinstance(value, Tensor) and value.dim() > 0:
         device = value.device if type(value) is not Tensor else "meta"
-        entries["val"] = value.new_empty((*value.shape[:-1], last_dim), device=device)
+        with ONE_AT_A_TIME:
+            entries["val"] = value.new_empty((*value.shape[:-1], last_dim), device=device)
     described = node.meta.get("tensor_meta")
     if isinstance(described, TensorMetadata) and len(described.shape) > 0:
         sizes, step, stride = [*described.shape[:-1], last_dim], 1, []
@@ -46,5 +52,6 @@ def describe_attributes(graph_module: GraphModule, nodes: Iterable[Node]) -> Non
         owner, _, key = str(node.target).rpartition(".")
         tensor = getattr(graph_module.get_submodule(owner), key, None)
         if isinstance(tensor, Tensor) and type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta:
-            described = fakes[0].fake_mode.from_tensor(tensor.detach(), static_shapes=True)
-            node.meta["val"] = described.requires_grad_(tensor.requires_grad and with_gradients)
+            with ONE_AT_A_TIME:
+                described = fakes[0].fake_mode.from_tensor(tensor.detach(), static_shapes=True)
+                node.meta["val"] = described.requires_grad_(tensor.requires_grad and with_gradients)

@@ -12,7 +12,7 @@ from fxopt_core import PreconditionError, Tolerance, tolerance
 from fxopt_tools.measuring import Criterion, Measurement, is_rounding, measure, sqnr_db
 from fxopt_tools.report import OutputReport
 from fxopt_tools.running import Outcome
-from fxopt_tools.structure import Branch, Leaf, Tree, equal, leaves, tensors
+from fxopt_tools.structure import Branch, Leaf, Tree, equal, has_value, leaves, tensors
 
 _AFTER = " after the call"
 _RELATED_DB = 10.0
@@ -128,6 +128,12 @@ class Judge:
             return self._numbers(path, a, b)
         if type(a) is type(b) and equal(a, b):
             return OutputReport(path, self.number)
+        if type(a) is type(b) and not has_value(a):
+            return self._problem(
+                path,
+                f"is of type {type(b).__name__} in both, which does not tell whether two of them are equal: return "
+                "what it holds, in a list or a mapping, or compare it yourself",
+            )
         return self._problem(path, f"is {describe(Leaf(b))}, expected {describe(Leaf(a))} as in the original")
 
     def _numbers(self, path: str, a: float | complex, b: float | complex) -> OutputReport:

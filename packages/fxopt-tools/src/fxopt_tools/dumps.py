@@ -88,13 +88,12 @@ class Dumps(Instrument):
             replace: whether dumps of an earlier run that lie in the directory are deleted with the first new one.
 
         Raises:
-            PreconditionError: The directory is a file or holds other files, or there are no such contents.
+            PreconditionError: The directory is a file or holds other files, or an argument makes no sense.
         """
-        unknown = [repr(name) for name in contents if name not in CONTENTS]
-        if unknown or not contents or isinstance(contents, str):
-            found = ", ".join(unknown) or "nothing"
-            raise PreconditionError(f"contents has {found}, expected some of {', '.join(map(repr, CONTENTS))}")
-        self.directory = Path(directory)
+        _check_contents(contents)
+        for option, selection in (("before", before), ("after", after), ("failed", failed)):
+            _check_selection(option, selection)
+        self.directory = _path(directory)
         self.files: list[Path] = []
         self._before, self._after, self._failed = before, after, failed
         self._changed_only, self._replace = changed_only, replace
@@ -182,6 +181,29 @@ class Dumps(Instrument):
                 index=run.index,
             ) from error
         self.files.append(path)
+
+
+def _check_contents(contents: object) -> None:
+    expected = f"expected some of {', '.join(map(repr, CONTENTS))}"
+    if isinstance(contents, str) or not isinstance(contents, Collection):
+        raise PreconditionError(f"contents is {contents!r}, {expected}, in a list")
+    unknown = [repr(name) for name in contents if name not in CONTENTS]
+    if unknown or not contents:
+        raise PreconditionError(f"contents has {', '.join(unknown) or 'nothing'}, {expected}")
+
+
+def _check_selection(option: str, selection: object) -> None:
+    names = [selection] if isinstance(selection, bool | str) else selection
+    if not isinstance(names, Collection) or not all(isinstance(name, bool | str) for name in names):
+        raise PreconditionError(
+            f"{option} is {selection!r}, expected True for all passes, False for none, a name, or a list of names"
+        )
+
+
+def _path(directory: object) -> Path:
+    if isinstance(directory, str | PathLike) and str(directory):
+        return Path(directory)
+    raise PreconditionError(f"directory is {directory!r}, expected the path of a directory of its own for dumps")
 
 
 def _selected(run: PassRun, selection: Selection) -> bool:

@@ -16,7 +16,7 @@ from fxopt_tools.inputs import OneInput, read_inputs
 from fxopt_tools.reference import Reference
 from fxopt_tools.report import VerificationReport
 from fxopt_tools.running import run_once
-from fxopt_tools.verification import check_tolerances
+from fxopt_tools.verification import check_modules, check_tolerances
 
 _UNCLAIMED = "it does not claim to preserve the computation (preserves_computation)"
 
@@ -106,6 +106,8 @@ class Verify(Instrument):
         if on_failure not in ("raise", "veto"):
             raise PreconditionError(f"on_failure is {on_failure!r}, expected 'raise' or 'veto'")
         check_tolerances(rtol, atol)
+        if original is not None:
+            check_modules(original=original)
         self.checks: list[Check] = []
         self.may_veto = on_failure == "veto"
         self._claimed_only = claimed_only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from fxopt_tools.keeping import attributes_kept
 from fxopt_tools.structure import Tree, tensors, tree_of
 
 SEED = 20_240_917  # of every run: only that it is the same for all runs matters
+_ONE_AT_A_TIME = threading.RLock()  # threads share random numbers, and may share modules
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Out
         Exception: Whatever the module raises.
     """
     _check_initialised(module)
-    with torch.inference_mode(False), torch.no_grad(), _same_random_numbers(module, inputs):
+    with _ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad(), _same_random_numbers(module, inputs):
         arguments = copied(inputs, widened=widened)
         versions = {name: (p, version_of(p)) for name, p in module.named_parameters()}
         with attributes_kept(module):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 _OPAQUE = (type, Enum, nn.Module, FunctionType, BuiltinFunctionType, MethodType, ModuleType, torch.Size)
+_UNIQUE = (type, Enum, ModuleType, torch.dtype, torch.layout, torch.memory_format)  # equal means the same object
 _VALUES = (int, float, complex, str, bytes)  # with attributes or without, what counts is the value
 
 
@@ -99,6 +100,17 @@ def equal(a: object, b: object) -> bool:
         return bool(same if every is None else every())
     except Exception:  # whatever cannot be compared is not known to be equal
         return False
+
+
+def has_value(value: object) -> bool:
+    """Return whether `equal` can tell values of this type apart by anything but their identity.
+
+    >>> has_value({1, 2}), has_value(iter([1])), has_value({torch.ones(1)})
+    (True, False, False)
+    """
+    if isinstance(value, (set, frozenset)):
+        return not any(isinstance(item, Tensor) or not has_value(item) for item in value)
+    return isinstance(value, _UNIQUE) or type(value).__eq__ is not object.__eq__
 
 
 def _tree_of(value: object, keep: Callable[[Tensor], Tensor] | None, above: tuple[int, ...]) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -57,7 +58,7 @@ def verify(
     (False, [0.0, 2.0])
     """
     check_tolerances(rtol, atol)
-    check_modules(original, transformed)
+    check_modules(original=original, transformed=transformed)
     reference = Reference(original)
     pairs = (  # one after the other: the outputs of all inputs at once could be many
         (
@@ -71,13 +72,13 @@ def verify(
     return replace(report, notes=(*report.notes, *same)) if original is transformed else report
 
 
-def check_modules(original: object, transformed: object) -> None:
-    """Check that two modules are given.
+def check_modules(**modules: object) -> None:
+    """Check that what is given by a name is a module.
 
     Raises:
-        PreconditionError: One is no module.
+        PreconditionError: One is none.
     """
-    for name, module in (("original", original), ("transformed", transformed)):
+    for name, module in modules.items():
         if not isinstance(module, nn.Module):
             raise PreconditionError(
                 f"{name} is a {type(module).__name__}, expected a torch.nn.Module (of an exported program, .module())"
@@ -91,7 +92,11 @@ def check_tolerances(rtol: float | None, atol: float | None) -> None:
         PreconditionError: One is negative, infinite or no number.
     """
     for name, value in (("rtol", rtol), ("atol", atol)):
-        if value is not None and not 0 <= value < math.inf:
+        if value is not None and not (_is_number(value) and 0 <= value < math.inf):
             raise PreconditionError(
                 f"{name} is {value!r}, expected a finite number that is not negative, or None for that of the dtype"
             )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

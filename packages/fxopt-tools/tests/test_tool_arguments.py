@@ -1,0 +1,125 @@
+"""Arguments that make no sense, values that cannot be compared, and threads that verify at the same time."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxopt_core import PreconditionError
+from fxopt_tools import Verify, verify
+from fxopt_tools.dumps import Dumps
+
+
+class Gives(nn.Module):
+    """Returns what a function makes of its input."""
+
+    def __init__(self, function: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> object:
+        return self.function(x)
+
+
+class Opaque:
+    """Without attributes, and equal to itself alone."""
+
+    __slots__ = ()
+
+
+X = torch.ones(2)
+ODD_NUMBERS = ["1e-3", True, 1j, [1e-3], torch.ones(2), float("nan"), -1, float("inf")]
+
+
+@pytest.mark.parametrize("name", ["rtol", "atol"])
+@pytest.mark.parametrize("value", ODD_NUMBERS, ids=str)
+def test_tolerances_are_numbers(name: str, value: Any) -> None:
+    wrong = {name: value}
+    with pytest.raises(PreconditionError, match=rf"^{name} is {re.escape(repr(value))}, expected a finite number"):
+        verify(nn.ReLU(), nn.ReLU(), X, **wrong)
+    with pytest.raises(PreconditionError, match=rf"^{name} is .*, expected a finite number"):
+        Verify(X, **wrong)
+
+
+def test_a_gate_takes_a_module_as_original() -> None:
+    with pytest.raises(PreconditionError, match=r"^original is a str, expected a torch\.nn\.Module"):
+        Verify(X, original="model")  # type: ignore[arg-type]  # on purpose
+
+
+class TestDumps:
+    @pytest.mark.parametrize("directory", [None, 3, object(), ""])
+    def test_the_directory_is_a_path(self, directory: Any) -> None:
+        with pytest.raises(PreconditionError, match=r"^directory is .*, expected the path of a directory"):
+            Dumps(directory)
+
+    @pytest.mark.parametrize("option", ["before", "after", "failed"])
+    @pytest.mark.parametrize("selection", [3, None, [3], iter(["merge-linears"])], ids=str)
+    def test_passes_are_chosen_by_names(self, option: str, selection: Any, tmp_path: Path) -> None:
+        wrong = {option: selection}
+        with pytest.raises(PreconditionError, match=rf"^{option} is .*, expected True for all passes, False for none"):
+            Dumps(tmp_path, **wrong)
+
+    @pytest.mark.parametrize("contents", ["graph", 3, None])
+    def test_contents_are_a_list(self, contents: Any, tmp_path: Path) -> None:
+        with pytest.raises(
+            PreconditionError, match=rf"^contents is {contents!r}, expected some of 'graph', .*in a list"
+        ):
+            Dumps(tmp_path, contents=contents)
+
+
+class TestValuesThatCannotBeCompared:
+    @pytest.mark.parametrize(
+        ("name", "function"),
+        [
+            ("set", lambda x: {x}),
+            ("frozenset", lambda x: frozenset([x, 1])),
+            ("generator", lambda x: (each for each in x)),
+            ("list_iterator", lambda x: iter([x])),
+            ("Opaque", lambda x: Opaque()),
+        ],
+    )
+    def test_they_are_no_evidence_and_the_report_says_why(
+        self, name: str, function: Callable[[Tensor], object]
+    ) -> None:
+        report = verify(Gives(function), Gives(function), X)
+        assert not report
+        assert f"is of type {name} in both, which does not tell whether two of them are equal" in str(report)
+
+    @pytest.mark.parametrize("value", [{1, "a"}, frozenset({(1, 2)}), None, "a", range(3), b"a", ...])
+    def test_others_are_compared(self, value: object) -> None:
+        assert verify(Gives(lambda x: value), Gives(lambda x: value), X)
+
+    def test_sets_of_others_that_differ_are_shown(self) -> None:
+        report = verify(Gives(lambda x: {1}), Gives(lambda x: {2}), X)
+        assert "is set {2}, expected set {1} as in the original" in str(report)
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Threads take turns often."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_random_numbers_of_threads_do_not_mix() -> None:
+    """Threads share torch's generator, and here the module as well."""
+    noisy = nn.Sequential(nn.Dropout(), nn.Linear(8, 8), nn.Dropout()).train()
+    x = torch.randn(4, 8)
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(lambda _: verify(noisy, noisy, x), range(12)))
+    assert all(reports)
+    assert torch.equal(torch.rand(1), expected)
