@@ -7,8 +7,7 @@ import json
 import os
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -338,72 +337,3 @@ def test_types_that_are_not_there(tmp_path: Path) -> None:
 
     with pytest.raises(CaptureError, match=r"are of type elsewhere\.Output, .* import the module that defines"):
         load(rewritten(path, renamed))
-
-
-@contextmanager
-def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Iterator[None]:
-    """While open, torch writes half of an archive and fails."""
-
-    def write(program: object, file: Any, **_: object) -> None:
-        file.write(b"half")
-        raise error
-
-    with monkeypatch.context() as patched:
-        patched.setattr(torch.export, "save", write)
-        yield
-
-
-@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("no name"), KeyboardInterrupt()], ids=repr)
-def test_a_failure_leaves_the_file_that_was_there(
-    path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = path.read_bytes()
-    captured = capture(Perceptron(), torch.randn(2, 4))
-    expected = CaptureError if isinstance(error, Exception) else KeyboardInterrupt
-    with failing(monkeypatch, error), pytest.raises(expected):  # type: ignore[arg-type]  # an interrupt is raised as well
-        save(captured, path)
-    assert path.read_bytes() == content
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    captured = capture(Perceptron(), torch.randn(2, 4))
-    with pytest.raises(CaptureError, match=r"cannot be written: .*No such file or directory"):
-        save(captured, tmp_path / "missing" / "model.pt2")
-    with pytest.raises(CaptureError, match="cannot be written"):
-        save(captured, tmp_path)
-
-
-def test_a_link_stays_a_link(path: Path) -> None:
-    link = path.with_name("link.pt2")
-    link.symlink_to(path)
-    save(capture(Perceptron(), torch.randn(2, 4)), link)
-    assert link.is_symlink()
-    assert history(load(path)) == ()
-
-
-def test_what_is_no_graph_module(tmp_path: Path) -> None:
-    wrong: Any = nn.Linear(2, 2)
-    with pytest.raises(FxoptError, match="GraphModule"):
-        save(wrong, tmp_path / "model.pt2")
-
-
-def test_inputs_that_it_does_not_take(tmp_path: Path) -> None:
-    captured = capture(Perceptron(), torch.randn(2, 4))
-    with pytest.raises(CaptureError, match="takes 1 positional arguments, and 2 were given"):
-        save(captured, tmp_path / "model.pt2", (torch.randn(2, 4), torch.randn(2, 4)))
-    with pytest.raises(CaptureError, match="has size 3 in dimension 1"):
-        save(captured, tmp_path / "model.pt2", torch.randn(2, 3))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_graph_that_fixes_what_varies(tmp_path: Path) -> None:
-    captured = capture(Perceptron(), torch.randn(2, 4))
-    output = next(iter(captured.graph.find_nodes(op="output")))
-    with captured.graph.inserting_before(output):
-        product = output.all_input_nodes[0]
-        call = captured.graph.call_function(torch.ops.aten.expand.default, (product, [2, 5]))
-        output.replace_input_with(product, call)
-    captured.recompile()
-    with pytest.raises(CaptureError, match=r"dimension 0 of input \['x'\] is dynamic in this graph module, and"):
-        save(captured, tmp_path / "model.pt2")

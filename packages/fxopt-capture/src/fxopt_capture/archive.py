@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.export import ExportedProgram
@@ -20,16 +18,15 @@ from .archive_call import call_to_save, guards_in, guards_to_state
 from .archive_document import FILE, read_document, write_document
 from .archive_export import export_graph
 from .archive_raising import raise_program
-from .archive_reading import read_archive
+from .archive_reading import PathLike, read_archive
 from .archive_values import Unarchivable
+from .archive_writing import checked_target, write_archive
 from .arguments import CallForm
 from .guards import InputGuards
 from .modes import captured_mode
 
-PathLike = str | os.PathLike[str]
 
-
-def load(path: PathLike, *, ledger: bool = True, weights_only: bool = True) -> GraphModule:
+def load(path: PathLike | IO[bytes], *, ledger: bool = True, weights_only: bool = True) -> GraphModule:
     """Load a ``.pt2`` archive as a graph module on which all passes work.
 
     An archive of `save` gives back the graph module that was saved: its nodes with their names, its modules, and its
@@ -40,7 +37,7 @@ def load(path: PathLike, *, ledger: bool = True, weights_only: bool = True) -> G
     Load archives of people that you trust: ``torch.export.load`` evaluates expressions that are written in the file.
 
     Args:
-        path: the file.
+        path: the file, by its path, or open for reading bytes.
         ledger: whether to read what `save` has added to the program. Without it, the program is read as any other: no
             history, no undo, and operators where the graph had functions of its own.
         weights_only: whether to refuse archives for which torch would unpickle Python objects.
@@ -58,17 +55,16 @@ def load(path: PathLike, *, ledger: bool = True, weights_only: bool = True) -> G
     >>> graph_module.get_submodule("0"), list(graph_module.state_dict())
     (Linear(in_features=4, out_features=3, bias=True), ['0.weight', '0.bias'])
     """
-    name = os.fspath(path)
-    archive = read_archive(name, weights_only=weights_only)
+    archive = read_archive(path, weights_only=weights_only)
     text = archive.extra.get(FILE)
     if text is None or not ledger:
         return raise_program(archive.program)
-    return read_document(text, archive.program, name)
+    return read_document(text, archive.program, archive.name)
 
 
 def save(
     graph_module: GraphModule,
-    path: PathLike,
+    path: PathLike | IO[bytes],
     args: Sequence[object] | torch.Tensor | None = None,
     kwargs: Mapping[str, object] | None = None,
     *,
@@ -85,7 +81,7 @@ def save(
 
     Args:
         graph_module: the graph module, captured, loaded, exported by torch or traced.
-        path: the file to write.
+        path: the file to write, by its path, or open for writing bytes.
         args: positional example inputs. Needed, like `kwargs`, where the graph does not know the shapes of its inputs.
         kwargs: example inputs by name.
         dynamic_shapes: which sizes vary, as in ``torch.export.export``, by name of the input. None: those that vary in
@@ -93,16 +89,31 @@ def save(
         ledger: whether to add the graph and its ledger. Without, the archive holds the program alone.
 
     Raises:
-        CaptureError: ``torch.export`` refuses the graph or the inputs, or the ledger is to be saved and the graph has
-            something in it that cannot be: a module that is not of ``torch.nn``, hooks, functions of one's own.
+        CaptureError: the file cannot be written, ``torch.export`` refuses the graph or the inputs, or the ledger is to
+            be saved and the graph has something in it that cannot be: a module that is not of ``torch.nn``, hooks,
+            functions of one's own.
     """
     check_graph_module(graph_module, "save")
-    positional = (args,) if isinstance(args, torch.Tensor) else None if args is None else tuple(args)
-    call, form = call_to_save(graph_module, positional, kwargs, dynamic_shapes)
+    target = checked_target(path)
+    call, form = call_to_save(graph_module, _positional(args), _by_name(kwargs), dynamic_shapes)
     guards = guards_to_state(graph_module, call) if dynamic_shapes is None else InputGuards([], [])
     program = export_graph(graph_module, call, guards)
     extra = _extra_files(graph_module, program, form) if ledger else {}
-    _write(program, os.fspath(path), extra)
+    write_archive(program, target, extra)
+
+
+def _positional(args: object) -> tuple[object, ...] | None:
+    if isinstance(args, torch.Tensor) or args is None:
+        return None if args is None else (args,)
+    if isinstance(args, Mapping | str) or not isinstance(args, Sequence):
+        raise CaptureError(f"args is a {type(args).__name__}; give a tensor, or a tuple of the positional inputs")
+    return tuple(args)
+
+
+def _by_name(kwargs: object) -> Mapping[str, object] | None:
+    if kwargs is None or isinstance(kwargs, Mapping):
+        return kwargs
+    raise CaptureError(f"kwargs is a {type(kwargs).__name__}; give a dictionary from names of inputs to their values")
 
 
 def _extra_files(graph_module: GraphModule, program: ExportedProgram, form: CallForm) -> dict[str, str]:
@@ -125,27 +136,3 @@ def _has_history(graph_module: GraphModule) -> bool:
 def _mode(graph_module: GraphModule) -> bool | None:
     guards = guards_in(graph_module)
     return captured_mode(graph_module) if guards is None else guards.mode
-
-
-def _write(program: ExportedProgram, path: str, extra: dict[str, str]) -> None:
-    """Write an archive beside the file that it is to be, and put it in its place."""
-    target = os.path.realpath(path)
-    beside = f"{target}.{os.getpid()}.part"
-    try:
-        with open(beside, "xb") as file:
-            torch.export.save(program, file, extra_files=extra)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    except OSError as error:
-        raise CaptureError(f"{path!r} cannot be written: {error}; whatever was there is unchanged") from error
-    except Exception as error:  # whatever torch cannot serialize
-        text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        raise CaptureError(
-            f"torch.export.save cannot write the program: {type(error).__name__}: {text}. Containers of inputs and "
-            f"outputs need a name there (torch.export.register_dataclass(..., serialized_type_name=...)); whatever was "
-            f"at {path!r} is unchanged"
-        ) from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(beside)

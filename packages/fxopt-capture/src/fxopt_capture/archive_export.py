@@ -86,8 +86,8 @@ def _export(graph_module: GraphModule, call: ArchiveCall, *, small_sizes: bool) 
                 stack.enter_context(context)
             host = _Host(graph_module, call)
             program = torch.export.export(host, args, kwargs, dynamic_shapes=call.shapes, strict=False)
-    except CaptureError:
-        raise
+    except CaptureError as error:  # to which the interpreter has added the node that it was at
+        raise CaptureError(str(error).partition("\n\nWhile executing")[0]) from error
     except Exception as error:  # whatever torch or the graph raises while it is traced
         raise _failure(error) from error
     _demand_dynamic(program, call)

@@ -13,7 +13,8 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from io import BytesIO
+from typing import IO, Any
 
 import torch
 from torch._export.serde.schema import SCHEMA_VERSION
@@ -29,41 +30,61 @@ _ADVICE = "give a file that torch.export.save or fxopt_capture.save has written"
 _MODEL = "models/model.json"
 
 
+PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+
 @dataclass(frozen=True)
 class Archive:
     """What a file holds.
 
     Attributes:
+        name: of the file, for messages.
         program: the exported program.
         extra: the extra files, by name.
     """
 
+    name: str
     program: ExportedProgram
     extra: Mapping[str, str]
 
 
-def read_archive(path: str, *, weights_only: bool) -> Archive:
+def read_archive(source: PathLike | IO[bytes], *, weights_only: bool) -> Archive:
     """Read an archive.
 
     Args:
-        path: the file.
+        source: the file's path, or a file that is open for reading bytes, which is read to its end.
         weights_only: whether to refuse a file that holds pickles of anything but tensors.
 
     Raises:
         CaptureError: there is no such file, it is no archive, or not one that this version of torch reads.
     """
-    description, classes = _check(path, weights_only)
-    _know_types(path, description)
+    name, file = _opened(source)
+    description, classes = _check(name, file, weights_only)
+    _know_types(name, description)
     extra: dict[str, str] = {"": ""}  # torch fills a dictionary only if it is not empty
     failures: list[BaseException] = []
     try:
         with _quiet(failures), torch.serialization.safe_globals(classes):
-            program = torch.export.load(path, extra_files=extra)
+            program = torch.export.load(file, extra_files=extra)
     except Exception as error:  # whatever a damaged or foreign file leads to
         cause = failures[0] if failures else error
-        raise CaptureError(_failure(path, description, cause)) from cause
+        raise CaptureError(_failure(name, description, cause)) from cause
     extra.pop("", None)
-    return Archive(program, extra)
+    return Archive(name, program, extra)
+
+
+def _opened(source: PathLike | IO[bytes]) -> tuple[str, str | BytesIO]:
+    """Return the name of a file for messages, and what `zipfile` and torch read it from."""
+    if isinstance(source, str | bytes | os.PathLike):
+        path = os.fsdecode(source)
+        return path, path
+    if not callable(getattr(source, "read", None)):
+        raise CaptureError(f"a {type(source).__name__} is neither a path nor an open file; {_ADVICE}")
+    content: object = source.read()
+    name = str(getattr(source, "name", f"a {type(source).__name__}"))
+    if not isinstance(content, bytes):
+        raise CaptureError(f"{name!r} is open for reading text; open it for reading bytes: open(path, 'rb')")
+    return name, BytesIO(content)
 
 
 def _failure(path: str, description: Mapping[str, Any], cause: BaseException) -> str:
@@ -96,31 +117,45 @@ def _quiet(failures: list[BaseException]) -> Iterator[None]:
             logger.propagate, logger.handlers = propagate, handlers
 
 
-def _check(path: str, weights_only: bool) -> tuple[Mapping[str, Any], list[Any]]:
-    """Check a file as far as that goes without torch.
+def _check(name: str, file: str | BytesIO, weights_only: bool) -> tuple[Mapping[str, Any], list[Any]]:
+    """Check a file as far as that goes without torch, and leave it at its start.
 
     Returns:
         How it describes its program, and the harmless classes whose instances are pickled in it.
     """
-    if not os.path.exists(path):
-        raise CaptureError(f"there is no file {path!r}; {_ADVICE}")
-    if os.path.isdir(path):
-        raise CaptureError(f"{path!r} is a directory; {_ADVICE}")
+    if isinstance(file, str) and not os.path.exists(file):
+        raise CaptureError(f"there is no file {name!r}; {_ADVICE}")
+    if isinstance(file, str) and os.path.isdir(file):
+        raise CaptureError(f"{name!r} is a directory; {_ADVICE}")
     try:
-        with zipfile.ZipFile(path) as archive:
-            if min((entry.header_offset for entry in archive.infolist()), default=0):
-                raise zipfile.BadZipFile("its first part is no zip file, and a zip file within it is")
-            records = {name.partition("/")[2]: name for name in archive.namelist()}
-            old = "serialized_exported_program.json" in archive.namelist()
-            description = {} if old else _description(path, archive, records)
-            return description, check_pickles(path, archive, records) if weights_only else []
-    except zipfile.BadZipFile as error:
-        with open(path, "rb") as file:
-            is_cut = file.read(2) == b"PK"
-        what = "is cut off or damaged" if is_cut else "is no archive"
-        raise CaptureError(f"{path!r} {what} ({error}); {_ADVICE}") from error
+        return _read(name, file, weights_only)
+    except CaptureError:
+        raise
     except OSError as error:
-        raise CaptureError(f"{path!r} cannot be read: {error}; {_ADVICE}") from error
+        raise CaptureError(f"{name!r} cannot be read: {error}; {_ADVICE}") from error
+    except Exception as error:  # whatever zipfile raises for what is no zip file, or damaged
+        what = "is cut off or damaged" if _start(file) == b"PK" else "is no archive"
+        raise CaptureError(f"{name!r} {what} ({error}); {_ADVICE}") from error
+    finally:
+        if isinstance(file, BytesIO):
+            file.seek(0)
+
+
+def _read(name: str, file: str | BytesIO, weights_only: bool) -> tuple[Mapping[str, Any], list[Any]]:
+    with zipfile.ZipFile(file) as archive:
+        if min((entry.header_offset for entry in archive.infolist()), default=0):
+            raise zipfile.BadZipFile("its first part is no zip file, and a zip file within it is")
+        records = {entry.partition("/")[2]: entry for entry in archive.namelist()}
+        old = "serialized_exported_program.json" in archive.namelist()
+        description = {} if old else _description(name, archive, records)
+        return description, check_pickles(name, archive, records) if weights_only else []
+
+
+def _start(file: str | BytesIO) -> bytes:
+    if isinstance(file, BytesIO):
+        return file.getvalue()[:2]
+    with open(file, "rb") as opened:
+        return opened.read(2)
 
 
 def _description(path: str, archive: zipfile.ZipFile, records: Mapping[str, str]) -> Mapping[str, Any]:
