@@ -67,9 +67,9 @@ def nightly(session: nox.Session) -> None:
     """Properties of more than five thousand drawn models, others each time, and a fault at every call of every pass."""
     install(session, ["test", "documents"], PACKAGES)
     install_models(session)
-    run_pytest(
-        session, "--hypothesis-show-statistics", "tests/test_properties.py", "tests/test_faults.py", profile="nightly"
-    )
+    names = ("properties", "checkpoints_real", "edited_ledgers", "faults", "checkpoint_faults")
+    files = [f"tests/test_{name}.py" for name in names]
+    run_pytest(session, "--hypothesis-show-statistics", *files, profile="nightly")
 
 
 @nox.session(requires=["torch", "wheels"])

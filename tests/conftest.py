@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
-# Five thousand models of tests/test_properties.py, other ones each night, and every fault of tests/test_faults.py.
+# Six thousand models of tests/test_properties.py, other ones each night, and every fault of tests/test_faults.py.
 settings.register_profile("nightly", max_examples=900, deadline=None, print_blob=True)
 
 

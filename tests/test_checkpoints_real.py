@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from generated_models import Generated, convolution_models, linear_models
-from hypothesis import HealthCheck, given, settings, strategies as st
+from generated_models import convolution_models, drawn, inputs_for, linear_models
+from generated_operations import Generated
+from hypothesis import assume, given, strategies as st
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -22,6 +23,7 @@ from fxopt_core.checkpoints import load_original_state_dict, original_state_dict
 from fxopt_core.errors import NotReversibleError
 from fxopt_core.key_map import Derivation, KeyMap
 from fxopt_core.key_tracing import key_map
+from fxopt_core.key_tree import is_baked
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
 
@@ -229,15 +231,16 @@ PASSES: tuple[Callable[[], Transformation], ...] = (
 )
 
 
-def graph_of(model: nn.Module, inputs: Tensor) -> GraphModule:
+def graph_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
     """Return a copy of a model as a graph with known shapes."""
-    return infer_shapes(torch.fx.symbolic_trace(copy.deepcopy(model)), inputs)
+    return infer_shapes(torch.fx.symbolic_trace(copy.deepcopy(model)), *inputs)
 
 
-def check_round_trip(model: nn.Module, inputs: Tensor, passes: Transformation) -> None:
+def check_round_trip(model: nn.Module, inputs: tuple[Tensor, ...], passes: Transformation) -> None:
     """A checkpoint makes the rewritten model what the fine-tuned one becomes by rewriting; saved, it does so again."""
     graph_module, reference = graph_of(model, inputs), graph_of(model, inputs)
     keys, checkpoint = list(reference.state_dict()), fine_tuned(reference)
+    assume(not any(map(is_baked, keys)))  # a buffer that torch's tracer takes for a constant is no one's key
     reference.load_state_dict(checkpoint)
     passes(graph_module), passes(reference)
     names = key_map(graph_module)
@@ -261,18 +264,18 @@ def check_round_trip(model: nn.Module, inputs: Tensor, passes: Transformation) -
 
 
 ORDERS = st.lists(st.sampled_from(PASSES), min_size=1, max_size=4).map(lambda made: compose(*(each() for each in made)))
-few = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+few = drawn(40)
 
 
 @given(model=linear_models(), passes=ORDERS)
 @few
 def test_generated_models_of_linear_layers(model: Generated, passes: Transformation) -> None:
     """Whatever order the passes have."""
-    check_round_trip(model, torch.randn(model.shape), passes)
+    check_round_trip(model, inputs_for(model, torch.float32), passes)
 
 
 @given(model=convolution_models(), passes=ORDERS)
 @few
 def test_generated_models_of_convolutions(model: Generated, passes: Transformation) -> None:
     """Whatever order the passes have."""
-    check_round_trip(model, torch.randn(model.shape), passes)
+    check_round_trip(model, inputs_for(model, torch.float32), passes)
