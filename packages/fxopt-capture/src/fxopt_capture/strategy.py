@@ -33,6 +33,7 @@ from .modes import captured_mode
 from .names import unknown_names
 from .observing import Observer
 from .small_sizes import open_questions, refuted
+from .unlifting import unlifted
 
 Preparation = Callable[[], AbstractContextManager[object]]
 
@@ -166,9 +167,7 @@ def _try(
 
 
 def _read(model: nn.Module, program: ExportedProgram, inputs: Mapping[str, object]) -> Export:
-    module = program.module(check_guards=False)
+    module = unlifted(program)
     values = [node.meta.get("val") for node in iter_nodes(module.graph) if node.op == "placeholder"]
     guards = read_guards(program, inputs, values, captured_mode(model))
-    if not isinstance(module, GraphModule):
-        raise TypeError(f"torch.export unlifted the model to a {type(module).__name__}, not to a GraphModule")
     return Export(module, guards, inputs, values)
