@@ -18,6 +18,7 @@ from .capture import Call, capture_call, check_model, read_call
 from .comparing import difference
 from .dummy_inputs import default_names, dummy_inputs
 from .failure import source_of
+from .keeping_keys import keep_keys
 from .names import check_names
 from .preserving import preserved
 
@@ -34,7 +35,8 @@ def symbolic_trace(
 
     Args:
         model: the model. A plain module without example inputs is traced by ``torch.fx.symbolic_trace``, whose graph
-            has the model's own leaf modules, and which does not follow branches.
+            has the model's own leaf modules, and which does not follow branches; its keys are those of the model, what
+            the graph does not read included.
         input_names: the inputs of the graph, by the names that ``forward`` takes. None: for Hugging Face models the
             main input, with the attention mask for text; for others all of `example_inputs`.
         disable_check: leave out the comparison of model and graph on the example inputs.
@@ -97,13 +99,15 @@ def _trace_without_inputs(model: nn.Module, names: Sequence[str] | None) -> Grap
     constants = {} if names is None else _left_out(model, names)
     try:
         with preserved(model):
-            return torch.fx.symbolic_trace(model, concrete_args=constants or None)
+            traced = torch.fx.symbolic_trace(model, concrete_args=constants or None)
     except Exception as error:  # whatever the model does with a stand-in for a tensor
         place = source_of(error)
         raise CaptureError(
             f"{type(model).__name__} cannot be traced without inputs: {type(error).__name__}: {_first_line(error)}"
             f"{f' at {place}' if place else ''}. Give example_inputs, with which the model is captured by torch.export"
         ) from error
+    keep_keys(model, traced)
+    return traced
 
 
 def _left_out(model: nn.Module, names: Sequence[str]) -> dict[str, Any]:

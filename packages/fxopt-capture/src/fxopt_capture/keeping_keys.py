@@ -1,0 +1,69 @@
+"""The keys of a model for a graph module that `torch.fx` made of it, which leaves out what the graph does not read."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from torch import nn
+
+T = TypeVar("T")
+
+
+def keep_keys(model: nn.Module, traced: nn.Module) -> None:
+    """Give a traced module the ``state_dict`` of its model: the same keys in the same order, and no others.
+
+    Parameters, buffers and modules that the graph does not read are added under their names, modules other than those
+    of torch as plain ones. Buffers that the model does not save, and tensors that were plain attributes, are not saved.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(2, 2))
+    >>> model.unused = nn.Parameter(torch.ones(1))
+    >>> traced = torch.fx.symbolic_trace(model)
+    >>> list(traced.state_dict())
+    ['0.weight', '0.bias']
+    >>> keep_keys(model, traced)
+    >>> list(traced.state_dict())
+    ['unused', '0.weight', '0.bias']
+    """
+    _Keys().keep(model, traced)
+
+
+class _Keys:
+    def __init__(self) -> None:
+        self._made: dict[int, nn.Module] = {}
+
+    def keep(self, original: nn.Module, traced: nn.Module) -> None:
+        """Complete one module, and those in it; modules that both have are complete."""
+        self._made[id(original)] = traced
+        if original is traced:
+            return
+        extra = traced._buffers.keys() - original._buffers.keys()
+        _complete(traced._parameters, original._parameters)
+        _complete(traced._buffers, original._buffers)
+        traced._non_persistent_buffers_set |= original._non_persistent_buffers_set | extra
+        before: dict[str, nn.Module | None] = dict(traced._modules)
+        children: dict[str, nn.Module | None] = {}
+        for name, child in original._modules.items():
+            children[name] = None if child is None else self._child(child, before.get(name))
+        traced._modules.clear()
+        traced._modules.update({**children, **{name: child for name, child in before.items() if name not in children}})
+
+    def _child(self, original: nn.Module, traced: nn.Module | None) -> nn.Module:
+        if traced is None and id(original) in self._made:  # another name of it
+            return self._made[id(original)]
+        if traced is None:
+            traced = original if _is_plain_leaf(original) else nn.Module().train(original.training)
+        self.keep(original, traced)
+        return traced
+
+
+def _is_plain_leaf(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn") and not module._modules
+
+
+def _complete(traced: dict[str, T], original: dict[str, T]) -> None:
+    """Bring entries into the original's order, with those that lack; others stay behind them."""
+    merged = {name: traced.get(name, tensor) for name, tensor in original.items()}
+    merged.update((name, tensor) for name, tensor in traced.items() if name not in merged)
+    traced.clear()
+    traced.update(merged)

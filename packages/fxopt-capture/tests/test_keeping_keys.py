@@ -1,0 +1,104 @@
+"""Graph modules that are traced without inputs have the keys of their model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fxopt_capture import symbolic_trace
+from fxopt_core import Transformation
+from fxopt_core.checkpoints import load_original_state_dict, original_state_dict
+
+
+class Part(nn.Module):
+    """A layer that is read, one that is not, and a head of its own class that is not either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread = nn.Linear(4, 2)
+        self.read = nn.Linear(4, 4)
+        self.mask = nn.Buffer(torch.ones(4), persistent=False)
+        self.nothing: nn.Module | None
+        self.register_module("nothing", None)
+        self.register_buffer("absent", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.read(x) * self.mask
+        return result
+
+
+class Model(nn.Module):
+    """Reads its tensors in another order than it has them, and some of them not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Parameter(torch.ones(3))
+        self.scale = nn.Parameter(torch.ones(4))
+        self.count = nn.Buffer(torch.zeros(4))
+        self.scratch = nn.Buffer(torch.ones(4), persistent=False)
+        self.plain = torch.ones(4)
+        self.head = Part()
+        self.second, self.first = Part(), nn.Linear(4, 4)
+        self.alias = self.first
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.first.weight
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(self.first(x) + self.plain) * self.scratch * self.scale + self.count
+        return result
+
+
+class Nothing(Transformation):
+    """Changes nothing."""
+
+    def transform(self, graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        return graph_module
+
+
+def test_keys_their_order_and_what_is_not_saved_are_those_of_the_model() -> None:
+    model = Model()
+    traced = symbolic_trace(model)
+    assert list(traced.state_dict()) == list(model.state_dict())
+    assert [name for name, _ in traced.named_parameters(remove_duplicate=False)] == [
+        name for name, _ in model.named_parameters(remove_duplicate=False)
+    ]
+    assert all(one is other for one, other in zip(traced.parameters(), model.parameters(), strict=True))
+    assert dict(traced.named_buffers()).keys() == {*dict(model.named_buffers()), "plain"}
+    x = torch.randn(2, 4)
+    assert torch.equal(traced(x), model(x))
+
+
+def test_names_and_ties_of_modules_stay() -> None:
+    model = Model()
+    traced = symbolic_trace(model)
+    assert traced.get_submodule("alias") is traced.get_submodule("first")
+    assert traced.get_parameter("tied.weight") is traced.get_parameter("first.weight")
+    assert {name for name, _ in traced.named_modules()} == {name for name, _ in model.named_modules()}
+    assert not traced.get_submodule("head").training
+
+
+def test_the_model_stays_as_it_was() -> None:
+    model = Model()
+    before = [(name, id(module), list(vars(module))) for name, module in model.named_modules(remove_duplicate=False)]
+    keys = list(model.state_dict())
+    traced = symbolic_trace(model)
+    traced.delete_submodule("head.unread")
+    traced.delete_submodule("second.unread")
+    found = [(name, id(module), list(vars(module))) for name, module in model.named_modules(remove_duplicate=False)]
+    assert found == before
+    assert list(model.state_dict()) == keys
+
+
+def test_a_checkpoint_of_the_model_goes_in_and_comes_back() -> None:
+    checkpoint = Model().state_dict()
+    traced = Nothing()(symbolic_trace(Model()))
+    load_original_state_dict(traced, checkpoint)
+    saved = original_state_dict(traced)
+    assert list(saved) == list(checkpoint)
+    assert all(torch.equal(value, checkpoint[key]) for key, value in saved.items())
+
+
+def test_a_graph_module_keeps_its_keys_when_it_is_traced_again() -> None:
+    traced = symbolic_trace(Model())
+    assert list(symbolic_trace(traced).state_dict()) == list(traced.state_dict())
