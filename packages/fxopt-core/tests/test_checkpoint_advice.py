@@ -138,3 +138,11 @@ class TestMaps:
         data["steps"][0]["assemble"]["parts"][0]["slices"] = slices
         with pytest.raises(FxoptError, match=f"this key map cannot be read: .*{found}"):
             KeyMap.from_json(json.dumps(data))
+
+    @pytest.mark.parametrize("ledger", [None, 3, "a ledger"])
+    def test_a_lost_ledger_is_told(self, ledger: object) -> None:
+        graph_module = rewritten()
+        graph_module.meta["fxopt"] = ledger
+        for function in (key_map, original_state_dict, lambda gm: load_original_state_dict(gm, {}, strict=False)):
+            with pytest.raises(CheckpointError, match="was rewritten, and this graph module has no ledger"):
+                function(graph_module)

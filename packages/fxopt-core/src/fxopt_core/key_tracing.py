@@ -14,10 +14,12 @@ from torch.nn.parameter import is_lazy
 from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import CheckpointError
 from fxopt_core.garbage import collector_paused
+from fxopt_core.graph import iter_nodes
 from fxopt_core.key_map import Assembly, Derivation, KeyMap, NewTensor, OriginalTensor, Part, Step
 from fxopt_core.key_tree import Entry, ModuleTree, TracedDerivation, TracedTensor
-from fxopt_core.ledger import Derived, Record, ledger_of
+from fxopt_core.ledger import Derived, Record, has_ledger, ledger_of
 from fxopt_core.ledger_rows import ModuleAdded, ModuleRemoved, Neutral, TensorRemoved, TensorRow
+from fxopt_core.marks import tag_of
 
 
 def key_map(graph_module: GraphModule) -> KeyMap:
@@ -33,13 +35,16 @@ def key_map(graph_module: GraphModule) -> KeyMap:
 
     Raises:
         PreconditionError: It is no graph module.
-        CheckpointError: A pass changed keys without recording how, or the module was edited by other means since.
+        CheckpointError: A pass changed keys without recording how, the module was edited by other means since, or its
+            ledger was lost.
         FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> print(key_map(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3)))))
     2 keys are what they were
     """
     check_graph_module(graph_module, "key_map")
+    if not has_ledger(graph_module):
+        _check_not_rewritten(graph_module)
     records = [record for record in ledger_of(graph_module).records if record.state == "applied" and record.changed]
     for record in records:
         if record.rekeyed:
@@ -53,6 +58,16 @@ def key_map(graph_module: GraphModule) -> KeyMap:
         for record in reversed(records):
             tree.take_back(record)
         return _Tracer(tree.entries()).trace(records)
+
+
+def _check_not_rewritten(graph_module: GraphModule) -> None:
+    for node in iter_nodes(graph_module.graph):
+        if tag_of(node).id is not None:
+            raise CheckpointError(
+                f"node `{node.name}` was rewritten, and this graph module has no ledger that says how, so that the "
+                "original keys cannot be told. A graph module that is made of another one's graph starts without; take "
+                "it along by `new.meta.update(old.meta)`"
+            )
 
 
 class _Tracer:
