@@ -215,3 +215,9 @@ def test_of_a_newer_version_is_an_error() -> None:
     set_ledger(graph_module, restore_ledger(99, b"", b""))
     with pytest.raises(FxoptError, match="written by version 99"):
         named(graph_module, "wide1")
+
+
+@pytest.mark.parametrize("given", [None, 3, "relu", symbolic_trace(nn.ReLU())])
+def test_other_things_than_nodes_are_refused(given: Any) -> None:
+    with pytest.raises(FxoptError, match=rf"^provenance is given a {type(given).__name__}, expected a torch\.fx\.Node"):
+        provenance(given)

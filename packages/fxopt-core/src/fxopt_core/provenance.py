@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
+from fxopt_core.errors import PreconditionError
 from fxopt_core.ledger import Ledger, NodeRemoved, Record, Rewrite, ledger_of
 from fxopt_core.marks import NodeTag, tag_of
 
@@ -61,6 +62,7 @@ def provenance(node: Node) -> Provenance | None:
     marked as transformed, that pass is known, and the node itself, if it was there before.
 
     Raises:
+        PreconditionError: It is no node.
         FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> import torch
@@ -68,6 +70,7 @@ def provenance(node: Node) -> Provenance | None:
     >>> [provenance(node) for node in graph_module.graph.nodes]
     [None, None, None]
     """
+    _check_node(node)
     tag = tag_of(node)
     if tag.origin is None and not tag.marks:
         return None
@@ -76,6 +79,13 @@ def provenance(node: Node) -> Provenance | None:
     found = origins.made(tag, tag.name or node.name) if tag.origin else origins.marked(tag, node.name)
     trace = node.meta.get("stack_trace")
     return found if trace is None else _with_trace(found, str(trace))
+
+
+def _check_node(node: object) -> None:
+    if not isinstance(node, Node):
+        raise PreconditionError(
+            f"provenance is given a {type(node).__name__}, expected a torch.fx.Node, one of graph_module.graph.nodes"
+        )
 
 
 def _with_trace(found: Provenance, trace: str) -> Provenance:
