@@ -1,0 +1,77 @@
+"""The command `fxopt`: all of its commands, and how it starts."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+import fxopt
+from fxopt.commands.diff import diff
+from fxopt.commands.list_passes import list_passes
+from fxopt.commands.optimize import optimize
+from fxopt.commands.show_history import show_history
+from fxopt.commands.show_pass import show_pass
+from fxopt.commands.undo import undo
+from fxopt.commands.verify import verify
+
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "list": list_passes,
+    "show": show_pass,
+    "optimize": optimize,
+    "verify": verify,
+    "undo": undo,
+    "history": show_history,
+    "diff": diff,
+}
+
+
+def build_app(*, plain: bool) -> typer.Typer:
+    """Return the application.
+
+    Args:
+        plain: whether help and mistakes in the command line are told without frames and colours.
+    """
+    made = typer.Typer(
+        name="fxopt",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None if plain else "markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(_root)
+    for name, command in _COMMANDS.items():
+        made.command(name)(command)
+    return made
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fxopt {fxopt.__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Fewer and faster operations in PyTorch graphs, with proof.
+
+    Every command takes --json, for scripts. Exit codes: 0 done, 2 wrong command line, 3 file or factory, 4 capture,
+    5 pass failed, 6 demand not met, 7 numbers differ, 8 cannot be undone, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Run the command; a request to terminate cleans up as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _terminated)
+    build_app(plain=not (sys.stdout.isatty() and sys.stderr.isatty()))()
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,160 @@
+"""What a model is called with: read from a file, brought along by SOURCE, or drawn."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxopt.commands.failures import FileError
+from fxopt.commands.pickled import FLAG
+from fxopt.commands.sources import Source
+from fxopt_capture.archive_call import call_to_save
+from fxopt_capture.dummy_inputs import default_names, dummy_inputs
+from fxopt_core import CaptureError, PreconditionError, iter_nodes
+from fxopt_tools import Inputs
+from fxopt_tools.inputs import read_inputs
+
+_GIVE = "give them by --inputs FILE"
+_FORMS = "a tensor, a tuple of positional inputs, a dictionary of inputs by name, or a list of such for several calls"
+_EMBEDDINGS = (torch.ops.aten.embedding.default, torch.nn.functional.embedding)
+_REACH = 200  # nodes to look at for the embedding that an input is an index of
+
+
+def inputs_for(source: Source, file: str | None, seed: int, *, run_pickled_code: bool = False) -> list[Inputs]:
+    """Return the inputs of one or several calls.
+
+    Args:
+        source: the model.
+        file: the file of ``--inputs``, or None.
+        seed: of what is drawn.
+        run_pickled_code: whether pickles may be opened.
+
+    Raises:
+        FileError: The file cannot be used, or none is given and the model does not say what it takes.
+    """
+    if file is not None:
+        return read_file_of_inputs(Path(file), run_pickled_code=run_pickled_code)
+    if source.inputs is not None:
+        return [source.inputs]
+    try:
+        if isinstance(source.model, GraphModule):
+            return [drawn(source.model, seed)]
+        if hasattr(source.model, "config") and hasattr(source.model, "main_input_name"):
+            return [Inputs(**dummy_inputs(source.model, default_names(source.model)))]
+    except CaptureError as error:
+        reason = str(error).partition(";")[0]
+        raise FileError(f"no inputs for {source.text} can be drawn: {reason}; {_GIVE}") from error
+    raise FileError(
+        f"{source.text} comes without inputs; let the factory return (model, args) or (model, args, kwargs), or {_GIVE}"
+    )
+
+
+def read_file_of_inputs(path: Path, *, run_pickled_code: bool = False) -> list[Inputs]:
+    """Read inputs that ``torch.save`` or safetensors has written.
+
+    Raises:
+        FileError: There is no such file, or it holds something else.
+    """
+    if not path.is_file():
+        raise FileError(f"there is no file {str(path)!r} with inputs; expected {_FORMS}, written by torch.save")
+    found = _safetensors(path) if path.suffix == ".safetensors" else _saved(path, run_pickled_code)
+    try:
+        return read_inputs(found)
+    except PreconditionError as error:
+        raise FileError(f"{path} holds a {type(found).__name__}; expected {_FORMS}") from error
+
+
+def _saved(path: Path, run_pickled_code: bool) -> Any:
+    try:
+        return torch.load(path, weights_only=not run_pickled_code, map_location="cpu")
+    except Exception as error:  # a damaged file, or a pickle, may lead to anything
+        reason = str(error).partition("\n")[0]
+        if not run_pickled_code:
+            reason += f" -- files with other things than tensors, containers and numbers need {FLAG}"
+        raise FileError(f"{path} cannot be read as inputs: {type(error).__name__}: {reason}") from error
+
+
+def _safetensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        reader = importlib.import_module("safetensors.torch")
+    except ImportError as error:
+        raise FileError(f"reading {path} needs safetensors: pip install safetensors") from error
+    try:
+        return dict(reader.load_file(path))
+    except Exception as error:  # of a class that safetensors has in its extension module
+        raise FileError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def drawn(graph_module: GraphModule, seed: int) -> Inputs:
+    """Return random inputs of the sizes and dtypes that a graph module says it takes.
+
+    Indices of embeddings lie in their tables; other integers, masks among them, are 1.
+
+    Raises:
+        CaptureError: The graph module does not say what it takes.
+    """
+    call, _ = call_to_save(graph_module, None, None, None)
+    generator = torch.Generator().manual_seed(seed)
+    leaves, spec = pytree.tree_flatten(dict(call.inputs))
+    placeholders = [node for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
+    nodes = placeholders if len(placeholders) == len(leaves) else [None] * len(leaves)
+    values = [_draw(leaf, node, graph_module, generator) for leaf, node in zip(leaves, nodes, strict=True)]
+    named: Mapping[str, Any] = pytree.tree_unflatten(values, spec)
+    names = list(named)
+    return Inputs(
+        *(named[name] for name in names[: call.positional]), **{name: named[name] for name in names[call.positional :]}
+    )
+
+
+def _draw(leaf: object, node: Node | None, module: nn.Module, generator: torch.Generator) -> object:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if leaf.is_floating_point() or leaf.is_complex():
+        dtype = leaf.dtype if leaf.is_complex() else torch.float32
+        values = torch.randn(leaf.shape, generator=generator, dtype=dtype)
+    elif leaf.dtype is torch.bool:
+        values = torch.ones(leaf.shape)
+    elif leaf.dtype is torch.uint8:
+        values = torch.randint(256, leaf.shape, generator=generator)
+    else:
+        rows = None if node is None else min(_tables(node, module), default=None)
+        values = torch.ones(leaf.shape) if rows is None else torch.randint(rows, leaf.shape, generator=generator)
+    return values.to(dtype=leaf.dtype, device=leaf.device)
+
+
+def _tables(node: Node, module: nn.Module) -> Iterator[int]:
+    """Yield the numbers of rows of the embeddings that take a value as index, as it is or computed with."""
+    waiting, seen = [node], {node}
+    while waiting and len(seen) < _REACH:
+        value = waiting.pop()
+        for user in value.users:
+            if (rows := _rows(user, value, module)) is not None:
+                yield rows
+            elif user not in seen and user.args and user.args[0] is value:
+                seen.add(user)
+                waiting.append(user)
+
+
+def _rows(user: Node, index: Node, module: nn.Module) -> int | None:
+    """Return the number of rows of the table that a node looks values up in, or None where it does not."""
+    if user.op == "call_module":
+        called = module.get_submodule(str(user.target))
+        if isinstance(called, nn.Embedding | nn.EmbeddingBag) and user.args[:1] == (index,):
+            return called.num_embeddings
+        return None
+    if user.target not in _EMBEDDINGS or index not in user.args[:2]:
+        return None
+    table = next(arg for arg in user.args[:2] if arg is not index)
+    if not isinstance(table, Node) or table.op != "get_attr":
+        return None
+    weight: Any = module
+    for name in str(table.target).split("."):
+        weight = getattr(weight, name)
+    return int(weight.shape[0])

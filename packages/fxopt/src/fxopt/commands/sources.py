@@ -1,0 +1,118 @@
+"""SOURCE: an archive, a folder in Hugging Face format, or a factory."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt.commands.exit_codes import ExitCode
+from fxopt.commands.factories import FACTORY, from_factory
+from fxopt.commands.failures import CommandError, FileError, blaming
+from fxopt.commands.pickled import FLAG, from_pickle, is_program
+from fxopt.commands.pretrained import from_folder
+from fxopt_capture import capture, load
+from fxopt_core import CaptureError, faithful_copy
+from fxopt_tools import Inputs
+
+_EXPECTED = "expected a .pt2 archive, a folder in Hugging Face format, or package.module:factory"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What SOURCE stands for.
+
+    Attributes:
+        text: as it was given.
+        model: the model, or the graph module of an archive.
+        inputs: those that came with it.
+    """
+
+    text: str
+    model: nn.Module
+    inputs: Inputs | None = None
+
+
+def read_source(text: str, *, run_pickled_code: bool = False) -> Source:
+    """Read SOURCE.
+
+    Args:
+        text: a path, or ``package.module:factory``.
+        run_pickled_code: whether pickles may be opened.
+
+    Raises:
+        CommandError: There is nothing of that name, or it holds no model.
+    """
+    path = Path(text)
+    if path.is_dir():
+        return Source(text, from_folder(path))
+    if path.exists():
+        return Source(text, read_file(path, run_pickled_code=run_pickled_code))
+    if FACTORY.fullmatch(text):
+        return Source(text, *from_factory(text))
+    raise FileError(_missing(text))
+
+
+def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
+    """Read a file with a graph module.
+
+    Raises:
+        CommandError: There is none.
+    """
+    path = Path(text)
+    if not path.exists():
+        raise FileError(_missing(text, "expected a .pt2 archive"))
+    model = read_file(path, run_pickled_code=run_pickled_code)
+    if not isinstance(model, GraphModule):
+        raise FileError(f"{text} holds a {type(model).__name__}, expected a graph module, as `fxopt optimize` saves it")
+    return model
+
+
+def read_file(path: Path, *, run_pickled_code: bool) -> nn.Module:
+    """Read an archive, or a pickled model where that is allowed.
+
+    Raises:
+        FileError: The file is no archive, or holds pickles that are not to be opened.
+    """
+    if run_pickled_code and path.is_file() and not is_program(path):
+        return from_pickle(path)
+    try:
+        return load(path, weights_only=not run_pickled_code)
+    except CaptureError as error:
+        hint = f". {FLAG} opens pickles, and runs the code in them" if "torch.save" in str(error) else ""
+        raise FileError(f"{error}{hint}") from error
+
+
+def graph_of(source: Source, inputs: Inputs) -> GraphModule:
+    """Return the graph of a source, which stays as it is.
+
+    Raises:
+        CommandError: It cannot be captured, or does not take the inputs.
+    """
+    if isinstance(source.model, GraphModule):
+        return faithful_copy(source.model)
+    with blaming(ExitCode.CAPTURE):
+        try:
+            return capture(source.model, inputs.args, inputs.kwargs)
+        except RecursionError as error:
+            raise CommandError(
+                f"{source.text} is nested too deeply to be captured: {error}", ExitCode.CAPTURE
+            ) from error
+
+
+def _missing(text: str, expected: str = _EXPECTED) -> str:
+    path = Path(text)
+    folder = path.parent
+    there = os.listdir(folder) if folder.is_dir() else []
+    close = [str(folder / name) for name in difflib.get_close_matches(path.name, there, n=3)]
+    if close:
+        return f"there is no file or folder {text!r}; did you mean {' or '.join(close)}?"
+    if _HUB_NAME.fullmatch(text) and not folder.is_dir():
+        expected += ". Nothing is downloaded: get a model of a hub first (`hf download NAME --local-dir FOLDER`)"
+    return f"there is no file or folder {text!r}; {expected}"
