@@ -28,3 +28,5 @@ class ExitCode(IntEnum):
     """Nothing is there to undo, or it cannot be undone."""
     INTERRUPTED = 130
     """Interrupted from the keyboard."""
+    TERMINATED = 143
+    """Terminated by the signal TERM."""

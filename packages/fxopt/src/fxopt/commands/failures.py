@@ -30,10 +30,14 @@ class FileError(CommandError):
 
 
 class Interrupted(CommandError):
-    """Ctrl-C."""
+    """Ctrl-C, or a request to terminate."""
 
-    def __init__(self) -> None:
-        super().__init__("interrupted; no file was left half-written", ExitCode.INTERRUPTED)
+    def __init__(self, code: ExitCode) -> None:
+        super().__init__("interrupted; no file was left half-written", code)
+
+
+class Terminated(KeyboardInterrupt):
+    """A request to terminate, which cleans up on its way out as Ctrl-C does."""
 
 
 @contextmanager
@@ -53,7 +57,7 @@ def explained(error: BaseException) -> CommandError | None:
     if isinstance(error, CommandError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted()
+        return Interrupted(ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED)
     if isinstance(error, OSError):
         return FileError(f"{type(error).__name__}: {error}")
     from fxopt_core import FxoptError

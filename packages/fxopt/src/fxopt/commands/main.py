@@ -12,6 +12,7 @@ import typer
 
 import fxopt
 from fxopt.commands.diff import diff
+from fxopt.commands.failures import Terminated
 from fxopt.commands.list_passes import list_passes
 from fxopt.commands.optimize import optimize
 from fxopt.commands.show_history import show_history
@@ -74,4 +75,4 @@ def main() -> None:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+    raise Terminated

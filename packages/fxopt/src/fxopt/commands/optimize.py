@@ -40,6 +40,12 @@ ExpectOption = Annotated[
 VerifyOption = Annotated[
     bool, typer.Option("--verify/--no-verify", help="Whether to compare the result with SOURCE before it is saved.")
 ]
+HistoryOption = Annotated[
+    bool,
+    typer.Option(
+        "--history/--no-history", help="Whether to save the history too. Without it, nothing can be undone."
+    ),
+]
 _STEPS = {
     "loading torch": 3.0,
     "reading": 4.0,
@@ -64,6 +70,7 @@ class _Job:
     expect: int | None
     rtol: float | None
     atol: float | None
+    history: bool
     force: bool
     run_pickled_code: bool
 
@@ -79,6 +86,7 @@ def optimize(
     expect: ExpectOption = None,
     rtol: RtolOption = None,
     atol: AtolOption = None,
+    history: HistoryOption = True,
     force: ForceOption = False,
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
@@ -87,7 +95,7 @@ def optimize(
 
     Nothing is written where a pass fails, a demand is not met, or the numbers differ.
     """
-    job = _Job(source, pipeline, output, inputs, seed, verify, strict, expect, rtol, atol, force, run_pickled_code)
+    job = _Job(source, pipeline, output, inputs, seed, verify, strict, expect, rtol, atol, history, force, run_pickled_code)
     answer(lambda terminal: _work(terminal, job), as_json=as_json)
 
 
@@ -106,7 +114,7 @@ def _work(terminal: Terminal, job: _Job) -> Answer:
 def _optimized(step: Announce, job: _Job, transformation: Transformation, path: Path) -> Answer:
     from fxopt.commands.graph_data import passes_data, report_data, size_data
     from fxopt.commands.model_inputs import inputs_for
-    from fxopt.commands.outputs import write_graph
+    from fxopt.commands.saving import write_graph
     from fxopt.commands.sources import graph_of, read_source
     from fxopt_core import History, history
 
@@ -129,7 +137,7 @@ def _optimized(step: Announce, job: _Job, transformation: Transformation, path: 
         "after": size_data(graph_module),
         "verification": None if report is None else report_data(report),
         "output": str(path),
-        "bytes": write_graph(graph_module, path),
+        "bytes": write_graph(graph_module, path, calls[0], keep_history=job.history),
     }
     records = History(history(graph_module)[known:])
     return Answer(data, lambda terminal: _show(terminal, data, records, report))

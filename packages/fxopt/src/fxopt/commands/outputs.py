@@ -1,4 +1,4 @@
-"""The file that a command writes: asked about before the work, and whole or not there at all."""
+"""Whether the file that a command is to write may be written: asked before the work begins, and without torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import sys
 from pathlib import Path
 
 import typer
-from torch.fx import GraphModule
 
-from fxopt.commands.exit_codes import ExitCode
-from fxopt.commands.failures import FileError, blaming
-from fxopt_core import CaptureError
+from fxopt.commands.failures import FileError
 
 
 def check_output(text: str, *, force: bool, suffix: str = ".pt2") -> Path:
@@ -44,27 +41,6 @@ def _ask(path: Path) -> None:
         raise KeyboardInterrupt from None
     if not replace:
         raise FileError(f"{str(path)!r} stays as it is, and nothing was done")
-
-
-def write_graph(graph_module: GraphModule, path: Path) -> int:
-    """Save a graph module with its history; whatever was at the path is there until the new file is complete.
-
-    Returns:
-        The size of the file in bytes.
-
-    Raises:
-        CommandError: It cannot be saved, or not there.
-    """
-    from fxopt_capture import save
-
-    with blaming(ExitCode.CAPTURE):
-        try:
-            save(graph_module, path)
-        except CaptureError as error:
-            if isinstance(error.__cause__, OSError):
-                raise FileError(str(error)) from error
-            raise
-    return path.stat().st_size
 
 
 def size_text(count: int) -> str:

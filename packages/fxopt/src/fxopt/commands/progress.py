@@ -95,7 +95,7 @@ def steps_shown(console: Console, seconds: Mapping[str, float]) -> Iterator[Anno
 
         def announce(step: str) -> None:
             estimate.begin(step)
-            progress.update(task, completed=estimate.done, description=step)
+            progress.update(task, completed=estimate.done, description=step, refresh=True)
 
         yield announce
 

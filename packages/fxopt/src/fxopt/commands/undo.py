@@ -37,12 +37,13 @@ def undo(
 def _work(
     terminal: Terminal, archive: str, output: str, everything: bool, force: bool, run_pickled_code: bool
 ) -> Answer:
-    from fxopt.commands.outputs import check_output, write_graph
+    from fxopt.commands.outputs import check_output
 
     path = check_output(output, force=force)
     with terminal.steps(_STEPS) as step:
         step("loading torch")
         from fxopt.commands.graph_data import size_data
+        from fxopt.commands.saving import write_graph
         from fxopt.commands.sources import read_archive
 
         step("reading")

@@ -1,0 +1,157 @@
+"""`fxopt verify`, `undo`, `history` and `diff` on archives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from command_models import attention, seeded
+from command_runs import fxopt, fxopt_json
+
+from fxopt import FuseBiasInLinear, MergeLinears, capture, history, load, save
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    """The archive of a model."""
+    save(capture(*attention()), tmp_path / "before.pt2")
+    return tmp_path / "before.pt2"
+
+
+@pytest.fixture
+def after(tmp_path: Path) -> Path:
+    """The same, after two runs."""
+    graph_module = FuseBiasInLinear()(MergeLinears()(capture(*attention())))
+    save(graph_module, tmp_path / "after.pt2")
+    return tmp_path / "after.pt2"
+
+
+@pytest.fixture
+def folded(tmp_path: Path) -> Path:
+    """An archive that cannot be undone."""
+    path = tmp_path / "folded.pt2"
+    fxopt("optimize", "command_models:folding", "-p", "fold-batch-norm", "-o", path)
+    return path
+
+
+class TestVerify:
+    def test_equal(self, before: Path, after: Path) -> None:
+        assert fxopt("verify", before, after).stdout.startswith("passed: 1 tensor compared")
+        data = fxopt_json("verify", before, after)
+        assert data["passed"]
+        assert data["outputs"][0]["rtol"] == 1e-4
+
+    def test_a_factory_brings_the_inputs(self, after: Path) -> None:
+        assert fxopt_json("verify", "command_models:attention", after)["outputs"][0]["shape"] == [2, 5, 4]
+
+    def test_inputs_from_a_file(self, before: Path, after: Path, tmp_path: Path) -> None:
+        torch.save(torch.randn(7, 5, 8), tmp_path / "x.pt")
+        data = fxopt_json("verify", before, after, "--inputs", tmp_path / "x.pt")
+        assert data["outputs"][0]["shape"] == [7, 5, 4]
+
+    def test_other_numbers(self, before: Path, tmp_path: Path) -> None:
+        model = seeded()
+        with torch.no_grad():
+            model.get_parameter("v.weight").mul_(1.01)
+        save(capture(model, attention()[1]), tmp_path / "other.pt2")
+        result = fxopt("verify", before, tmp_path / "other.pt2", code=7)
+        assert "FAILED" in result.stdout
+        assert fxopt_json("verify", before, tmp_path / "other.pt2", code=7)["passed"] is False
+        fxopt("verify", before, tmp_path / "other.pt2", "--rtol", "0.1", "--atol", "0.1")
+
+    def test_models_that_take_other_inputs(self, before: Path, folded: Path) -> None:
+        assert "refuses input 0" in fxopt("verify", before, folded, code=3).stderr
+
+    def test_a_missing_file(self, before: Path) -> None:
+        assert "there is no file or folder 'none.pt2'" in fxopt("verify", before, "none.pt2", code=3).stderr
+
+    @pytest.mark.parametrize("value", ["-1", "x"])
+    def test_wrong_tolerances(self, before: Path, value: str) -> None:
+        assert "--rtol" in fxopt("verify", before, before, f"--rtol={value}", code=2).stderr
+        fxopt("verify", before, before, "--rtol=inf", code=3)
+
+
+class TestHistory:
+    def test_table(self, after: Path) -> None:
+        assert fxopt("history", after).stdout == f"{history(load(after))}\n"
+
+    def test_data(self, after: Path) -> None:
+        data = fxopt_json("history", after)
+        assert [entry["pass"] for entry in data["passes"]] == ["merge-linears", "fuse-bias-in-linear"]
+        assert data["history_version"] == 1
+
+    def test_nothing(self, before: Path) -> None:
+        assert fxopt("history", before).stdout == "nothing was applied\n"
+
+
+class TestUndo:
+    def test_the_last_run(self, after: Path, tmp_path: Path) -> None:
+        data = fxopt_json("undo", after, "-o", tmp_path / "back.pt2")
+        assert data["undone"] == ["fuse-bias-in-linear"]
+        back = load(tmp_path / "back.pt2")
+        assert back.get_submodule("q_k_v_merged")
+        assert [record.state for record in history(back)] == ["applied", "undone"]
+
+    def test_all_runs(self, after: Path, tmp_path: Path) -> None:
+        output = fxopt("undo", after, "-o", tmp_path / "back.pt2", "--all").stdout
+        assert output.splitlines()[:2] == ["undone: fuse-bias-in-linear", "undone: merge-linears"]
+        found, expected = load(tmp_path / "back.pt2").state_dict(), seeded().state_dict()
+        assert list(found) == list(expected)
+        assert all(torch.equal(found[key], expected[key]) for key in found)
+
+    def test_nothing_to_undo(self, before: Path, tmp_path: Path) -> None:
+        arguments = ("undo", before, "-o", tmp_path / "back.pt2")
+        assert "has no run to undo" in fxopt(*arguments, code=8).stderr
+        assert fxopt_json(*arguments, code=8)["error"]["kind"] == "NothingToUndo"
+        assert not (tmp_path / "back.pt2").exists()
+
+    def test_what_cannot_be_undone(self, folded: Path, tmp_path: Path) -> None:
+        assert "cannot be undone" in fxopt("undo", folded, "-o", tmp_path / "back.pt2", code=8).stderr
+        assert not (tmp_path / "back.pt2").exists()
+
+    def test_an_output_that_exists(self, after: Path, before: Path) -> None:
+        content = before.read_bytes()
+        fxopt("undo", after, "-o", before, code=3)
+        assert before.read_bytes() == content
+        fxopt("undo", after, "-o", before, "--force")
+        assert before.read_bytes() != content
+
+
+class TestDiff:
+    def test_what_was_done(self, after: Path) -> None:
+        lines = fxopt("diff", after).stdout.splitlines()
+        assert lines[:2] == [f"--- {after}, undone", f"+++ {after}"]
+        assert "-q = call_module q(%x)" in lines
+        assert "+narrow = call_function torch.narrow(%q_k_v_merged_with_bias, -1, 0, 8)" in lines
+        assert "-q.weight: tensor float32[8, 8]" in lines
+        assert lines[-1].endswith("6 -> 1 parameters")
+
+    def test_between_two(self, before: Path, after: Path) -> None:
+        data = fxopt_json("diff", before, after)
+        assert not data["same"]
+        assert "q.weight" in data["tensors_removed"]
+        assert data["tensors_added"] == {"q_k_v_merged_with_bias.weight": "tensor float32[20, 9]"}
+        assert data["before"]["name"] == str(before)
+        assert all(line in fxopt("diff", before, after).stdout for line in data["nodes_removed"])
+
+    def test_no_difference(self, before: Path) -> None:
+        assert "have the same nodes and the same tensors" in fxopt("diff", before, before, "--exit-code").stdout
+        assert fxopt_json("diff", before, before)["same"]
+
+    def test_exit_code(self, before: Path, after: Path) -> None:
+        fxopt("diff", before, after)
+        fxopt("diff", before, after, "--exit-code", code=7)
+
+    def test_values_and_shapes(self, before: Path, tmp_path: Path) -> None:
+        graph_module = capture(seeded(), attention()[1])
+        with torch.no_grad():
+            graph_module.get_parameter("v.bias").add_(1)
+        save(graph_module, tmp_path / "other.pt2")
+        assert fxopt_json("diff", before, tmp_path / "other.pt2")["tensors_changed"] == {"v.bias": "other values"}
+        save(graph_module.half(), tmp_path / "half.pt2")
+        changed = fxopt_json("diff", before, tmp_path / "half.pt2")["tensors_changed"]
+        assert changed["q.weight"] == "tensor float32[8, 8] -> tensor float16[8, 8]"
+
+    def test_what_cannot_be_undone_needs_two(self, folded: Path) -> None:
+        assert "fxopt diff BEFORE" in fxopt("diff", folded, code=8).stderr

@@ -1,0 +1,209 @@
+"""`fxopt list`, `fxopt show`, completion, help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from command_models import Plugin
+from command_runs import fxopt, fxopt_json, use_registry
+
+import fxopt as umbrella
+from fxopt import MergeLinears, Registry, Transformation, hookimpl
+from fxopt.commands import completion
+from fxopt.commands.terminal import plain_table
+from fxopt.documented import parse_docstring
+from fxopt.refusing import reasons_of
+from fxopt_core import REASONS, registry
+
+
+class EntryPoint:
+    """A plugin that does not load."""
+
+    name = "broken"
+
+    class dist:
+        """Its distribution."""
+
+        name, version = "fxopt-broken", "2.0"
+
+    def load(self) -> Any:
+        """Raise."""
+        raise ImportError("no module named 'frobnicate'")
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """A registry of its own, with a broken plugin and with one that works."""
+    made = use_registry(monkeypatch, Registry(entry_points=[EntryPoint()]))
+    made.register(Plugin(), "mine")
+    return made
+
+
+class TestList:
+    def test_all_passes_are_listed_by_family_with_versions(self) -> None:
+        lines = fxopt("list").stdout.splitlines()
+        assert lines[0].split() == ["family", "pass", "version", "undo", "summary"]
+        for name, info in registry().available().items():
+            (line,) = (line for line in lines if line.split()[1:2] == [name])
+            assert line.split()[0] == info.family
+            assert info.version in line
+            assert info.summary in line
+        families = [line.split()[0] for line in lines[1 : lines.index("")]]
+        assert families == sorted(families)
+
+    def test_pipelines_are_listed(self) -> None:
+        assert "inference        fold-batch-norm,merge-linears" in fxopt("list").stdout
+
+    def test_plugins_that_failed_are_listed_with_the_reason(self, passes: Registry) -> None:
+        output = fxopt("list").stdout
+        assert "failed: plugin 'broken' (of fxopt-broken 2.0) failed to load: ImportError" in output
+        assert "frobnicate" in output
+        assert "doubles" in output
+        (failed,) = fxopt_json("list")["failed"]
+        assert failed["plugin"] == "broken"
+        assert failed["cause"] == "ImportError: no module named 'frobnicate'"
+
+    def test_one_family(self) -> None:
+        data = fxopt_json("list", "--family", "linear")
+        assert [info["name"] for info in data["passes"]] == ["fuse-bias-in-linear", "merge-linears"]
+        assert data["pipelines"] == []
+
+    def test_an_unknown_family_names_those_that_are_there(self) -> None:
+        assert "no family 'liner' is installed; did you mean linear?" in fxopt("list", "--family", "liner", code=2).stderr
+        assert "there are arith, core" in fxopt("list", "--family", "xyz", code=2).stderr
+
+    def test_data_for_scripts(self) -> None:
+        data = fxopt_json("list")
+        (merge,) = (info for info in data["passes"] if info["name"] == "merge-linears")
+        assert merge["family"] == "linear"
+        assert merge["distribution"] == "fxopt-linear"
+        assert merge["options"][0] == {"name": "min-group", "type": "int", "default": 2}
+        assert {"name": "inference", "text": registry().pipelines()["inference"]} in data["pipelines"]
+
+
+class TestShow:
+    def test_all_that_is_known_of_a_pass(self) -> None:
+        output = fxopt("show", "merge-linears").stdout
+        for text in (
+            "merge-linears (linear, fxopt-linear ",
+            "linear layers that share their inputs become one",
+            "can be undone",
+            "computes the same",
+            "how many layers a group needs at least",
+            "Remove them, or make them permanent",
+            "docs: ",
+        ):
+            assert text in output
+        assert ">>>" not in output
+
+    @pytest.mark.parametrize("name", list(registry().available()))
+    def test_every_pass_can_be_shown(self, name: str) -> None:
+        data = fxopt_json("show", name)
+        assert data["summary"]
+        assert data["docs"]
+        assert all(option["meaning"] for option in data["options"])
+        assert all(REASONS[code] == meaning for code, meaning in data["reasons"].items())
+
+    def test_a_pipeline_shows_its_passes(self) -> None:
+        assert fxopt_json("show", "inference")["passes"][-2:] == ["merge-linears", "change-true-div-to-mul-by-inverse"]
+        assert "  merge-linears\n" in fxopt("show", "inference").stdout
+
+    def test_an_unknown_pass_names_close_ones(self) -> None:
+        assert "did you mean merge-linears" in fxopt("show", "merge-linear", code=2).stderr
+        assert fxopt_json("show", "merge-linear", code=2)["error"]["kind"] == "UnknownPassError"
+
+    def test_a_pass_that_refuses_nothing_lists_no_reasons(self, passes: Registry) -> None:
+        output = fxopt("show", "doubles").stdout
+        assert "leaves a site alone" not in output
+        assert "cannot be undone" in output
+        assert "changes what is computed" in output
+
+
+class TestReasons:
+    def test_they_are_found_in_functions_that_a_pass_calls(self) -> None:
+        reasons = reasons_of(MergeLinears)
+        assert {"hooks", "group-too-small", "opaque-call", "overlapping", "filtered"} <= reasons
+        assert not {"wrong-axis", "rounded-quotient", "no-statistics"} & reasons
+
+    def test_a_pass_that_is_no_site_pass_has_none(self) -> None:
+        assert reasons_of(umbrella.DeepCopy) == frozenset()
+
+
+def test_a_class_without_docstring_has_empty_parts() -> None:
+    class Bare:
+        pass
+
+    assert parse_docstring(Bare).summary == parse_docstring(Bare).body == ""
+
+
+class TestCompletion:
+    def test_names_of_passes_and_pipelines(self) -> None:
+        assert dict(completion.complete_pass("merge")) == {
+            "merge-linears": registry().available()["merge-linears"].summary
+        }
+        assert [name for name, _ in completion.complete_pass("inf")] == ["inference"]
+
+    @pytest.mark.parametrize(
+        ("incomplete", "expected"),
+        [
+            ("merge", ["merge-linears"]),
+            ("inference,merge", ["inference,merge-linears"]),
+            ("merge-linears{min-group=3},merge", ["merge-linears{min-group=3},merge-linears"]),
+            ("merge-linears{mi", ["merge-linears{min-group="]),
+            ("inference,merge-linears{min-group=3 wh", ["inference,merge-linears{min-group=3 where="]),
+            ("unknown{x", []),
+            ("zzz", []),
+        ],
+    )
+    def test_pipelines(self, incomplete: str, expected: list[str]) -> None:
+        assert [text for text, _ in completion.complete_pipeline(incomplete)] == expected
+
+    def test_options_of_an_empty_brace(self) -> None:
+        found = [text for text, _ in completion.complete_pipeline("merge-linears{")]
+        assert found == ["merge-linears{min-group=", "merge-linears{where=", "merge-linears{share-storage="]
+
+    def test_families(self) -> None:
+        assert completion.complete_family("n") == ["norm"]
+
+    def test_what_plugins_print_is_not_completed(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        class Loud:
+            name, dist = "loud", None
+
+            def load(self) -> Any:
+                print("loading!")
+
+                class Offers:
+                    @hookimpl
+                    def fxopt_transformations(self) -> Iterable[type[Transformation]]:
+                        return [MergeLinears]
+
+                return Offers()
+
+        use_registry(monkeypatch, Registry(entry_points=[Loud()]))
+        assert [name for name, _ in completion.complete_pass("")] == ["merge-linears"]
+        assert capsys.readouterr().out == ""
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", ["list", "show", "optimize", "verify", "undo", "history", "diff"])
+    def test_every_command_explains_itself(self, command: str) -> None:
+        output = fxopt(command, "--help").stdout
+        assert output.startswith("Usage: ")
+        assert "--json" in output
+        assert command in fxopt("--help").stdout
+
+    def test_version(self) -> None:
+        assert fxopt("--version").stdout == f"fxopt {umbrella.__version__}\n"
+
+    def test_an_unknown_command_or_option_is_a_wrong_command_line(self) -> None:
+        assert "No such command" in fxopt("lisst", code=2).stderr
+        assert "--familly" in fxopt("list", "--familly", code=2).stderr
+        assert "Missing argument" in fxopt("show", code=2).stderr
+
+
+def test_columns_are_two_spaces_apart_and_lines_end_in_no_space() -> None:
+    assert plain_table([("a", "b"), ("long", "")]) == ["a     b", "long"]

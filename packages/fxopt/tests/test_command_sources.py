@@ -1,0 +1,259 @@
+"""SOURCE and inputs that are missing, wrong, or of every kind that is right."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_models import attention, seeded
+from command_runs import fxopt, fxopt_json
+from torch import Tensor, nn
+
+from fxopt import Inputs, MergeLinears, capture, load, save
+from fxopt.commands.factories import brief_traceback
+from fxopt.commands.model_inputs import drawn
+
+FLAG = "--run-pickled-code"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def failure(source: object, *, code: int = 3) -> str:
+    """Return what `optimize` says of a source."""
+    return fxopt("optimize", source, "-o", "out.pt2", code=code).stderr
+
+
+class Marker:
+    """Leaves a file behind where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, ("unpickled",)
+
+
+@pytest.mark.usefixtures("folder")
+class TestFiles:
+    def test_a_missing_file_names_close_ones(self, folder: Path) -> None:
+        (folder / "model.pt2").touch()
+        assert "did you mean model.pt2" in failure("modle.pt2")
+        assert "expected a .pt2 archive, a folder" in failure("xyz")
+        assert "did you mean" in fxopt("history", "modle.pt2", code=3).stderr
+
+    def test_a_name_of_a_hub_is_not_downloaded(self) -> None:
+        assert "Nothing is downloaded" in failure("someone/some-model")
+
+    def test_a_file_that_is_no_archive(self, folder: Path) -> None:
+        (folder / "notes.pt2").write_text("notes")
+        assert "is no archive" in failure("notes.pt2")
+
+    def test_an_archive_that_is_cut_off(self, folder: Path) -> None:
+        save(capture(*attention()), "whole.pt2")
+        content = Path("whole.pt2").read_bytes()
+        Path("half.pt2").write_bytes(content[: len(content) // 2])
+        assert "cut off or damaged" in failure("half.pt2")
+        assert not Path("out.pt2").exists()
+
+    def test_a_folder_without_a_model(self, folder: Path) -> None:
+        assert "has no config.json" in failure(folder)
+
+    def test_pickles_are_not_opened(self) -> None:
+        torch.save({"weight": Marker()}, "weights.pt")
+        message = failure("weights.pt")
+        assert "written by torch.save" in message
+        assert FLAG in message
+        assert not Path("unpickled").exists()
+
+    def test_the_flag_says_what_it_means(self) -> None:
+        text = " ".join(fxopt("optimize", "--help").stdout.split())
+        assert FLAG in text
+        assert "A pickle runs whatever code its author put in" in text
+
+    def test_a_pickled_model_with_the_flag(self) -> None:
+        torch.save(seeded(), "model.pt")
+        torch.save(attention()[1], "inputs.pt")
+        arguments = ("optimize", "model.pt", "-o", "out.pt2", "--inputs", "inputs.pt", "-p", "merge-linears")
+        fxopt(*arguments, code=3)
+        assert fxopt_json(*arguments, FLAG)["passes"][0]["rewritten"]
+
+    def test_a_pickled_graph_module_with_its_history(self) -> None:
+        torch.save(MergeLinears()(capture(*attention())), "graph.pt")
+        fxopt("history", "graph.pt", code=3)
+        assert "q + k + v -> q_k_v_merged" in fxopt("history", "graph.pt", FLAG).stdout
+
+    def test_pickles_of_something_else(self) -> None:
+        torch.save({"weight": torch.ones(2)}, "weights.pt")
+        assert "holds a pickled dict, expected a model" in fxopt("history", "weights.pt", FLAG, code=3).stderr
+        torch.save(seeded(), "model.pt")
+        assert "holds a Attention, expected a graph module" in fxopt("history", "model.pt", FLAG, code=3).stderr
+        Path("noise.pt").write_bytes(b"\x80\x05noise")
+        assert "cannot be opened by torch.load" in fxopt("history", "noise.pt", FLAG, code=3).stderr
+
+
+@pytest.mark.usefixtures("folder")
+class TestFactories:
+    def test_one_that_raises_shows_its_own_traceback_briefly(self) -> None:
+        message = failure("command_models:raises")
+        assert "the factory command_models:raises raised:" in message
+        assert "ValueError: no weights in weights.bin" in message
+        assert "in _broken" in message
+        assert "importlib" not in message
+        assert "factories.py" not in message
+        assert len(message.splitlines()) < 12
+
+    def test_one_that_ends_the_process(self) -> None:
+        assert "the factory wants out" in failure("command_models:leaves")
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("command_models:atention", "did you mean attention"),
+            ("command_models:nothing_like_it", "has no 'nothing_like_it'"),
+            ("command_models:NOT_A_FACTORY", "is a int, expected a function"),
+            ("command_models:number", "returned a int; expected a model, or (model, args)"),
+            ("command_models:model_and_tensor", "args as Tensor"),
+            ("no_such_module:make", "there is no module 'no_such_module'"),
+            ("command_models.sub:make", "there is no module 'command_models.sub'"),
+            ("command_models:seeded", "comes without inputs"),
+        ],
+    )
+    def test_wrong_ones(self, name: str, words: str) -> None:
+        assert words in failure(name)
+
+    def test_a_module_of_the_current_folder(self, folder: Path) -> None:
+        (folder / "made_here.py").write_text("from command_models import attention as make\n")
+        fxopt("optimize", "made_here:make", "-o", "out.pt2")
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("import no_such_dependency", "No module named 'no_such_dependency'"),
+            ("1 / 0", "ZeroDivisionError"),
+            ("def (", "SyntaxError"),
+            ("raise SystemExit(3)", "SystemExit"),
+        ],
+    )
+    def test_a_module_that_cannot_be_imported(self, text: str, words: str, folder: Path, request: Any) -> None:
+        name = f"broken_{abs(hash(request.node.name))}"
+        (folder / f"{name}.py").write_text(text)
+        message = failure(f"{name}:make")
+        assert "cannot be imported" in message
+        assert words in message
+        assert f"{name}.py" in message
+
+    def test_a_tuple_of_something_else(self, folder: Path) -> None:
+        (folder / "tuples.py").write_text("def make():\n    return 1, 2\ndef nothing():\n    return ()\n")
+        assert "returned a tuple of int, int" in failure("tuples:make")
+        assert "returned a tuple of nothing" in failure("tuples:nothing")
+
+    def test_a_model_that_cannot_be_captured(self) -> None:
+        assert "Branching cannot be captured" in failure("command_models:branching", code=4)
+
+    def test_frames_of_python_itself_are_left_out(self) -> None:
+        assert brief_traceback(ValueError("no frames")) == "ValueError: no frames"
+
+
+@pytest.mark.usefixtures("folder")
+class TestInputFiles:
+    def optimize(self, code: int = 0, *more: str) -> str:
+        """Return what `optimize` says with the inputs in ``inputs.pt``."""
+        arguments = ("optimize", "command_models:seeded", "-o", "out.pt2", "--force", "--inputs", "inputs.pt", *more)
+        return fxopt(*arguments, code=code).output
+
+    @pytest.mark.parametrize("form", [torch.ones(2, 5, 8), (torch.ones(2, 5, 8),), {"x": torch.ones(2, 5, 8)}])
+    def test_forms(self, form: Any) -> None:
+        torch.save(form, "inputs.pt")
+        assert "passed" in self.optimize()
+
+    @pytest.mark.parametrize("form", [[], 3, [3], {1: torch.ones(2)}])
+    def test_other_forms(self, form: Any) -> None:
+        torch.save(form, "inputs.pt")
+        assert "expected a tensor, a tuple of positional inputs" in self.optimize(3)
+
+    def test_a_missing_file(self) -> None:
+        assert "there is no file 'inputs.pt' with inputs" in self.optimize(3)
+
+    def test_a_file_that_torch_has_not_written(self) -> None:
+        Path("inputs.pt").write_text("1 2 3")
+        assert "cannot be read as inputs" in self.optimize(3)
+
+    def test_pickles_are_not_opened(self) -> None:
+        torch.save({"x": Marker()}, "inputs.pt")
+        assert FLAG in self.optimize(3)
+        assert not Path("unpickled").exists()
+        Path("inputs.pt").write_bytes(pickle.dumps(Marker()))
+        self.optimize(3)
+        assert not Path("unpickled").exists()
+
+    def test_pickles_are_opened_with_the_flag(self) -> None:
+        torch.save({"x": Marker()}, "inputs.pt")
+        self.optimize(4, FLAG)
+        assert Path("unpickled").exists()
+
+    def test_inputs_that_the_model_refuses(self) -> None:
+        torch.save(torch.ones(2, 5, 7), "inputs.pt")
+        assert self.optimize(4)
+        save(capture(*attention()), "model.pt2")
+        message = fxopt("optimize", "model.pt2", "-o", "out.pt2", "--inputs", "inputs.pt", code=3).stderr
+        assert "captured for 8" in message
+
+    def test_safetensors_that_are_not_there(self) -> None:
+        pytest.importorskip("safetensors")
+        Path("inputs.safetensors").write_text("none")
+        message = fxopt("optimize", "command_models:seeded", "-o", "out.pt2", "--inputs", "inputs.safetensors", code=3)
+        assert "cannot be read as safetensors" in message.stderr
+
+
+class Looked(nn.Module):
+    """Reads tables of different sizes, a mask, pixels and a factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word_table, self.kind_table = nn.Embedding(50, 4), nn.Embedding(2, 4)
+
+    def forward(self, words: Tensor, kinds: Tensor, mask: Tensor, keep: Tensor, pixels: Tensor, x: Tensor) -> Tensor:
+        found = self.word_table(words) + nn.functional.embedding(kinds.reshape(-1, 6), self.kind_table.weight)
+        return (found + pixels.unsqueeze(-1) + x.unsqueeze(-1)) * (mask * keep).unsqueeze(-1)
+
+
+class TestDrawnInputs:
+    @pytest.fixture
+    def inputs(self, tmp_path: Path) -> Inputs:
+        """What is drawn for an archive."""
+        kinds = (torch.int64, torch.int64, torch.int64, torch.bool, torch.uint8, torch.bfloat16)
+        args = tuple(torch.ones(3, 6, dtype=dtype) for dtype in kinds)
+        model = Looked().eval()
+        save(capture(model, args), tmp_path / "model.pt2")
+        self.loaded = load(tmp_path / "model.pt2")
+        return drawn(self.loaded, 0)
+
+    def test_they_are_what_the_archive_takes(self, inputs: Inputs) -> None:
+        words, kinds, mask, keep, pixels, x = inputs.args
+        assert words.max() > 20
+        assert words.max() < 50
+        assert set(kinds.flatten().tolist()) == {0, 1}
+        assert mask.all()
+        assert keep.dtype is torch.bool
+        assert keep.all()
+        assert pixels.dtype is torch.uint8
+        assert pixels.max() > 100
+        assert x.dtype is torch.bfloat16
+        assert x.std() > 0.1
+        self.loaded(*inputs.args)
+
+    def test_the_seed_decides(self, inputs: Inputs) -> None:
+        assert torch.equal(drawn(self.loaded, 0).args[0], inputs.args[0])
+        assert not torch.equal(drawn(self.loaded, 1).args[0], inputs.args[0])
+
+    def test_a_graph_that_does_not_know_its_inputs(self, tmp_path: Path) -> None:
+        torch.save(torch.fx.symbolic_trace(nn.Sequential(nn.ReLU())), tmp_path / "traced.pt")
+        message = fxopt("optimize", tmp_path / "traced.pt", "-o", tmp_path / "out.pt2", FLAG, code=3).stderr
+        assert "no inputs for" in message
+        assert "--inputs FILE" in message
