@@ -1,8 +1,9 @@
 """Every Python example in the documents runs: those of `docs/`, the README, and the READMEs of the packages.
 
 A document is one program: its `python` blocks run in order and in one namespace. A block of language `output` is what
-has been printed since the block of that kind before it, with `...` for what varies. A block that cannot run here has
-`<!-- skip: next -->` before it, and the reason in words. Examples in docstrings are run by `pytest --doctest-modules`.
+has been printed since the block of that kind before it, with `...` for what varies. Blocks of language `console` are
+commands with what they print (see `console_blocks`). A block that cannot run here has `<!-- skip: next -->` before it,
+and the reason in words. Examples in docstrings are run by `pytest --doctest-modules`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pytest
 
 pytest.importorskip("sybil", reason="the group `documents` of pyproject.toml is not installed")
 
+from console_blocks import checker
 from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
@@ -44,9 +46,15 @@ def run(document: Path) -> None:
         printed.seek(0)
         printed.truncate()
 
+    check_commands = checker(OPTIONS)
+
+    def check_console(example: Example) -> None:
+        check_commands(str(example.parsed), f"{document}, line {example.line}")
+
     python, output = PythonCodeBlockParser(doctest_optionflags=OPTIONS), CodeBlockParser("output", check_output)
+    console = CodeBlockParser("console", check_console)
     with redirect_stdout(printed):
-        for example in Document.parse(str(document), python, output, SkipParser()).examples():
+        for example in Document.parse(str(document), python, output, console, SkipParser()).examples():
             example.evaluate()
 
 
@@ -67,8 +75,8 @@ def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_no_example_is_overlooked(document: Path) -> None:
     """A fence such as ```py or ```python {.numbered} would silently be no example."""
     lines = map(str.strip, document.read_text(encoding="utf-8").splitlines())
-    fences = {line for line in lines if line.startswith(("```py", "~~~py", "``` py", "```{code"))}
-    assert fences <= {"```python"}
+    fences = {line for line in lines if line.startswith(("```py", "~~~py", "``` py", "```{code", "```con", "```shell"))}
+    assert fences <= {"```python", "```console"}
 
 
 RIGHT = {
@@ -78,12 +86,17 @@ RIGHT = {
     "output": "```python\nprint('took', 0.17, 's')\n```\nprints\n```output\ntook ... s\n```\n",
     "skipped": "<!-- skip: next -->\n```python\nunknown\n```\n",
     "another language": "```bash\nunknown\n```\n",
+    "command": "```console\n$ fxopt --version\nfxopt ...\n```\n",
+    "exit code": "```console\n$ fxopt show unknown\nerror: ...\n$ echo $?\n2\n```\n",
 }
 WRONG = {
     "statement": (AssertionError, "```python\nassert 1 + 1 == 3\n```\n"),
     "interpreter session": (AssertionError, "```python\n>>> 1 + 1\n3\n```\n"),
     "unknown name": (NameError, "```python\nunknown\n```\n"),
     "output": (AssertionError, "```python\nprint('two')\n```\nprints\n```output\nthree\n```\n"),
+    "command": (AssertionError, "```console\n$ fxopt --version\nanother\n```\n"),
+    "unknown command": (AssertionError, "```console\n$ ls\n```\n"),
+    "command without prompt": (AssertionError, "```console\nfxopt --version\n```\n"),
     "output told twice": (AssertionError, "```python\nprint(1)\n```\n```output\n1\n```\n```output\n1\n```\n"),
 }
 

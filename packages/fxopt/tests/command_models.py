@@ -1,4 +1,4 @@
-"""Models, factories and passes for tests of the command, in this process and in others (``command_models:attention``)."""
+"""Models, factories and passes for tests of the command, in this process and in others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Attention(nn.Module):
             self.v.register_forward_pre_hook(_nothing)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(self.q(x) @ self.k(x).transpose(1, 2), dim=-1) @ self.v(x)
+        return torch.matmul(torch.softmax(self.q(x) @ self.k(x).transpose(1, 2), dim=-1), self.v(x))
 
 
 def _nothing(module: nn.Module, args: object) -> None:

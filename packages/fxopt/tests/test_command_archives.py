@@ -90,7 +90,7 @@ class TestUndo:
         data = fxopt_json("undo", after, "-o", tmp_path / "back.pt2")
         assert data["undone"] == ["fuse-bias-in-linear"]
         back = load(tmp_path / "back.pt2")
-        assert back.get_submodule("q_k_v_merged")
+        assert "q_k_v_merged.weight" in back.state_dict()
         assert [record.state for record in history(back)] == ["applied", "undone"]
 
     def test_all_runs(self, after: Path, tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ class TestList:
         assert data["pipelines"] == []
 
     def test_an_unknown_family_names_those_that_are_there(self) -> None:
-        assert "no family 'liner' is installed; did you mean linear?" in fxopt("list", "--family", "liner", code=2).stderr
+        assert (
+            "no family 'liner' is installed; did you mean linear?" in fxopt("list", "--family", "liner", code=2).stderr
+        )
         assert "there are arith, core" in fxopt("list", "--family", "xyz", code=2).stderr
 
     def test_data_for_scripts(self) -> None:

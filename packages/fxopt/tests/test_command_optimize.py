@@ -35,7 +35,7 @@ class TestSources:
         loaded = load(out)
         model, (x,) = attention()
         torch.testing.assert_close(loaded(x), model(x))
-        assert loaded.get_submodule("q_k_v_merged")
+        assert "q_k_v_merged.weight" in loaded.state_dict()
         assert [record.pass_name for record in history(loaded)] == ["merge-linears"]
         undo(loaded)
         assert all(torch.equal(value, model.state_dict()[key]) for key, value in loaded.state_dict().items())

@@ -220,7 +220,7 @@ class Looked(nn.Module):
 
     def forward(self, words: Tensor, kinds: Tensor, mask: Tensor, keep: Tensor, pixels: Tensor, x: Tensor) -> Tensor:
         found = self.word_table(words) + nn.functional.embedding(kinds.reshape(-1, 6), self.kind_table.weight)
-        return (found + pixels.unsqueeze(-1) + x.unsqueeze(-1)) * (mask * keep).unsqueeze(-1)
+        return torch.mul(found + pixels.unsqueeze(-1) + x.unsqueeze(-1), (mask * keep).unsqueeze(-1))
 
 
 class TestDrawnInputs:

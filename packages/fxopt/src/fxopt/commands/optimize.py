@@ -42,9 +42,7 @@ VerifyOption = Annotated[
 ]
 HistoryOption = Annotated[
     bool,
-    typer.Option(
-        "--history/--no-history", help="Whether to save the history too. Without it, nothing can be undone."
-    ),
+    typer.Option("--history/--no-history", help="Whether to save the history too. Without it, nothing can be undone."),
 ]
 _STEPS = {
     "loading torch": 3.0,
@@ -95,7 +93,9 @@ def optimize(
 
     Nothing is written where a pass fails, a demand is not met, or the numbers differ.
     """
-    job = _Job(source, pipeline, output, inputs, seed, verify, strict, expect, rtol, atol, history, force, run_pickled_code)
+    job = _Job(
+        source, pipeline, output, inputs, seed, verify, strict, expect, rtol, atol, history, force, run_pickled_code
+    )
     answer(lambda terminal: _work(terminal, job), as_json=as_json)
 
 

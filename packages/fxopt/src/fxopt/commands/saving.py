@@ -14,7 +14,9 @@ from fxopt_core import CaptureError, iter_nodes
 from fxopt_tools import Inputs
 
 
-def write_graph(graph_module: GraphModule, path: Path, inputs: Inputs | None = None, *, keep_history: bool = True) -> int:
+def write_graph(
+    graph_module: GraphModule, path: Path, inputs: Inputs | None = None, *, keep_history: bool = True
+) -> int:
     """Save a graph module; whatever was at the path is there until the new file is complete.
 
     Args:

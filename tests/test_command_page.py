@@ -1,0 +1,35 @@
+"""The page of the command says what the command does; reasons for refusal are those that tests provoke."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from reason_cases import CASES, Case
+
+from fxopt.commands.exit_codes import ExitCode
+from fxopt.commands.main import build_app
+from fxopt.refusing import reasons_of
+from fxopt_core import registry
+
+PAGE = (Path(__file__).parent.parent / "docs" / "command.md").read_text(encoding="utf-8")
+
+
+def test_all_exit_codes_are_documented() -> None:
+    assert set(map(int, re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE))) == set(map(int, ExitCode))
+
+
+def test_all_commands_are_documented() -> None:
+    names = {command.name for command in build_app(plain=True).registered_commands}
+    assert names == set(re.findall(r"^\| \[`fxopt (\w+)", PAGE, re.MULTILINE))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_reasons_that_are_shown_cover_those_that_are_given(case: Case) -> None:
+    assert case.code in reasons_of(type(case.by))
+
+
+def test_every_pass_that_refuses_shows_reasons() -> None:
+    for info in registry().available().values():
+        assert bool(reasons_of(info.transformation)) == (info.family != "core")
