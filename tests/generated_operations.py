@@ -52,12 +52,6 @@ class Generated(nn.Module):
                 owner = owner.get_submodule(part)
             owner.add_module(last, layer)
 
-    @property
-    def has_dead_code(self) -> bool:
-        """Whether something is computed that is neither read nor returned."""
-        read = {place for step in self.steps for place in step.reads}
-        return not read | set(self.returned) >= set(range(2, len(self.steps) + 2))
-
     def forward(self, x: Tensor, y: Tensor) -> Any:
         values = [x, y]
         for step in self.steps:
