@@ -11,26 +11,31 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fxopt_testing.assertions import (
+        assert_code as assert_code,
+        assert_left_alone as assert_left_alone,
         assert_rewrites as assert_rewrites,
         assert_round_trip as assert_round_trip,
-        assert_untouched as assert_untouched,
     )
     from fxopt_testing.cases import ModelCase as ModelCase
+    from fxopt_testing.coding import code_of as code_of
     from fxopt_testing.conformance import check_transformation as check_transformation
+    from fxopt_testing.distributions import passes_of as passes_of
     from fxopt_testing.faults import FaultReport as FaultReport, inject_faults as inject_faults
     from fxopt_testing.findings import ConformanceError as ConformanceError, Finding as Finding, Report as Report
     from fxopt_testing.footprints import Footprint as Footprint
+    from fxopt_testing.models import model_case as model_case, zoo as zoo
     from fxopt_testing.parametrizing import conformance_tests as conformance_tests
     from fxopt_testing.properties import PROPERTIES as PROPERTIES, Property as Property
     from fxopt_testing.steps import count_steps as count_steps
-    from fxopt_testing.models import model_case as model_case, zoo as zoo
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "assertions": ("assert_rewrites", "assert_round_trip", "assert_untouched"),
+    "assertions": ("assert_code", "assert_left_alone", "assert_rewrites", "assert_round_trip"),
     "cases": ("ModelCase",),
+    "coding": ("code_of",),
     "conformance": ("check_transformation",),
+    "distributions": ("passes_of",),
     "faults": ("FaultReport", "inject_faults"),
     "findings": ("ConformanceError", "Finding", "Report"),
     "footprints": ("Footprint",),
@@ -50,14 +55,17 @@ __all__ = [
     "ModelCase",
     "Property",
     "Report",
+    "assert_code",
+    "assert_left_alone",
     "assert_rewrites",
     "assert_round_trip",
-    "assert_untouched",
     "check_transformation",
+    "code_of",
     "conformance_tests",
     "count_steps",
     "inject_faults",
     "model_case",
+    "passes_of",
     "zoo",
 ]
 

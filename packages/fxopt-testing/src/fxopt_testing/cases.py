@@ -35,8 +35,8 @@ class ModelCase:
 
     Attributes:
         name: what it is called in reports.
-        make: makes the model: a class, or a function without arguments. It is called with a fixed seed, so that it makes
-            an equal model each time.
+        make: makes the model: a class, or a function without arguments. It is called with a fixed seed, so that it
+            makes an equal model each time.
         inputs: what the model is called with: a tensor, a tuple of positional arguments, a dictionary of keyword
             arguments, or `fxopt_tools.Inputs`.
         others: further inputs that the model accepts.
@@ -79,7 +79,7 @@ class ModelCase:
     @property
     def id(self) -> str:
         """Name, form, and what is unusual about it: ``attention[export-bfloat16-train]``."""
-        parts = [self.form]
+        parts: list[str] = [self.form]
         if self.dtype is not torch.float32:
             parts.append(str(self.dtype).removeprefix("torch."))
         parts += ["train"] * self.training + ["meta"] * (self.device == "meta")
@@ -121,7 +121,8 @@ class ModelCase:
     def capture(self) -> Captured:
         """Return the model and its graph module, always equal ones.
 
-        Exporting and tracing is slow, so that the model is the same one until `forget` is called; the graph module is not.
+        Exporting and tracing is slow, so that the model is the same one until `forget` is called; the graph module is
+        not.
         """
         if self.form in ("graph", "capture"):
             model = self.model()
@@ -143,7 +144,7 @@ class ModelCase:
         return self._converted(self.inputs)
 
     def all_inputs(self) -> Iterator[tuple[str, Inputs]]:
-        """Yield further inputs, each with a word for it: those given, other batch sizes, an empty batch, other strides."""
+        """Yield further inputs, each with a name: those given, other batch sizes, an empty batch, other strides."""
         for number, other in enumerate(self.others):
             yield f"others[{number}]", self._converted(other)
         if self.batched and self.device != "meta":

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from fxopt_core import PreconditionError, Transformation
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.findings import Finding, Flaw, Report, Row
+from fxopt_testing.models import zoo
 from fxopt_testing.properties import PROPERTIES, Property
 from fxopt_testing.reproductions import reproduction
 from fxopt_testing.trial import Subject, Trial
-from fxopt_testing.models import zoo
 
 
 def check_transformation(
@@ -48,19 +48,30 @@ def check_transformation(
     >>> bool(report)
     True
     """
-    if not isinstance(transformation, Transformation):
-        made = f"; write {transformation.__name__}()" if isinstance(transformation, type) else ""
-        kind = type(transformation).__name__
-        raise PreconditionError(f"check_transformation is given a {kind}, expected a fxopt_core.Transformation{made}")
+    check_pass(transformation)
     cases = zoo(thorough=thorough) if models is None else tuple(models)
     checked = chosen_properties(properties)
     known = dict(expected_failures or {})
     chosen_properties(known)
     subject = Subject(transformation, cases, own=models is not None, thorough=thorough)
+    started = time.perf_counter()
+    trials = len(subject.trials)
+    preparing = Row("(running the pass)", checked=trials, seconds=time.perf_counter() - started)
     report = Report(subject.name, tuple(check_property(subject, each, known.get(each.name)) for each in checked))
     if raises:
         report.raise_if_failed()
     return report
+
+
+def check_pass(given: object) -> None:
+    """Check that something is a pass, and not a class or a name, say.
+
+    Raises:
+        PreconditionError: It is none.
+    """
+    if not isinstance(given, Transformation):
+        made = f"the class {given.__name__}; write {given.__name__}()" if isinstance(given, type) else repr(given)
+        raise PreconditionError(f"expected a pass, a fxopt_core.Transformation, found {made}")
 
 
 def chosen_properties(names: Iterable[str] | None) -> tuple[Property, ...]:

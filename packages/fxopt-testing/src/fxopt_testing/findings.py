@@ -79,7 +79,7 @@ class Row:
     """What checking one property came to.
 
     Attributes:
-        property: its name.
+        name: that of the property.
         checked: on how many models it was checked; 1 for a property of the pass itself.
         unchanged: how many models the pass left alone, so that it holds on them.
         not_applicable: reasons why it could not be checked, with how often.
@@ -87,7 +87,7 @@ class Row:
         seconds: how long that took.
     """
 
-    property: str
+    name: str
     checked: int = 0
     unchanged: int = 0
     not_applicable: dict[str, int] = field(default_factory=dict)
@@ -153,13 +153,15 @@ class Report:
 
     def __str__(self) -> str:
         """Return the table, and what was found beneath it."""
-        table = [("property", "verdict", "models", "left alone", "n/a", "s")]
+        table: list[tuple[str, ...]] = [("property", "verdict", "models", "left alone", "n/a", "s")]
         for row in self.rows:
             numbers = (row.checked, row.unchanged, sum(row.not_applicable.values()))
-            table.append((row.property, row.verdict, *(str(n or "") for n in numbers), f"{row.seconds:.1f}"))
+            table.append((row.name, row.verdict, *(str(n or "") for n in numbers), f"{row.seconds:.1f}"))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-        lines += [f"{row.property}: n/a, {reason}" for row in self.rows for reason in _whole_reasons(row)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
+        lines += [f"{row.name}: n/a, {reason}" for row in self.rows for reason in _whole_reasons(row)]
         found = [f"\n{finding}" for finding in self.findings]
         return "\n".join([f"{self.subject}: {_count(self.errors)}", *lines, *found])
 

@@ -70,7 +70,12 @@ def exported(model: nn.Module, form: Form, inputs: Inputs) -> ExportedProgram:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about itself
         return torch.export.export(
-            model, inputs.args, inputs.kwargs or None, dynamic_shapes=dynamic, strict=False, preserve_module_call_signature=()
+            model,
+            inputs.args,
+            inputs.kwargs or None,
+            dynamic_shapes=dynamic,
+            strict=False,
+            preserve_module_call_signature=(),
         )
 
 

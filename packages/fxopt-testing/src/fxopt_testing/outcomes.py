@@ -169,10 +169,14 @@ def _gradient_differences(expected: Outcome, found: Outcome, coarsest: torch.dty
                 continue
             yield Difference("gradients", f"the gradient by `{name}` is {now}", before)
         else:
-            yield from _compared("gradients", {f"gradient by `{name}`": mine}, {f"gradient by `{name}`": other}, coarsest)
+            yield from _compared(
+                "gradients", {f"gradient by `{name}`": mine}, {f"gradient by `{name}`": other}, coarsest
+            )
 
 
-def _compared(what: str, expected: dict[str, Any], found: dict[str, Any], coarsest: torch.dtype) -> Iterator[Difference]:
+def _compared(
+    what: str, expected: dict[str, Any], found: dict[str, Any], coarsest: torch.dtype
+) -> Iterator[Difference]:
     if list(expected) != list(found):
         yield Difference(what, f"values {', '.join(found) or 'none'}", ", ".join(expected) or "none")
         return

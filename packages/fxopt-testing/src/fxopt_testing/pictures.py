@@ -77,7 +77,7 @@ def _tensors(root: nn.Module) -> Iterator[tuple[str, object]]:
 
 def bits_of(tensor: Tensor) -> object:
     """Return what a tensor holds, bit for bit; of one without values, its shape."""
-    if tensor.is_meta or isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+    if tensor.is_meta or nn.parameter.is_lazy(tensor):
         return "no values"
     plain = tensor.detach().to_dense().cpu().contiguous()
     return ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""

@@ -15,7 +15,7 @@ from fxopt_core.options import construct
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.footprints import Footprint
 from fxopt_testing.outcomes import Outcome, outcome_of
-from fxopt_testing.pictures import Picture, coarsest_dtype, picture
+from fxopt_testing.pictures import coarsest_dtype, picture
 from fxopt_tools import Inputs
 
 _OF_THE_PROCESS = ("process", "context")

@@ -13,8 +13,8 @@ from fxopt_testing.cases import ModelCase
 from fxopt_testing.forms import Form
 from fxopt_testing.models.generated_models import Generated
 from fxopt_testing.models.linear_models import (
-    Attention,
     AtRoot,
+    Attention,
     Blocks,
     CalledTwice,
     Frozen,
@@ -91,7 +91,7 @@ def model_case(id: str) -> ModelCase:
         for case in zoo(thorough=thorough):
             if case.id == id:
                 return case
-    raise KeyError(f"the zoo has no case {id!r}; fxopt_testing.models(thorough=True) lists them")
+    raise KeyError(f"the zoo has no case {id!r}; zoo(thorough=True) has all there are")
 
 
 def _everything(thorough: bool) -> Iterator[ModelCase]:
@@ -148,11 +148,21 @@ _META: dict[str, object] = {"device": "meta"}
 
 def _linear() -> Iterator[Row]:
     x = _input(3, 4)
-    yield _row("attention", Attention, _input(2, 3, 8), *TRACED, "export", "capture", variants=[*_DTYPES, _TRAIN, _META])
+    yield _row(
+        "attention", Attention, _input(2, 3, 8), *TRACED, "export", "capture", variants=[*_DTYPES, _TRAIN, _META]
+    )
     yield _row("pair", Pair, x, *ALL, variants=[{**_TRAIN, "form": "functions"}])
     yield _row("pair without bias", partial(Pair, bias=False), x, variants=[{"dtype": torch.float64, "form": "export"}])
     yield _row("mixed bias", MixedBias, x, "modules", "functions", variants=[_TRAIN])
-    yield _row("keywords", Keywords, Inputs(x, scale=_input(1, 4)), "modules", "export", batched=False, others=[Inputs(scale=_input(4), x=_input(2, 4))])
+    yield _row(
+        "keywords",
+        Keywords,
+        Inputs(x, scale=_input(1, 4)),
+        "modules",
+        "export",
+        batched=False,
+        others=[Inputs(scale=_input(4), x=_input(2, 4))],
+    )
     yield _row("called twice", CalledTwice, x, *TRACED, "export")
     yield _row("two names", TwoNames, x, *TRACED)
     yield _row("tied", Tied, torch.tensor([[1, 2, 5], [0, 3, 3]]), *TRACED, "export")

@@ -124,10 +124,16 @@ def _negated(module: nn.Module, args: Any, output: Tensor) -> Tensor:
 
 
 def _takes(layer: Any) -> int:
-    size: int = layer.in_features if isinstance(layer, nn.Linear) else getattr(layer, "in_channels", None) or layer.num_features
+    size: int = (
+        layer.in_features if isinstance(layer, nn.Linear) else getattr(layer, "in_channels", None) or layer.num_features
+    )
     return size
 
 
 def _gives(layer: Any) -> int:
-    size: int = layer.out_features if isinstance(layer, nn.Linear) else getattr(layer, "out_channels", None) or layer.num_features
+    size: int = (
+        layer.out_features
+        if isinstance(layer, nn.Linear)
+        else getattr(layer, "out_channels", None) or layer.num_features
+    )
     return size

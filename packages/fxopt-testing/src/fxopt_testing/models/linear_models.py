@@ -120,7 +120,7 @@ class Hooked(Pair):
     def __init__(self) -> None:
         super().__init__()
         self.q.register_forward_hook(doubled)
-        self.k.weight.register_hook(halved)
+        self.k.weight.register_hook(halved)  # type: ignore[no-untyped-call]  # it has no annotations in torch
 
 
 def doubled(module: nn.Module, args: Any, output: Tensor) -> Tensor:

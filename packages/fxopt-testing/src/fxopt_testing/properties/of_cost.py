@@ -29,7 +29,7 @@ def _linear(subject: Subject) -> Iterator[Flaw]:
             continue
         if case.form.startswith("export"):
             continue
-        steps = [_steps(subject, case, times * (4 if subject.thorough else 1)) for times in _TIMES]
+        steps = [_steps(subject, case, times * (2 if subject.thorough else 1)) for times in _TIMES]
         less, more = steps[1] - steps[0], steps[2] - steps[1]
         if less > 0 and more > _GROWTH * less:
             found = f"{steps[0]}, {steps[1]} and {steps[2]} steps for {', '.join(map(str, _TIMES))} times the sites"

@@ -78,7 +78,7 @@ def _files(transformation: Transformation) -> frozenset[str]:
 FAULTS = Property(
     "all-or-nothing",
     "if anything raises on the way, everything is as it was",
-    "Let errors pass: core rolls back what raises, and cannot know of what is caught. Change nothing outside of the graph "
-    "module that you were given.",
+    "Let errors pass: core rolls back what raises, and cannot know of what is caught. Change nothing outside of the "
+    "graph module that you were given.",
     on_pass=_all_or_nothing,
 )

@@ -15,9 +15,9 @@ def _told(trial: Trial, expected: Outcome, found: Outcome, inputs: Inputs, *kind
     """Yield the differences of some kinds; those of numbers only if a comparison with float64 does not excuse them."""
     all_found = list(differences(expected, found, trial.coarsest))
     of_outputs = [each for each in all_found if each.what != "gradients"]
-    if of_outputs and all(each.is_rounding for each in of_outputs):
-        if verify(trial.fresh(), trial.transformed(), inputs).passed:
-            all_found = [each for each in all_found if each.what == "gradients"]
+    is_rounding = bool(of_outputs) and all(each.is_rounding for each in of_outputs)
+    if is_rounding and verify(trial.fresh(), trial.transformed(), inputs).passed:
+        all_found = [each for each in all_found if each.what == "gradients"]
     yield from (each for each in all_found if each.what in kinds)
 
 
@@ -48,7 +48,7 @@ def _kinds(trial: Trial, *kinds: str) -> Iterator[Flaw]:
         found = trial.found
     except Exception as error:
         if "outputs" in kinds:
-            yield Flaw(f"the result raises {type(error).__name__}: {str(error):.300}", "what the model returns")
+            yield Flaw(f"the result raises {type(error).__name__}: {error!s:.300}", "what the model returns")
         return
     yield from _first(_told(trial, trial.expected, found, trial.case.example(), *kinds))
 
@@ -58,7 +58,9 @@ def _other_inputs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         try:
             found = outcome_of(trial.done, inputs, gradients=False)
         except Exception as error:
-            yield Flaw(f"with {name}, the result raises {type(error).__name__}: {str(error):.300}", "what the model returns")
+            yield Flaw(
+                f"with {name}, the result raises {type(error).__name__}: {error!s:.300}", "what the model returns"
+            )
             return
         flaws = list(_first(_told(trial, expected, found, inputs, "outputs", "effects"), f"with {name}, "))
         if flaws:
@@ -110,7 +112,8 @@ GRADIENTS = Property(
 TRAIN_MODE = Property(
     "train-mode",
     "in train mode the result does what the model does, running statistics and dropout included",
-    "Leave alone what trains (reason `training`): batch norm takes the statistics of the batch then, and dropout drops.",
+    "Leave alone what trains (reason `training`): batch norm takes the statistics of the batch then, and dropout "
+    "drops.",
     on_model=_train_mode,
     applies=_in_train_mode,
 )

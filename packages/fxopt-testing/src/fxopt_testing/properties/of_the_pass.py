@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from inspect import Parameter
 from typing import Any
+from unittest import mock
 
 from fxopt_core import Composition, FxoptError, Registry, Transformation, hookimpl, options_of
 from fxopt_core.options import construct
@@ -114,9 +115,45 @@ def _without_effect(subject: Subject) -> Iterator[Flaw]:
         if not seen.get(name):
             seen[name] = any(_differs(trial, made) for trial in subject.changed[:8])
     for name in (name for name, differs in seen.items() if not differs):
-        advice = f"Read `self.{name}` in `transform`; or give a model on which it makes a difference."
-        found = f"option `{name}` makes no difference on any model"
-        yield Flaw(found, "each option to do something", advice, severity="advice")
+        expected = "each option to do something"
+        if any(_is_read(subject, name)):
+            found, advice = f"option `{name}` makes no difference on any model", "Give a model on which it makes one."
+            yield Flaw(found, expected, advice, severity="advice")
+        elif subject.changed:
+            found = f"the pass changes {len(subject.changed)} models, and reads option `{name}` on none of them"
+            yield Flaw(found, expected, f"Store it as `self.{name}`, and read that in `transform`.")
+
+
+_OF_CORE = {"_bound"}
+"""Where core keeps options, which it reads for signatures and records."""
+
+
+def _is_read(subject: Subject, name: str) -> Iterator[bool]:
+    """Yield, for each other value of an option, whether the pass reads an attribute that the value has changed."""
+    mine = vars(subject.equal_pass())
+    for option, made in _variants(subject.transformation):
+        if option == name:
+            theirs = vars(made)
+            differing = {
+                key for key in mine.keys() | theirs.keys() if key not in mine or mine[key] is not theirs.get(key)
+            }
+            yield bool((differing - _OF_CORE) & _read_on(subject, made))
+
+
+def _read_on(subject: Subject, made: Transformation) -> set[str]:
+    """Return the attributes of a pass that are read while it runs on some models."""
+    found: set[str] = set()
+    cls = type(made)
+    read = cls.__getattribute__
+
+    def noted(self: Transformation, name: str) -> Any:
+        found.add(name)
+        return read(self, name)
+
+    with mock.patch.object(cls, "__getattribute__", noted):
+        for trial in subject.changed[:4]:
+            made(trial.fresh())
+    return found
 
 
 def _differs(trial: Trial, made: Transformation) -> bool:
@@ -177,8 +214,8 @@ NAMED = Property(
 OPTIONS = Property(
     "options-honoured",
     "options survive pipeline text and pickling, count in the signature, and do something",
-    "Let the constructor's parameters be the options, store them under their names, and leave `signature` and `options` "
-    "to core.",
+    "Let the constructor's parameters be the options, store them under their names, and leave `signature` and "
+    "`options` to core.",
     on_pass=_options,
     applies=_if_a_class_of_its_own,
 )

@@ -46,7 +46,9 @@ def _flags(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     flags = {parameter.requires_grad for parameter in old.values()}
     for name in new.keys() - old.keys():
         if len(flags) == 1 and new[name].requires_grad not in flags:
-            yield Flaw(f"new parameter `{name}` has requires_grad={new[name].requires_grad}", f"{flags.pop()}, as all have")
+            yield Flaw(
+                f"new parameter `{name}` has requires_grad={new[name].requires_grad}", f"{flags.pop()}, as all have"
+            )
             return
     yield from _modes(trial)
 
@@ -54,7 +56,8 @@ def _flags(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 def _modes(trial: Trial) -> Iterator[Flaw]:
     old = dict(trial.source.named_modules(remove_duplicate=False))
     called = called_modules(trial.done)
-    modes = {old[name].training for name in called_modules(trial.source)} or {trial.case.training}
+    # An exported program says that it trains, whether or not its model does.
+    modes = {trial.case.training, *(old[name].training for name in called_modules(trial.source))}
     for name, module in trial.done.named_modules(remove_duplicate=False):
         if name in old and old[name].training != module.training:
             yield Flaw(f"module `{name}` has training={module.training}", str(old[name].training))
@@ -99,7 +102,9 @@ def _keys(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     was, now = trial.source.state_dict(), trial.done.state_dict()
     for name in old.keys() & new.keys():
         if (name in was) != (name in now):
-            states = ["in the state_dict (persistent)" if name in each else "not in the state_dict" for each in (now, was)]
+            states = [
+                "in the state_dict (persistent)" if name in each else "not in the state_dict" for each in (now, was)
+            ]
             yield Flaw(f"`{name}` is {states[0]}", states[1])
             return
 
@@ -190,8 +195,8 @@ TIES = Property(
 KEYS = Property(
     "keys-kept",
     "nothing disappears from the state_dict, or appears in it, but what the pass replaced",
-    "Remove what your rewrite made unused, by `Editor.drop`, and nothing else (not `delete_all_unused_submodules`); pass "
-    "`persistent` on when registering a buffer anew.",
+    "Remove what your rewrite made unused, by `Editor.drop`, and nothing else (not `delete_all_unused_submodules`); "
+    "pass `persistent` on when registering a buffer anew.",
     on_model=_keys,
 )
 LEFTOVERS = Property(

@@ -101,7 +101,9 @@ def _finds(subject: Subject) -> Iterator[Flaw]:
     if not subject.changed and not any(trial.error for trial in subject.trials):
         refused = {r.reason for trial in subject.trials for record in history(trial.done) for r in record.refusals}
         more = f"; refused for {', '.join(sorted(refused))}" if refused else ""
-        yield Flaw(f"the pass changed none of {len(subject.trials)} models{more}", "a model with a site", None, None, "advice")
+        yield Flaw(
+            f"the pass changed none of {len(subject.trials)} models{more}", "a model with a site", None, None, "advice"
+        )
 
 
 def _independent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
@@ -138,15 +140,16 @@ RUNS = Property(
 WELL_FORMED = Property(
     "well-formed",
     "the result lints, compiles, and its code is that of its graph",
-    "Insert new nodes in front of their users, replace uses before erasing, and leave recompiling to the call of the pass.",
+    "Insert new nodes in front of their users, replace uses before erasing, and leave recompiling to the call of the "
+    "pass.",
     on_model=_well_formed,
     if_changed=False,
 )
 CALLER = Property(
     "caller-untouched",
     "the model that was traced stays as it is: values, memory, flags, keys, hooks, modes",
-    "A tracer shares modules and tensors with the model. Put new modules beside the old ones (`Editor.add_module`), and "
-    "write into no tensor and no attribute of an old one.",
+    "A tracer shares modules and tensors with the model. Put new modules beside the old ones (`Editor.add_module`), "
+    "and write into no tensor and no attribute of an old one.",
     on_model=_caller,
     if_changed=False,
 )
@@ -160,7 +163,8 @@ PROCESS = Property(
 DETERMINISTIC = Property(
     "deterministic",
     "on equal models, equal passes do the same, however often they ran before",
-    "Let nothing but options and graph decide: no counter on the pass or its class, no random number, no order of a set.",
+    "Let nothing but options and graph decide: no counter on the pass or its class, no random number, no order of a "
+    "set.",
     on_model=_deterministic,
 )
 IDEMPOTENT = Property(

@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.fx import GraphModule
@@ -22,7 +22,9 @@ from fxopt_testing.trial import Subject, Trial
 def _undo(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     transformation = subject.reversible
     assert transformation is not None
-    ways = {"pass(graph_module, reverse=True)": lambda graph_module: transformation(graph_module, reverse=True)}
+    ways: dict[str, Callable[[GraphModule], GraphModule]] = {
+        "pass(graph_module, reverse=True)": lambda graph_module: transformation(graph_module, reverse=True)
+    }
     if subject.importable:
         ways["undo(graph_module)"] = undo
     for name, way in ways.items():
@@ -105,7 +107,7 @@ def _same(one: GraphModule, other: GraphModule, trial: Trial) -> bool:
 
 
 def _undone(subject: Subject, trial: Trial, travelled: GraphModule, way: str) -> Iterator[Flaw]:
-    restored = picture(subject.equal_pass()(travelled, reverse=True))  # type: ignore[call-arg]  # it is reversible
+    restored = picture(subject.equal_pass()(travelled, reverse=True))
     for what, now, was in changes(trial.before, restored):
         if what.startswith(("node ", "order of nodes", "parameter ", "values of `")) and was != "absent":
             yield Flaw(f"undone after {way}, {what} is {now}", was)
@@ -136,8 +138,8 @@ def _pickle(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 UNDO = Property(
     "exact-undo",
     "reversing brings back nodes, names, modules, flags, ties and values, bit for bit, and no marks stay",
-    "Derive from ReversibleSitePass and edit through its Editor, which records how to go back; or let `reverse` restore "
-    "names and order, too, and compute no value that was replaced: keep it.",
+    "Derive from ReversibleSitePass and edit through its Editor, which records how to go back; or let `reverse` "
+    "restore names and order, too, and compute no value that was replaced: keep it.",
     on_model=_exact_undo,
     applies=if_reversible,
 )
@@ -150,6 +152,7 @@ DEEPCOPY = Property(
 PICKLE = Property(
     "survives-pickling",
     "pickles keep marks, records and numbers, and can be undone",
-    "Mark nodes by `mark_as_transformed`; put only functions and modules into the graph that another process can import.",
+    "Mark nodes by `mark_as_transformed`; put only functions and modules into the graph that another process can "
+    "import.",
     on_model=_pickle,
 )
