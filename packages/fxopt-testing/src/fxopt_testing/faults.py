@@ -10,6 +10,7 @@ caller can do without it, and what happens inside of torch's operations, where t
 
 from __future__ import annotations
 
+import copy
 import dis
 import gc
 import sys
@@ -187,7 +188,7 @@ class Injector:
         try:
             yield
         finally:
-            sys.setprofile(former)
+            sys.setprofile(former if callable(former) else None)  # cProfile cannot be begun again
             sys.unraisablehook = hook
             if collecting:
                 gc.enable()
@@ -311,17 +312,26 @@ class _Subject:
         self.modules = modules
         self.graph_module = _graph_module(modules)
         self._inputs, self._kwargs, self._identities = inputs, kwargs, identities
-        self._outputs = bits_of(self.graph_module(*inputs, **kwargs))
+        self._outputs = self._called()
         self._before = Footprint(*modules, identities=identities)
+
+    def _called(self) -> list[object]:
+        return called(self.graph_module, self._inputs, self._kwargs)
 
     def traces(self) -> list[str]:
         """Return what is different now."""
         found = self._before.differences(Footprint(*self.modules, identities=self._identities))
         try:
-            outputs = bits_of(self.graph_module(*self._inputs, **self._kwargs))
+            outputs = self._called()
         except Exception as error:
             return [*found, f"the module fails: {type(error).__name__}: {error}"]
         return found if outputs == self._outputs else [*found, "the module computes something else"]
+
+
+def called(graph_module: GraphModule, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
+    """Return the bits of what a module gives; it gets inputs of its own, in case it writes them."""
+    args, kwargs = copy.deepcopy((inputs, dict(kwargs)))
+    return bits_of(graph_module(*args, **kwargs))
 
 
 def _graph_module(modules: Sequence[nn.Module]) -> GraphModule:
@@ -335,7 +345,7 @@ def _result(
     made = action(_graph_module(modules)) or modules[0]
     assert isinstance(made, GraphModule)
     made.recompile()  # which the action may leave to others
-    return [values_of(made), bits_of(made(*inputs, **kwargs))]
+    return [values_of(made), called(made, inputs, kwargs)]
 
 
 def _comes_from(raised: BaseException | None, error: type[BaseException]) -> bool:

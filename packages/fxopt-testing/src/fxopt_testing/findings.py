@@ -113,10 +113,12 @@ class Report:
     Attributes:
         subject: the pass, as a call.
         rows: one for each property.
+        running: how many seconds capturing the models and running the pass on them took.
     """
 
     subject: str
     rows: tuple[Row, ...]
+    running: float = 0.0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -136,7 +138,7 @@ class Report:
     @property
     def seconds(self) -> float:
         """How long it took."""
-        return sum(row.seconds for row in self.rows)
+        return self.running + sum(row.seconds for row in self.rows)
 
     def __bool__(self) -> bool:
         """Whether everything holds."""
@@ -161,6 +163,7 @@ class Report:
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
         ]
+        lines.append(f"capturing the models and running the pass on them: {self.running:.1f} s")
         lines += [f"{row.name}: n/a, {reason}" for row in self.rows for reason in _whole_reasons(row)]
         found = [f"\n{finding}" for finding in self.findings]
         return "\n".join([f"{self.subject}: {_count(self.errors)}", *lines, *found])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -33,6 +33,10 @@ def picture(graph_module: GraphModule, *, marks: bool = False) -> Picture:
     rows.update(_tensors(graph_module))
     rows["keys of the state_dict"] = tuple(graph_module.state_dict())
     rows["code"] = graph_module.code
+    for name, module in graph_module.named_modules():
+        if name and isinstance(module, GraphModule):
+            rows[f"graph of `{name}`"] = tuple(map(_node, iter_nodes(module.graph)))
+            rows[f"code of `{name}`"] = module.code
     return rows
 
 
@@ -83,7 +87,7 @@ def bits_of(tensor: Tensor) -> object:
     return ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""
 
 
-def changes(before: Picture, after: Picture, *, limit: int = 3) -> list[tuple[str, str, str]]:
+def changes(before: Mapping[str, object], after: Mapping[str, object], *, limit: int = 3) -> list[tuple[str, str, str]]:
     """Return what differs: its name, what it is now, and what it was."""
     found = []
     for name in dict.fromkeys([*before, *after]):

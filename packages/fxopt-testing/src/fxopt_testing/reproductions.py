@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fxopt_core import Composition, Transformation
 from fxopt_testing.cases import ModelCase
+from fxopt_testing.models import is_of_the_zoo
 from fxopt_testing.trial import Subject
 
 
@@ -11,7 +12,7 @@ def reproduction(subject: Subject, property_name: str, case: ModelCase | None) -
     """Return a program that fails with the finding: the pass, the one model, the one property."""
     imports = ["from fxopt_testing import check_transformation"]
     models = ""
-    if case is not None and _of_the_zoo(case):
+    if case is not None and is_of_the_zoo(case):
         imports = ["from fxopt_testing import check_transformation, model_case"]
         models = f", models=[model_case({case.id!r})]"
     elif case is not None:
@@ -23,12 +24,6 @@ def reproduction(subject: Subject, property_name: str, case: ModelCase | None) -
         lines.append(f"# {'case' if case is not None else 'cases'}: your ModelCase{'' if case else 's'}")
         lines[-1] += f" {case.name!r}, form={case.form!r}" if case is not None else ""
     return "\n".join([*lines, f"check_transformation({subject.name}{models}, properties=[{property_name!r}])"]) + "\n"
-
-
-def _of_the_zoo(case: ModelCase) -> bool:
-    from fxopt_testing.models import zoo
-
-    return any(case is each for thorough in (False, True) for each in zoo(thorough=thorough))
 
 
 def _imports_of(transformation: Transformation) -> list[str]:

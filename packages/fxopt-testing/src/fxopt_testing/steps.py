@@ -47,7 +47,7 @@ class Steps:
             try:
                 yield
             finally:
-                sys.setprofile(former[1])
+                sys.setprofile(former[1] if callable(former[1]) else None)  # cProfile cannot be begun again
                 sys.settrace(former[0])
                 if former[2]:
                     gc.enable()

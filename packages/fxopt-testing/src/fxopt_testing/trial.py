@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -131,6 +132,7 @@ class Subject:
         cases: the models.
         own: whether the caller gave the models.
         thorough: whether to take more time.
+        seconds: how long capturing the models and running the pass on them took.
     """
 
     def __init__(
@@ -140,13 +142,17 @@ class Subject:
         self.cases = tuple(cases)
         self.own = own
         self.thorough = thorough
+        self.seconds = 0.0
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
         """One run on each model."""
+        started = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return tuple(Trial(self.transformation, case) for case in self.cases)
+            trials = tuple(Trial(self.transformation, case) for case in self.cases)
+        self.seconds = time.perf_counter() - started
+        return trials
 
     @property
     def changed(self) -> list[Trial]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.forms import Form
 from fxopt_testing.models.generated_models import Generated
+from fxopt_testing.models.graph_models import nested_graphs, with_spare_parts
 from fxopt_testing.models.linear_models import (
     AtRoot,
     Attention,
@@ -73,7 +74,7 @@ def zoo(*, thorough: bool = False) -> tuple[ModelCase, ...]:
         thorough: with more generated models, more forms and dtypes of each, and real models where they are installed.
 
     >>> [case.id for case in zoo()][:3]
-    ['attention[modules]', 'attention[functions]', 'attention[export]']
+    ['spare parts[graph]', 'nested graphs[graph]', 'attention[modules]']
     """
     cases = list(_everything(thorough))
     if thorough:
@@ -94,7 +95,14 @@ def model_case(id: str) -> ModelCase:
     raise KeyError(f"the zoo has no case {id!r}; zoo(thorough=True) has all there are")
 
 
+def is_of_the_zoo(case: ModelCase) -> bool:
+    """Whether `model_case` gives this very case."""
+    return any(case is each for thorough in (False, True) for each in zoo(thorough=thorough))
+
+
 def _everything(thorough: bool) -> Iterator[ModelCase]:
+    yield ModelCase("spare parts", with_spare_parts, _input(3, 4), form="graph")
+    yield ModelCase("nested graphs", nested_graphs, _input(3, 4), form="graph")
     for case, forms, more in [*_linear(), *_norm(), *_plain()]:
         for form in _thorough_forms(case) if thorough else forms:
             yield case.variant(form=form)

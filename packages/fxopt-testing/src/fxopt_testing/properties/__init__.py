@@ -7,7 +7,17 @@ from fxopt_testing.properties.of_cost import COST
 from fxopt_testing.properties.of_faults import FAULTS
 from fxopt_testing.properties.of_the_numbers import EFFECTS, GRADIENTS, OTHER_INPUTS, OUTPUTS, TRAIN_MODE
 from fxopt_testing.properties.of_the_pass import CONSTRUCTIBLE, NAMED, OPTIONS, SIGNATURE
-from fxopt_testing.properties.of_the_result import CHECKPOINTS, DTYPES, FLAGS, HOOKS, KEYS, LEFTOVERS, TIES, TRACES
+from fxopt_testing.properties.of_the_result import (
+    CHECKPOINTS,
+    DTYPES,
+    FLAGS,
+    HOOKS,
+    INTERFACE,
+    KEYS,
+    LEFTOVERS,
+    TIES,
+    TRACES,
+)
 from fxopt_testing.properties.of_the_run import (
     CALLER,
     DETERMINISTIC,
@@ -39,12 +49,13 @@ PROPERTIES: tuple[Property, ...] = (
     FLAGS,
     TIES,
     KEYS,
+    LEFTOVERS,
+    INTERFACE,
     TRAIN_MODE,
     OUTPUTS,
     EFFECTS,
     OTHER_INPUTS,
     GRADIENTS,
-    LEFTOVERS,
     TRACES,
     IDEMPOTENT,
     UNDO,

@@ -16,7 +16,7 @@ from fxopt_core.options import construct
 from fxopt_testing.alternatives import other_values
 from fxopt_testing.findings import Flaw
 from fxopt_testing.pictures import picture
-from fxopt_testing.processes import signature_elsewhere
+from fxopt_testing.processes import elsewhere
 from fxopt_testing.properties.base import Property
 from fxopt_testing.trial import Subject, Trial
 
@@ -113,7 +113,7 @@ def _without_effect(subject: Subject) -> Iterator[Flaw]:
     seen: dict[str, bool] = {}
     for name, made in _variants(subject.transformation):
         if not seen.get(name):
-            seen[name] = any(_differs(trial, made) for trial in subject.changed[:8])
+            seen[name] = any(_differs(trial, made) for trial in subject.changed[:32])
     for name in (name for name, differs in seen.items() if not differs):
         expected = "each option to do something"
         if any(_is_read(subject, name)):
@@ -192,9 +192,11 @@ def _signature(subject: Subject) -> Iterator[Flaw]:
 
 
 def _elsewhere(transformation: Transformation, expected: str) -> Iterator[Flaw]:
-    found = signature_elsewhere(transformation)
-    if found != expected:
-        yield Flaw(f"in another process the signature is {found:.200}", f"{expected}, as in this one")
+    found = elsewhere(transformation)
+    if found.error is not None:
+        yield Flaw(f"in another process an equal pass cannot be made: {found.error:.300}", "an equal pass")
+    elif found.signature != expected:
+        yield Flaw(f"in another process the signature is {found.signature:.200}", f"{expected}, as in this one")
 
 
 CONSTRUCTIBLE = Property(

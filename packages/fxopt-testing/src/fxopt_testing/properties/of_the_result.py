@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from fxopt_core import history, iter_nodes
 from fxopt_core.checkpoints import load_original_state_dict
 from fxopt_core.errors import CheckpointError
 from fxopt_testing.findings import Flaw
 from fxopt_testing.outcomes import differences, outcome_of
-from fxopt_testing.properties.base import Property
+from fxopt_testing.properties.base import Property, if_preserving
 from fxopt_testing.trial import Subject, Trial, called_modules, hooks_of
 
 
@@ -128,6 +129,20 @@ def _hooks(subject: Subject, trial: Trial) -> Iterator[Flaw]:
             yield Flaw(f"{name}, which has hooks, is not called any more", "its call to stay: the hooks see it")
 
 
+def _interface(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    was, now = (str(inspect.signature(each.forward)) for each in (trial.source, trial.done))
+    if was != now:
+        yield Flaw(f"the result is called as forward{now}", f"forward{was}")
+        return
+    old, new = (_arguments(each) for each in (trial.source, trial.done))
+    if old != new:
+        yield Flaw(f"the placeholders are {', '.join(new)}", ", ".join(old))
+
+
+def _arguments(graph_module: GraphModule) -> list[str]:
+    return [str(node.target) for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
+
+
 def _traces(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old = {node.name: node for node in iter_nodes(trial.source.graph)}
     calls = [node for node in old.values() if node.op.startswith("call_")]
@@ -135,8 +150,9 @@ def _traces(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     for node in iter_nodes(trial.done.graph):
         has = "stack_trace" in node.meta
         was = old.get(node.name)
-        if was is not None and was.op == node.op and "stack_trace" in was.meta and not has:
-            yield Flaw(f"node `{node.name}` has lost its stack trace", "node.meta['stack_trace'] to stay")
+        lost = [] if was is None else _lost(was, node)
+        if lost:
+            yield Flaw(f"node `{node.name}` has lost its {lost[0]!r}", f"node.meta[{lost[0]!r}] to stay")
             return
         if was is None and node.op.startswith("call_") and all_have and not has:
             advice = "Copy `meta` from what a new node replaces, or make it by an `Editor` with like=[node]."
@@ -211,9 +227,30 @@ HOOKS = Property(
     "Refuse modules with hooks: the views of fxopt_core do so by themselves (reason `hooks`).",
     on_model=_hooks,
 )
+
+
+def _lost(was: Node, node: Node) -> list[str]:
+    """Return what a node knew of itself and does not know any more; nothing if it is another node of that name."""
+    if was.op != node.op:
+        return []
+    lost = [key for key in _KEPT if key in was.meta.keys() - node.meta.keys()]
+    if str(was.args) != str(node.args) or was.target != node.target:
+        return [key for key in lost if key not in ("val", "tensor_meta")]  # what it gives may be something else now
+    return lost
+
+
+_KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack", "val", "tensor_meta")
+
+INTERFACE = Property(
+    "interface-kept",
+    "the result is called as the model was: arguments keep names, order and defaults",
+    "Leave placeholders alone, also those that nothing reads any more; rename values, not arguments.",
+    on_model=_interface,
+    applies=if_preserving,
+)
 TRACES = Property(
     "traces-kept",
-    "nodes keep their stack traces, and new ones have that of what they stand for",
+    "nodes keep stack traces and shapes, and new ones have the traces of what they stand for",
     "Leave `node.meta` of other nodes alone; update single entries, do not replace it.",
     on_model=_traces,
 )

@@ -10,7 +10,9 @@ from torch.fx import GraphModule
 
 from fxopt_core import PostconditionError, history
 from fxopt_testing.findings import Flaw
+from fxopt_testing.models import is_of_the_zoo
 from fxopt_testing.pictures import changes, picture
+from fxopt_testing.processes import elsewhere
 from fxopt_testing.properties.base import Property
 from fxopt_testing.trial import Subject, Trial
 
@@ -36,9 +38,13 @@ def _well_formed(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if trial.error is not None or not trial.changed:
         return
     trial.done.graph.lint()
-    written = trial.done.graph.python_code("self").src
-    if trial.done.code != written:
-        yield Flaw("the compiled code is not that of the graph", "graph_module.code to follow the graph")
+    for name, module in trial.done.named_modules():
+        if isinstance(module, GraphModule) and module.code != module.graph.python_code("self").src:
+            advice = (
+                f"Call `recompile()` of `{name}`: core does that of the outermost graph module alone." if name else None
+            )
+            found = f"the compiled code of {f'`{name}`' if name else 'the result'} is not that of its graph"
+            yield Flaw(found, "graph_module.code to follow the graph", advice if name else None)
 
 
 def _runs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
@@ -59,12 +65,28 @@ def _process(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         yield Flaw(trial.process[0], "random state, grad mode, default dtype and context as they were")
 
 
+_ELSEWHERE = 3
+"""On how many models other processes are asked, the smallest ones."""
+
+
 def _deterministic(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     for made, transformation in (("the same pass", subject.transformation), ("an equal pass", subject.equal_pass())):
         again = picture(transformation(trial.fresh()))
         for name, now, was in changes(trial.after, again, limit=1):
             yield Flaw(f"{made} on an equal model: {name} is {now}", f"{was}, as the first time")
             return
+    if subject.importable and trial in subject.changed[:_ELSEWHERE] and is_of_the_zoo(trial.case):
+        yield from _elsewhere(subject, trial)
+
+
+def _elsewhere(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    answer = elsewhere(subject.transformation, [trial.case.id])
+    if answer.error is not None:
+        yield Flaw(f"in another process, the pass raises {answer.error:.300}", "what it does in this one")
+        return
+    mine = {name: repr(value) for name, value in trial.after.items()}
+    for name, now, was in changes(mine, dict(answer.pictures[trial.case.id]), limit=1):
+        yield Flaw(f"in another process, with other hashes, {name} is {now}", f"{was}, as in this one")
 
 
 def _idempotent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
