@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
+from torch.nn.utils import parametrize
 
 from fxopt_core import Transformation, iter_nodes
 
@@ -90,7 +91,7 @@ class TakesSubclasses(Preserving):
         """Call the function in place of the module."""
         for node in list(iter_nodes(graph_module.graph)):
             module = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
-            if isinstance(module, nn.Linear) and plain(module):
+            if isinstance(module, nn.Linear) and plain(module) and not parametrize.is_parametrized(module):
                 with graph_module.graph.inserting_before(node):
                     read = [graph_module.graph.get_attr(f"{node.target}.{name}") for name in ("weight", "bias")]
                     value = node.args[0] if node.args else node.kwargs["input"]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fxopt_core import PreconditionError, Transformation
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.findings import Finding, Flaw, Report, Row
+from fxopt_testing.keeping import process_kept
 from fxopt_testing.models import zoo
 from fxopt_testing.properties import PROPERTIES, Property
 from fxopt_testing.reproductions import reproduction
@@ -91,7 +92,7 @@ def chosen_properties(names: Iterable[str] | None) -> tuple[Property, ...]:
 def check_property(subject: Subject, rule: Property, known: str | None = None) -> Row:
     """Check one property on all models of a subject."""
     started, running = time.perf_counter(), subject.seconds
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), process_kept():
         warnings.simplefilter("ignore")  # torch warns about itself, at places that no pass can help
         row = _on_pass(subject, rule) if rule.on_pass is not None else _on_models(subject, rule)
     findings = _known(rule, row.findings, known)

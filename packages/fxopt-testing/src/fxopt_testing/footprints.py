@@ -181,15 +181,20 @@ class Footprint:
 
     def _ambience(self) -> None:
         """Add what belongs to the process: modes, the state of random numbers, context variables."""
-        self.rows["process"] = (
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
-            torch.is_autocast_enabled("cpu"),
-            torch._C._len_torch_function_stack(),
-            gc.isenabled(),
-            ctypes.string_at((state := torch.get_rng_state()).data_ptr(), state.nbytes),
-        )
+        state = torch.get_rng_state()
+        drawn = hashlib.blake2b(ctypes.string_at(state.data_ptr(), state.nbytes), digest_size=4)
+        modes = {
+            "gradients": torch.is_grad_enabled(),
+            "inference mode": torch.is_inference_mode_enabled(),
+            "default dtype": torch.get_default_dtype(),
+            "autocast": torch.is_autocast_enabled("cpu"),
+            "modes of torch functions": torch._C._len_torch_function_stack(),
+            "garbage collector": gc.isenabled(),
+            "random numbers": hashlib.blake2b(
+                ctypes.string_at(state.data_ptr(), state.nbytes), digest_size=4
+            ).hexdigest(),
+        }
+        self.rows.update({f"process, {name}": value for name, value in modes.items()})
         context = contextvars.copy_context()
         self.rows["context"] = frozenset((variable.name, id(value)) for variable, value in context.items())
         self._kept.append(context)
@@ -219,8 +224,13 @@ def values_of(module: nn.Module) -> list[object]:
 
 
 def _node_text(node: Node) -> object:
-    texts = (node.op, str(node.target), str(node.args), str(node.kwargs), *map(str, node.users))
+    texts = (node.op, target_text(node.target), str(node.args), str(node.kwargs), *map(str, node.users))
     return (node.name, *texts, tuple(key for key in node.meta if key != "fxopt"))
+
+
+def target_text(target: object) -> str:
+    """Return what says which function, module or attribute is meant: of a function, its name, not where it lies."""
+    return target if isinstance(target, str) else getattr(target, "__qualname__", None) or str(target)
 
 
 def bits_of(outputs: object) -> list[object]:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from fxopt_core import infer_shapes
+from fxopt_core import infer_shapes, iter_nodes
 from fxopt_tools import Inputs
 
 Form: TypeAlias = Literal["modules", "functions", "export", "export-dynamic", "capture", "graph"]
@@ -27,6 +27,13 @@ class ModuleTracer(torch.fx.Tracer):
 
     proxy_buffer_attributes = True
     record_stack_traces = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Leave subclasses of layers whole, too, as other tracers do: passes have to see that they are none."""
+        kinds = [
+            cls for cls in type(m).__mro__ if cls.__module__.startswith("torch.nn.modules") and cls is not nn.Module
+        ]
+        return bool(kinds) and not isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
 
 
 class FunctionTracer(ModuleTracer):
@@ -56,10 +63,19 @@ def traced(model: nn.Module, form: Form, inputs: Inputs) -> GraphModule:
         from fxopt_capture import capture
 
         return capture(model, inputs.args, inputs.kwargs or None)
-    tracer = ModuleTracer() if form == "modules" else FunctionTracer()
+    graph_module = traced_by(ModuleTracer() if form == "modules" else FunctionTracer(), model)
+    return infer_shapes(graph_module, *inputs.args, **inputs.kwargs)
+
+
+def traced_by(tracer: torch.fx.Tracer, model: nn.Module) -> GraphModule:
+    """Return what a tracer makes of a model."""
     graph_module = GraphModule(model, tracer.trace(model))
     graph_module.training = model.training
-    return infer_shapes(graph_module, *inputs.args, **inputs.kwargs)
+    for node in iter_nodes(graph_module.graph):
+        if isinstance(node.type, str):  # an annotation that was never evaluated, with which torch cannot pickle
+            node.type = None
+    graph_module.recompile()
+    return graph_module
 
 
 def exported(model: nn.Module, form: Form, inputs: Inputs) -> ExportedProgram:

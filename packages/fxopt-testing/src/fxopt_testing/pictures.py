@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fxopt_core import iter_nodes
+from fxopt_testing.footprints import target_text
 
 Picture: TypeAlias = "dict[str, object]"
 
@@ -42,11 +43,7 @@ def picture(graph_module: GraphModule, *, marks: bool = False) -> Picture:
 
 def _node(node: Node) -> object:
     users = tuple(sorted(user.name for user in node.users))
-    return node.op, _target(node.target), _text(node.args), _text(node.kwargs), users
-
-
-def _target(target: object) -> str:
-    return target if isinstance(target, str) else getattr(target, "__qualname__", None) or str(target)
+    return node.op, target_text(node.target), _text(node.args), _text(node.kwargs), users
 
 
 def _text(value: Any) -> str:

@@ -15,6 +15,7 @@ from fxopt_core import Composition, ReversibleTransformation, Transformation, fa
 from fxopt_core.options import construct
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.footprints import Footprint
+from fxopt_testing.keeping import process_kept
 from fxopt_testing.outcomes import Outcome, outcome_of
 from fxopt_testing.pictures import coarsest_dtype, picture
 from fxopt_tools import Inputs
@@ -48,11 +49,12 @@ class Trial:
         self.error: Exception | None = None
         watched = () if case.form == "graph" else (model,)
         former = Footprint(*watched)
-        try:
-            self.result = transformation(graph_module)
-        except Exception as error:
-            self.error = error
-        found = former.differences(Footprint(*watched))
+        with process_kept():
+            try:
+                self.result = transformation(graph_module)
+            except Exception as error:
+                self.error = error
+            found = former.differences(Footprint(*watched))
         self.process = [line for line in found if line.startswith(_OF_THE_PROCESS)]
         self.touched = [line for line in found if not line.startswith(_OF_THE_PROCESS)]
         if self.touched:

@@ -66,7 +66,6 @@ TRACED: tuple[Form, ...] = ("modules", "functions")
 ALL: tuple[Form, ...] = (*TRACED, "export", "export-dynamic")
 
 
-@cache
 def zoo(*, thorough: bool = False) -> tuple[ModelCase, ...]:
     """Return the models that every pass is tried on.
 
@@ -76,6 +75,11 @@ def zoo(*, thorough: bool = False) -> tuple[ModelCase, ...]:
     >>> [case.id for case in zoo()][:3]
     ['spare parts[graph]', 'nested graphs[graph]', 'attention[modules]']
     """
+    return _zoo(thorough)
+
+
+@cache
+def _zoo(thorough: bool) -> tuple[ModelCase, ...]:
     cases = list(_everything(thorough))
     if thorough:
         cases += real_models()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_core import infer_shapes
-from fxopt_testing.forms import ModuleTracer
+from fxopt_testing.forms import ModuleTracer, traced_by
 from fxopt_testing.models.linear_models import Pair
 
 
@@ -30,7 +30,7 @@ class WithTable(Pair):
 def with_spare_parts() -> GraphModule:
     """Return a graph module with a layer, a parameter and a buffer of no use, and a buffer that is not saved."""
     model = WithTable().eval()
-    graph_module = GraphModule(model, ModuleTracer().trace(model)).eval()
+    graph_module = traced_by(ModuleTracer(), model)
     del graph_module.table  # torch has made it one that is saved
     graph_module.register_buffer("table", model.table, persistent=False)
     graph_module.add_submodule("spare", nn.Linear(2, 2).eval())
@@ -57,7 +57,7 @@ class Outer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = torch.fx.symbolic_trace(Inner())
+        self.inner = traced_by(ModuleTracer(), Inner())
         self.last = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Any:
@@ -76,5 +76,5 @@ class OuterTracer(ModuleTracer):
 def nested_graphs() -> GraphModule:
     """Return a graph module that calls another one."""
     model = Outer().eval()
-    graph_module = GraphModule(model, OuterTracer().trace(model)).eval()
+    graph_module = traced_by(OuterTracer(), model)
     return infer_shapes(graph_module, torch.ones(3, 4))

@@ -38,13 +38,8 @@ def _well_formed(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if trial.error is not None or not trial.changed:
         return
     trial.done.graph.lint()
-    for name, module in trial.done.named_modules():
-        if isinstance(module, GraphModule) and module.code != module.graph.python_code("self").src:
-            advice = (
-                f"Call `recompile()` of `{name}`: core does that of the outermost graph module alone." if name else None
-            )
-            found = f"the compiled code of {f'`{name}`' if name else 'the result'} is not that of its graph"
-            yield Flaw(found, "graph_module.code to follow the graph", advice if name else None)
+    if trial.done.code != trial.done.graph.python_code("self").src:
+        yield Flaw("the compiled code is not that of the graph", "graph_module.code to follow the graph")
 
 
 def _runs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
@@ -129,12 +124,14 @@ def _finds(subject: Subject) -> Iterator[Flaw]:
 
 
 def _independent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    other = subject.transformation(trial.fresh())
-    mine = {memory: name for name, memory in _memory(trial.done)}
-    for name, memory in _memory(other):
-        if memory in mine:
-            yield Flaw(f"`{name}` shares memory with `{mine[memory]}` of another result", "tensors of its own")
+    seen = {memory: name for name, memory in _memory(trial.done)}
+    results = [subject.transformation(trial.fresh()) for _ in range(2)]  # both are kept, and so is their memory
+    for result in results:
+        mine = {memory: name for name, memory in _memory(result)}
+        for memory in mine.keys() & seen.keys():
+            yield Flaw(f"`{mine[memory]}` shares memory with `{seen[memory]}` of another result", "tensors of its own")
             return
+        seen.update(mine)
 
 
 def _memory(graph_module: GraphModule) -> Iterator[tuple[str, int]]:
