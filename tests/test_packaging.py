@@ -24,6 +24,7 @@ FAMILIES = ["fxopt-linear", "fxopt-norm", "fxopt-arith"]
 RUN_TIME = {
     "fxopt-core": {"torch", "pluggy"},
     **{name: {"fxopt-core"} for name in [*FAMILIES, "fxopt-capture", "fxopt-tools"]},
+    "fxopt-testing": {"fxopt-core", "fxopt-tools", "pytest"},
     "fxopt": {"fxopt-core", *FAMILIES, "fxopt-capture", "fxopt-tools", "rich"},
 }
 

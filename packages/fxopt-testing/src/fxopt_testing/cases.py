@@ -20,6 +20,8 @@ OneInput: TypeAlias = "Tensor | tuple[Any, ...] | dict[str, Any] | Inputs"
 
 _known: weakref.WeakKeyDictionary[ModelCase, tuple[nn.Module, ExportedProgram | Graph]] = weakref.WeakKeyDictionary()
 
+_grown: weakref.WeakKeyDictionary[ModelCase, dict[int, tuple[nn.Module, Graph]]] = weakref.WeakKeyDictionary()
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -105,9 +107,12 @@ class ModelCase:
     def grown(self, times: int) -> Captured:
         """Return it with ``times`` as many sites, captured."""
         assert self.grow is not None
-        grow = self.grow
-        model = self._finished(lambda: grow(times))
-        return Captured(model, traced(model, self.form, self.example()))
+        grow, known = self.grow, _grown.setdefault(self, {})
+        if times not in known:
+            model = self._finished(lambda: grow(times))
+            known[times] = model, traced(model, self.form, self.example()).graph
+        model, graph = known[times]
+        return Captured(model, _with_graph(model, graph))
 
     def _finished(self, make: Callable[[], nn.Module]) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -138,6 +143,7 @@ class ModelCase:
     def forget(self) -> None:
         """Capture the model anew next time: something wrote into it."""
         _known.pop(self, None)
+        _grown.pop(self, None)
 
     def example(self) -> Inputs:
         """Return a fresh copy of the first inputs."""

@@ -190,9 +190,7 @@ class Footprint:
             "autocast": torch.is_autocast_enabled("cpu"),
             "modes of torch functions": torch._C._len_torch_function_stack(),
             "garbage collector": gc.isenabled(),
-            "random numbers": hashlib.blake2b(
-                ctypes.string_at(state.data_ptr(), state.nbytes), digest_size=4
-            ).hexdigest(),
+            "random numbers": drawn.hexdigest(),
         }
         self.rows.update({f"process, {name}": value for name, value in modes.items()})
         context = contextvars.copy_context()

