@@ -24,11 +24,19 @@ test_a_known_flaw = conformance_tests(
 )
 
 
+LIGHT = """
+import sys
+
+def test_light():
+    assert "fxopt_testing.plugin" in sys.modules
+    assert "torch" not in sys.modules
+"""
+
+
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     settings = folder / "pytest.ini"
     settings.write_text("[pytest]\n", encoding="utf-8")
-    plugin = [] if "--trace-config" in arguments else ["-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", "-c", str(settings), *plugin, *arguments]
+    command = [sys.executable, "-m", "pytest", "-c", str(settings), "-p", "no:cacheprovider", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False, timeout=280)
 
 
@@ -45,10 +53,7 @@ def test_a_distribution_is_collected(tmp_path: Path) -> None:
 
 
 def test_without_the_option_nothing_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "test_light.py").write_text(
-        "import sys\n\n\ndef test_light():\n    assert 'fxopt_testing.plugin' in sys.modules\n    assert 'torch' not in sys.modules\n",
-        encoding="utf-8",
-    )
+    (tmp_path / "test_light.py").write_text(LIGHT, encoding="utf-8")
     run = run_pytest(tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
 
