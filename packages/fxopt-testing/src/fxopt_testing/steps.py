@@ -7,14 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 from torch.fx import Node
 from torch.fx.graph import _node_list
-
-if TYPE_CHECKING:
-    from _typeshed import TraceFunction
 
 
 class Steps:
@@ -52,7 +49,7 @@ class Steps:
                 if former[2]:
                     gc.enable()
 
-    def _trace(self, frame: FrameType, event: str, argument: object) -> TraceFunction:
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
         self.count += event == "line"
         return self._trace
 
