@@ -52,6 +52,11 @@ class Generated(nn.Module):
                 owner = owner.get_submodule(part)
             owner.add_module(last, layer)
 
+    def extra_repr(self) -> str:
+        """Return the steps, one on each line, so that a failing model can be read."""
+        lines = [f"{place}: {step}" for place, step in enumerate(self.steps, 2)]
+        return "\n".join([*lines, f"returns {self.returned} as {self.form}, of inputs {self.shape}"])
+
     def forward(self, x: Tensor, y: Tensor) -> Any:
         values = [x, y]
         for step in self.steps:
