@@ -6,13 +6,12 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-
-import torch
+from functools import cache, lru_cache
+from importlib.util import find_spec
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>.+)$')
 _PACKAGES = re.compile(r"^.*[/\\](?:site|dist)-packages[/\\]")
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OWN_PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](?:torch|fxopt(?:_[a-z]+)?)[/\\]")
 _FXOPT = ("fxopt_core", "fxopt_capture", "fxopt_linear", "fxopt_norm", "fxopt_arith", "fxopt_tools", "fxopt")
 
 
@@ -72,10 +71,14 @@ def _frames(lines: list[str]) -> Iterator[Frame]:
 
 
 def _internal(file: str) -> bool:
-    if file.startswith((_TORCH, "torch/", "<")):
-        return True
-    parts = re.split(r"[/\\]", file)
-    return any(name in parts[:-1] for name in _FXOPT) or bool(re.search(r"site-packages[/\\]torch[/\\]", file))
+    return file.startswith((*_own_folders(), "torch/", "<")) or _OWN_PACKAGE.search(file) is not None
+
+
+@cache
+def _own_folders() -> tuple[str, ...]:
+    """Return where torch and fxopt are; packages that are not imported yet are only looked for."""
+    specs = (find_spec(name) for name in ("torch", *_FXOPT))
+    return tuple(os.path.join(place, "") for spec in specs if spec for place in spec.submodule_search_locations or ())
 
 
 def _short(file: str) -> str:

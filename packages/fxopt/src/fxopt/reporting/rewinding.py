@@ -5,19 +5,29 @@ No tensor is touched, so that this works for passes that cannot be undone, too, 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+from torch import nn
 from torch.fx import GraphModule
 
 from fxopt.reporting.drawn import Draft, DrawnGraph, Modules, add_slot, drafts_of, drawn
 from fxopt_core import Record
 from fxopt_core.ledger import ledger_of
-from fxopt_core.ledger_rows import ModuleRemoved, ModuleRow, NodeAdded, NodeRemoved, NodeReplaced, NodeRow, Unresolved
+from fxopt_core.ledger_rows import (
+    Listed,
+    ModuleRemoved,
+    ModuleRow,
+    NodeAdded,
+    NodeRemoved,
+    NodeReplaced,
+    NodeRow,
+    Unresolved,
+)
 from fxopt_core.recalling import mapped
 from fxopt_tools.rendering import text_of
-
-_SETTINGS = 12
 
 
 def graph_before(graph_module: GraphModule) -> tuple[DrawnGraph | None, tuple[str, ...]]:
@@ -178,9 +188,26 @@ class _Named:
 
 def _description(row: ModuleRow) -> str:
     """Return class and settings of a module that was taken out, from what is kept of it."""
-    settings = ", ".join(
-        f"{name}={text_of(value)}"
-        for name, value in row.attributes[:_SETTINGS]
-        if not name.startswith("_") and name != "training" and isinstance(value, (bool, int, float, str, tuple))
-    )
-    return f"{row.cls.rpartition('.')[2].rpartition(':')[2]}({settings})"
+    name = row.cls.rpartition(":")[2].rpartition(".")[2]
+    try:
+        return f"{name}({_like(row).extra_repr()})"
+    except Exception:  # a class of someone's own, or of another version: its settings will do
+        settings = (f"{key}={text_of(value)}" for key, value in row.attributes if isinstance(value, (int, float, str)))
+        return f"{name}({', '.join(settings)})"
+
+
+def _like(row: ModuleRow) -> nn.Module:
+    """Return a module of torch's own with the settings of one that was taken out, and no memory for tensors."""
+    module, _, name = row.cls.partition(":")
+    if not module.startswith("torch.nn.modules."):
+        raise ValueError(f"{row.cls} is not torch's own")
+    cls: type[nn.Module] = getattr(sys.modules[module], name)
+    made = cls.__new__(cls)
+    nn.Module.__init__(made)
+    for key, value in row.attributes:
+        setattr(made, key, list(value.items) if isinstance(value, Listed) else value)
+    for tensor in row.tensors:
+        absent = tensor.dtype is None and not tensor.shape
+        value = None if absent else nn.Parameter(torch.empty(tensor.shape, device="meta"))
+        made.register_parameter(tensor.name.rpartition(".")[2], value)
+    return made
