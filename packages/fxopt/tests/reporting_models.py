@@ -65,7 +65,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         y = self.norm(x)
         scores = self.q(y) * self.k(y) / 2.0 + mask
-        return x + self.out(scores.relu() * self.v(y))
+        attended: Tensor = self.out(scores.relu() * self.v(y))
+        return x + attended
 
 
 def traced(model: nn.Module) -> GraphModule:

@@ -21,7 +21,7 @@ from fxopt import FuseBatchNorm2dInConv2d, MergeLinears, compose, report
 sync_api = pytest.importorskip("playwright.sync_api")
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Dialog, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CHROMIUM = os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
@@ -49,13 +49,17 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
     complaints: list[str] = []
     asked: list[str] = []
 
+    def refuse(dialog: Dialog) -> None:
+        complaints.append(dialog.message)
+        dialog.dismiss()
+
     def opener(model: Any, **options: Any) -> Page:
         path = report(None, model, title="A model").save(tmp_path / f"{len(pages)}.html")
         page = browser.new_page(viewport={"width": 1400, "height": 1000}, **options)
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
-        page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+        page.on("dialog", refuse)
         page.goto(path.as_uri())
         if options.get("java_script_enabled", True):
             page.wait_for_selector("html[data-ready]", state="attached", timeout=20_000)

@@ -49,8 +49,8 @@ def check(laid: Layout, rows: dict[str, int], edges: Edges, widths: dict[str, fl
         assert x + widths[name] / 2 <= laid.width + 1e-6
         assert y + NODE_HEIGHT / 2 <= laid.height
     for row in by_row.values():
-        for (x, width), (other, wide) in pairwise(sorted(row)):
-            assert other - x >= (width + wide) / 2 - 1e-6, "two nodes overlap"
+        for (x, width), (beside, wide) in pairwise(sorted(row)):
+            assert beside - x >= (width + wide) / 2 - 1e-6, "two nodes overlap"
     for (one, other), path in laid.paths.items():
         assert path[0][0] == pytest.approx(laid.places[one][0])
         assert path[-1][0] == pytest.approx(laid.places[other][0])

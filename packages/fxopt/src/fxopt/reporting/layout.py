@@ -1,13 +1,14 @@
 """Where the nodes of a graph stand, and how edges run between them.
 
 Rows are given. In which order nodes stand in a row, so that few edges cross, is found by igraph (Sugiyama's method),
-where the extra ``reports`` is installed, and by sweeps of barycentres otherwise. igraph takes all nodes for equally
+where the extra ``reports`` is installed, and by sweeps of barycentres from there on. igraph takes all nodes for equally
 wide, so that the distances are set here: each row as near as it can be, in least squares, to what it is joined with.
 """
 
 from __future__ import annotations
 
 import importlib
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -114,20 +115,29 @@ class _Grid:
         return chain
 
     def sort(self) -> None:
-        """Bring the rows into an order in which few edges cross."""
+        """Bring the rows into an order in which few edges cross: igraph's, or a better one that sweeps find from it."""
         places = _igraph_places(self.rows, self.links)
         if places is not None:
             for layer in self.layers:
                 layer.sort(key=places.__getitem__)
-            return
+        best, fewest = [list(layer) for layer in self.layers], self.crossings()
         upper, lower = self._neighbours()
         for sweep in range(_SWEEPS):
-            down = sweep % 2 == 0
-            rank = {number: place for layer in self.layers for place, number in enumerate(layer)}
-            for layer in self.layers if down else reversed(self.layers):
-                centres = {n: _mean([rank[m] for m in (upper if down else lower)[n]], rank[n]) for n in layer}
-                layer.sort(key=centres.__getitem__)
-                rank.update((number, place) for place, number in enumerate(layer))
+            if not fewest:
+                break
+            self._sweep(self.layers if sweep % 2 == 0 else self.layers[::-1], upper if sweep % 2 == 0 else lower)
+            count = self.crossings()
+            if count < fewest:
+                best, fewest = [list(layer) for layer in self.layers], count
+        self.layers = best
+
+    def _sweep(self, layers: Iterable[list[int]], beside: Sequence[Sequence[int]]) -> None:
+        """Sort each row by the middle of what its nodes are joined with in the rows that were sorted before."""
+        rank = {number: place for layer in self.layers for place, number in enumerate(layer)}
+        for layer in layers:
+            centres = {n: _mean([rank[m] for m in beside[n]], rank[n]) for n in layer}
+            layer.sort(key=centres.__getitem__)
+            rank.update((number, place) for place, number in enumerate(layer))
 
     def crossings(self) -> int:
         """Return how often edges cross."""
@@ -135,7 +145,7 @@ class _Grid:
         by_row: dict[int, list[tuple[int, int]]] = {}
         for one, other in self.links:
             by_row.setdefault(self.rows[one], []).append((place[one], place[other]))
-        return sum(a[0] < b[0] and a[1] > b[1] for row in by_row.values() for a in row for b in row)
+        return sum(map(_inversions, by_row.values()))
 
     def _neighbours(self) -> tuple[list[list[int]], list[list[int]]]:
         upper: list[list[int]] = [[] for _ in self.rows]
@@ -203,6 +213,20 @@ class _Grid:
             for _ in range(count):
                 xs[layer[place]] = total / weight + offsets[place]
                 place += 1
+
+
+def _inversions(links: list[tuple[int, int]]) -> int:
+    """Return how many pairs of links between two rows cross.
+
+    >>> _inversions([(0, 2), (1, 0), (1, 1)])
+    2
+    """
+    count = 0
+    passed: list[int] = []
+    for _, end in sorted(links):
+        count += len(passed) - bisect_right(passed, end)
+        insort(passed, end)
+    return count
 
 
 def _means(lines: Sequence[int], xs: Sequence[float]) -> dict[int, float]:
