@@ -80,8 +80,14 @@ def small() -> Any:
     return compose(FuseBatchNorm2dInConv2d(), MergeLinears())(traced(Small()))
 
 
+def settle(page: Page) -> None:
+    """Wait until what was asked for is drawn."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def marked(page: Page, pane: str, kind: str) -> set[str]:
     """Names of the nodes in a pane that are drawn as something."""
+    settle(page)
     titles = page.locator(f"#pane-{pane} .node.{kind} title").all_text_contents()
     return {title.split("\n")[0] for title in titles}
 
@@ -128,7 +134,7 @@ def test_search_finds_goes_on_and_lets_go(opened: Opener) -> None:
     page.keyboard.type("blocks.7 merged")
     assert page.locator("#found").text_content() == "1 found"
     page.keyboard.press("Enter")
-    page.wait_for_timeout(100)
+    settle(page)
     assert page.locator("#found").text_content() == "1 of 1"
     assert "blocks_7_q_k_v_merged" in marked(page, "after", "chosen")
     page.locator("#search").fill("Linear norm")
@@ -150,18 +156,18 @@ def test_wheel_buttons_and_keys_zoom_and_move(opened: Opener, small: Any) -> Non
     view = page.locator("#pane-after .view")
     view.hover()
     page.mouse.wheel(0, -240)
-    page.wait_for_timeout(100)
+    settle(page)
     assert zoomed(page) > 100
     view.focus()
     page.keyboard.press("0")
     assert zoomed(page) < 50
-    page.wait_for_timeout(100)
+    settle(page)
     assert page.locator("#pane-after .far-nodes.added").count() == 1
     page.keyboard.press("1")
     world = page.locator("#pane-after .view > g")
     before = world.get_attribute("transform")
     page.keyboard.press("ArrowDown")
-    page.wait_for_timeout(100)
+    settle(page)
     assert world.get_attribute("transform") != before
     box = view.bounding_box()
     assert box is not None
@@ -170,7 +176,7 @@ def test_wheel_buttons_and_keys_zoom_and_move(opened: Opener, small: Any) -> Non
     page.mouse.down()
     page.mouse.move(box["x"] + 260, box["y"] + 290, steps=4)
     page.mouse.up()
-    page.wait_for_timeout(100)
+    settle(page)
     assert world.get_attribute("transform") != before
 
 
@@ -185,7 +191,7 @@ def test_changes_can_be_gone_through(opened: Opener) -> None:
     ):
         page.keyboard.press(key)
         assert page.locator("#stop").text_content() == text
-        page.wait_for_timeout(100)
+        settle(page)
         assert len(marked(page, "before", "chosen")) == 3
         assert len(marked(page, "after", "chosen")) == 4
 
@@ -259,10 +265,10 @@ def test_five_thousand_nodes_can_be_zoomed_and_searched(opened: Opener) -> None:
     torch.manual_seed(0)
     page = opened(MergeLinears()(layers(5100)))
     page.keyboard.press("0")
-    page.wait_for_timeout(200)
+    settle(page)
     assert page.locator(".node").count() == 0, "from afar, nodes are drawn in one path of each kind"
     page.keyboard.press("1")
-    page.wait_for_timeout(200)
+    settle(page)
     assert 0 < page.locator(".node").count() < 600, "only what is in view is drawn"
     started = time.perf_counter()
     page.locator("#search").fill("relu")

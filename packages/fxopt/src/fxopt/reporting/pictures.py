@@ -49,9 +49,9 @@ class Picture:
         >>> import torch
         >>> from fxopt_core import LintAndRecompile
         >>> print(picture(torch.fx.symbolic_trace(torch.nn.ReLU())).to_text(context=None))
-          x       input
-          relu    relu    %x, inplace=False
-          output  output  %relu
+          input_1  input
+          relu     torch.nn.functional.relu  %input_1, inplace=False
+          output   output                    %relu
         """
         from fxopt.reporting.text import picture_text
 
