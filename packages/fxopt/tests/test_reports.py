@@ -234,6 +234,12 @@ def test_a_model_that_nothing_changed_has_a_report() -> None:
     assert str(made).endswith("nodes: 10 -> 10")
 
 
+@pytest.mark.parametrize(("seconds", "unclear"), [([1.0, 1.1, 1.2], True), ([0.4, 0.5, 0.6], False), ([0.5], False)])
+def test_a_speed_within_the_spread_is_called_so(seconds: list[float], unclear: bool) -> None:
+    text = Page(report(None, traced(Small()), speed={"original": [1.0, 1.1, 1.3], "new": seconds}).html).text
+    assert ("speed of new, within the spread" in text) is unclear
+
+
 def test_what_was_undone_is_told() -> None:
     graph_module = traced(Small(hook=False))
     MergeLinears()(graph_module)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -98,10 +97,15 @@ def _cards(contents: Contents) -> Iterator[Html]:
     if contents.verification is not None:
         passed = contents.verification.passed
         yield _card("passed" if passed else "FAILED", "same numbers", "good" if passed else "bad")
-    if contents.speed:
-        medians = [statistics.median(each) for each in contents.speed.values()]
-        if len(medians) > 1 and medians[-1]:
-            yield _card(f"{medians[0] / medians[-1]:.2f} ×", f"speed of {list(contents.speed)[-1]}")
+    if len(contents.speed) > 1:
+        yield _speed_card(next(iter(contents.speed.values())), *list(contents.speed.items())[-1])
+
+
+def _speed_card(former: Sequence[float], name: str, seconds: Sequence[float]) -> Html:
+    """Return the ratio of medians, and whether the middle halves of both overlap."""
+    (low, middle, high), (least, median, most) = tables.quartiles(former), tables.quartiles(seconds)
+    unclear = ", within the spread" if least <= high and low <= most else ""
+    return _card(f"{middle / median:.2f} ×" if median else "–", f"speed of {name}{unclear}")
 
 
 def _card(value: str, name: str, kind: str | None = None) -> Html:

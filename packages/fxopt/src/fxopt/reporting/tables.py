@@ -232,8 +232,20 @@ def speed_table(seconds: Mapping[str, Sequence[float]]) -> Html:
     return table(headings, rows, numbers=(1, 2, 3, 4), label="Time of a call")
 
 
+def quartiles(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Return the lower quartile, the median and the upper quartile.
+
+    >>> quartiles([1.0, 2.0, 3.0])
+    (1.0, 2.0, 3.0)
+    """
+    if len(seconds) == 1:
+        return seconds[0], seconds[0], seconds[0]
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return low, middle, high
+
+
 def _speed_row(name: str, seconds: Sequence[float], base: float, largest: float) -> Html:
-    low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
+    low, middle, high = quartiles(seconds)
     return row(
         name,
         f"{middle * 1e3:.2f} ms",
