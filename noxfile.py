@@ -56,7 +56,7 @@ def alone(session: nox.Session, name: str) -> None:
 @nox.session(requires=["torch", "wheels"])
 def together(session: nox.Session) -> None:
     """All packages with real models: their tests, those of the whole, docstring examples, documents."""
-    install(session, ["test", "documents"], PACKAGES)
+    install(session, ["test", "documents", "reports"], PACKAGES)
     install_models(session)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
     run_pytest(session, "--doctest-modules", "--pyargs", *modules, *glob("packages/*/tests"), "tests")

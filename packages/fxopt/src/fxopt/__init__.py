@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from fxopt.optimizing import (
         optimize as optimize,
     )
+    from fxopt.reporting import (
+        Picture as Picture,
+        Report as Report,
+        picture as picture,
+        report as report,
+    )
     from fxopt_arith import (
         ChangeTrueDivToMulByInverse as ChangeTrueDivToMulByInverse,
     )
@@ -284,6 +290,12 @@ _HOMES = {
         "verify",
     ),
     "fxopt.optimizing": ("optimize",),
+    "fxopt.reporting": (
+        "Picture",
+        "Report",
+        "picture",
+        "report",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
