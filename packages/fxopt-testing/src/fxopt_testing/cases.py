@@ -53,7 +53,7 @@ class ModelCase:
 
     >>> case = ModelCase("one layer", lambda: nn.Linear(4, 2), torch.ones(3, 4))
     >>> case.id, [node.name for node in case.capture().graph_module.graph.nodes]
-    ('one layer[modules]', ['input_1', 'weight', 'bias', 'linear'])
+    ('one layer[modules]', ['input_1', 'weight', 'bias', 'linear', 'output'])
     """
 
     name: str

@@ -29,12 +29,14 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_testing.footprints import Footprint, bits_of, values_of
+from fxopt_testing.steps import profiler
 
 Moment: TypeAlias = Literal["before", "after"]
 Action: TypeAlias = Callable[[GraphModule], object]
 Make: TypeAlias = Callable[[], Sequence[nn.Module]]
 
 _TORCH = str(Path(torch.__file__).parent)
+_OWN = str(Path(__file__).parent)
 _OTHER, _CALLED, _CALLING = range(3)
 _ENDINGS = frozenset({"__exit__", "reset"})
 _BEGINNINGS = frozenset({"__enter__", "set"})  # what has begun and failed nevertheless, nobody would end
@@ -181,14 +183,14 @@ class Injector:
                 if start is None or (not after and frame.f_lasti <= start):  # to resume a generator is no call
                     note(frame, None, event == "call")
 
-        former, collecting, hook = sys.getprofile(), gc.isenabled(), sys.unraisablehook
+        former, collecting, hook = profiler(), gc.isenabled(), sys.unraisablehook
         sys.unraisablehook = lambda unraisable: None  # what fails where nothing can be raised is survived
         gc.disable()  # what is collected, and when, is not up to the function
         sys.setprofile(profile)
         try:
             yield
         finally:
-            sys.setprofile(former if callable(former) else None)  # cProfile cannot be begun again
+            sys.setprofile(former)
             sys.unraisablehook = hook
             if collecting:
                 gc.enable()
@@ -205,6 +207,7 @@ class _Kinds(dict[CodeType, int]):
     def __missing__(self, code: CodeType) -> int:
         file = code.co_filename
         calling = "fxopt_" in file or file in self._files or file.startswith((f"{_TORCH}/fx/", f"{_TORCH}/nn/"))
+        calling = calling and not file.startswith(_OWN)  # what the kit does around an action does not fail
         kind = _CALLING if calling else _CALLED if file.startswith(_TORCH) else _OTHER
         self[code] = kind = _OTHER if code.co_name in self.left_out else kind
         return kind
