@@ -73,6 +73,14 @@ def nightly(session: nox.Session) -> None:
 
 
 @nox.session(requires=["torch", "wheels"])
+def benchmarks(session: nox.Session) -> None:
+    """Seconds of a capture beside those of torch.export alone; the number of runs follows --."""
+    install(session, ["test"], PACKAGES)
+    install_models(session)
+    session.run("python", "benchmarks/capture.py", *session.posargs, env=ENVIRONMENT | {"PYTHONPATH": "tests"})
+
+
+@nox.session(requires=["torch", "wheels"])
 def demo(session: nox.Session) -> None:
     """Install fxopt with real models and run its demonstration."""
     install(session, [], PACKAGES)
@@ -84,7 +92,7 @@ def demo(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy --strict over packages, tests, typing cases, documented examples and this file."""
     install(session, ["types"], [])
-    places = ["noxfile.py", "docs", "tests", *glob("packages/*/src"), *glob("packages/*/tests")]
+    places = ["noxfile.py", "benchmarks", "docs", "tests", *glob("packages/*/src"), *glob("packages/*/tests")]
     session.run("mypy", *session.posargs, *(place for place in places if holds_python(Path(place))))
     # One run of mypy takes one file of a name, and pytest fixes this one.
     for conftest in [*glob("tests/conftest.py"), *glob("*/**/tests/conftest.py")]:
