@@ -9,24 +9,20 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from inspect import Parameter
 from types import FunctionType, MappingProxyType
-from typing import Any, ClassVar, TypeAlias, overload
+from typing import Any, ClassVar, overload
 
-import torch
-from torch import Tensor, nn
-from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
+from torch import nn
+from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassResult
 
 from fxopt_core.encoding import source_of
 from fxopt_core.errors import PostconditionError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.naming import kebab_case
+from fxopt_core.node_changes import is_unchanged, node_picture
 from fxopt_core.options import kept
 from fxopt_core.signature import signature_of, uuid_of
 from fxopt_core.transformation import Transformation
-
-_Held: TypeAlias = "tuple[nn.Module | None, tuple[tuple[str, object], ...]]"
-"""A module that a node calls, and the tensors that the node gets from the graph module."""
 
 
 class WrappedPass(Transformation):
@@ -34,7 +30,7 @@ class WrappedPass(Transformation):
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Run the code, and mark what it changed."""
-        before = {node.name: _picture(graph_module, node) for node in iter_nodes(graph_module.graph)}
+        before = {node.name: node_picture(graph_module, node) for node in iter_nodes(graph_module.graph)}
         returned = self._call_wrapped(graph_module)
         result = _graph_module_of(returned, graph_module)
         if result is None:
@@ -44,7 +40,7 @@ class WrappedPass(Transformation):
                 pass_name=self.name,
             )
         for node in iter_nodes(result.graph):
-            if not _is_unchanged(before.get(node.name), _picture(result, node), result is graph_module):
+            if not is_unchanged(before.get(node.name), node_picture(result, node), result is graph_module):
                 self.mark_as_transformed(node)
         return result
 
@@ -253,58 +249,3 @@ def _graph_module_of(returned: object, graph_module: GraphModule) -> GraphModule
     if found is None and returned is None:
         return graph_module
     return found if isinstance(found, GraphModule) else None
-
-
-def _picture(graph_module: GraphModule, node: Node) -> tuple[object, _Held]:
-    """Return all that a node is, with names in place of other nodes, and what the module that it calls holds."""
-    args, kwargs = map_arg((node.args, node.kwargs), lambda other: f"%{other.name}")
-    return (node.op, node.target, args, kwargs), _held(graph_module, node)
-
-
-def _held(graph_module: GraphModule, node: Node) -> _Held:
-    if node.op not in ("call_module", "get_attr"):
-        return None, ()
-    path, _, attribute = str(node.target).rpartition(".")
-    try:
-        owner = graph_module.get_submodule(str(node.target) if node.op == "call_module" else path)
-    except AttributeError:  # a broken graph, which the check at the end of the run reports
-        return None, ()
-    if node.op == "get_attr":
-        return None, ((attribute, getattr(owner, attribute, None)),)
-    return owner, (*owner.named_parameters(), *owner.named_buffers())
-
-
-def _is_unchanged(before: tuple[object, _Held] | None, after: tuple[object, _Held], same_module: bool) -> bool:
-    """Return whether a node is as it was, and what it calls; of a copied graph module, equal values are the same."""
-    if before is None or not _same(before[0], after[0]):
-        return False
-    (module, tensors), (new_module, new_tensors) = before[1], after[1]
-    if [name for name, _ in tensors] != [name for name, _ in new_tensors]:
-        return False
-    pairs = [(value, new) for (_, value), (_, new) in zip(tensors, new_tensors, strict=True)]
-    if same_module:
-        return module is new_module and all(value is new for value, new in pairs)
-    return type(module) is type(new_module) and all(_equal(value, new) for value, new in pairs)
-
-
-def _equal(value: object, new: object) -> bool:
-    """Return whether two tensors hold the same; without values to compare, they count as far as one can see."""
-    if not (isinstance(value, Tensor) and isinstance(new, Tensor)):
-        return value is new or type(value) is type(new)
-    if (value.dtype, value.shape, value.device, type(value)) != (new.dtype, new.shape, new.device, type(new)):
-        return False
-    return value.is_meta or type(value) not in (Tensor, nn.Parameter) or torch.equal(value, new)
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Return whether two arguments are equal, type and all: 1 is not 1.0."""
-    if left is right or type(left) is not type(right):
-        return left is right
-    if isinstance(left, (tuple, list)):
-        return len(left) == len(right) and all(map(_same, left, right))
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
-    try:
-        return bool(left == right)
-    except Exception:  # what compares to a tensor, or not at all
-        return False
