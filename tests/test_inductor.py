@@ -1,4 +1,4 @@
-"""Passes inside of torch.compile, with all of inductor: it generates C++, and is skipped where nothing compiles that."""
+"""Passes inside of torch.compile, with all of inductor: it generates C++, and is skipped where nothing compiles it."""
 
 from __future__ import annotations
 
