@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 import torch
-from fxopt_testing import assert_left_alone, assert_rewrites, assert_round_trip, check_transformation
+from fxopt_testing import assert_left_alone, assert_rewrites, assert_round_trip, conformance_tests
 from torch import nn
 
 from fxopt_attention import RemoveDropout
@@ -24,10 +24,7 @@ class Block(nn.Module):
 
 X = torch.randn(3, 4)
 
-
-def test_it_keeps_what_every_pass_has_to_keep() -> None:
-    check_transformation(RemoveDropout())
-    check_transformation(RemoveDropout(where="drop*"), properties=["options-honoured", "signature-stable"])
+test_conformance = conformance_tests(RemoveDropout(), RemoveDropout(where="drop*"))
 
 
 def test_modules_and_functions() -> None:

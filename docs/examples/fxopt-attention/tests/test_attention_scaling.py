@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 import torch
-from fxopt_testing import assert_left_alone, assert_rewrites, check_transformation
+from fxopt_testing import assert_left_alone, assert_rewrites, conformance_tests
 from torch import nn
 
 from fxopt_attention import FoldScaleInLinear
@@ -45,9 +45,7 @@ class Twice(Scaled):
 
 X = torch.randn(3, 4)
 
-
-def test_it_keeps_what_every_pass_has_to_keep() -> None:
-    check_transformation(FoldScaleInLinear())
+test_conformance = conformance_tests(FoldScaleInLinear())
 
 
 @pytest.mark.parametrize("form", ["modules", "functions", "export"])
