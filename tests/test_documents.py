@@ -26,7 +26,6 @@ DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place)})
 OPTIONS = ELLIPSIS | NORMALIZE_WHITESPACE
 NEEDS = {
     "docs/architectures.md": ("transformers",),
-    "docs/writing-passes.md": ("fxopt_testing",),
     "docs/checkpoints.md": ("transformers",),
     "docs/onwards.md": ("transformers", "onnxscript", "onnxruntime", "torchao"),
 }

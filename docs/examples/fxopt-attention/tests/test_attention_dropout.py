@@ -4,11 +4,11 @@ from typing import Literal
 
 import pytest
 import torch
-from fxopt_testing import assert_left_alone, assert_rewrites, assert_round_trip, conformance_tests
 from torch import nn
 
 from fxopt_attention import RemoveDropout
 from fxopt_core import compose, history
+from fxopt_testing import assert_left_alone, assert_rewrites, assert_round_trip, conformance_tests
 
 
 class Block(nn.Module):

@@ -4,11 +4,11 @@ from typing import Literal
 
 import pytest
 import torch
-from fxopt_testing import assert_left_alone, assert_rewrites, conformance_tests
 from torch import nn
 
 from fxopt_attention import FoldScaleInLinear
 from fxopt_core import load_original_state_dict, original_state_dict
+from fxopt_testing import assert_left_alone, assert_rewrites, conformance_tests
 
 
 class Scaled(nn.Module):
