@@ -5,34 +5,43 @@ passes that run while they are instrumented. What `verify` compares by is stated
 tolerances in `fxopt_core.tolerances`.
 """
 
+from fxopt_tools.bisection import Bisection, Trial, bisect
 from fxopt_tools.dumps import Dumps
 from fxopt_tools.inputs import Inputs
 from fxopt_tools.instrument import Check, Verify
+from fxopt_tools.limits import BisectLimit, LeaveOut
 from fxopt_tools.measuring import Measurement, Worst
 from fxopt_tools.observation import Observation, observing
 from fxopt_tools.report import OutputReport, VerificationReport
 from fxopt_tools.statistics import PassStatistics, Size, Statistics
+from fxopt_tools.steps import RewriteStep
 from fxopt_tools.timing import TimedPass, TimedRun, Timing
 from fxopt_tools.verification import verify
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BisectLimit",
+    "Bisection",
     "Check",
     "Dumps",
     "Inputs",
+    "LeaveOut",
     "Measurement",
     "Observation",
     "OutputReport",
     "PassStatistics",
+    "RewriteStep",
     "Size",
     "Statistics",
     "TimedPass",
     "TimedRun",
     "Timing",
+    "Trial",
     "VerificationReport",
     "Verify",
     "Worst",
+    "bisect",
     "observing",
     "verify",
 ]
