@@ -13,6 +13,8 @@ from fxopt_tools.limits import BisectLimit, LeaveOut
 from fxopt_tools.measuring import Measurement, Worst
 from fxopt_tools.observation import Observation, observing
 from fxopt_tools.report import OutputReport, VerificationReport
+from fxopt_tools.reproducers import Reproducers, write_reproducer
+from fxopt_tools.reproducing import Reproduction, reproduce
 from fxopt_tools.statistics import PassStatistics, Size, Statistics
 from fxopt_tools.steps import RewriteStep
 from fxopt_tools.timing import TimedPass, TimedRun, Timing
@@ -31,6 +33,8 @@ __all__ = [
     "Observation",
     "OutputReport",
     "PassStatistics",
+    "Reproducers",
+    "Reproduction",
     "RewriteStep",
     "Size",
     "Statistics",
@@ -43,5 +47,7 @@ __all__ = [
     "Worst",
     "bisect",
     "observing",
+    "reproduce",
     "verify",
+    "write_reproducer",
 ]
