@@ -65,7 +65,7 @@ class Model(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.GELU(approximate="tanh"))
         self.head = nn.Linear(3, 3, bias=False)
-        self.head.weight = self.body[0].weight
+        self.head.weight = self.body.get_parameter("0.weight")
         self.shift: Tensor
         self.register_buffer("shift", torch.arange(3.0), persistent=False)
         self.constant = torch.tensor([2.0, 1.0, 0.5])

@@ -5,6 +5,7 @@ passes that run while they are instrumented. What `verify` compares by is stated
 tolerances in `fxopt_core.tolerances`.
 """
 
+from fxopt_tools.benchmark import Benchmark, Contribution, bench
 from fxopt_tools.bisection import Bisection, Trial, bisect
 from fxopt_tools.dumps import Dumps
 from fxopt_tools.inputs import Inputs
@@ -15,17 +16,22 @@ from fxopt_tools.observation import Observation, observing
 from fxopt_tools.report import OutputReport, VerificationReport
 from fxopt_tools.reproducers import Reproducers, write_reproducer
 from fxopt_tools.reproducing import Reproduction, reproduce
+from fxopt_tools.sampling import Ratio, Times
 from fxopt_tools.statistics import PassStatistics, Size, Statistics
 from fxopt_tools.steps import RewriteStep
 from fxopt_tools.timing import TimedPass, TimedRun, Timing
+from fxopt_tools.tuning import Decision, Tuning, tune
 from fxopt_tools.verification import verify
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Benchmark",
     "BisectLimit",
     "Bisection",
     "Check",
+    "Contribution",
+    "Decision",
     "Dumps",
     "Inputs",
     "LeaveOut",
@@ -33,6 +39,7 @@ __all__ = [
     "Observation",
     "OutputReport",
     "PassStatistics",
+    "Ratio",
     "Reproducers",
     "Reproduction",
     "RewriteStep",
@@ -40,14 +47,18 @@ __all__ = [
     "Statistics",
     "TimedPass",
     "TimedRun",
+    "Times",
     "Timing",
     "Trial",
+    "Tuning",
     "VerificationReport",
     "Verify",
     "Worst",
+    "bench",
     "bisect",
     "observing",
     "reproduce",
+    "tune",
     "verify",
     "write_reproducer",
 ]
