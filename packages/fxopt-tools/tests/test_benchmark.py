@@ -315,9 +315,23 @@ class TestTune:
 
 
 class TestSampling:
+    @pytest.mark.parametrize(
+        ("ratio", "verdict"),
+        [
+            ((1.2, 1.01, 1.5), "faster"),
+            ((1.2, 0.99, 1.5), "within noise"),
+            ((1.1, 1.05, 1.5), "within noise"),
+            ((0.8, 0.7, 0.99), "slower"),
+            ((0.8, 0.7, 1.01), "within noise"),
+            ((0.9, 0.7, 0.99), "within noise"),
+        ],
+    )
+    def test_a_verdict_takes_both_interval_and_noise(self, ratio: tuple[float, float, float], verdict: str) -> None:
+        assert Ratio(*ratio).against(0.15) == verdict
+
     @pytest.mark.parametrize(("number", "ends"), [(8, (0, 7)), (10, (0, 9)), (30, (7, 22))])
     def test_ends_of_intervals_are_those_of_order_statistics(self, number: int, ends: tuple[int, int]) -> None:
-        assert interval(range(number)) == ends
+        assert list(interval(range(number))) == list(ends)
         outside = sum(math.comb(number, each) for each in range(ends[0] + 1)) / 2**number
         assert 2 * outside <= 0.01
 

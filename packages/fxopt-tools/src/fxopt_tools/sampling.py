@@ -74,10 +74,10 @@ class Ratio:
         return cls(statistics.median(ratios), *interval(ratios))
 
     def against(self, noise: float) -> Literal["faster", "slower", "within noise"]:
-        """Return what it says of the other module, if ratios that far from 1 say nothing."""
-        if self.low > 1 + noise:
+        """Return what it says of the other module: the interval has to leave 1 out, the median to exceed the noise."""
+        if self.low > 1 and self.median > 1 + noise:
             return "faster"
-        return "slower" if self.high < 1 / (1 + noise) else "within noise"
+        return "slower" if self.high < 1 and self.median < 1 / (1 + noise) else "within noise"
 
     def __str__(self) -> str:
         """Return median and interval."""

@@ -105,9 +105,10 @@ def tune(
     """Keep only those passes of a pipeline, or those rewrites, whose measured benefit exceeds the noise.
 
     From the last to the first, each is left out, and the model is measured with and without it, beside all that is
-    kept; it stays only if the whole interval of the ratio is above 1 by more than the noise. So what only makes way for
-    another pass is kept with that one, and of two that bring the same, one is. In the end all that is kept has to make
-    the model faster than the original, or nothing is kept. Measured is as `bench` does. The model stays as it is.
+    kept; it stays only if the median of the ratio exceeds the noise, and its whole interval is above 1. So what only
+    makes way for another pass is kept with that one, and of two that bring the same, one is. In the end all that is
+    kept has to make the model faster than the original, or nothing is kept. Measured is as `bench` does. The model
+    stays as it is.
 
     Args:
         model: a graph module, or a model that ``torch.fx.symbolic_trace`` can trace; in its present mode.
