@@ -1,7 +1,8 @@
-"""Instruments over fxopt passes: verification of numbers, time, statistics, dumps of graphs before and after.
+"""Instruments over fxopt passes: verification, time, statistics, dumps, bisection, reproducers, measured benefit.
 
 `verify` compares two modules; `Verify` gates each pass of a composition; `Timing`, `Statistics` and `Dumps` watch all
-passes that run while they are instrumented. What `verify` compares by is stated in `fxopt_tools.measuring`, its
+passes that run while they are instrumented. `bisect` finds the one rewrite that is to blame, `Reproducers` keeps what
+failed, `bench` and `tune` measure what helps. What `verify` compares by is stated in `fxopt_tools.measuring`, its
 tolerances in `fxopt_core.tolerances`.
 """
 
