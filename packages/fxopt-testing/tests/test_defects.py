@@ -44,6 +44,7 @@ NAMES = (
     "structured[modules]",
     "passed through[modules]",
     "products[modules]",
+    "many products[modules]",
     "generated 0[modules]",
 )
 """Models on which each of the defects shows; the passes that are right are tried on the whole zoo."""

@@ -84,7 +84,9 @@ def bits_of(tensor: Tensor) -> object:
     return ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""
 
 
-def changes(before: Mapping[str, object], after: Mapping[str, object], *, limit: int = 3) -> list[tuple[str, str, str]]:
+def changes(
+    before: Mapping[str, object], after: Mapping[str, object], *, limit: int | None = 3
+) -> list[tuple[str, str, str]]:
     """Return what differs: its name, what it is now, and what it was."""
     found = []
     for name in dict.fromkeys([*before, *after]):

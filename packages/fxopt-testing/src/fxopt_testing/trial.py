@@ -17,7 +17,7 @@ from fxopt_testing.cases import ModelCase
 from fxopt_testing.footprints import Footprint
 from fxopt_testing.keeping import process_kept
 from fxopt_testing.outcomes import Outcome, outcome_of
-from fxopt_testing.pictures import coarsest_dtype, picture
+from fxopt_testing.pictures import changes, coarsest_dtype, picture
 from fxopt_tools import Inputs
 
 _OF_THE_PROCESS = ("process", "context")
@@ -161,6 +161,11 @@ class Subject:
         """The trials in which the pass raised nothing and changed something, the smallest models first."""
         found = [trial for trial in self.trials if trial.error is None and trial.changed]
         return sorted(found, key=lambda trial: trial.size)
+
+    @cached_property
+    def most_changed(self) -> list[Trial]:
+        """The same trials, those in which the pass changed the most first."""
+        return sorted(self.changed, key=lambda trial: -len(changes(trial.before, trial.after, limit=None)))
 
     @property
     def name(self) -> str:

@@ -232,6 +232,7 @@ def _plain() -> Iterator[Row]:
     yield _row("passed through", Passed, x)
     yield _row("multi-head attention", Opaque, _input(2, 3, 4))
     yield _row("products", Products, x, grow=Products)
+    yield _row("many products", partial(Products, 8), x)  # enough for an order to differ elsewhere, if it can
 
 
 def _generated(count: int) -> Iterator[ModelCase]:

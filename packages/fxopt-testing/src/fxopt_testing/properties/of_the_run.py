@@ -61,7 +61,7 @@ def _process(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 
 
 _ELSEWHERE = 3
-"""On how many models other processes are asked, the smallest ones."""
+"""On how many models other processes are asked: those with the most changes, where an order of hashes shows."""
 
 
 def _deterministic(subject: Subject, trial: Trial) -> Iterator[Flaw]:
@@ -70,7 +70,7 @@ def _deterministic(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         for name, now, was in changes(trial.after, again, limit=1):
             yield Flaw(f"{made} on an equal model: {name} is {now}", f"{was}, as the first time")
             return
-    if subject.importable and trial in subject.changed[:_ELSEWHERE] and is_of_the_zoo(trial.case):
+    if subject.importable and trial in subject.most_changed[:_ELSEWHERE] and is_of_the_zoo(trial.case):
         yield from _elsewhere(subject, trial)
 
 
