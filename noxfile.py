@@ -44,8 +44,9 @@ def tests(session: nox.Session) -> None:
 def alone(session: nox.Session, name: str) -> None:
     """One package's tests, with only what it declares (as wheels), pytest and hypothesis."""
     directory = DISTRIBUTIONS[name]
-    install(session, ["test"], [name])
-    session.run("python", "tests/isolation.py", name, env=ENVIRONMENT)
+    names = [name, *siblings_for_tests(name)]
+    install(session, ["test"], names)
+    session.run("python", "tests/isolation.py", *names, env=ENVIRONMENT)
     if not any(directory.glob("tests/**/test_*.py")):
         session.warn(f"{name} has no tests yet")
         return
@@ -56,7 +57,7 @@ def alone(session: nox.Session, name: str) -> None:
 @nox.session(requires=["torch", "wheels"])
 def together(session: nox.Session) -> None:
     """All packages with real models: their tests, those of the whole, docstring examples, documents."""
-    install(session, ["test", "documents"], PACKAGES)
+    install(session, ["test", "documents", "reports", "template"], PACKAGES)
     install_models(session)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
     run_pytest(session, "--doctest-modules", "--pyargs", *modules, *glob("packages/*/tests"), "tests")
@@ -73,6 +74,14 @@ def nightly(session: nox.Session) -> None:
 
 
 @nox.session(requires=["torch", "wheels"])
+def benchmarks(session: nox.Session) -> None:
+    """Seconds of a capture beside those of torch.export alone; the number of runs follows --."""
+    install(session, ["test"], PACKAGES)
+    install_models(session)
+    session.run("python", "benchmarks/capture.py", *session.posargs, env=ENVIRONMENT | {"PYTHONPATH": "tests"})
+
+
+@nox.session(requires=["torch", "wheels"])
 def demo(session: nox.Session) -> None:
     """Install fxopt with real models and run its demonstration."""
     install(session, [], PACKAGES)
@@ -84,7 +93,7 @@ def demo(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy --strict over packages, tests, typing cases, documented examples and this file."""
     install(session, ["types"], [])
-    places = ["noxfile.py", "docs", "tests", *glob("packages/*/src"), *glob("packages/*/tests")]
+    places = ["noxfile.py", "benchmarks", "docs", "tests", *glob("packages/*/src"), *glob("packages/*/tests")]
     session.run("mypy", *session.posargs, *(place for place in places if holds_python(Path(place))))
     # One run of mypy takes one file of a name, and pytest fixes this one.
     for conftest in [*glob("tests/conftest.py"), *glob("*/**/tests/conftest.py")]:
@@ -172,8 +181,20 @@ def with_siblings(names: Iterable[str]) -> list[str]:
         if name in DISTRIBUTIONS and name not in found:
             found.add(name)
             project = nox.project.load_toml(DISTRIBUTIONS[name] / "pyproject.toml")["project"]
-            waiting += [re.split(r"[^\w-]", requirement)[0] for requirement in project.get("dependencies", [])]
+            waiting += map(name_of, project.get("dependencies", []))
     return sorted(found)
+
+
+def siblings_for_tests(name: str) -> list[str]:
+    """The packages of this repository that a distribution's own group `test` names, beside what it needs to run."""
+    project = nox.project.load_toml(DISTRIBUTIONS[name] / "pyproject.toml")
+    group = nox.project.dependency_groups(project, "test") if "test" in project.get("dependency-groups", {}) else ()
+    return [each for each in map(name_of, group) if each in DISTRIBUTIONS]
+
+
+def name_of(requirement: str) -> str:
+    """The distribution that a requirement asks for."""
+    return re.split(r"[^\w-]", requirement)[0]
 
 
 def run_pytest(session: nox.Session, *arguments: str, profile: str = "ci") -> None:

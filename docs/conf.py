@@ -7,7 +7,7 @@ author = "The fxopt developers"
 project_copyright = author
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["examples"]
+exclude_patterns = ["examples", "template"]
 html_theme = "furo"
 html_title = "fxopt"
 

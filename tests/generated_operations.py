@@ -52,11 +52,10 @@ class Generated(nn.Module):
                 owner = owner.get_submodule(part)
             owner.add_module(last, layer)
 
-    @property
-    def has_dead_code(self) -> bool:
-        """Whether something is computed that is neither read nor returned."""
-        read = {place for step in self.steps for place in step.reads}
-        return not read | set(self.returned) >= set(range(2, len(self.steps) + 2))
+    def extra_repr(self) -> str:
+        """Return the steps, one on each line, so that a failing model can be read."""
+        lines = [f"{place}: {step}" for place, step in enumerate(self.steps, 2)]
+        return "\n".join([*lines, f"returns {self.returned} as {self.form}, of inputs {self.shape}"])
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
         values = [x, y]

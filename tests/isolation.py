@@ -1,5 +1,7 @@
 """Check that an environment offers a package only what it declares: `python tests/isolation.py fxopt-core`.
 
+Further names are packages that its tests need.
+
 Run by the session `alone` inside that package's environment, so that a test which passes there proves the declaration.
 Expected are the package, pytest, hypothesis and all that these and torch require: whatever else can be imported is an
 error.
@@ -70,8 +72,8 @@ def stray_modules(files: set[Path]) -> list[str]:
 
 def main() -> None:
     """Fail, with the names, where the environment offers more than was declared."""
-    (name,) = sys.argv[1:]
-    declared = required_by(name, "torch", *TEST_TOOLS)
+    name, *for_tests = sys.argv[1:]
+    declared = required_by(name, "torch", *for_tests, *TEST_TOOLS)
     environment = installed()
     surplus = sorted(environment.keys() - declared - {INSTALLER})
     if surplus:

@@ -24,6 +24,7 @@ FAMILIES = ["fxopt-linear", "fxopt-norm", "fxopt-arith"]
 RUN_TIME = {
     "fxopt-core": {"torch", "pluggy"},
     **{name: {"fxopt-core"} for name in [*FAMILIES, "fxopt-capture", "fxopt-tools"]},
+    "fxopt-testing": {"fxopt-core", "fxopt-tools", "pytest"},
     "fxopt": {"fxopt-core", *FAMILIES, "fxopt-capture", "fxopt-tools", "rich"},
 }
 
@@ -99,16 +100,28 @@ def test_only_what_is_declared_is_imported(name: str) -> None:
     assert not surplus
 
 
-def loaded_by(statement: str) -> set[str]:
-    """The top-level modules that a statement loads in a fresh interpreter beyond what torch loads."""
+def modules_loaded_by(statement: str) -> list[str]:
+    """The modules that a statement loads in a fresh interpreter beyond what torch loads."""
     script = f"import sys, torch; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return {module.partition(".")[0] for module in run.stdout.split()} - set(sys.stdlib_module_names)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a statement loads beyond what torch and Python bring."""
+    return {module.partition(".")[0] for module in modules_loaded_by(statement)} - set(sys.stdlib_module_names)
 
 
 def test_importing_core_loads_no_plugin_and_nothing_heavy() -> None:
     """The registry is filled on first use: a script that only imports core pays for core."""
     assert loaded_by("import fxopt_core") <= {"fxopt_core", "pluggy"}
+
+
+def test_importing_core_costs_little_beyond_torch() -> None:
+    """Counted in modules, which do not vary with the machine: torch itself loads over a thousand."""
+    loaded = modules_loaded_by("import fxopt_core")
+    own = [module for module in loaded if module.partition(".")[0] in ("fxopt_core", "pluggy")]
+    assert len(loaded) - len(own) <= 10, sorted(set(loaded) - set(own))
+    assert len(own) <= 150
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -190,23 +190,24 @@ TRIPS: dict[str, Trip] = {
 PICKLING = ("pickle", "process", "saved")
 
 
-def trained(graph_module: GraphModule, inputs: tuple[Tensor, ...]) -> None:
-    """Take one step against the gradient of the sum of all outputs; torch may refuse to compute it."""
+def trained(graph_module: GraphModule, inputs: tuple[Tensor, ...]) -> bool:
+    """Take one step against the gradient of the sum of all outputs; return whether torch computes it."""
     parameters = [parameter for parameter in graph_module.parameters() if parameter.requires_grad]
     outputs = pytree.tree_leaves(graph_module(*(x.to(torch.float64) * 1.0 for x in inputs)))
     total = torch.stack([output.double().mean() for output in outputs if isinstance(output, Tensor)]).sum()
     if not total.requires_grad:
-        return
+        return True
     try:
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     except RuntimeError as error:
         if "inplace operation" not in str(error):
             raise
-        return
+        return False
     with torch.no_grad():
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if gradient is not None:
                 parameter.sub_(gradient.clamp(-1.0, 1.0), alpha=0.1)
+    return True
 
 
 def loaded(graph_module: GraphModule, inputs: tuple[Tensor, ...]) -> None:
@@ -231,23 +232,25 @@ def check_pipeline(model: Generated, pipeline: Transformation, form: str, data: 
     possible = sorted(TRIPS if is_picklable(model) else set(TRIPS) - set(PICKLING))
     trips, change = data.draw(st.lists(st.sampled_from(possible), max_size=2)), data.draw(st.sampled_from([*CHANGES]))
     twin = captured(copy.deepcopy(model), form, inputs)
-    expected, before = results(model, inputs), state_of(model)
+    expected, before = results(model, inputs), state_of(model, memory=False)
     graph_module = pipeline(captured(model, form, inputs))
     rewritten(graph_module)
     close(results(graph_module, inputs), expected)
-    assert state_of(model) == before
+    assert state_of(model, memory=False) == before
     for trip in trips:
         graph_module = TRIPS[trip](graph_module)
         close(results(graph_module, inputs), expected)
-    CHANGES[change](graph_module, inputs)
-    CHANGES[change](cleaned(twin) if "dead code" in trips else twin, inputs)
+    changed = CHANGES[change](graph_module, inputs)
+    twins_changed = CHANGES[change](cleaned(twin) if "dead code" in trips else twin, inputs)
+    if change == "trained" and changed and not twins_changed:
+        event("torch refuses a gradient of the original")
+        return
     how = data.draw(st.sampled_from(["undo", "reverse", *(["elsewhere"] if is_picklable(model) else [])]))
-    may_lack = "dead code" in trips and model.has_dead_code
-    check_undo(graph_module, twin, pipeline, how, trained=change == "trained", may_lack=may_lack)
+    check_undo(graph_module, twin, pipeline, how, trained=change == "trained", cleaned="dead code" in trips)
 
 
 def check_undo(
-    graph_module: GraphModule, twin: GraphModule, pipeline: Transformation, how: str, *, trained: bool, may_lack: bool
+    graph_module: GraphModule, twin: GraphModule, pipeline: Transformation, how: str, *, trained: bool, cleaned: bool
 ) -> None:
     """Check that undoing gives the twin, or is refused for a reason that there is."""
     former = graph_of(graph_module)
@@ -258,17 +261,23 @@ def check_undo(
         else:
             undone = pipeline(graph_module, reverse=True) if how == "reverse" else undo(graph_module)
     except UndoError as error:
-        assert (trained and "stand-in" in str(error)) or (may_lack and "since. Nothing was changed" in str(error))
+        assert trained
+        assert "stand-in" in str(error)
         assert graph_of(graph_module) == former
         return
     except NotReversibleError:
         assert reversible is None
         assert graph_of(graph_module) == former
         return
+    found, expected = graph_of(undone), graph_of(twin)
+    if cleaned:  # a node comes back elsewhere where that behind which it stood was dead code, and is gone
+        found[0].sort()
+        expected[0].sort()
     if trained:
+        assert found[:2] == expected[:2]
         same_but_for_rounding(undone, twin)
     else:
-        assert graph_of(undone)[:3] == graph_of(twin)[:3]
+        assert found[:3] == expected[:3]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -24,6 +24,8 @@ from fxopt_core import (
     REASONS,
     Editor,
     GraphIndex,
+    Instrument,
+    PassRun,
     PostconditionError,
     PreconditionError,
     Refusal,
@@ -31,13 +33,14 @@ from fxopt_core import (
     Transformation,
     history,
     infer_shapes,
+    instrumented,
     iter_nodes,
 )
 from fxopt_linear import MergeLinears
 
 SOURCES = sorted(Path(__file__).parent.parent.glob("packages/*/src/**/*.py"))
 NOTHING_HELPS = "Nothing to do"
-BY_CORE = {"overlapping"}  # what core refuses whichever pass it is; it takes a pass with overlapping sites
+BY_CORE = {"overlapping", "instrument"}  # what core refuses whichever pass it is: see the tests behind the cases
 
 
 class FunctionTracer(torch.fx.Tracer):
@@ -205,6 +208,25 @@ def test_overlapping_sites_are_refused_and_found_by_another_run() -> None:
     assert "`relu_1`, which it took out" in refusal.message
     DropDoubleRelus()(graph_module, expect=1, strict=True)
     assert torch.equal(graph_module(x), x.relu())
+
+
+class LeavesOut(Instrument):
+    """Lets no site be rewritten."""
+
+    def should_rewrite(self, run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]) -> bool:
+        return False
+
+
+def test_what_an_instrument_leaves_out_is_rewritten_without_it() -> None:
+    graph_module = torch.fx.symbolic_trace(Pair().eval())
+    before = structure(graph_module)
+    with instrumented(LeavesOut()):
+        MergeLinears()(graph_module, expect=0)
+    (refusal,) = history(graph_module)[-1].refusals
+    assert (refusal.site, refusal.reason, refusal.nodes) == ("q + k", "instrument", ("q", "k"))
+    assert "`q + k`" in refusal.message
+    assert structure(graph_module) == before
+    MergeLinears()(graph_module, expect=1, strict=True)
 
 
 class TestTheTable:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import right_plugin
+import wrong_plugin
 from torch.fx import GraphModule, Node
 
 from fxopt_core import (
@@ -16,8 +18,17 @@ from fxopt_core import (
     ReversibleTransformation,
     Transformation,
     TransformationsPlugin,
+    as_inductor_pass,
+    as_pass_base,
+    from_function,
+    from_torch_pass,
     hookimpl,
 )
+
+passes: TransformationsPlugin = right_plugin
+pipelines: PipelinesPlugin = right_plugin
+no_passes: TransformationsPlugin = wrong_plugin  # type: ignore[assignment]  # its hook has a parameter
+no_pipelines: PipelinesPlugin = wrong_plugin  # type: ignore[assignment]  # its hook is misspelt
 
 
 class Pass(Transformation):
@@ -107,3 +118,25 @@ class Half(ReversibleTransformation):
 
 
 Half()  # type: ignore[abstract]  # reverse is missing
+
+
+@hookimpl  # type: ignore[type-var]  # classes are expected, and not objects
+def objects() -> list[Transformation]:
+    """Return an object."""
+    return [Pass()]
+
+
+@from_function(preserves_computation=True)
+def do_nothing(graph_module: GraphModule, *, times: int = 1) -> None:
+    """graph module -> the same one."""
+
+
+def adapting(graph_module: GraphModule) -> None:
+    """What the adapters take."""
+    transformations: list[Transformation] = [do_nothing(times=2), from_torch_pass(as_pass_base(Pass()))]
+    result = as_pass_base(Pass()).call(graph_module)
+    changed: bool = result.modified
+    key: str | None = as_inductor_pass(transformations[changed]).uuid()
+    from_torch_pass(key)  # type: ignore[arg-type]  # nothing that can be called
+    as_pass_base(Pass)  # type: ignore[arg-type]  # a class in place of an object
+    as_inductor_pass(as_pass_base)  # type: ignore[arg-type]  # a function is no transformation

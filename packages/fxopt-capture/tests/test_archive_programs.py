@@ -41,6 +41,15 @@ class Plain(Pair):
         return self.a(x) + self.b(x)
 
 
+class Turned(Pair):
+    """Gives its layers what is not contiguous, and reads all that they give more than once."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = x.transpose(1, -1)
+        a, b = self.a(y), self.b(y)
+        return a * b + a - b
+
+
 class Unread(Plain):
     """A tied layer, called by its other name, and parameters that nothing reads."""
 
@@ -178,6 +187,8 @@ CASES = {
     "more dimensions": Case(
         Plain, lambda n: ((rows(n, n + 1, 3, 4),), {}), {"x": {0: Dim.AUTO, 1: Dim.AUTO}}, (4, 2, 7), BOTH
     ),
+    "turned": Case(Turned, lambda n: ((rows(n, 4, n + 1),), {}), {"x": {0: Dim.AUTO, 2: Dim.AUTO}}, (4, 2, 7)),
+    "turned, batches": Case(Turned, lambda n: ((rows(n, 4, 3, 2),), {}), {"x": AUTO}, (4, 2, 7)),
     "unread": Case(Unread, one, {"x": AUTO}, (4, 2), BOTH),
     "buffers": Case(Counting, one, {"x": AUTO}, (4, 2), BOTH),
     "input": Case(Writing, lambda n: ((rows(n), rows(n)), {}), {"x": ROWS, "y": ROWS}, (4, 2), BOTH),

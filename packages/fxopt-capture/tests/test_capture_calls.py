@@ -101,6 +101,36 @@ def test_variadic_arguments() -> None:
         captured(x, x, x, factor=x, shift=x)
 
 
+class Crowded(nn.Module):
+    """Arguments under names that those of a ``*args`` would have."""
+
+    def forward(self, args_0: Tensor, *args: Tensor, **options: Tensor) -> Tensor:
+        return args_0 - 2 * args[0] + options["args_1"] * args[1]
+
+
+def test_variadic_arguments_beside_names_like_theirs() -> None:
+    captured, x = capture(Crowded().eval(), (X, X, X), {"args_1": X}), torch.randn(5, 3, 4)
+    found = captured(x[0], x[1], x[2], args_1=x[3])
+    assert torch.equal(found, Crowded()(x[0], x[1], x[2], args_1=x[3]))
+
+
+class Weighted(nn.Module):
+    """Arguments under names that the export gives to the layer's call and its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, linear: Tensor, lin_weight: Tensor, p_lin_weight: Tensor) -> Tensor:
+        return torch.sub(self.lin(linear) * lin_weight, p_lin_weight)
+
+
+def test_arguments_with_names_like_those_of_parameters() -> None:
+    model = Weighted().eval()
+    captured, x = capture(model, (X, MASK, X.clone())), torch.randn(3, 3, 4)
+    assert torch.equal(captured(*x), model(*x))
+
+
 class PositionalOnly(nn.Module):
     """Takes its first argument by position only, and one in between has a default."""
 
@@ -191,6 +221,41 @@ def test_inputs_are_written_in_place_as_the_model_does() -> None:
     x = torch.zeros(3, 4)
     assert torch.equal(captured(x), torch.full((3, 4), 2.0))
     assert torch.equal(x, torch.ones(3, 4))
+
+
+class Difference(nn.Module):
+    """Takes arguments that may be one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor, others: list[Tensor]) -> Tensor:
+        return torch.sub(self.lin(x), 2 * y) + 3 * others[0]
+
+
+def test_an_example_with_one_tensor_for_all_arguments() -> None:
+    model = Difference().eval()
+    captured = capture(model, (X, X, [X]))
+    x, y, z = torch.randn(3, 3, 4)
+    assert torch.equal(captured(x, y, [z]), model(x, y, [z]))
+    assert torch.equal(captured(x, x, [x]), model(x, x, [x]))
+
+
+def test_an_example_that_is_a_parameter_of_the_model() -> None:
+    model = Difference().eval()
+    captured = capture(model, (X.new_zeros(4, 4), model.lin.weight, [model.lin.weight]))
+    x, y, z = torch.randn(3, 3, 4)
+    assert torch.equal(captured(x, y, [z]), model(x, y, [z]))
+
+
+def test_attention_captured_with_one_tensor_takes_three() -> None:
+    model = nn.MultiheadAttention(4, 2, batch_first=True).eval()
+    example = torch.randn(2, 3, 4)
+    captured = capture(model, (example, example, example))
+    query, key, value = torch.randn(3, 5, 3, 4)
+    torch.testing.assert_close(captured(query, key, value)[0], model(query, key, value)[0])
+    torch.testing.assert_close(captured(query, query, query)[0], model(query, query, query)[0])
 
 
 def test_binding_pickles_and_copies() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_capture import capture
+from fxopt_capture.preserving import preserved
 from fxopt_core.errors import CaptureError
 
 
@@ -135,6 +136,41 @@ def test_a_tensor_kept_in_an_attribute_is_warned_of_and_taken_back() -> None:
         captured = capture(model, torch.randn(2, 4))
     assert not hasattr(model, "last")
     assert torch.equal(captured(torch.ones(3, 4)), torch.full((3, 4), 3.0))
+
+
+class Counting(nn.Module):
+    """Counts its calls in a tensor that is no buffer, in a list of them, and in a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = torch.zeros(1)
+        self.kept = [torch.zeros(1)]
+        self.number = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.plain.add_(1)
+        self.kept[0].add_(1)
+        self.number += 1
+        return x * self.plain * self.kept[0]
+
+
+def test_plain_tensors_keep_their_values_and_changed_numbers_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(Counting()).eval()
+    with caplog.at_level("WARNING", "fxopt_capture"):
+        captured = capture(model, torch.randn(2, 4))
+    assert [vars(model[0])[name] for name in ("plain", "kept", "number")] == [torch.zeros(1), [torch.zeros(1)], 0]
+    assert "a call changes `0.number` from 0 to 1, which is no part of the graph" in caplog.text
+    assert captured(torch.ones(3, 4)).unique().tolist() == [1]
+    assert captured(torch.ones(3, 4)).unique().tolist() == [4]
+
+
+def test_tensors_of_inference_mode_keep_their_values() -> None:
+    model = Counting().eval()
+    with torch.inference_mode():
+        model.plain = torch.full((1,), 3.0)
+    with preserved(model), torch.inference_mode():
+        model.plain.add_(1)
+    assert model.plain.tolist() == [3]
 
 
 def test_random_state_is_kept() -> None:

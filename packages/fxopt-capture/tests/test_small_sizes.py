@@ -94,6 +94,7 @@ ONCE: dict[str, Callable[[int], bool]] = {
     "one": lambda size: size == 1,
     "small": lambda size: size <= 1,
     "empty": lambda size: size < 1,
+    "zero": lambda size: size == 0,
     "large": lambda size: size > 64,
 }
 
@@ -102,7 +103,7 @@ ONCE: dict[str, Callable[[int], bool]] = {
 def test_one_export_where_guards_on_small_sizes_can_be_told(name: str, exports: list[bool]) -> None:
     captured = capture(Branching(ONCE[name], 1.0).eval(), torch.randn(3, 4))
     assert exports == [True]
-    assert all(captured(torch.randn(size, 4)).shape == (size, 4) for size in (0, 2, 64))
+    assert all(captured(torch.randn(size, 4)).shape == (size, 4) for size in (0, 2, 64))  # empty results are equal
     if ONCE[name](1):
         with pytest.raises(CaptureError, match=r"x.size\(\)\[0\] != 1"):
             captured(torch.randn(1, 4))
@@ -132,3 +133,36 @@ def test_two_exports_where_guards_refuse_more_than_they_must(
     for size in (1, 4) if difference else (4,):
         with pytest.raises(CaptureError):
             captured(torch.randn(size, 4))
+
+
+class Total(nn.Module):
+    """Computes something else of no rows, by a condition that leaves no guard in an export."""
+
+    def __init__(self, is_empty: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.is_empty = is_empty
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(0) - 1 if self.is_empty(x) else x.sum(0)
+
+
+@pytest.mark.parametrize("is_empty", [lambda x: x.shape[0] == 0, lambda x: x.numel() == 0])
+def test_a_branch_on_nothing_is_refused(is_empty: Callable[[Tensor], bool], exports: list[bool]) -> None:
+    captured = capture(Total(is_empty).eval(), torch.randn(3, 4))
+    assert exports == [True]
+    for size in (1, 2, 5):
+        assert captured(torch.ones(size, 4)).tolist() == [size] * 4
+    with pytest.raises(CaptureError, match=r"x.size\(\)\[0\] != 0 only"):
+        captured(torch.ones(0, 4))
+
+
+def test_what_the_model_refuses_of_nothing_the_graph_refuses_too(capsys: pytest.CaptureFixture[str]) -> None:
+    class Ambiguous(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(x.shape[0], -1)
+
+    captured = capture(Ambiguous().eval(), torch.randn(3, 4))
+    assert captured(torch.ones(1, 4)).shape == (1, 4)
+    with pytest.raises(CaptureError, match=r"x.size\(\)\[0\] != 0 only"):
+        captured(torch.ones(0, 4))
+    assert capsys.readouterr().err == ""

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from torch.fx import GraphModule
@@ -332,6 +333,37 @@ def wraps() -> Any:
     return module
 
 
+def half_marked() -> Any:
+    module = plugin_of(Other)
+    vars(module)["fxopt_pipelines"] = lambda: {"fast": "other"}
+    return module
+
+
+def mapping_for_a_hook() -> Any:
+    module = plugin_of(Other)
+    vars(module)["fxopt_pipelines"] = {"fast": "other"}
+    return module
+
+
+class Unmarked:
+    def fxopt_transfomations(self) -> list[type[Transformation]]:
+        return [Other]
+
+
+class NeedsAnObject:
+    @hookimpl
+    def fxopt_transformations(self) -> list[type[Transformation]]:
+        return [Other]
+
+
+async def awaits() -> Any:
+    return [Other]
+
+
+def merge_function(graph_module: GraphModule) -> GraphModule:
+    return graph_module
+
+
 def asks_the_registry() -> Any:
     return list(_ASKED[0].available())
 
@@ -352,6 +384,9 @@ BROKEN: list[tuple[Any, str, type[BaseException] | None]] = [
     (marked(lambda: [Other, None]), "gave None, expected a subclass", None),
     (marked(lambda: [Other()]), "without parentheses", None),
     (marked(lambda: [len]), "expected a subclass of fxopt_core.Transformation", None),
+    (marked(lambda: [merge_function]), "@fxopt_core.from_function makes one of a function", None),
+    (marked(lambda: {"merge": MergeThings}), "gave a builtins:str, expected a subclass", None),
+    (marked(lambda: (cls() for cls in [Other, MergeThings])), "write Other without parentheses", None),
     (marked(lambda: [int]), "the class builtins:int", None),
     (marked(lambda: [Unfinished]), "is abstract; implement transform", None),
     (marked(lambda: [StillAbstract]), "is abstract; implement more", None),
@@ -359,7 +394,14 @@ BROKEN: list[tuple[Any, str, type[BaseException] | None]] = [
     (marked(lambda: [Demanding]), "needs path; give every parameter a default", None),
     (marked(lambda: [type("Bad", (Other,), {"name": "a,b"})]), "'a,b' is no name for a pass", None),
     (marked(lambda config: []), "config", Exception),
+    (marked(lambda config: []), "fxopt_transformations() and fxopt_pipelines(), without parameters", Exception),
     (marked(lambda: [Other], "fxopt_transformation"), "unknown hook 'fxopt_transformation'", Exception),
+    (marked(lambda: [Other], "fxopt_transformation"), "looks like fxopt_transformations misspelt", Exception),
+    (marked(awaits), "is a coroutine, which nobody awaits", None),
+    (half_marked(), "fxopt_pipelines is not marked as a hook; decorate it", None),
+    (mapping_for_a_hook(), "fxopt_pipelines is a dict, expected a function", None),
+    (Unmarked(), "fxopt_transfomations looks like fxopt_transformations misspelt", None),
+    (NeedsAnObject, "give an object, NeedsAnObject(), or make it a static method", None),
     (marked(lambda: None, "fxopt_pipelines"), "returned None, expected a mapping", None),
     (marked(lambda: ["a"], "fxopt_pipelines"), "expected a mapping", None),
     (marked(lambda: {"a": 3}, "fxopt_pipelines"), "pipeline 'a' is a builtins:int", None),
@@ -554,6 +596,31 @@ class TestShowing:
             )
         )
 
+    def test_summaries_fit_the_terminal_and_failures_are_told_in_full(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Wordy(Other):
+            """``x`` -> ``y``, and so forth and so on, with more words than a terminal has columns."""
+
+        known = Registry([point("p", plugin_of(Wordy)), failing("broken", ImportError("no such module: " + "m" * 99))])
+        monkeypatch.setenv("COLUMNS", "60")
+        _, wordy, _, failed = repr(known).splitlines()
+        assert wordy == "  wordy  p  `x` -> `y`, and so forth and so on, with more w\u2026"
+        assert failed.endswith("m" * 99)
+        for wide in ("200", "10"):  # no terminal is that narrow
+            monkeypatch.setenv("COLUMNS", wide)
+            assert "than a terminal has columns." in repr(known)
+
+    def test_one_pass(self, good: Point) -> None:
+        known = Registry([good])
+        known.register(plugin_of(Other), name="mine")
+        assert str(known.available()["merge-things"]) == (
+            "merge-things: a, b -> ab.\n"
+            "  from dist-good 1.0, plugin good\n"
+            "  reversible, keeps what the graph computes\n"
+            "  min-group: int = 2\n"
+            "  where: tuple[str, ...] = ()"
+        )
+        assert str(known.available()["other"]) == "other\n  from mine, plugin mine\n  not reversible"
+
     def test_empty(self) -> None:
         assert repr(Registry([])) == "fxopt registry: 0 passes"
 
@@ -568,8 +635,22 @@ class TestShowing:
         assert "<script>" not in shown
         assert "<b>" not in shown
         assert "&lt;script&gt;alert(&quot;a &amp; b&quot;)" in shown
-        assert "where: str = &#x27;&lt;i&gt;&#x27;, count: int | None = None" in shown
+        assert "where: str = &#x27;&lt;i&gt;&#x27;<br>count: int | None = None" in shown
         assert "dist-p 1.0" in shown
+
+    def test_html_is_well_formed(self, good: Point) -> None:
+        class Coded(Other):
+            """``a < b`` -> `c`, or ``unfinished."""
+
+        twins = [point("twin", plugin_of(Other), dist) for dist in ("one", "two")]
+        shown = Registry([good, point("p", plugin_of(Coded)), *twins])._repr_html_()
+        tables = list(ElementTree.fromstring(f"<div>{shown.replace('<br>', '<br/>')}</div>"))
+        assert [table.tag for table in tables] == ["table"] * 3
+        assert [cell.text for cell in tables[0].iter("th")][-3:] == ["from", "reversible", "same results"]
+        assert [code.text for code in tables[0].iter("code")] == ["a < b", "c"]
+        assert [len(row) for row in tables[0].iter("tr")] == [6, 6, 6]
+        assert "of one 1.0" in shown
+        assert "of two 1.0" in shown
 
     def test_while_loading(self) -> None:
         shown: list[str] = []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from fxopt_tools import Observation, Statistics, Timing, VerificationReport
 from fxopt_tools.tables import text_table
 
 
@@ -17,3 +20,12 @@ def test_the_last_column_pushes_nothing_and_long_cells_stick_out() -> None:
 
 def test_a_single_row_and_column() -> None:
     assert text_table([("a",)]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "shown", [Timing(), Statistics(), Observation(Timing(), Statistics()), VerificationReport((), ("a < b",))]
+)
+def test_notebooks_show_tables_line_by_line(shown: Timing | Statistics | Observation | VerificationReport) -> None:
+    text = shown._repr_html_()
+    assert text.startswith("<pre>")
+    assert text == f"<pre>{str(shown).replace('<', '&lt;').replace('>', '&gt;')}</pre>"

@@ -11,7 +11,7 @@ and only where what they compute is that of the layer. Running statistics that t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ Call = tuple[Node, torch._ops.OpOverload, tuple[Any, ...]]
 
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
 _ROWS = _VIEWS | {aten.clone.default}
+_EXPANDED = _ROWS | {aten.expand.default}
 _CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 _TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 
@@ -147,14 +148,38 @@ def _unflattened(rows: Node, product: Node) -> tuple[Node, Node] | None:
     result = next(iter(product.users), product)
     if rows.target not in _VIEWS or result.target not in _VIEWS or len(product.users) != 1:
         return None
-    x = rows
-    while x.target in _ROWS and isinstance(x.args[0], Node) and _layer_of(x) == _layer_of(product):
-        x = x.args[0]
+    x = _source(rows, product, _ROWS)
     taken, given, flat, made = _shape(x), _shape(result), _shape(rows), _shape(product)
     if taken is None or given is None or flat is None or made is None:
         return None
     fits = taken[:-1] == given[:-1] and taken[-1:] == flat[-1:] and given[-1:] == made[-1:]
     return (x, result) if fits else None
+
+
+def _source(node: Node, product: Node, passed: Collection[object]) -> Node:
+    """Return what a node was made of by these operators, within the layer that has run `product`."""
+    while node.target in passed and isinstance(node.args[0], Node) and _layer_of(node) == _layer_of(product):
+        node = node.args[0]
+    return node
+
+
+def _batched(node: Node) -> Call | None:
+    """Read ``x @ weight.T + bias`` where the input is not contiguous: one product per batch, all with one weight."""
+    call, result = _arguments(node), next(iter(node.users), node)
+    x, second = _source(call["self"], node, _EXPANDED), _source(call["mat2"], node, _EXPANDED)
+    weight = _transposed_from(second)
+    if weight is None or len(node.users) != 1 or result.target not in _VIEWS:
+        return None
+    taken, given = _shape(x) or [], _shape(result) or []
+    left, right, matrix = _shape(call["self"]) or [], _shape(call["mat2"]) or [], _shape(second) or []
+    if not taken or taken != [*given[:-1], *matrix[:1]] or right[1:] != matrix or left[2:] != taken[-1:]:
+        return None
+    total = next(iter(result.users), result)
+    bias = total.args[1] if total.target is aten.add.Tensor and not total.kwargs and len(result.users) == 1 else None
+    is_bias = isinstance(bias, Node) and bias.op == "get_attr" and _shape(bias) == matrix[1:]
+    if is_bias and total.args[0] is result and _layer_of(total) == _layer_of(node):
+        return total, aten.linear.default, (x, weight, bias)
+    return result, aten.linear.default, (x, weight, None)
 
 
 def _layer_of(node: Node) -> object:
@@ -168,4 +193,5 @@ _READERS: Mapping[object, Callable[[Node], Call | None]] = {
     aten.native_group_norm.default: _group_norm,
     aten.addmm.default: _product,
     aten.mm.default: _product,
+    aten.bmm.default: _batched,
 }

@@ -154,7 +154,7 @@ def _named(
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             for index, value in enumerate(bound.arguments.get(name, ())):
-                variadic.append(f"{name}_{index}")
+                variadic.append(_free_name(f"{name}_{index}", signature, bound))
                 values[variadic[-1]] = value
                 parameters.append(Parameter(variadic[-1], positional=True, keyword=False, required=True))
         elif parameter.kind is parameter.VAR_KEYWORD:
@@ -166,6 +166,17 @@ def _named(
                 values[name] = bound.arguments[name]
             parameters.append(_declared(parameter))
     return values, parameters, tuple(variadic)
+
+
+def _free_name(name: str, signature: inspect.Signature, bound: inspect.BoundArguments) -> str:
+    """Return a name for one of ``*args`` that no named argument has."""
+    catch_all = (
+        parameter.name for parameter in signature.parameters.values() if parameter.kind is parameter.VAR_KEYWORD
+    )
+    taken = {*signature.parameters, *(key for catches in catch_all for key in bound.arguments.get(catches, {}))}
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _declared(parameter: inspect.Parameter) -> Parameter:

@@ -20,6 +20,7 @@ from .arguments import CallForm, InputBinding, bind_call
 from .assertions import with_asserted_dtypes, with_read_dtypes
 from .caches import CacheReturn
 from .captured import GUARDS, CapturedModule, assemble
+from .example_tensors import distinct_tensors
 from .guards import InputGuards
 from .modes import training_note
 from .names import check_unused
@@ -118,15 +119,7 @@ def read_call(
     if huggingface.is_pretrained(model):
         choice = huggingface.no_cache(form) if without_cache else huggingface.cache_choice(model, form)
         form = form.with_fixed(**choice)
-    return Call(form, pytree.tree_map_only(torch.Tensor, _ordinary, inputs))
-
-
-def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor made in inference mode as one that autograd takes too."""
-    if not tensor.is_inference():
-        return tensor
-    with torch.inference_mode(False):
-        return tensor.clone()
+    return Call(form, distinct_tensors(inputs, [*model.parameters(), *model.buffers()]))
 
 
 def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
@@ -164,8 +157,9 @@ def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> Captured
     binding = InputBinding(call.form, type(model).__name__, structures_of(exported.module.graph), nestings)
     guards = with_read_dtypes(exported.guards, exported.values, request.observer.dtype_reads, model)
     captured = build_captured(model, replace(exported, guards=guards), binding)
-    if (note := hidden_note(captured)) is not None:
-        _LOGGER.warning("%s: %s", type(model).__name__, note)
+    for note in (hidden_note(captured), request.observer.note()):
+        if note is not None:
+            _LOGGER.warning("%s: %s", type(model).__name__, note)
     if request.observer.returned:
         captured.register_forward_hook(CacheReturn(request.observer.returned), with_kwargs=True)
     return captured

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_shapes_config
 
 from .arguments import CallForm
-from .observing import Observer
+from .observing import Observer, steps_noted
 from .preserving import preserved
 from .structures import register_structures
 
@@ -75,7 +75,8 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
 
     def forward(**inputs: object) -> object:
         args, kwargs = form.arguments(inputs)
-        output = observer.run(original, args, kwargs, inputs)
+        with steps_noted(model, observer.stepped):
+            output = observer.run(original, args, kwargs, inputs)
         register_structures(output)
         return output
 

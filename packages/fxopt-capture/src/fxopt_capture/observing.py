@@ -8,10 +8,12 @@ inputs and another one of outputs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -30,12 +32,24 @@ class Observer:
         dtype_reads: kind of dtype -> the place in the model's source that read one of that kind first.
         returned: name of an input that is a cache -> the key or index of the output that is the very same cache.
         lost: names of inputs that are caches, were changed, and are not among the outputs.
+        stepped: numbers, flags and strings that calling the model changes, by the name of the attribute -> from, to.
     """
 
     def __init__(self) -> None:
         self.dtype_reads: dict[str, str] = {}
         self.returned: dict[str, object] = {}
         self.lost: list[str] = []
+        self.stepped: dict[str, tuple[object, object]] = {}
+
+    def note(self) -> str | None:
+        """Return which attributes the graph takes for constants though calls change them, or None."""
+        changes = [f"`{name}` from {old!r} to {new!r}" for name, (old, new) in self.stepped.items()]
+        if not changes:
+            return None
+        return (
+            f"a call changes {', '.join(changes)}, which is no part of the graph: it computes what the model does "
+            f"before that change, at every call. Buffers that a call changes are part of it"
+        )
 
     def run(
         self,
@@ -63,6 +77,27 @@ class Observer:
             if name not in self.returned and not _same_objects(pytree.tree_leaves(value), leaves)
         ]
         return output
+
+
+@contextmanager
+def steps_noted(model: nn.Module, found: dict[str, tuple[object, object]]) -> Iterator[None]:
+    """Note the numbers, flags and strings in attributes of a model's modules that become others of their type.
+
+    Args:
+        model: the model.
+        found: the attribute's name in the model -> what it was and what it became.
+    """
+    before = [(name, module, _values(module)) for name, module in model.named_modules()]
+    yield
+    for prefix, module, values in before:
+        for name, value in values.items():
+            now = vars(module).get(name)
+            if type(now) is type(value) and now != value:
+                found[f"{prefix}.{name}".lstrip(".")] = value, now
+
+
+def _values(module: nn.Module) -> dict[str, object]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
 
 
 def _entries(output: object) -> list[tuple[object, object]]:

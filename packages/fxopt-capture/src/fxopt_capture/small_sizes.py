@@ -3,13 +3,16 @@
 ``torch.export`` takes dynamic sizes to be at least 2, so that a model's branch on a batch of one leaves no guard in the
 usual export. An export that allows small sizes has the guard, at the price of refusing sizes on which both branches
 compute the same (``q_length > 1`` in attention masks). So where such a guard refuses a size, model and graph are run at
-that size, on values of the example; only if they differ, or if either fails, does the graph keep a guard.
+that size, on values of the example; only if they differ, or if either fails, does the graph keep a guard. At 0 they are
+run in any case: neither export says anything of a branch on it.
 """
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 
 import torch
@@ -114,13 +117,27 @@ def open_questions(
         leaves: the example inputs, flat.
         alike: whether to ask only about sizes that are 0 or 1 together where they are equal in the example.
     """
-    abstract = [torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    abstract = _abstract(leaves)
     found = []
     for question in questions(values, guards, leaves if alike else None):
         narrowed = question.applied(abstract)
         if guards.accepts(narrowed) and not (strict is not None and strict.accepts(narrowed)):
             found.append(question)
     return found
+
+
+def at_zero(values: Sequence[object], guards: InputGuards, leaves: Sequence[object]) -> list[Question]:
+    """Return the questions at 0 that `guards` let pass.
+
+    Both exports take sizes to be positive: a branch on 0 leaves no guard in either.
+    """
+    abstract = _abstract(leaves)
+    asked = [question for question in questions(values, guards) if 0 in question.sizes.values()]
+    return [question for question in asked if guards.accepts(question.applied(abstract))]
+
+
+def _abstract(leaves: Sequence[object]) -> list[object]:
+    return [torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
 def refuted(
@@ -166,6 +183,7 @@ def _equal(
 ) -> bool:
     """Whether both give the same; where one raises, whether that is to be passed over."""
     try:
-        return difference(model, form, graph_module, inputs) is None
+        with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
+            return difference(model, form, graph_module, inputs) is None
     except Exception:
         return lenient

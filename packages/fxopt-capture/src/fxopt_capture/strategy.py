@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -32,7 +32,7 @@ from .guards import Condition, InputGuards
 from .modes import captured_mode
 from .names import unknown_names
 from .observing import Observer
-from .small_sizes import open_questions, refuted
+from .small_sizes import Question, at_zero, open_questions, refuted
 from .unlifting import unlifted
 
 Preparation = Callable[[], AbstractContextManager[object]]
@@ -89,8 +89,8 @@ def export(request: Request) -> Export:
         for inputs, shapes in _attempts(request):
             with preparation():
                 found = _export_for_all_sizes(request, inputs, shapes, errors)
-            if found is not None:
-                return found
+                if found is not None:
+                    return _zero_compared(request, found)
     raise capture_error(request.model, errors[0], _hints(request)) from errors[0]
 
 
@@ -142,10 +142,20 @@ def _export_for_all_sizes(
 
 def _compared(request: Request, usual: Export, strict: InputGuards | None, leaves: Sequence[object]) -> Export:
     """Return an export that refuses the small sizes at which it was found not to compute what the model does."""
-    asked = open_questions(usual.values, usual.guards, strict, leaves)
-    wrong = refuted(asked, request.model, request.form, usual.module, usual.inputs)
-    conditions = [*usual.guards.conditions, *(question.refusal(usual.guards) for question in wrong)]
-    return Export(usual.module, _with(usual.guards, conditions), usual.inputs, usual.values)
+    return _refusing_wrong(request, usual, open_questions(usual.values, usual.guards, strict, leaves))
+
+
+def _zero_compared(request: Request, found: Export) -> Export:
+    """Return an export that refuses sizes of 0 at which it does not compute what the model does."""
+    leaves = pytree.tree_leaves(dict(found.inputs))
+    return _refusing_wrong(request, found, at_zero(found.values, found.guards, leaves))
+
+
+def _refusing_wrong(request: Request, found: Export, asked: Sequence[Question]) -> Export:
+    """Return an export that refuses those of the sizes asked about at which it is wrong."""
+    wrong = refuted(asked, request.model, request.form, found.module, found.inputs)
+    conditions = [*found.guards.conditions, *(question.refusal(found.guards) for question in wrong)]
+    return replace(found, guards=_with(found.guards, conditions)) if wrong else found
 
 
 def _with(guards: InputGuards, conditions: Sequence[Condition]) -> InputGuards:

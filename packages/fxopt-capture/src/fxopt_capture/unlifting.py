@@ -31,6 +31,7 @@ def unlifted(program: ExportedProgram) -> GraphModule:
     if specification is None or not _is_plain(program, specification):
         return _by_torch(program)
     graph, root = program.graph, GraphModule(nn.Module(), Graph())
+    _reserve_names(graph)
     root._modules.update(program.graph_module._modules)
     for node, spec in zip(list(_placeholders(graph)), program.graph_signature.input_specs, strict=True):
         if spec.kind in _ATTRIBUTES:
@@ -68,6 +69,11 @@ def _is_plain(program: ExportedProgram, specification: pytree.TreeSpec) -> bool:
             if node.op == "get_attr"
         )
     )
+
+
+def _reserve_names(graph: Graph) -> None:
+    """Let new nodes have other names than those that are there: the export has renamed inputs behind its back."""
+    graph._graph_namespace._used_names.update(node.name for node in iter_nodes(graph))
 
 
 def _placeholders(graph: Graph) -> Iterator[Node]:

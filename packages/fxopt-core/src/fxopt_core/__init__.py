@@ -3,6 +3,7 @@
 Everything that users and authors of passes need is here; the modules below are fxopt's own.
 """
 
+from fxopt_core.adapters import as_inductor_pass, as_pass_base
 from fxopt_core.checkpoints import load_original_state_dict, original_state_dict
 from fxopt_core.compose import Composition, DeepCopy, LintAndRecompile, ReversibleComposition, compose
 from fxopt_core.copying import faithful_copy
@@ -64,6 +65,7 @@ from fxopt_core.views import (
     read_linear,
     read_true_division,
 )
+from fxopt_core.wrapped import from_function, from_torch_pass
 
 __version__ = "0.1.0"
 
@@ -128,9 +130,13 @@ __all__ = [
     "UnknownPassError",
     "VerificationError",
     "VetoError",
+    "as_inductor_pass",
+    "as_pass_base",
     "bare_module",
     "compose",
     "faithful_copy",
+    "from_function",
+    "from_torch_pass",
     "history",
     "hookimpl",
     "hookspec",

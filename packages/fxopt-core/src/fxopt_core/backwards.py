@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from fxopt_core.dead_code import left_out
 from fxopt_core.errors import UndoError
 from fxopt_core.graph import TargetNodes, iter_nodes
 from fxopt_core.key_order import KeyOrder
@@ -43,6 +43,7 @@ from fxopt_core.recalling import import_class as import_class, recall, recall_me
 from fxopt_core.recording import class_path
 from fxopt_core.rewiring import Rewiring, set_places
 from fxopt_core.runs import release
+from fxopt_core.tensor_pieces import copied, joined
 from fxopt_core.values import describe_attributes, value_entries
 
 
@@ -63,6 +64,7 @@ class Backwards:
         self.counts: dict[str, int] = dict(self.graph._graph_namespace._base_count)
         self.targets = TargetNodes(self.graph)
         self.uses = Counter(_identities(graph_module))
+        self.left_out = left_out(record.operations or (), lambda number: bool(self.by_id.get(number)))
         self.stands_for = {op.old: op.new for op in record.operations or () if isinstance(op, NodeReplaced)}
         self.orders: dict[int, KeyOrder[Any]] = {}
         self.parts: dict[str, list[tuple[Piece, Tensor]]] = {}  # what was cut out of each new tensor
@@ -150,6 +152,9 @@ class Backwards:
         return found[0]
 
     def _erase(self, row: NodeRow) -> None:
+        if row.id in self.left_out.new:
+            self.graph._graph_namespace._used_names -= {row.name} - self.names
+            return
         node = self._row_node(row)
         self.rewiring.flush(node)
 
@@ -173,6 +178,8 @@ class Backwards:
         self.by_id[row.id].remove(node)
 
     def _create(self, row: NodeRow) -> None:
+        if row.id in self.left_out.old:
+            return
         if row.name in self.names:
             raise self.refuse(f"another node is called `{row.name}` now, the name of a node that is to come back")
         target, args, kwargs = self._recall(row, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
@@ -199,7 +206,7 @@ class Backwards:
 
     def _place(self, row: NodeRow, args: Any, kwargs: Any) -> Node:
         """Return the node behind which a node stood, or a place as good where that one is gone."""
-        for number in (row.previous, self.stands_for.get(row.id)):
+        for number in (self.left_out.previous(row.previous), self.stands_for.get(row.id)):
             found = [] if number is None else self.by_id.get(number, [])
             if found:
                 return found[0]
@@ -208,6 +215,8 @@ class Backwards:
         return max(inputs, default=self.graph._root)
 
     def _point_back(self, operation: NodeReplaced) -> None:
+        if operation.new in self.left_out.new:
+            return
         old, new = self._node(operation.old, "a restored node"), self._node(operation.new, "its replacement")
         for user in new.users:
             self._touch_inputs(user)
@@ -267,7 +276,7 @@ class Backwards:
         """Release a tensor where a rollback can join it from what was cut out of it."""
         parts = self.parts.pop(name, [])
         if sum(piece.take(tensor).numel() for piece, _ in parts) == tensor.numel():
-            rebuild = partial(_joined, tensor.shape, tensor.dtype, tensor.device, parts)
+            rebuild = partial(joined, tensor.shape, tensor.dtype, tensor.device, parts)
             release(self.graph_module, tensor, rebuild)
 
     def _check_unused(self, name: str, module: nn.Module, tensors: Mapping[str, Tensor | None]) -> None:
@@ -293,7 +302,7 @@ class Backwards:
             raise self.refuse(f"`{row.piece.key}`, which holds the values of `{row.name}`, is gone")
         try:
             piece = row.piece.take(tensor.detach())
-            values = _copied(piece, row.strides)
+            values = copied(piece, row.strides)
         except (RuntimeError, IndexError) as error:
             if (kind := type(tensor)) not in (Tensor, nn.Parameter):  # quantized, or distributed
                 raise self.refuse(f"`{row.piece.key}` is a {kind.__name__} now, which cannot be cut") from error
@@ -368,24 +377,6 @@ class Backwards:
                 f"`{operation.piece.key}` holds stand-in values, which the original does not have, and they are no "
                 f"longer {operation.value}: they were trained or loaded"
             )
-
-
-def _copied(piece: Tensor, strides: tuple[int, ...] | None) -> Tensor:
-    """Return a copy with these strides; else contiguous, or in the memory format that it was brought into since."""
-    if strides is None and piece.dim() > 2 and not piece.is_contiguous():
-        return piece.clone()
-    empty = piece.new_empty(piece.shape) if strides is None else piece.new_empty_strided(piece.shape, strides)
-    return empty.copy_(piece)
-
-
-def _joined(
-    shape: torch.Size, dtype: torch.dtype, device: torch.device, parts: Iterable[tuple[Piece, Tensor]]
-) -> Tensor:
-    """Return the tensor that parts were cut out of."""
-    whole = torch.empty(shape, dtype=dtype, device=device)
-    for piece, values in parts:
-        piece.take(whole).copy_(values)
-    return whole
 
 
 def _number(node: Node) -> int:

@@ -20,6 +20,7 @@ from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from fxopt_core.calls import ParameterisedCall
 from fxopt_core.containers import emptied_row
+from fxopt_core.dead_code import dead_nodes
 from fxopt_core.graph import TargetNodes
 from fxopt_core.index import GraphIndex
 from fxopt_core.key_order import KeyOrder
@@ -71,6 +72,7 @@ class Editor:
         self._frame.operations = [] if self._frame.operations is None else self._frame.operations
         self._replaced: dict[Node, Node] = {}
         self._erased: set[Node] = set()
+        self._dead = dead_nodes(index.nodes)
         self._orders: dict[int, KeyOrder[Any]] = {}
         self._labels: dict[tuple[str, str], int] = {}
         self._targets: TargetNodes | None = None
@@ -191,12 +193,12 @@ class Editor:
 
     def replace(self, node: Node, replacement: Node) -> None:
         """Let all users of a node read its replacement, and take the node out."""
-        number, new = self._id(node), self._id(replacement)
         for each in (node, replacement):
             self._note_users(each)
         for user in node.users:
             self._note_inputs(user)
-        self.operations.append(NodeReplaced(number, new, self._places(node) if replacement.users else None))
+        places = self._places(node) if replacement.users else None
+        self.operations.append(NodeReplaced(self._id(node), self._id(replacement), places, node in self._dead))
         self._rewiring.redirect(node, replacement)
         self._replaced[node] = replacement
         self.erase(node)
@@ -362,21 +364,15 @@ class Editor:
             raise ValueError(f"`{name}` is used by node `{node.name}` still; replace or erase that node first")
 
     def _tensor_row(
-        self,
-        owner: str,
-        key: str,
-        tensor: Tensor | None,
-        is_parameter: bool,
-        piece: Piece | None,
-        persistent: bool = True,
+        self, owner: str, key: str, tensor: Tensor | None, is_parameter: bool, piece: Piece | None, keeps: bool = True
     ) -> TensorRow:
         name = f"{owner}.{key}" if owner else key
         if tensor is None:
-            return TensorRow(name, None, (), is_parameter, persistent)
+            return TensorRow(name, None, (), is_parameter, keeps)
         if piece is not None:
             self._release(tensor, piece)
         attributes = tuple((key, value) for key, value in vars(tensor).items() if is_plain_data(value))
-        row = TensorRow(name, piece, tuple(tensor.shape), is_parameter, persistent, None, attributes, tensor.dtype)
+        row = TensorRow(name, piece, tuple(tensor.shape), is_parameter, keeps, None, attributes, tensor.dtype)
         return row.laid_out_as(tensor)
 
     def _release(self, tensor: Tensor, piece: Piece) -> None:

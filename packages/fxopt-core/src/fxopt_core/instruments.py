@@ -7,13 +7,13 @@ is about to run, and last that the pass is over.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from fxopt_core.errors import PreconditionError, VetoError
 
@@ -51,6 +51,8 @@ class PassRun:
 @runtime_checkable
 class InstrumentProtocol(Protocol):
     """What an instrument has to offer; `Instrument` does, with methods that do nothing.
+
+    It may have one method more, `Instrument.should_rewrite`, which decides on single sites.
 
     It may say more by two attributes: ``may_veto``, whether ``after_pass`` may return False, so that core keeps what it
     needs to roll the pass back (true where it is not said), and ``runs_module``, whether it runs the module, so that
@@ -100,6 +102,21 @@ class Instrument:
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
         """Let the pass run."""
+        return True
+
+    def should_rewrite(self, run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]) -> bool:
+        """Let the pass rewrite a site.
+
+        A `SitePass` asks this right before it rewrites a site that it has found and holds to be legal, in the order in
+        which it rewrites them, which is the same in every run on an equal graph; once for each site. Return False to
+        have the site refused for the reason "instrument". Passes that are no site passes do not ask.
+
+        Args:
+            run: the pass.
+            graph_module: what it works on, with the earlier sites rewritten; not compiled, and not to be changed.
+            site: readable name of the site.
+            nodes: the nodes that it consists of.
+        """
         return True
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
@@ -182,6 +199,21 @@ def unwilling(
 ) -> list[InstrumentProtocol]:
     """Ask every instrument whether a pass should run, and return those that say no."""
     return [instrument for instrument in instruments if not instrument.should_run(run, graph_module)]
+
+
+def against_rewriting(
+    run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]
+) -> InstrumentProtocol | None:
+    """Return the first instrument of this context that does not let a pass rewrite a site; None where all do.
+
+    They are asked from the outside in, and those behind the first that says no are not.
+    """
+    for instrument in active_instruments():
+        decide: Callable[[PassRun, GraphModule, str, tuple[Node, ...]], bool] | None
+        decide = getattr(instrument, "should_rewrite", None)
+        if decide is not None and not decide(run, graph_module, site, nodes):
+            return instrument
+    return None
 
 
 def enter(

@@ -196,11 +196,13 @@ class NodeReplaced:
         new: number of the node that stands for it.
         places: where ``new`` had users of its own, the users of ``old`` and the places among their nested arguments at
             which they read it; otherwise None.
+        dead: whether no output followed from ``old``, so that it may be taken out at any time.
     """
 
     old: int
     new: int
     places: tuple[tuple[int, tuple[int, ...]], ...] | None = None
+    dead: bool = False
 
 
 @dataclass(frozen=True)

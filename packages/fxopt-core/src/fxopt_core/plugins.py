@@ -6,17 +6,14 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-import pluggy
-
+from fxopt_core import listing
 from fxopt_core.encoding import class_name
 from fxopt_core.errors import PassOptionError, PipelineSyntaxError, PluginLoadError
-from fxopt_core.hookspec import PROJECT, PipelinesPlugin, TransformationsPlugin
 from fxopt_core.naming import NAME, kebab_case
 from fxopt_core.options import OptionInfo, checked_options, construct, options_of
 from fxopt_core.pipeline import parse_pipeline
+from fxopt_core.plugin_hooks import implementations
 from fxopt_core.transformation import ReversibleTransformation, Transformation
-
-_HOOKS = ("fxopt_transformations", "fxopt_pipelines")
 
 
 @dataclass(frozen=True)
@@ -66,6 +63,10 @@ class PassInfo:
     preserves_computation: bool
     options: Mapping[str, OptionInfo] = field(hash=False)
     transformation: type[Transformation]
+
+    def __str__(self) -> str:
+        """Tell all of it, the options one line each."""
+        return listing.pass_listing(self)
 
     def create(self, options: Mapping[str, object]) -> Transformation:
         """Return a pass with these options, named in snake_case or kebab-case.
@@ -128,41 +129,13 @@ def pass_name(cls: type[Transformation]) -> str:
 def _read(plugin: object, source: PluginSource) -> PluginOffer:
     passes: dict[type[Transformation], PassInfo] = {}
     pipelines: dict[str, str] = {}
-    for hook, function in _implementations(plugin, source):
+    for hook, function in implementations(plugin, source.name):
         result = function()
         if hook == "fxopt_transformations":
             passes.update(_checked_passes(result, source))
         else:
             pipelines.update(_checked_pipelines(result))
     return PluginOffer(source, tuple(passes.values()), pipelines)
-
-
-def _implementations(plugin: object, source: PluginSource) -> list[tuple[str, Callable[[], object]]]:
-    """Return the plugin's hooks with their functions, checked by pluggy against the specifications.
-
-    A manager of its own for every plugin keeps them apart: a misspelt hook in one plugin is no matter of another.
-    """
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(TransformationsPlugin)
-    manager.add_hookspecs(PipelinesPlugin)
-    manager.register(plugin, name=source.name)
-    manager.check_pending()
-    found = [(hook, impl) for hook in _HOOKS for impl in getattr(manager.hook, hook).get_hookimpls()]
-    if not found:
-        raise PluginLoadError(_no_hooks(plugin))
-    for hook, impl in found:
-        if impl.wrapper or impl.hookwrapper:
-            raise PluginLoadError(
-                f"hook {hook} is a wrapper, which has nothing to wrap here; expected a plain function"
-            )
-    return [(hook, impl.function) for hook, impl in found]
-
-
-def _no_hooks(plugin: object) -> str:
-    unmarked = [hook for hook in _HOOKS if callable(getattr(plugin, hook, None))]
-    if unmarked:
-        return f"{unmarked[0]} is not marked as a hook; decorate it with @fxopt_core.hookimpl"
-    return f"it has no hooks; define {' or '.join(_HOOKS)} in it and decorate it with @fxopt_core.hookimpl"
 
 
 def _checked_passes(result: object, source: PluginSource) -> dict[type[Transformation], PassInfo]:
@@ -179,6 +152,11 @@ def _checked_class(item: object) -> type[Transformation]:
         if isinstance(item, Transformation):
             raise PluginLoadError(
                 f"{found}, expected the class itself: write {type(item).__name__} without parentheses"
+            )
+        if callable(item) and not isinstance(item, type):
+            raise PluginLoadError(
+                f"{found}, expected a subclass of fxopt_core.Transformation; @fxopt_core.from_function makes one of a "
+                "function"
             )
         raise PluginLoadError(f"{found}, expected a subclass of fxopt_core.Transformation")
     if inspect.isabstract(item):

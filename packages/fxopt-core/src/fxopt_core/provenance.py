@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,6 +46,10 @@ class Provenance:
     def __str__(self) -> str:
         """Return what is known in a line, and a line for each source beneath it."""
         return "\n".join(self._lines(""))
+
+    def _repr_html_(self) -> str:
+        """Return what is known for a notebook."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self, indent: str) -> Iterator[str]:
         modules = f" (was {', '.join(self.modules)})" if self.modules else ""

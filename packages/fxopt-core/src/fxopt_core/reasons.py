@@ -66,6 +66,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "Nothing to do, but to train it with track_running_stats=True.",
         "unsupported-call": "The call passes arguments that the rewrite has no place for. Call the layer with its "
         "input alone, and functions with numbers that are fixed.",
+        "instrument": "An instrument of this run left the site out (a bisection, or a tuning). Run the pass without "
+        "it, if all sites are meant.",
     }
 )
 """Reason code to meaning and remedy. Plugins may use codes of their own."""

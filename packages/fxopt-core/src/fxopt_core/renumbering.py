@@ -76,7 +76,7 @@ class Renumbering:
             return UsersOrdered(self._now(operation.node), tuple(map(self._now, operation.users)))
         if isinstance(operation, NodeReplaced):
             places = operation.places and tuple((self._now(user), numbers) for user, numbers in operation.places)
-            return NodeReplaced(self._now(operation.old), self._now(operation.new), places)
+            return replace(operation, old=self._now(operation.old), new=self._now(operation.new), places=places)
         return operation
 
     def _node_row(self, row: NodeRow) -> NodeRow:

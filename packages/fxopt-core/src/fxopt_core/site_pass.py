@@ -13,6 +13,7 @@ from fxopt_core.editor import Editor
 from fxopt_core.errors import PostconditionError
 from fxopt_core.garbage import collector_paused
 from fxopt_core.index import GraphIndex
+from fxopt_core.instruments import PassRun, against_rewriting, current_run
 from fxopt_core.ledger import Refusal
 from fxopt_core.transformation import ReversibleTransformation, Transformation
 
@@ -65,8 +66,9 @@ class SitePass(Transformation, Generic[SiteT]):
     def _rewrite_sites(self, graph_module: GraphModule) -> None:
         index = GraphIndex(graph_module)
         edit = Editor(index, self)
+        ask = _Asking(self, graph_module)
         rounds_left = len(index.nodes) + 1 if self.repeats else 1
-        refusals, rewritten = self._round(index, edit)
+        refusals, rewritten = self._round(index, edit, ask)
         while rewritten and self.repeats:
             rounds_left -= 1
             if not rounds_left:
@@ -76,12 +78,12 @@ class SitePass(Transformation, Generic[SiteT]):
                 )
             edit.finish()
             edit.index = index = GraphIndex(graph_module)
-            refusals, rewritten = self._round(index, edit)
+            refusals, rewritten = self._round(index, edit, ask)
         for refusal in refusals:
             edit.refuse(refusal)
         edit.finish()
 
-    def _round(self, index: GraphIndex, edit: Editor) -> tuple[list[Refusal], int]:
+    def _round(self, index: GraphIndex, edit: Editor, ask: _Asking) -> tuple[list[Refusal], int]:
         """Rewrite what can be; return the refusals, and how many sites were rewritten."""
         refusals: list[Refusal] = []
         legal: deque[SiteT] = deque()
@@ -99,10 +101,36 @@ class SitePass(Transformation, Generic[SiteT]):
                 message = f"`{site.label}` overlaps another site of the same pass at node `{gone}`, which it took out"
                 refusals.append(index.refuse(site.label, "overlapping", message, *site.nodes))
                 continue
+            vetoed = ask.refusal(site.label, site.nodes)
+            if vetoed is not None:
+                refusals.append(vetoed)
+                continue
             with edit.site(site.label):
                 self.rewrite(site, edit)
             rewritten += 1
         return refusals, rewritten
+
+
+class _Asking:
+    """Asks the instruments whether sites are to be rewritten, once for each; what they leave out stays left out."""
+
+    def __init__(self, transformation: Transformation, graph_module: GraphModule) -> None:
+        run = current_run()
+        mine = run is not None and run.transformation is transformation
+        self._run = run if run is not None and mine else PassRun(transformation, parent=run)
+        self._graph_module = graph_module
+        self._left_out: dict[tuple[Node, ...], Refusal] = {}
+
+    def refusal(self, site: str, nodes: tuple[Node, ...]) -> Refusal | None:
+        """Return why a site is left out, or None where it is to be rewritten."""
+        if nodes in self._left_out:
+            return self._left_out[nodes]
+        against = against_rewriting(self._run, self._graph_module, site, nodes)
+        if against is None:
+            return None
+        message = f"instrument {type(against).__name__} does not let `{self._run.name}` rewrite `{site}`"
+        self._left_out[nodes] = Refusal(site, "instrument", message, tuple(node.name for node in nodes))
+        return self._left_out[nodes]
 
 
 class ReversibleSitePass(SitePass[SiteT], ReversibleTransformation):

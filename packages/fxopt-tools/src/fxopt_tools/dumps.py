@@ -167,7 +167,7 @@ class Dumps(Instrument):
 
     def _write(self, run: PassRun, opened: _Open, when: str, text: str) -> None:
         name = f"{'undo-' if run.reverse else ''}{run.name}"
-        path = self.directory / f"{opened.number:03}_{_safe(name)}.{when}.txt"
+        path = self.directory / f"{opened.number:03}_{safe_name(name)}.{when}.txt"
         try:
             if not self.files:
                 _prepare(self.directory, self._replace)
@@ -228,7 +228,7 @@ def _failure(error: BaseException) -> Iterator[str]:
         yield "caused by"
 
 
-def _safe(name: str) -> str:
+def safe_name(name: str) -> str:
     """Return what is left of a name in letters, digits, dots and dashes; others stand as dashes."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "replace").decode()
     return re.sub(r"[^A-Za-z0-9._-]+", "-", plain)[:_LONGEST_NAME] or "pass"

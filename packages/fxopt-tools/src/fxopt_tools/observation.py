@@ -14,6 +14,7 @@ from fxopt_tools.dumps import Dumps
 from fxopt_tools.inputs import OneInput
 from fxopt_tools.instrument import Verify
 from fxopt_tools.statistics import Statistics
+from fxopt_tools.tables import notebook_text
 from fxopt_tools.timing import Timing
 
 
@@ -50,6 +51,10 @@ class Observation:
         if self.dumps is not None:
             parts.append(f"{len(self.dumps.files)} dumps in {self.dumps.directory}")
         return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        """Return the tables for a notebook."""
+        return notebook_text(self)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 
 from fxopt_core import Tolerance, VerificationError
 from fxopt_tools.measuring import Criterion, Measurement
-from fxopt_tools.tables import text_table
+from fxopt_tools.tables import notebook_text, text_table
 
 _ERRORS = ("max abs error", "max rel error", "SQNR dB", "original's")
 _HEADINGS = ("input", "output", "shape", "dtype", *_ERRORS, "tolerance", "")
@@ -114,6 +114,10 @@ class VerificationReport:
         ]
         notes = [f"note: {note}" for note in self.notes]
         return "\n".join([self._summary(), *_table(self.outputs), *problems, *notes])
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return notebook_text(self)
 
     def raise_if_failed(self, *, pass_name: str | None = None, index: int | None = None) -> None:
         """Raise if an output did not pass.

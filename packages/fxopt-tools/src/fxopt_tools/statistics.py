@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from fxopt_core import Instrument, PassRun, Record
 from fxopt_core.errors import VetoError
 from fxopt_core.recorded_pass import RecordedPass
-from fxopt_tools.tables import text_table
+from fxopt_tools.tables import notebook_text, text_table
 
 _HEADINGS = ("pass", "runs", "rewritten", "refused", "nodes", "modules", "parameters", "bytes")
 
@@ -152,6 +152,10 @@ class Statistics(Instrument):
         table = text_table([_HEADINGS, *map(_cells, rows)], right=range(1, len(_HEADINGS)))
         described = {row.name: f"{row.name}: {row.description}" for row in rows if row.description}
         return "\n".join([*table, "", *described.values(), *(line for row in rows for line in _lines(row))]).rstrip()
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return notebook_text(self)
 
     def to_json(self) -> str:
         """Return the rows as JSON."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Collection, Sequence
 
 
@@ -21,6 +22,15 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), wi
     lengths = [[len(cell) for cell in column] for column in zip(*rows, strict=True)]
     widths = [max(column) if widest is None else min(max(column), widest) for column in lengths]
     return ["  ".join(_aligned(cell, place, widths, right) for place, cell in enumerate(row)).rstrip() for row in rows]
+
+
+def notebook_text(text: object) -> str:
+    """Return text as a notebook shows it, line by line.
+
+    >>> notebook_text("a < b")
+    '<pre>a &lt; b</pre>'
+    """
+    return f"<pre>{html.escape(str(text))}</pre>"
 
 
 def _aligned(cell: str, place: int, widths: Sequence[int], right: Collection[int]) -> str:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import Instrument, PassRun, PreconditionError, Record
 from fxopt_core.errors import VetoError
-from fxopt_tools.tables import text_table
+from fxopt_tools.tables import notebook_text, text_table
 
 Outcome = Literal["done", "vetoed", "failed", "running"]
 Display = Literal["list", "tree"]
@@ -197,6 +197,10 @@ class Timing(Instrument):
     def __str__(self) -> str:
         """Return a plain text table."""
         return self.table(self.display)
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return notebook_text(self)
 
     def to_json(self) -> str:
         """Return all that was measured as JSON: ``passes``, the rows of the list, and ``tree``; times in seconds."""

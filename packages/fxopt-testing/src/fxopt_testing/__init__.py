@@ -1,0 +1,88 @@
+"""The conformance kit for passes of fxopt: what scikit-learn's ``check_estimator`` is for estimators.
+
+`check_transformation` tries a pass on a zoo of models and checks what every pass has to keep. Importing this package
+loads nothing yet, so that its pytest plugin costs other test runs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fxopt_testing.assertions import (
+        assert_code as assert_code,
+        assert_left_alone as assert_left_alone,
+        assert_rewrites as assert_rewrites,
+        assert_round_trip as assert_round_trip,
+    )
+    from fxopt_testing.cases import ModelCase as ModelCase
+    from fxopt_testing.coding import code_of as code_of
+    from fxopt_testing.conformance import check_transformation as check_transformation
+    from fxopt_testing.distributions import passes_of as passes_of
+    from fxopt_testing.faults import FaultReport as FaultReport, inject_faults as inject_faults
+    from fxopt_testing.findings import ConformanceError as ConformanceError, Finding as Finding, Report as Report
+    from fxopt_testing.footprints import Footprint as Footprint
+    from fxopt_testing.models import model_case as model_case, zoo as zoo
+    from fxopt_testing.parametrizing import conformance_tests as conformance_tests
+    from fxopt_testing.properties import PROPERTIES as PROPERTIES, Property as Property
+    from fxopt_testing.steps import count_steps as count_steps
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "assertions": ("assert_code", "assert_left_alone", "assert_rewrites", "assert_round_trip"),
+    "cases": ("ModelCase",),
+    "coding": ("code_of",),
+    "conformance": ("check_transformation",),
+    "distributions": ("passes_of",),
+    "faults": ("FaultReport", "inject_faults"),
+    "findings": ("ConformanceError", "Finding", "Report"),
+    "footprints": ("Footprint",),
+    "parametrizing": ("conformance_tests",),
+    "properties": ("PROPERTIES", "Property"),
+    "steps": ("count_steps",),
+    "models": ("model_case", "zoo"),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "PROPERTIES",
+    "ConformanceError",
+    "FaultReport",
+    "Finding",
+    "Footprint",
+    "ModelCase",
+    "Property",
+    "Report",
+    "assert_code",
+    "assert_left_alone",
+    "assert_rewrites",
+    "assert_round_trip",
+    "check_transformation",
+    "code_of",
+    "conformance_tests",
+    "count_steps",
+    "inject_faults",
+    "model_case",
+    "passes_of",
+    "zoo",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load what is asked for.
+
+    Raises:
+        AttributeError: There is no such name.
+    """
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """List what there is, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,197 @@
+"""`ModelCase`: a model, what it is called with, and the form of graph in which a pass gets it."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule
+
+from fxopt_testing.forms import FORMS, Form, exported, missing_for, traced
+from fxopt_tools import Inputs
+
+OneInput: TypeAlias = "Tensor | tuple[Any, ...] | dict[str, Any] | Inputs"
+
+_known: weakref.WeakKeyDictionary[ModelCase, tuple[nn.Module, ExportedProgram | Graph]] = weakref.WeakKeyDictionary()
+
+_grown: weakref.WeakKeyDictionary[ModelCase, dict[int, tuple[nn.Module, Graph]]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A caller's model, and the graph module that was made of it: a tracer lets both share modules and tensors."""
+
+    model: nn.Module
+    graph_module: GraphModule
+
+
+@dataclass(frozen=True, eq=False)
+class ModelCase:
+    """One model for passes to be tried on.
+
+    Attributes:
+        name: what it is called in reports.
+        make: makes the model: a class, or a function without arguments. It is called with a fixed seed, so that it
+            makes an equal model each time.
+        inputs: what the model is called with: a tensor, a tuple of positional arguments, a dictionary of keyword
+            arguments, or `fxopt_tools.Inputs`.
+        others: further inputs that the model accepts.
+        form: the form of graph; see `fxopt_testing.forms.Form`.
+        dtype: the dtype of parameters and of floating-point inputs.
+        training: whether the model is in train mode.
+        device: "cpu", or "meta", where nothing is computed.
+        batched: whether the first dimension of all input tensors is a batch of any size, so that other sizes, the
+            empty batch included, are tried too.
+        grow: makes the model with ``n`` times as many sites, to count steps on; None where the size is fixed.
+        real: whether it is a large model of the field, for thorough checks alone.
+
+    >>> case = ModelCase("one layer", lambda: nn.Linear(4, 2), torch.ones(3, 4))
+    >>> case.id, [node.name for node in case.capture().graph_module.graph.nodes]
+    ('one layer[modules]', ['input_1', 'weight', 'bias', 'linear', 'output'])
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    inputs: OneInput
+    others: Sequence[OneInput] = ()
+    form: Form = "modules"
+    dtype: torch.dtype = torch.float32
+    training: bool = False
+    device: str = "cpu"
+    batched: bool = True
+    grow: Callable[[int], nn.Module] | None = field(default=None, repr=False)
+    real: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what can be checked at once."""
+        if self.form not in FORMS:
+            raise ValueError(f"case {self.name!r} has form {self.form!r}, expected one of {', '.join(FORMS)}")
+        if isinstance(self.make, nn.Module):
+            raise TypeError(
+                f"case {self.name!r} is given a model; expected a function that makes one, since each check needs a "
+                "model of its own: lambda: MyModel()"
+            )
+
+    @property
+    def id(self) -> str:
+        """Name, form, and what is unusual about it: ``attention[export-bfloat16-train]``."""
+        parts: list[str] = [self.form]
+        if self.dtype is not torch.float32:
+            parts.append(str(self.dtype).removeprefix("torch."))
+        parts += ["train"] * self.training + ["meta"] * (self.device == "meta")
+        return f"{self.name}[{'-'.join(parts)}]"
+
+    @property
+    def missing(self) -> str | None:
+        """What has to be installed to capture it, or None."""
+        return missing_for(self.form)
+
+    def variant(self, **changes: Any) -> ModelCase:
+        """Return the same model in another form, dtype or mode.
+
+        >>> ModelCase("relu", nn.ReLU, torch.ones(3, 4)).variant(form="export", training=True).id
+        'relu[export-train]'
+        """
+        return replace(self, **changes)
+
+    def model(self) -> nn.Module:
+        """Return the model, made anew, in its dtype, mode and device."""
+        return self._finished(self.make)
+
+    def grown(self, times: int) -> Captured:
+        """Return it with ``times`` as many sites, captured."""
+        assert self.grow is not None
+        grow, known = self.grow, _grown.setdefault(self, {})
+        if times not in known:
+            model = self._finished(lambda: grow(times))
+            known[times] = model, traced(model, self.form, self.example()).graph
+        model, graph = known[times]
+        return Captured(model, _with_graph(model, graph))
+
+    def _finished(self, make: Callable[[], nn.Module]) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = make()
+        if self.form == "graph":
+            return model
+        model = model.to(self.dtype).train(self.training)
+        return model.to("meta") if self.device == "meta" else model
+
+    def capture(self) -> Captured:
+        """Return the model and its graph module, always equal ones.
+
+        Exporting and tracing is slow, so that the model is the same one until `forget` is called; the graph module is
+        not.
+        """
+        if self.form in ("graph", "capture"):
+            model = self.model()
+            return Captured(model, traced(model, self.form, self.example()))
+        if self not in _known:
+            model = self.model()
+            is_exported = self.form.startswith("export")
+            made = (exported if is_exported else traced)(model, self.form, self.example())
+            _known[self] = model, made.graph if isinstance(made, GraphModule) else made
+        model, form = _known[self]
+        return Captured(model, form.module() if isinstance(form, ExportedProgram) else _with_graph(model, form))
+
+    def forget(self) -> None:
+        """Capture the model anew next time: something wrote into it."""
+        _known.pop(self, None)
+        _grown.pop(self, None)
+
+    def example(self) -> Inputs:
+        """Return a fresh copy of the first inputs."""
+        return self._converted(self.inputs)
+
+    def all_inputs(self) -> Iterator[tuple[str, Inputs]]:
+        """Yield further inputs, each with a name: those given, other batch sizes, an empty batch, other strides."""
+        for number, other in enumerate(self.others):
+            yield f"others[{number}]", self._converted(other)
+        if self.batched and self.device != "meta":
+            for size in (1, 7, 0):
+                yield "an empty batch" if size == 0 else f"a batch of {size}", self._resized(size)
+        yield "inputs that are not contiguous", self._map(self.example(), _spread)
+
+    def _resized(self, size: int) -> Inputs:
+        def resized(x: Tensor) -> Tensor:
+            return x if not x.dim() else x[torch.arange(size) % max(1, x.shape[0])].clone()
+
+        return self._map(self.example(), resized)
+
+    def _converted(self, given: OneInput) -> Inputs:
+        if isinstance(given, Tensor):
+            given = Inputs(given)
+        elif isinstance(given, dict):
+            given = Inputs(**given)
+        elif isinstance(given, tuple):
+            given = Inputs(*given)
+
+        def converted(x: Tensor) -> Tensor:
+            x = x.detach().clone()
+            x = x.to(self.dtype) if x.is_floating_point() else x
+            return x.to("meta") if self.device == "meta" else x
+
+        return self._map(given, converted)
+
+    def _map(self, inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
+        args, kwargs = torch.utils._pytree.tree_map_only(Tensor, function, (inputs.args, inputs.kwargs))
+        return Inputs(*args, **kwargs)
+
+
+def _with_graph(model: nn.Module, graph: Graph) -> GraphModule:
+    graph_module = GraphModule(model, copy.deepcopy(graph))
+    graph_module.training = model.training
+    return graph_module
+
+
+def _spread(x: Tensor) -> Tensor:
+    """Return equal values with strides of another order."""
+    if x.dim() < 2:
+        return x
+    return x.transpose(0, -1).contiguous().transpose(0, -1)

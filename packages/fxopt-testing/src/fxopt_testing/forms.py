@@ -1,0 +1,106 @@
+"""The forms of graph in which a model can come to a pass."""
+
+from __future__ import annotations
+
+import warnings
+from importlib.util import find_spec
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from fxopt_core import infer_shapes, iter_nodes
+from fxopt_tools import Inputs
+
+Form: TypeAlias = Literal["modules", "functions", "export", "export-dynamic", "capture", "graph"]
+"""``modules``: calls of modules, as `torch.fx.symbolic_trace` leaves them. ``functions``: functions and methods, with
+parameters as ``get_attr`` nodes. ``export``: the aten graph of `torch.export`; ``export-dynamic`` with a dynamic batch.
+``capture``: the graph of `fxopt_capture.capture`. ``graph``: the model is a graph module already."""
+
+FORMS: tuple[Form, ...] = ("modules", "functions", "export", "export-dynamic", "capture", "graph")
+
+
+class ModuleTracer(torch.fx.Tracer):
+    """Leaves torch's own modules whole; buffers that a model reads itself are nodes, not constants."""
+
+    proxy_buffer_attributes = True
+    record_stack_traces = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Leave subclasses of layers whole, too, as other tracers do: passes have to see that they are none."""
+        kinds = [
+            cls for cls in type(m).__mro__ if cls.__module__.startswith("torch.nn.modules") and cls is not nn.Module
+        ]
+        return bool(kinds) and not isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+
+
+class FunctionTracer(ModuleTracer):
+    """Traces into torch's own modules, so that functions and ``get_attr`` nodes stand in the graph."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Go into every module."""
+        return False
+
+    def to_bool(self, obj: object) -> bool:
+        """Take no branch that only exists to complain: batch norm asks whether the rank of its input is wrong."""
+        return False
+
+
+def missing_for(form: Form) -> str | None:
+    """Return what has to be installed for a form, or None where nothing is missing."""
+    return "fxopt-capture" if form == "capture" and find_spec("fxopt_capture") is None else None
+
+
+def traced(model: nn.Module, form: Form, inputs: Inputs) -> GraphModule:
+    """Return a model as a graph of one of the traced forms, or captured, with shapes known."""
+    if form == "graph":
+        if not isinstance(model, GraphModule):
+            raise TypeError(f"the form is `graph`, and the model is a {type(model).__name__}, expected a GraphModule")
+        return model
+    if form == "capture":
+        from fxopt_capture import capture
+
+        return capture(model, inputs.args, inputs.kwargs or None)
+    graph_module = traced_by(ModuleTracer() if form == "modules" else FunctionTracer(), model)
+    return infer_shapes(graph_module, *inputs.args, **inputs.kwargs)
+
+
+def traced_by(tracer: torch.fx.Tracer, model: nn.Module) -> GraphModule:
+    """Return what a tracer makes of a model."""
+    graph_module = GraphModule(model, tracer.trace(model))
+    graph_module.training = model.training
+    for node in iter_nodes(graph_module.graph):
+        if isinstance(node.type, str):  # an annotation that was never evaluated, with which torch cannot pickle
+            node.type = None
+    graph_module.recompile()
+    return graph_module
+
+
+def exported(model: nn.Module, form: Form, inputs: Inputs) -> ExportedProgram:
+    """Return a model as an exported program."""
+    dynamic = None
+    if form == "export-dynamic":
+        dynamic = {name: _dynamic(value) for name, value in _by_name(model, inputs).items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about itself
+        return torch.export.export(
+            model,
+            inputs.args,
+            inputs.kwargs or None,
+            dynamic_shapes=dynamic,
+            strict=False,
+            preserve_module_call_signature=(),
+        )
+
+
+def _by_name(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
+    import inspect
+
+    bound = inspect.signature(model.forward).bind(*inputs.args, **inputs.kwargs)
+    return dict(bound.arguments)
+
+
+def _dynamic(value: object) -> object:
+    return {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() > 1 else None

@@ -1,0 +1,117 @@
+"""`picture`: structure and contents of a graph module as rows that compare, one for each thing that has a name."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from fxopt_core import iter_nodes
+from fxopt_testing.footprints import target_text
+
+Picture: TypeAlias = "dict[str, object]"
+
+
+def picture(graph_module: GraphModule, *, marks: bool = False) -> Picture:
+    """Return nodes, modules, flags, tensors bit for bit, ties, keys and code of a graph module.
+
+    Left out are identities, and what stands in `meta`; with ``marks``, whether fxopt noted something is in it.
+    """
+    rows: Picture = {}
+    nodes = list(iter_nodes(graph_module.graph))
+    rows["order of nodes"] = tuple(node.name for node in nodes)
+    for node in nodes:
+        rows[f"node `{node.name}`"] = _node(node)
+        if marks:
+            rows[f"marks of node `{node.name}`"] = node.meta.get("fxopt")
+    rows["order of modules"] = tuple(name for name, _ in graph_module.named_modules(remove_duplicate=False))
+    for name, module in graph_module.named_modules(remove_duplicate=False):
+        rows[f"module `{name}`"] = _module(module, is_root=not name)
+    rows.update(_tensors(graph_module))
+    rows["keys of the state_dict"] = tuple(graph_module.state_dict())
+    rows["code"] = graph_module.code
+    for name, module in graph_module.named_modules():
+        if name and isinstance(module, GraphModule):
+            rows[f"graph of `{name}`"] = tuple(map(_node, iter_nodes(module.graph)))
+            rows[f"code of `{name}`"] = module.code
+    return rows
+
+
+def _node(node: Node) -> object:
+    users = tuple(sorted(user.name for user in node.users))
+    return node.op, target_text(node.target), _text(node.args), _text(node.kwargs), users
+
+
+def _text(value: Any) -> str:
+    """Return arguments as text; numbers keep their type and all of their bits."""
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__}({', '.join(map(_text, value))})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_text(item)}' for key, item in value.items())}}}"
+    return f"%{value.name}" if isinstance(value, Node) else repr(value)
+
+
+def _module(module: nn.Module, *, is_root: bool) -> object:
+    hooks = tuple((key, len(value)) for key, value in sorted(vars(module).items()) if _is_hooks(key) and value)
+    # The class of a graph module is its own, and its extra text tells sizes of the others.
+    return ("the root" if is_root else f"{type(module).__name__}({module.extra_repr()})", module.training, hooks)
+
+
+def _is_hooks(key: str) -> bool:
+    """Whether an attribute holds hooks; those of copying are fxopt's own, on all that it has touched."""
+    return key.endswith("_hooks") and key != "_deepcopy_hooks"
+
+
+def _tensors(root: nn.Module) -> Iterator[tuple[str, object]]:
+    first: dict[int, str] = {}
+    for kind, each in (("parameter", root.named_parameters), ("buffer", root.named_buffers)):
+        for name, tensor in each(remove_duplicate=False):
+            tied = first.setdefault(id(tensor), name)
+            flags = (type(tensor).__name__, tensor.dtype, str(tensor.device), tuple(tensor.shape), tensor.requires_grad)
+            yield f"{kind} `{name}`", (*flags, None if tied == name else f"tied to {tied}")
+            yield f"values of `{name}`", bits_of(tensor)
+
+
+def bits_of(tensor: Tensor) -> object:
+    """Return what a tensor holds, bit for bit; of one without values, its shape."""
+    if tensor.is_meta or nn.parameter.is_lazy(tensor):
+        return "no values"
+    plain = tensor.detach().to_dense().cpu().contiguous()
+    return ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""
+
+
+def changes(
+    before: Mapping[str, object], after: Mapping[str, object], *, limit: int | None = 3
+) -> list[tuple[str, str, str]]:
+    """Return what differs: its name, what it is now, and what it was."""
+    found = []
+    for name in dict.fromkeys([*before, *after]):
+        old, new = before.get(name, "absent"), after.get(name, "absent")
+        if type(old) is not type(new) or old != new:
+            found.append((name, short(new, old), short(old, new)))
+    return found[:limit]
+
+
+def short(value: object, other: object = None) -> str:
+    """Return a value in a few words, in view of the one that it differs from."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes" if not isinstance(other, bytes) or len(other) != len(value) else "other values"
+    if isinstance(value, tuple) and isinstance(other, tuple) and len(value) == len(other):
+        value = next((mine for mine, theirs in zip(value, other, strict=True) if mine != theirs), value)
+    text = str(value)
+    return text if len(text) <= 160 else f"{text[:100]} ... {text[-50:]}"
+
+
+def coarsest_dtype(*modules: nn.Module) -> torch.dtype:
+    """Return the floating-point dtype with the fewest digits among parameters and buffers; float32 if there is none."""
+    found = {
+        tensor.dtype
+        for module in modules
+        for tensor in (*module.parameters(), *module.buffers())
+        if tensor.dtype.is_floating_point
+    }
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)

@@ -1,0 +1,65 @@
+"""What holds of the cost of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest import mock
+
+from torch.fx import GraphModule
+
+from fxopt_core import Composition, Transformation
+from fxopt_testing.cases import ModelCase
+from fxopt_testing.findings import Flaw
+from fxopt_testing.properties.base import Property
+from fxopt_testing.steps import Steps
+from fxopt_testing.trial import Subject, Trial
+
+_TIMES = (6, 12, 24)
+_GROWTH = 2.5
+"""Steps from 12 to 24 times over those from 6 to 12 times: 2 if linear, 2.2 with a sort, 4 if quadratic."""
+
+
+def _if_growing(subject: Subject, trial: Trial | None) -> str | None:
+    return None if any(case.grow for case in subject.cases) else "no model says how it grows (ModelCase(grow=...))"
+
+
+def _linear(subject: Subject) -> Iterator[Flaw]:
+    for case in subject.cases:
+        if case.grow is None or (case.form != "modules" and not subject.thorough) or case.training:
+            continue
+        if case.form.startswith("export"):
+            continue
+        steps = [_steps(subject, case, times * (2 if subject.thorough else 1)) for times in _TIMES]
+        less, more = steps[1] - steps[0], steps[2] - steps[1]
+        if less > 0 and more > _GROWTH * less:
+            found = f"{steps[0]}, {steps[1]} and {steps[2]} steps for {', '.join(map(str, _TIMES))} times the sites"
+            yield Flaw(f"{found}: twice as many sites, {more / less:.1f} times the steps", "2 times", case=case.id)
+
+
+def _steps(subject: Subject, case: ModelCase, times: int) -> int:
+    """Return how many steps the pass's own code takes, what core does around it left out."""
+    transformation, steps = subject.transformation, Steps()
+    graph_module = case.grown(times).graph_module
+    transform = type(transformation).transform
+
+    def counted(self: Transformation, graph_module: GraphModule) -> GraphModule:
+        with steps.counting():
+            return transform(self, graph_module)
+
+    if isinstance(transformation, Composition):
+        with steps.counting():
+            transformation(graph_module, lint_and_recompile=False)
+        return steps.count
+    with mock.patch.object(type(transformation), "transform", counted):
+        transformation(graph_module, lint_and_recompile=False)
+    return steps.count
+
+
+COST = Property(
+    "linear-cost",
+    "the work grows as the number of nodes does, also where one value has many users",
+    "Walk the graph once, and look up by dictionaries: no walk over all nodes, or over all users of a value, for each "
+    "site. `GraphIndex` has what most passes look for.",
+    on_pass=_linear,
+    applies=_if_growing,
+)

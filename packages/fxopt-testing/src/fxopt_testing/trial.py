@@ -1,0 +1,193 @@
+"""`Trial`: one run of a pass on one model, with what was so before it; `Subject`: a pass with all of its trials."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import torch
+from torch.fx import GraphModule
+
+from fxopt_core import Composition, ReversibleTransformation, Transformation, faithful_copy, iter_nodes
+from fxopt_core.options import construct
+from fxopt_testing.cases import ModelCase
+from fxopt_testing.footprints import Footprint
+from fxopt_testing.keeping import process_kept
+from fxopt_testing.outcomes import Outcome, outcome_of
+from fxopt_testing.pictures import changes, coarsest_dtype, picture
+from fxopt_tools import Inputs
+
+_OF_THE_PROCESS = ("process", "context")
+
+
+class Trial:
+    """A pass that has run once on a model.
+
+    Attributes:
+        transformation: the pass.
+        case: the model.
+        source: the graph module as it was before the run, a copy.
+        result: the graph module after it; None where the pass raised.
+        error: what the pass raised, or None.
+        touched: what is different in the caller's model, a line each.
+        process: what is different in the process.
+        hooks: what has hooks in the graph module before the run; see `hooks_of`.
+    """
+
+    def __init__(self, transformation: Transformation, case: ModelCase) -> None:
+        self.transformation = transformation
+        self.case = case
+        captured = case.capture()
+        model, graph_module = captured.model, captured.graph_module
+        self.source = faithful_copy(graph_module)
+        self.hooks = hooks_of(graph_module)
+        self.before = picture(self.source)
+        self.result: GraphModule | None = None
+        self.error: Exception | None = None
+        watched = () if case.form == "graph" else (model,)
+        former = Footprint(*watched)
+        with process_kept():
+            try:
+                self.result = transformation(graph_module)
+            except Exception as error:
+                self.error = error
+            found = former.differences(Footprint(*watched))
+        self.process = [line for line in found if line.startswith(_OF_THE_PROCESS)]
+        self.touched = [line for line in found if not line.startswith(_OF_THE_PROCESS)]
+        if self.touched:
+            case.forget()
+        self.after = picture(self.result) if isinstance(self.result, GraphModule) else {}
+
+    @property
+    def changed(self) -> bool:
+        """Whether the pass made anything different."""
+        return self.before != self.after
+
+    @property
+    def done(self) -> GraphModule:
+        """The result, of a run that raised nothing."""
+        assert self.result is not None
+        return self.result
+
+    def fresh(self) -> GraphModule:
+        """Return the graph module as it was, a copy to do anything with."""
+        return faithful_copy(self.source)
+
+    def transformed(self) -> GraphModule:
+        """Return the result, a copy to do anything with."""
+        return faithful_copy(self.done)
+
+    @cached_property
+    def size(self) -> int:
+        """How many nodes the graph had."""
+        return len(self.source.graph.nodes)
+
+    @cached_property
+    def coarsest(self) -> torch.dtype:
+        """The dtype that says how exact the model is."""
+        return max(coarsest_dtype(self.source), self.case.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+
+    @cached_property
+    def expected(self) -> Outcome:
+        """What the model did before the run."""
+        return outcome_of(self.source, self.case.example())
+
+    @cached_property
+    def found(self) -> Outcome:
+        """What it does after the run."""
+        return outcome_of(self.done, self.case.example())
+
+    def other_inputs(self) -> Iterator[tuple[str, Inputs, Outcome]]:
+        """Yield further inputs that the model accepted, with what it did."""
+        for name, inputs in self.case.all_inputs():
+            try:
+                yield name, inputs, outcome_of(self.source, inputs, gradients=False)
+            except Exception:  # the graph is bound to its sizes, or the model takes no such input
+                continue
+
+
+def hooks_of(graph_module: GraphModule) -> dict[str, int]:
+    """Return how many hooks modules, parameters and buffers have, by name; those with none are left out."""
+    found: dict[str, int] = {}
+    for name, module in graph_module.named_modules(remove_duplicate=False):
+        hooks = [value for key, value in vars(module).items() if key.endswith("_hooks")]
+        found[f"module `{name}`"] = sum(len(value) for value in hooks if hasattr(value, "__len__"))
+    for name, tensor in graph_module.named_parameters(remove_duplicate=False):
+        found[f"parameter `{name}`"] = len(tensor._backward_hooks or ())
+    found.pop("module ``")  # its own are those of copying, too
+    return {name: count for name, count in found.items() if count}
+
+
+def called_modules(graph_module: GraphModule) -> set[str]:
+    """Return the targets of all calls of modules."""
+    return {str(node.target) for node in iter_nodes(graph_module.graph) if node.op == "call_module"}
+
+
+class Subject:
+    """A pass, and the models that it is tried on; trials are made on first use and kept.
+
+    Attributes:
+        transformation: the pass.
+        cases: the models.
+        own: whether the caller gave the models.
+        thorough: whether to take more time.
+        seconds: how long capturing the models and running the pass on them took.
+    """
+
+    def __init__(
+        self, transformation: Transformation, cases: Sequence[ModelCase], *, own: bool = False, thorough: bool = False
+    ) -> None:
+        self.transformation = transformation
+        self.cases = tuple(cases)
+        self.own = own
+        self.thorough = thorough
+        self.seconds = 0.0
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """One run on each model."""
+        started = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trials = tuple(Trial(self.transformation, case) for case in self.cases)
+        self.seconds = time.perf_counter() - started
+        return trials
+
+    @property
+    def changed(self) -> list[Trial]:
+        """The trials in which the pass raised nothing and changed something, the smallest models first."""
+        found = [trial for trial in self.trials if trial.error is None and trial.changed]
+        return sorted(found, key=lambda trial: trial.size)
+
+    @cached_property
+    def most_changed(self) -> list[Trial]:
+        """The same trials, those in which the pass changed the most first."""
+        return sorted(self.changed, key=lambda trial: -len(changes(trial.before, trial.after, limit=None)))
+
+    @property
+    def name(self) -> str:
+        """The pass as a call."""
+        text = repr(self.transformation)
+        return text if len(text) < 120 else self.transformation.name
+
+    @property
+    def reversible(self) -> ReversibleTransformation | None:
+        """The pass, if it can be reversed."""
+        return self.transformation if isinstance(self.transformation, ReversibleTransformation) else None
+
+    @property
+    def importable(self) -> bool:
+        """Whether another process, or a record, can find the class of the pass by its name."""
+        cls = type(self.transformation)
+        return "<locals>" not in cls.__qualname__ and cls.__module__ not in ("__main__", "builtins")
+
+    def equal_pass(self) -> Transformation:
+        """Return another pass of the same class and options."""
+        if isinstance(self.transformation, Composition):
+            return copy.deepcopy(self.transformation)
+        made = construct(type(self.transformation), dict(self.transformation.options))
+        assert isinstance(made, Transformation)
+        return made

@@ -1,0 +1,288 @@
+"""Passes that are wrong as objects, or in how they run: options, signatures, errors, cost, what they depend on."""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from defects_of_computation import Preserving, calls, substitute
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxopt_core import Transformation, iter_nodes
+
+
+class Commuting(Preserving):
+    """``x * c`` -> ``c * x``, rightly.
+
+    Args:
+        most: up to which constant.
+    """
+
+    def __init__(self, *, most: float = 2.0) -> None:
+        self.most = most
+
+    def edit(self, graph_module: GraphModule) -> None:
+        """Turn products round."""
+        for node in self.products(graph_module, self.most):
+            self.turn(node)
+
+    def products(self, graph_module: GraphModule, most: float) -> Iterator[Node]:
+        """Yield products by a constant behind the sign."""
+        for node in calls(graph_module, operator.mul):
+            if isinstance(node.args[1], float) and node.args[1] <= most:
+                yield node
+
+    def turn(self, node: Node) -> None:
+        """Turn one round."""
+        node.args = (node.args[1], node.args[0])
+        self.mark_as_transformed(node)
+
+
+class IgnoresOption(Commuting):
+    """``x * c`` -> ``c * x``, for all of them.
+
+    Args:
+        most: up to which constant; it is stored, and never read.
+    """
+
+    def edit(self, graph_module: GraphModule) -> None:
+        """Turn all products round."""
+        for node in self.products(graph_module, 2.0):
+            self.turn(node)
+
+
+class DropsOption(Commuting):
+    """``x * c`` -> ``c * x``, for all of them.
+
+    Args:
+        most: up to which constant; it is not even stored.
+    """
+
+    def __init__(self, *, most: float = 2.0) -> None:
+        self.most = 2.0
+
+
+class SignsWithoutOption(Commuting):
+    """Has a signature that says nothing of its option."""
+
+    @property
+    def signature(self) -> str:
+        """The same for all options."""
+        return "0123456789abcdef" * 4
+
+
+class SignsByIdentity(Commuting):
+    """Has a signature of its own in each object."""
+
+    @property
+    def signature(self) -> str:
+        """One that depends on where the object lies."""
+        return f"{id(self):064x}"
+
+
+class SignsByHash(Commuting):
+    """Has a signature that depends on the hashes of this process."""
+
+    @property
+    def signature(self) -> str:
+        """One that another process does not find."""
+        return f"{hash('commuting') & 0xFFFFFFFFFFFF:064x}"
+
+
+class SignsByRuns(Commuting):
+    """Has a signature that counts its runs."""
+
+    runs = 0
+
+    def edit(self, graph_module: GraphModule) -> None:
+        """Count."""
+        self.runs += 1
+        super().edit(graph_module)
+
+    @property
+    def signature(self) -> str:
+        """One that changes with each run."""
+        return f"{self.runs:064x}"
+
+
+class NeedsPosition(Commuting):
+    """Cannot be made from its name."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__(most=most)
+
+
+class TakesAnything(Commuting):
+    """Takes options that text cannot name."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+
+class NamedBadly(Commuting):
+    """Has a name that no text can hold."""
+
+    name = "Named Badly!"
+
+
+class ReturnsNothing(Transformation):
+    """Ends without ``return``."""
+
+    def transform(self, graph_module: GraphModule) -> Any:
+        """Forget it."""
+
+
+class ReturnsGraph(Transformation):
+    """Returns the graph in place of its module."""
+
+    def transform(self, graph_module: GraphModule) -> Any:
+        """Return the wrong thing."""
+        return graph_module.graph
+
+
+class InsertsBehindUse(Preserving):
+    """``relu(x)`` -> ``relu(y)``, with ``y`` computed later."""
+
+    def edit(self, graph_module: GraphModule) -> None:
+        """Insert it in the wrong place."""
+        for node in calls(graph_module, torch.relu):
+            with graph_module.graph.inserting_after(node):
+                node.args = (graph_module.graph.call_function(operator.neg, (node.args[0],)),)
+
+
+class CallsWhatIsNotThere(Preserving):
+    """``relu(x)`` -> a call of a module that was never added."""
+
+    def edit(self, graph_module: GraphModule) -> None:
+        """Call it."""
+        for node in calls(graph_module, torch.relu):
+            with graph_module.graph.inserting_before(node):
+                substitute(node, graph_module.graph.create_node("call_module", "no_such_module", node.args))
+
+
+class NeverCompiles(Commuting):
+    """Has a call of its own, which leaves compiling to others whatever it is told."""
+
+    def __call__(self, graph_module: GraphModule, *args: Any, **kwargs: Any) -> GraphModule:
+        """Forget the last step."""
+        return super().__call__(graph_module, lint_and_recompile=False)
+
+
+class SwallowsErrors(Commuting):
+    """Catches what goes wrong, and goes on with half of it done."""
+
+    def edit(self, graph_module: GraphModule) -> None:
+        """Turn products round by way of sums."""
+        for node in self.products(graph_module, self.most):
+            try:
+                node.target = operator.add
+                self.turn(node)
+                node.target = operator.mul
+            except Exception:
+                continue
+
+
+class LeavesGradMode(Commuting):
+    """Switches gradients off, and on again only where all goes well."""
+
+    def turn(self, node: Node) -> None:
+        """Turn one round."""
+        was = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+        super().turn(node)
+        torch.set_grad_enabled(was)
+
+
+class SwitchesGradientsOff(Commuting):
+    """Switches gradients off for good."""
+
+    def edit(self, graph_module: GraphModule) -> None:
+        """Switch them off."""
+        torch.set_grad_enabled(False)
+        super().edit(graph_module)
+
+
+class WalksTheGraphEachTime(Commuting):
+    """Looks at all nodes for each node."""
+
+    def turn(self, node: Node) -> None:
+        """Look for what reads the product."""
+        if any(other.target == "no such thing" for other in iter_nodes(node.graph)):
+            return
+        super().turn(node)
+
+
+class WalksUsersEachTime(Preserving):
+    """Looks, at each node, at all users of what it reads."""
+
+    def edit(self, graph_module: GraphModule) -> None:
+        """Look at them."""
+        for node in iter_nodes(graph_module.graph):
+            for value in node.all_input_nodes:
+                assert any(user is node for user in reversed(list(value.users)))
+
+
+class CountsRuns(Commuting):
+    """Turns products round in every other run of the process."""
+
+    runs: ClassVar[int] = 0
+
+    def edit(self, graph_module: GraphModule) -> None:
+        """Count."""
+        CountsRuns.runs += 1
+        if CountsRuns.runs % 2:
+            super().edit(graph_module)
+
+
+class Rolls(Commuting):
+    """Turns products round at random."""
+
+    def turn(self, node: Node) -> None:
+        """Roll the dice."""
+        if _dice.random() < 0.5:
+            super().turn(node)
+
+
+_dice = random.Random(0)
+
+
+class OrdersByHash(Preserving):
+    """``x * c`` -> ``scale(x, c)``, named in the order of a set."""
+
+    def edit(self, graph_module: GraphModule) -> None:
+        """Name the products."""
+        names = {node.name for node in calls(graph_module, operator.mul)}
+        found = {node.name: node for node in calls(graph_module, operator.mul)}
+        for name in names:
+            with graph_module.graph.inserting_before(found[name]):
+                made = graph_module.graph.create_node("call_function", torch.mul, found[name].args, name="scaled")
+            made.meta.update(found[name].meta)
+            substitute(found[name], made)
+
+
+class CapturesTensor(Preserving):
+    """``x * c`` -> a function that holds ``c`` in a closure."""
+
+    def edit(self, graph_module: GraphModule) -> None:
+        """Call it."""
+        for node in calls(graph_module, operator.mul):
+            by = node.args[1]
+            if isinstance(by, float):
+                factor = torch.tensor(by, dtype=torch.float64)
+
+                def scaled(x: Tensor, factor: Tensor = factor) -> Tensor:
+                    return x * factor.item()
+
+                node.target, node.args = scaled, (node.args[0],)
+
+
+class FindsNothing(Commuting):
+    """Looks for what no model has."""
+
+    def products(self, graph_module: GraphModule, most: float) -> Iterator[Node]:
+        """Yield nothing."""
+        yield from ()

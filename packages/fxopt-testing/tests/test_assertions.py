@@ -1,0 +1,121 @@
+"""Assertions for authors: what holds passes, and what does not is shown."""
+
+from __future__ import annotations
+
+import defects_of_passes as passes
+import defects_of_results as results
+import pytest
+import torch
+from torch import nn
+
+from fxopt_core import PreconditionError
+from fxopt_testing import assert_code, assert_left_alone, assert_rewrites, assert_round_trip, code_of, model_case
+from fxopt_testing.forms import Form
+from fxopt_testing.models.linear_models import Pair
+from fxopt_tools import Inputs
+
+
+class Product(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.relu(x * 2.0)
+
+
+def test_code_is_compared_without_its_layout() -> None:
+    graph_module = torch.fx.symbolic_trace(Product())
+    assert_code(graph_module, "mul = x * 2.0; relu = torch.relu(mul); return relu")
+    assert_code(
+        graph_module, "def forward(self, x, y=None):\n    mul = (x * 2.0)\n    relu = torch.relu(mul)\n    return relu"
+    )
+    assert code_of(graph_module).startswith("def forward(self, x, y=None):\n    mul = x * 2.0\n")
+    assert code_of(graph_module.graph) == code_of(graph_module)
+
+
+def test_another_code_is_shown_as_a_difference() -> None:
+    with pytest.raises(AssertionError, match=r"(?s)is not what is expected.*-    mul = x \* 3.0.*\+    mul = x \* 2.0"):
+        assert_code(torch.fx.symbolic_trace(Product()), "mul = x * 3.0; relu = torch.relu(mul); return relu")
+
+
+def test_arguments_keep_their_own_names() -> None:
+    assert code_of(torch.fx.symbolic_trace(nn.Sequential(nn.ReLU()))).startswith("def forward(self, input):")
+
+
+def test_what_is_no_code_is_said_so() -> None:
+    with pytest.raises(PreconditionError, match="no Python code"):
+        assert_code(torch.fx.symbolic_trace(Product()), "mul = = 2")
+
+
+@pytest.mark.parametrize("form", ["modules", "functions"])
+def test_rewrites_are_counted_and_shown(form: Form) -> None:
+    before, after = (
+        "mul = x * 2.0; relu = torch.relu(mul); return relu",
+        "mul = 2.0 * x; relu = torch.relu(mul); return relu",
+    )
+    result = assert_rewrites(
+        passes.Commuting(), Product(), torch.ones(2), count=1, before=before, after=after, form=form
+    )
+    assert "2.0 * x" in result.code
+    with pytest.raises(AssertionError, match="rewrote 1 sites, expected 2"):
+        assert_rewrites(passes.Commuting(), Product(), torch.ones(2), count=2)
+    with pytest.raises(AssertionError, match="after commuting, the graph is not"):
+        assert_rewrites(passes.Commuting(), Product(), torch.ones(2), after=before)
+    with pytest.raises(AssertionError, match="before commuting, the graph is not"):
+        assert_rewrites(passes.Commuting(), Product(), torch.ones(2), before=after)
+
+
+def test_the_model_is_not_changed() -> None:
+    model = Pair(bias=False).eval()
+    keys = list(model.state_dict())
+    result = assert_rewrites(results.Padding(), model, torch.ones(2, 4), count=2, form="export")
+    assert list(result.state_dict()) != keys == list(model.state_dict())
+
+
+def test_graph_modules_cases_and_keyword_arguments_are_taken() -> None:
+    graph_module = torch.fx.symbolic_trace(Product())
+    assert_rewrites(passes.Commuting(), graph_module, torch.ones(2), count=1)
+    assert "x * 2.0" in graph_module.code
+    assert_rewrites(passes.Commuting(), Product(), Inputs(x=torch.ones(2)), count=1)
+    assert_rewrites(passes.Commuting(), model_case("pair[modules]"), count=2)
+
+
+def test_a_pass_that_changes_nothing_rewrites_nothing() -> None:
+    with pytest.raises(AssertionError, match="finds-nothing changed nothing"):
+        assert_rewrites(passes.FindsNothing(), Product(), torch.ones(2))
+
+
+def test_refusals_are_expected_by_their_reasons() -> None:
+    model = model_case("called twice[modules]")
+    with pytest.raises(AssertionError, match="refused 3 sites, expected reasons: none"):
+        assert_rewrites(results.RefusesBadly(), model, count=0)
+    assert_rewrites(results.RefusesBadly(), model, count=0, refused=["Not Supported"] * 3)
+
+
+def test_what_computes_something_else_is_shown() -> None:
+    from defects_of_computation import ClaimsWrongly
+
+    with pytest.raises(AssertionError, match="computes something else"):
+        assert_rewrites(ClaimsWrongly(), Product(), torch.full((2,), 5.0))
+
+
+def test_near_misses_are_left_alone_for_a_reason() -> None:
+    tied = model_case("tied[modules]")
+    assert_left_alone(results.Padding(), Pair(), torch.ones(2, 4))
+    with pytest.raises(AssertionError, match="refused nothing for reason 'tied-parameter'"):
+        assert_left_alone(results.Padding(), Pair(), torch.ones(2, 4), reason="tied-parameter")
+    with pytest.raises(AssertionError, match="is to leave the model alone, and"):
+        assert_left_alone(results.Padding(), Pair(bias=False), torch.ones(2, 4))
+    refusals = assert_left_alone(results.RefusesBadly(), tied, reason="Not Supported")
+    assert len(refusals) == 3
+
+
+def test_the_way_back_is_exact() -> None:
+    restored = assert_round_trip(results.Padding(), Pair(bias=False), torch.ones(2, 4))
+    assert set(restored.state_dict()) == {"q.weight", "k.weight"}
+    with pytest.raises(AssertionError, match="after undoing undoes-inexactly, values of"):
+        assert_round_trip(results.UndoesInexactly(), Pair(), torch.ones(2, 4))
+    with pytest.raises(AssertionError, match="changed nothing"):
+        assert_round_trip(results.Padding(), Pair(), torch.ones(2, 4))
+
+
+def test_what_is_no_model_is_said_so() -> None:
+    with pytest.raises(PreconditionError, match=r"write Product\(\)"):
+        assert_left_alone(passes.Commuting(), Product, torch.ones(2))  # type: ignore[arg-type]  # that is what is wrong

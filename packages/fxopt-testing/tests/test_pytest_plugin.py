@@ -1,0 +1,105 @@
+"""The plugin of pytest, and tests that a file makes for itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import defects_of_passes as passes
+import defects_of_results as results
+import pytest
+
+from fxopt_core import PreconditionError
+from fxopt_testing import conformance_tests, model_case, passes_of
+from fxopt_testing.findings import ConformanceError
+from fxopt_testing.parametrizing import Check, run_check, subjects_of
+from fxopt_testing.properties import PROPERTIES
+
+PAIR = [model_case("pair[modules]")]
+
+test_a_right_pass = conformance_tests(results.Padding(), passes.Commuting(), models=PAIR)
+test_a_known_flaw = conformance_tests(
+    results.KeepsDeadModules(), models=PAIR, properties=["no-leftovers"], expected_failures={"no-leftovers": "a sample"}
+)
+
+
+LIGHT = """
+import sys
+
+def test_light():
+    assert "fxopt_testing.plugin" in sys.modules
+    assert "torch" not in sys.modules
+"""
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    settings = folder / "pytest.ini"
+    settings.write_text("[pytest]\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-c", str(settings), "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False, timeout=280)
+
+
+def test_a_distribution_is_collected(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text(
+        "def test_other(): raise AssertionError('not asked for')\n", encoding="utf-8"
+    )
+    run = run_pytest(tmp_path, "--fxopt-distribution", "fxopt-core", "-k", "named or runs", "-v")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "fxopt-core::deep-copy::named PASSED" in run.stdout
+    assert "fxopt-core::lint-and-recompile::runs PASSED" in run.stdout
+    assert "4 passed" in run.stdout
+    assert "test_other" not in run.stdout
+
+
+def test_without_the_option_nothing_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "test_light.py").write_text(LIGHT, encoding="utf-8")
+    run = run_pytest(tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no-such-distribution", "is not installed: pip install no-such-distribution"),
+        ("pluggy", "declares no plugin of fxopt"),
+    ],
+)
+def test_distributions_without_passes_are_errors(name: str, message: str) -> None:
+    with pytest.raises(PreconditionError, match=message):
+        passes_of(name)
+
+
+def test_a_distribution_that_is_not_installed_is_a_collection_error(tmp_path: Path) -> None:
+    run = run_pytest(tmp_path, "--fxopt-distribution", "no-such-distribution")
+    assert run.returncode == 2
+    assert "distribution 'no-such-distribution' is not installed" in run.stdout
+
+
+def checks_of(function: object) -> list[tuple[str, Check]]:
+    (mark,) = function.pytestmark  # type: ignore[attr-defined]  # pytest puts it there
+    return [(str(each.id), each.values[0]) for each in mark.args[1]]
+
+
+def test_each_pass_and_property_is_a_test() -> None:
+    named = checks_of(conformance_tests("fxopt-core", passes.Commuting(), passes.Commuting(most=3.0), models=PAIR))
+    ids = [name for name, _ in named]
+    assert "deep-copy-exact-undo" in ids
+    assert "commuting#1-runs" in ids
+    assert "commuting#2-runs" in ids
+    assert "commuting#1-exact-undo" not in ids  # nothing is said of undoing what cannot be undone
+    assert len(set(ids)) == len(ids) == 4 * len(PROPERTIES) - 2 - 4  # nor of the cost on a model that does not grow
+
+
+def test_what_does_not_hold_fails_with_its_finding() -> None:
+    (subject,) = subjects_of([results.KeepsDeadModules()], tuple(PAIR))
+    (rule,) = (each for each in PROPERTIES if each.name == "no-leftovers")
+    with pytest.raises(ConformanceError, match="no-leftovers on pair"):
+        run_check(subject, rule)
+    with pytest.raises(pytest.xfail.Exception, match="a reason: "):
+        run_check(subject, rule, "a reason")
+
+
+def test_what_is_no_pass_is_said_so() -> None:
+    with pytest.raises(PreconditionError, match=r"write Commuting\(\)"):
+        conformance_tests(passes.Commuting)  # type: ignore[arg-type]  # that is what is wrong

@@ -1,0 +1,97 @@
+"""The zoo: what it holds, that it can be captured, and that its cases are always the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fxopt_testing import ModelCase, model_case, zoo
+from fxopt_testing.outcomes import differences, outcome_of
+from fxopt_testing.pictures import picture
+from fxopt_testing.processes import elsewhere
+
+
+def test_it_holds_every_kind_of_model() -> None:
+    cases = zoo()
+    assert len({case.id for case in cases}) == len(cases) >= 119
+    assert {case.form for case in cases} >= {"modules", "functions", "export", "export-dynamic", "graph"}
+    assert {case.dtype for case in cases} == {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+    assert {case.training for case in cases} == {True, False}
+    assert {case.device for case in cases} == {"cpu", "meta"}
+    assert sum(case.name.startswith("generated") for case in cases) == 8
+    assert sum(case.grow is not None for case in cases) >= 4
+
+
+def test_the_thorough_one_holds_more() -> None:
+    cases = zoo(thorough=True)
+    assert len({case.id for case in cases}) == len(cases) >= 390
+
+
+def test_cases_are_found_by_their_id() -> None:
+    assert all(model_case(case.id) is case for case in zoo())
+    with pytest.raises(KeyError, match="the zoo has no case 'no such model'"):
+        model_case("no such model")
+
+
+@pytest.mark.parametrize("case", zoo()[::7], ids=lambda case: case.id)
+def test_graphs_compute_what_their_models_do(case: ModelCase) -> None:
+    if case.device == "meta":
+        pytest.skip("nothing is computed")
+    captured = case.capture()
+    inputs = case.example()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        expected = captured.model(*inputs.args, **inputs.kwargs)
+    outcome = outcome_of(captured.graph_module, case.example(), gradients=False)
+    leaves = torch.utils._pytree.tree_leaves(expected)
+    assert len(leaves) == len(outcome.outputs)
+    for mine, other in zip(leaves, outcome.outputs.values(), strict=True):
+        torch.testing.assert_close(other, mine)
+
+
+def test_capturing_twice_gives_equal_graphs_of_their_own() -> None:
+    case = model_case("attention[modules]")
+    one, other = case.capture().graph_module, case.capture().graph_module
+    assert one is not other
+    assert one.graph is not other.graph
+    assert picture(one) == picture(other)
+
+
+def test_outcomes_differ_where_models_do() -> None:
+    case = model_case("pair[modules]")
+    captured = case.capture()
+    expected = outcome_of(captured.graph_module, case.example())
+    assert not list(differences(expected, outcome_of(captured.graph_module, case.example()), torch.float32))
+    for node in captured.graph_module.graph.nodes:
+        if node.name == "mul":
+            node.args = (node.args[0], 2.5)
+    captured.graph_module.recompile()
+    found = list(differences(expected, outcome_of(captured.graph_module, case.example()), torch.float32))
+    assert {each.what for each in found} == {"outputs", "gradients"}
+    assert all(each.is_rounding for each in found)
+
+
+def test_other_inputs_are_offered() -> None:
+    names = [name for name, _ in model_case("pair[modules]").all_inputs()]
+    assert names == ["a batch of 1", "a batch of 7", "an empty batch", "inputs that are not contiguous"]
+    sizes = [inputs.args[0].shape[0] for _, inputs in model_case("pair[modules]").all_inputs()]
+    assert sizes == [1, 7, 0, 3]
+
+
+def test_a_case_says_what_is_wrong_with_it() -> None:
+    with pytest.raises(ValueError, match="has form 'aten', expected one of"):
+        ModelCase("mine", nn.ReLU, torch.ones(1), form="aten")  # type: ignore[arg-type]  # that is what is wrong
+    with pytest.raises(TypeError, match="expected a function that makes one"):
+        ModelCase("mine", nn.ReLU(), torch.ones(1))
+
+
+def test_another_process_answers_with_other_hashes() -> None:
+    from defects_of_passes import Commuting
+
+    answer = elsewhere(Commuting(), ["pair[modules]"])
+    assert answer.error is None
+    assert answer.signature == Commuting().signature
+    assert "code" in answer.pictures["pair[modules]"]
+    assert elsewhere(Commuting(), ["no such model"]).error is not None
+    assert elsewhere(Commuting(most=3.0)).signature == Commuting(most=3.0).signature

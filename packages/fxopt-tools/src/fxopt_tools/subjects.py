@@ -1,0 +1,61 @@
+"""What callers name in several ways: a model as a graph module, a pipeline as a pass."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt_core import PreconditionError, Transformation, registry
+
+Pipeline: TypeAlias = "Transformation | str"
+"""A pass, a composition, or the text of a pipeline."""
+
+
+def as_graph_module(model: object, who: str) -> GraphModule:
+    """Return a graph module itself, and any other model as ``torch.fx.symbolic_trace`` sees it.
+
+    Args:
+        model: the model.
+        who: the function that was given it, for messages.
+
+    Raises:
+        PreconditionError: It is no module, or cannot be traced.
+    """
+    if isinstance(model, GraphModule):
+        return model
+    if not isinstance(model, nn.Module):
+        raise PreconditionError(
+            f"{who} is given a {type(model).__name__} as model, expected a torch.fx.GraphModule or a torch.nn.Module"
+        )
+    try:
+        return torch.fx.symbolic_trace(model)
+    except Exception as error:  # whatever the model raises when it is run on proxies
+        raise PreconditionError(
+            f"{who} is given a {type(model).__name__} that torch.fx.symbolic_trace cannot trace: "
+            f"{type(error).__name__}: {error}. Expected a graph module: capture the model first, by "
+            "torch.export.export(model, args).module() or fxopt_capture.capture(model, args)"
+        ) from error
+
+
+def as_transformation(pipeline: object, who: str) -> Transformation:
+    """Return a pass itself, and the text of a pipeline as the composition that it describes.
+
+    Raises:
+        PreconditionError: It is neither.
+        PipelineSyntaxError: The text cannot be read.
+        RegistryError: The text names a pass that no installed family offers.
+    """
+    if isinstance(pipeline, str):
+        return registry().pipeline(pipeline)
+    if isinstance(pipeline, Transformation):
+        return pipeline
+    if isinstance(pipeline, type):
+        name = pipeline.__name__
+        raise PreconditionError(f"{who} is given the class {name} as pipeline, expected an instance: write {name}()")
+    raise PreconditionError(
+        f"{who} is given a {type(pipeline).__name__} as pipeline, expected an instance of a pass, a composition, or "
+        "text such as 'merge-linears,fuse-bias-in-linear'"
+    )

@@ -1,0 +1,381 @@
+"""`bench` and `tune` by a clock that is set by hand: what each operation costs is written into the model."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node, Tracer
+
+from fxopt_core import (
+    Editor,
+    GraphIndex,
+    LintAndRecompile,
+    PassError,
+    PreconditionError,
+    SitePass,
+    Transformation,
+    compose,
+    history,
+    iter_nodes,
+)
+from fxopt_tools import Benchmark, Ratio, Times, bench, tune
+from fxopt_tools.sampling import Sampler, interval
+
+X = torch.ones(2)
+
+
+class Clock:
+    """A clock that goes on as modules run, up to some noise."""
+
+    def __init__(self) -> None:
+        self.now, self.noise, self.random = 0.0, 0.0, random.Random(0)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds * (1 + self.random.uniform(-self.noise, self.noise))
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def _clock_is_reset() -> None:
+    CLOCK.__init__()  # type: ignore[misc]  # copies of modules refer to this one
+
+
+class Work(nn.Module):
+    """Takes a second times its cost."""
+
+    def __init__(self, cost: float) -> None:
+        super().__init__()
+        self.cost = cost
+
+    def forward(self, x: Tensor) -> Tensor:
+        CLOCK.spend(self.cost)
+        return x
+
+
+class WholeTracer(Tracer):
+    """Goes into no module."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def model(**costs: float) -> GraphModule:
+    """Return a graph of works, by name."""
+    layers = nn.Sequential()
+    for name, cost in costs.items():
+        layers.add_module(name, Work(cost))
+    return GraphModule(layers, WholeTracer().trace(layers))
+
+
+@dataclass(frozen=True)
+class Layer:
+    node: Node
+
+    @property
+    def label(self) -> str:
+        return str(self.node.target)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.node,)
+
+
+class Scale(SitePass[Layer]):
+    """``work(x)`` -> ``scaled_work(x)``, for works of names that begin with a prefix."""
+
+    factor: ClassVar[float] = 1.0
+    needs: ClassVar[str] = ""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+
+    def match(self, index: GraphIndex) -> Iterator[Layer]:
+        if self.needs and not any(self.needs in str(node.target) for node in index.nodes):
+            raise ValueError(f"there is no {self.needs}")
+        for node in index.nodes:
+            if node.op == "call_module" and str(node.target).startswith(self.prefix):
+                yield Layer(node)
+
+    def rewrite(self, site: Layer, edit: Editor) -> None:
+        old: Any = edit.index.module_of(site.node)
+        full = str(site.node.target)
+        name = edit.add_module(full, f"{full}_{type(self).__name__.lower()}", Work(old.cost * self.factor))
+        edit.replace(site.node, edit.call_module(name, *site.node.args, before=site.node, like=[site.node]))
+        edit.drop_module(full, {})
+
+
+class Halve(Scale):
+    factor = 0.5
+
+
+class Keep(Scale):
+    """Rewrites, and changes nothing about costs."""
+
+
+class Double(Scale):
+    factor = 2.0
+
+
+class HalveKept(Scale):
+    """Halves only what `Keep` has made."""
+
+    factor = 0.5
+
+    def match(self, index: GraphIndex) -> Iterator[Layer]:
+        for site in super().match(index):
+            if "_keep" in site.label:
+                yield site
+
+
+class NeedsKept(Halve):
+    needs = "_keep"
+
+
+class Whole(Transformation):
+    """No site pass: every work costs a half."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in iter_nodes(graph_module.graph):
+            if node.op == "call_module":
+                old: Any = graph_module.get_submodule(str(node.target))
+                graph_module.add_module(f"{node.target}_whole", Work(old.cost / 2))
+                node.target = f"{node.target}_whole"
+        return graph_module
+
+
+def measured(graph_module: GraphModule, pipeline: Transformation, **kwargs: Any) -> Benchmark:
+    return bench(graph_module, pipeline, X, clock=CLOCK, rounds=10, **kwargs)
+
+
+class TestBench:
+    def test_the_whole(self) -> None:
+        graph_module = model(a=1.0, b=3.0)
+        result = measured(graph_module, Halve("b"))
+        assert (result.original.median, result.transformed.median) == (4.0, 2.5)
+        assert result.original.spread == pytest.approx(0)
+        assert result.speedup.median == pytest.approx(1.6)
+        assert (result.verdict, result.contributions) == ("faster", ())
+        assert result.noise == pytest.approx(0)
+        assert not history(graph_module)
+        assert str(result).splitlines()[2].startswith("speed-up: 1.600 (1.600 to 1.600), faster; two copies")
+
+    def test_each_pass(self) -> None:
+        result = measured(model(a=1.0, b=3.0, c=1.0), compose(Halve("b"), Keep("a"), Double("c")), per="pass")
+        assert [each.name for each in result.contributions] == ["halve", "keep", "double"]
+        assert [each.effect.median for each in result.contributions] == pytest.approx([6 / 4.5, 1, 3.5 / 4.5])
+        verdicts = [each.effect.against(result.noise) for each in result.contributions]
+        assert verdicts == ["faster", "within noise", "slower"]
+        table = str(result).splitlines()[4:]
+        assert table[0].startswith("left out  time without  interval ")
+        assert [line.split()[0] for line in table[1:]] == ["halve", "keep", "double"]
+
+    def test_each_site(self) -> None:
+        result = measured(model(a=1.0, b=3.0), compose(Halve(), Whole()), per="site")
+        assert [each.name for each in result.contributions] == ["halve on a", "halve on b", "whole"]
+        assert [each.effect.median for each in result.contributions] == pytest.approx([1.25, 1.75, 2])
+
+    def test_noise_is_measured_and_counts(self) -> None:
+        CLOCK.noise = 0.2
+        result = measured(model(a=1.0), Keep())
+        assert 0.02 < result.noise < 0.5
+        assert result.verdict == "within noise"
+        assert measured(model(a=1.0), Halve()).verdict == "faster"
+        assert result.original.spread > 0.01
+
+    def test_progress_is_told(self) -> None:
+        told: list[tuple[int, int]] = []
+        measured(model(a=1.0), compose(Halve(), Keep()), per="pass", progress=lambda *each: told.append(each))
+        assert told == [(1, 3), (2, 3), (3, 3)]
+
+    def test_several_inputs_are_one_call(self) -> None:
+        result = bench(model(a=1.0), Halve(), [X, {"input": X}], clock=CLOCK, rounds=8)
+        assert result.original.median == 2.0
+
+    @pytest.mark.parametrize("rounds", [7, 8.0, True])
+    def test_too_few_rounds_are_refused(self, rounds: Any) -> None:
+        with pytest.raises(PreconditionError, match="expected a number from 8"):
+            bench(model(a=1.0), Halve(), X, rounds=rounds)
+
+    def test_what_makes_no_sense_is_refused(self) -> None:
+        with pytest.raises(PreconditionError, match="expected 'pipeline', 'pass' or 'site'"):
+            measured(model(a=1.0), Halve(), per="layer")
+        with pytest.raises(PreconditionError, match="expected 'pass' or 'site'"):
+            tune(model(a=1.0), Halve(), X, per="pipeline")  # type: ignore[arg-type]  # that is the point
+        with pytest.raises(PreconditionError, match="the model refuses the inputs: TypeError"):
+            bench(model(a=1.0), Halve(), (X, X), clock=CLOCK)
+        with pytest.raises(PassError, match="there is no _keep"):
+            measured(model(a=1.0), NeedsKept())
+
+
+class TestTune:
+    def tuned(self, graph_module: GraphModule, pipeline: Transformation, **kwargs: Any) -> Any:
+        return tune(graph_module, pipeline, X, clock=CLOCK, rounds=10, **kwargs)
+
+    def test_passes_that_help_are_kept(self) -> None:
+        passes = compose(Halve("b"), Keep("a"), Double("c"), LintAndRecompile())
+        result = self.tuned(model(a=1.0, b=3.0, c=1.0), passes)
+        assert [(each.name, each.kept, each.reason) for each in result.decisions] == [
+            ("halve", True, "it makes the model faster"),
+            ("keep", False, "no benefit beyond the noise"),
+            ("double", False, "it makes the model slower"),
+            ("lint-and-recompile", False, "it changes nothing in this model"),
+        ]
+        assert result
+        assert result.transformation == Halve("b")
+        assert result.speedup.median == pytest.approx(5 / 3.5)
+        lines = str(result).splitlines()
+        assert lines[0].startswith("kept 1 of 4: speed-up 1.429 (1.429 to 1.429); two copies")
+        assert [line.split()[:2] for line in lines[2:]] == [
+            ["kept", "halve"],
+            ["dropped", "keep"],
+            ["dropped", "double"],
+            ["dropped", "lint-and-recompile"],
+        ]
+        graph_module = result.apply(model(a=1.0, b=3.0, c=1.0))
+        assert [each.pass_name for each in history(graph_module)] == ["halve"]
+
+    def test_sites_that_help_are_kept(self) -> None:
+        passes = compose(Halve("b"), Double())
+        result = self.tuned(model(a=1.0, b=3.0), passes, per="site")
+        assert [each.name for each in result.kept] == ["halve on b"]
+        assert [each.name for each in result.dropped] == ["double on a", "double on b_halve"]
+        graph_module = result.apply(model(a=1.0, b=3.0))
+        (rewrite,) = (rewrite for record in history(graph_module) for rewrite in record.rewrites)
+        assert rewrite.site == "b"
+
+    def test_nothing_helps(self) -> None:
+        result = self.tuned(model(a=1.0), compose(Keep(), Double()))
+        assert (bool(result), result.kept, result.speedup) == (False, (), None)
+        assert str(result).startswith("nothing helps on this model and machine: leave it as it is; two copies")
+        untouched = result.apply(model(a=1.0))
+        assert not history(untouched)
+        assert not history(result.transformation(untouched))
+
+    def test_what_makes_way_for_another_pass_is_kept_with_it(self) -> None:
+        result = self.tuned(model(a=1.0, b=1.0), compose(Keep("a"), HalveKept()))
+        assert [each.name for each in result.kept] == ["keep", "halve-kept"]
+
+    def test_of_two_that_bring_the_same_one_is_kept(self) -> None:
+        class HalveOnce(Halve):
+            def match(self, index: GraphIndex) -> Iterator[Layer]:
+                return (site for site in super().match(index) if "_" not in site.label)
+
+        result = self.tuned(model(a=1.0), compose(HalveOnce(), HalveOnce()))
+        assert len(result.kept) == 1
+
+    def test_a_pass_without_which_another_one_fails_is_kept(self) -> None:
+        result = self.tuned(model(a=1.0), compose(Keep(), NeedsKept()))
+        assert [each.reason for each in result.decisions] == [
+            "`needs-kept` fails without it",
+            "it makes the model faster",
+        ]
+
+    def test_what_does_harm_is_dropped_though_another_one_makes_up_for_it(self) -> None:
+        result = self.tuned(model(a=1.0), compose(Double(), Halve()))
+        assert [each.name for each in result.kept] == ["halve"]
+        assert result.decisions[0].reason == "it makes the model slower"
+
+    def test_a_gain_that_does_not_hold_against_the_original_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        turns = iter([(1.0, 1.0), (2.0, 1.0), (1.0, 1.0)])
+
+        def measure(self: Sampler, *modules: nn.Module) -> list[Times]:
+            return [Times((seconds,) * 8) for seconds in next(turns)]
+
+        monkeypatch.setattr("fxopt_tools.tuning.Sampler.measure", measure)
+        result = self.tuned(model(a=1.0), Halve())
+        assert not result
+        assert result.decisions[0].reason == "all that was kept is no faster than the original (1.000 (1.000 to 1.000))"
+
+    def test_noise_keeps_small_gains_out(self) -> None:
+        class Trim(Scale):
+            factor = 0.99
+
+        assert self.tuned(model(a=1.0), Trim()).kept
+        CLOCK.noise = 0.2
+        assert not self.tuned(model(a=1.0), Trim()).kept
+        assert self.tuned(model(a=1.0), Halve()).kept
+
+    def test_progress_is_told(self) -> None:
+        told: list[tuple[int, int]] = []
+        self.tuned(model(a=1.0), compose(Halve(), Keep()), progress=lambda *each: told.append(each))
+        assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+class TestSampling:
+    @pytest.mark.parametrize(
+        ("ratio", "verdict"),
+        [
+            ((1.2, 1.01, 1.5), "faster"),
+            ((1.2, 0.99, 1.5), "within noise"),
+            ((1.1, 1.05, 1.5), "within noise"),
+            ((0.8, 0.7, 0.99), "slower"),
+            ((0.8, 0.7, 1.01), "within noise"),
+            ((0.9, 0.7, 0.99), "within noise"),
+        ],
+    )
+    def test_a_verdict_takes_both_interval_and_noise(self, ratio: tuple[float, float, float], verdict: str) -> None:
+        assert Ratio(*ratio).against(0.15) == verdict
+
+    @pytest.mark.parametrize(("number", "ends"), [(8, (0, 7)), (10, (0, 9)), (30, (7, 22))])
+    def test_ends_of_intervals_are_those_of_order_statistics(self, number: int, ends: tuple[int, int]) -> None:
+        assert list(interval(range(number))) == list(ends)
+        outside = sum(math.comb(number, each) for each in range(ends[0] + 1)) / 2**number
+        assert 2 * outside <= 0.01
+
+    @given(st.lists(st.floats(0.1, 10), min_size=8, max_size=60))
+    def test_the_median_is_between_the_ends(self, values: list[float]) -> None:
+        times = Times(tuple(values))
+        ratio = Ratio.of(times, Times((1.0,) * len(values)))
+        assert ratio.low <= ratio.median <= ratio.high
+        assert ratio.median == times.median
+
+    def test_short_calls_are_repeated(self) -> None:
+        calls = Sampler(X, rounds=8, clock=CLOCK, sample_seconds=1.0)
+        (times,) = calls.measure(model(a=0.1))
+        assert times.median == pytest.approx(0.1)
+        assert CLOCK.now == pytest.approx((3 + 8 * 10) * 0.1)
+
+    def test_a_model_that_writes_its_input_gets_a_new_one_each_time(self) -> None:
+        class Writes(nn.Module):
+            def forward(self, x: list[float]) -> None:
+                x.append(1.0)
+                CLOCK.spend(len(x))
+
+        given: list[float] = []
+        (times,) = Sampler((given,), rounds=8, clock=CLOCK, sample_seconds=100.0).measure(Writes())
+        assert times.seconds == (1.0,) * 8
+        assert given == []
+
+    def test_a_clock_that_stands_still_is_no_trouble_for_samples(self) -> None:
+        (times,) = Sampler(X, rounds=8, clock=lambda: 0.0).measure(nn.ReLU())
+        assert times.median == 0.0
+
+    def test_the_order_is_drawn_anew_in_each_round(self) -> None:
+        order: list[str] = []
+
+        class Named(nn.Module):
+            def __init__(self, name: str) -> None:
+                super().__init__()
+                self.name = name
+
+            def forward(self, x: Tensor) -> Tensor:
+                order.append(self.name)
+                CLOCK.spend(1.0)
+                return x
+
+        Sampler(X, rounds=20, clock=CLOCK).measure(Named("a"), Named("b"))
+        rounds = {tuple(order[place : place + 2]) for place in range(6, 46, 2)}
+        assert rounds == {("a", "b"), ("b", "a")}

@@ -1,0 +1,80 @@
+"""HTML as strings that are escaped once, where they are put together."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections.abc import Iterable
+from typing import Any
+
+_VOID = frozenset({"meta", "input", "br", "circle", "line", "path", "rect", "polygon"})
+
+
+class Html(str):
+    """Text that is HTML already; any other text is escaped."""
+
+    __slots__ = ()
+
+
+Content = str | Iterable[Any] | None
+
+
+def tag(name: str, /, *content: Content, **attributes: object) -> Html:
+    """Return an element.
+
+    Args:
+        name: its name.
+        content: what is in it: text, which is escaped, elements, or iterables of these; None for nothing.
+        attributes: its attributes; ``class_`` is ``class``, other underscores are hyphens. None and False leave one
+            out, and True is one without a value.
+
+    >>> tag("p", "a < b", tag("b", "!"), class_="x", hidden=True)
+    '<p class="x" hidden>a &lt; b<b>!</b></p>'
+    """
+    shown = "".join(_attribute(key, value) for key, value in attributes.items())
+    if name in _VOID:
+        return Html(f"<{name}{shown}>" if name in ("meta", "input", "br") else f"<{name}{shown}/>")
+    return Html(f"<{name}{shown}>{joined(content)}</{name}>")
+
+
+def joined(content: Content) -> Html:
+    """Return content as HTML."""
+    if content is None:
+        return Html("")
+    if isinstance(content, Html):
+        return content
+    if isinstance(content, str):
+        return Html(html.escape(printable(content), quote=False))
+    return Html("".join(map(joined, content)))
+
+
+def printable(text: str) -> str:
+    r"""Return text without what HTML cannot hold or what turns the order of letters around.
+
+    >>> printable("a\x00b\u202ec")
+    'a\ufffdb\ufffdc'
+    """
+    return "".join("\ufffd" if _is_unprintable(char) else char for char in text) if not text.isprintable() else text
+
+
+def _is_unprintable(char: str) -> bool:
+    code = ord(char)
+    control = code < 32 and char not in "\n\t"
+    return control or 0x7F <= code <= 0x9F or 0xD800 <= code <= 0xDFFF or code in _TURNING
+
+
+_TURNING = frozenset({*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C})
+
+
+def _attribute(key: str, value: object) -> str:
+    if value is None or value is False:
+        return ""
+    name = "class" if key == "class_" else key.replace("_", "-")
+    return f" {name}" if value is True else f' {name}="{html.escape(printable(str(value)))}"'
+
+
+def hash_source(text: str) -> str:
+    """Return what a content security policy allows this very script or style by."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

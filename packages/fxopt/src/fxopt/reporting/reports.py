@@ -1,0 +1,176 @@
+"""`report`: what passes did to a model, as a page that opens from disk."""
+
+from __future__ import annotations
+
+import html
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt.reporting.contents import Contents
+from fxopt.reporting.page import page
+from fxopt.reporting.pictures import Picture, picture
+from fxopt_core import PreconditionError
+from fxopt_core.ledger import ledger_of
+from fxopt_tools import Observation, Size, Statistics, Timing, VerificationReport
+
+_FRAME_HEIGHT = 760
+
+
+class Report:
+    """A report on what passes did: a page, and the picture that it shows.
+
+    ``print`` shows a summary; a notebook shows the page.
+
+    Attributes:
+        contents: all that stands in it.
+    """
+
+    def __init__(self, contents: Contents) -> None:
+        """Hold what the report tells of."""
+        self.contents = contents
+
+    @property
+    def picture(self) -> Picture:
+        """The graphs before and after."""
+        return self.contents.picture
+
+    @cached_property
+    def html(self) -> str:
+        """The page: one file that loads nothing, with scripts of its own for the picture alone."""
+        return page(self.contents)
+
+    def save(self, path: str | PathLike[str], *, force: bool = False) -> Path:
+        """Write the page to a file, all of it or nothing.
+
+        Args:
+            path: where to write it.
+            force: whether to replace a file that is there.
+
+        Returns:
+            The path.
+
+        Raises:
+            PreconditionError: A file is there already, or the folder is not.
+        """
+        target = Path(path)
+        if target.is_dir() or (target.exists() and not force):
+            raise PreconditionError(f"{target} exists, expected a new file: give another path, or force=True")
+        if not target.parent.is_dir():
+            raise PreconditionError(
+                f"{target.parent} is no folder, expected one to write {target.name} into: make it first"
+            )
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(self.html)
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        return target
+
+    def __str__(self) -> str:
+        """Return the most important in a few lines."""
+        seen, contents = self.picture, self.contents
+        lines = [f"{contents.title}: {len(seen.rewritten)} sites rewritten, {len(seen.refused)} refused"]
+        before = "?" if seen.before is None else str(len(seen.before.nodes))
+        lines.append(f"nodes: {before} -> {len(seen.after.nodes)}")
+        if contents.verification is not None:
+            lines.append(str(contents.verification).partition("\n")[0])
+        return "\n".join([*lines, *(f"note: {note}" for note in seen.notes)])
+
+    def __repr__(self) -> str:
+        """Return the title and what it is a report on."""
+        return f"<report {self.contents.title!r} on {self.picture!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own for a notebook: its styles and scripts reach nothing else."""
+        return (
+            f'<iframe sandbox="allow-scripts" title="{html.escape(self.contents.title)}" width="100%" '
+            f'height="{_FRAME_HEIGHT}" style="border:1px solid #8885;border-radius:6px" '
+            f'srcdoc="{html.escape(self.html)}"></iframe>'
+        )
+
+
+def report(
+    original: nn.Module | None,
+    transformed: GraphModule,
+    *,
+    title: str | None = None,
+    verification: VerificationReport | None = None,
+    timing: Timing | None = None,
+    statistics: Statistics | None = None,
+    observation: Observation | None = None,
+    speed: Mapping[str, Sequence[float]] | None = None,
+) -> Report:
+    """Report what passes did to a model: graphs before and after, rewrites, refusals, numbers, time and memory.
+
+    Nothing is run and nothing is changed.
+
+    Args:
+        original: the module before the passes, or None. Where it is a graph module its graph is the one before;
+            otherwise that is read from the ledger, as far as it tells.
+        transformed: the graph module that the passes ran on.
+        title: the heading; by default that of the original's class, or of the transformed module.
+        verification: what `verify` returned.
+        timing: times of the passes.
+        statistics: what the passes did, in numbers.
+        observation: what `observing` yielded, with both of these.
+        speed: seconds of calls, by what was called: ``{"original": [...], "transformed": [...]}``, original first.
+
+    Raises:
+        PreconditionError: ``transformed`` is no graph module, or nothing was measured under a name of ``speed``.
+        FxoptError: A newer version of fxopt wrote the ledger.
+
+    >>> import torch
+    >>> from fxopt_core import LintAndRecompile
+    >>> graph_module = LintAndRecompile()(torch.fx.symbolic_trace(torch.nn.ReLU()))
+    >>> print(report(None, graph_module, title="A model"))
+    A model: 0 sites rewritten, 0 refused
+    nodes: 3 -> 3
+    """
+    if isinstance(original, GraphModule) and original is transformed:
+        original = None  # it was edited in place
+    for name, seconds in (speed or {}).items():
+        if not len(seconds):
+            raise PreconditionError(f"speed[{name!r}] is empty, expected the seconds of at least one call")
+    seen = picture(transformed, original)
+    contents = Contents(
+        title=title
+        if title is not None
+        else f"{type(original if original is not None else transformed).__name__} after fxopt",
+        picture=seen,
+        records=ledger_of(transformed).records,
+        after=Size.of(transformed),
+        before=_size_before(original, seen),
+        verification=verification,
+        timing=timing if timing is not None or observation is None else observation.timing,
+        statistics=statistics if statistics is not None or observation is None else observation.statistics,
+        speed={name: tuple(map(float, seconds)) for name, seconds in (speed or {}).items()},
+    )
+    return Report(contents)
+
+
+def _size_before(original: nn.Module | None, seen: Picture) -> Size | None:
+    if isinstance(original, GraphModule):
+        return Size.of(original)
+    if original is None or seen.before is None:
+        return None
+    parameters = list(original.parameters())
+    modules = sum(1 for _ in original.modules()) - 1
+    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return Size(len(seen.before.nodes), modules, len(parameters), size)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
