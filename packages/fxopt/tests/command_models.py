@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
-from fxopt_core import Transformation, hookimpl
+from fxopt_core import Editor, GraphIndex, SitePass, Transformation, hookimpl
 
 
 class Attention(nn.Module):
@@ -133,6 +134,44 @@ def waits() -> nn.Module:
 NOT_A_FACTORY = 3
 
 
+def has_q(graph_module: GraphModule) -> bool:
+    """Return whether a layer is still there: a check that fails where it was merged."""
+    return "q.weight" in graph_module.state_dict()
+
+
+class ManyProducts(nn.Module):
+    """Forty products."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in range(40):
+            x = x * (1 + step / 1000)
+        return x
+
+
+def many_halves() -> tuple[nn.Module, tuple[Tensor]]:
+    """Return a model with forty sites for `HalveProducts`."""
+    return ManyProducts(), (torch.ones(2, 3),)
+
+
+class Wasteful(nn.Module):
+    """Computes much for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wasted = x
+        for _ in range(40):
+            wasted = torch.erf(wasted)
+        return self.layer(x) + wasted * 0
+
+
+def wasteful() -> nn.Module:
+    """Return a model that `DropWaste` makes much faster."""
+    return Wasteful().eval()
+
+
 class Fails(Transformation):
     """graph module -> an error, in the middle of its work."""
 
@@ -153,10 +192,53 @@ class Doubles(Transformation):
         return graph_module
 
 
+@dataclass(frozen=True)
+class Product:
+    """A product with a number."""
+
+    node: Node
+
+    @property
+    def label(self) -> str:
+        """Its name."""
+        return self.node.name
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Itself."""
+        return (self.node,)
+
+
+class HalveProducts(SitePass[Product]):
+    """``x * c`` -> ``x * c``, but for one site, where it is ``x * c / 2``."""
+
+    def match(self, index: GraphIndex) -> Iterable[Product]:
+        """Return all products."""
+        return [Product(node) for node in index.nodes if node.target is torch.ops.aten.mul.Tensor]
+
+    def rewrite(self, site: Product, edit: Editor) -> None:
+        """Write another product; wrong at the thirtieth site."""
+        value, factor = site.node.args
+        halved = 0.5 if site.label == "mul_29" else 1.0
+        new = edit.call_function(torch.mul, value, float(str(factor)) * halved, before=site.node, like=[site.node])
+        edit.replace(site.node, new)
+
+
+class DropWaste(Transformation):
+    """``y + wasted * 0`` -> ``y``, for finite values."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        output = graph_module.graph.output_node()
+        (total,) = output.all_input_nodes
+        output.replace_input_with(total, total.all_input_nodes[0])
+        graph_module.graph.eliminate_dead_code()
+        return graph_module
+
+
 class Plugin:
     """Offers the passes of this file."""
 
     @hookimpl
     def fxopt_transformations(self) -> Iterable[type[Transformation]]:
         """Return them."""
-        return [Fails, Doubles]
+        return [Fails, Doubles, HalveProducts, DropWaste]

@@ -77,7 +77,7 @@ def _tell(terminal: Terminal, error: BaseException, as_json: bool) -> ExitCode:
             f"unforeseen {type(error).__name__}: {error}", ExitCode.UNFORESEEN, kind=type(error).__name__
         )
     if as_json:
-        told = {"exit_code": int(failure.code), "kind": failure.kind, "message": str(failure)}
+        told = {"exit_code": int(failure.code), "kind": failure.kind, "message": str(failure), **failure.details}
         terminal.raw(as_text({"error": told}))
     else:
         terminal.error(str(failure))

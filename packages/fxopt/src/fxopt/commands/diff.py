@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,12 +26,19 @@ AfterArgument = Annotated[
     ),
 ]
 ExitCodeOption = Annotated[bool, typer.Option("--exit-code", help="Exit with 7 where there is a difference.")]
+FormOption = Annotated[
+    Literal["text", "mermaid", "dot", "svg"],
+    typer.Option(
+        "--as", help="Lines, or a picture of the changes: for GitHub's Markdown, for Graphviz, or to look at."
+    ),
+]
 _STEPS = {"loading torch": 3.0, "reading the first": 4.0, "reading the second": 4.0, "comparing": 1.0}
 
 
 def diff(
     before: BeforeArgument,
     after: AfterArgument = None,
+    form: FormOption = "text",
     exit_code: ExitCodeOption = False,
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
@@ -41,7 +48,8 @@ def diff(
     def work(terminal: Terminal) -> Answer:
         found = _difference(terminal, before, after, run_pickled_code)
         code = ExitCode.DIFFERS if exit_code and not found.same else ExitCode.DONE
-        return Answer(found.data(), lambda terminal: terminal.changes(found.lines()), code)
+        data = found.data() | ({} if form == "text" else {form: found.picture(form)})
+        return Answer(data, lambda terminal: _show(terminal, found, form), code)
 
     answer(work, as_json=as_json)
 
@@ -61,6 +69,13 @@ def _difference(terminal: Terminal, before: str, after: str | None, run_pickled_
             one, other = (before, first), (after, read_archive(after, run_pickled_code=run_pickled_code))
         step("comparing")
         return difference(one, other)
+
+
+def _show(terminal: Terminal, found: Difference, form: Literal["text", "mermaid", "dot", "svg"]) -> None:
+    if form == "text":
+        terminal.changes(found.lines())
+    else:
+        terminal.raw(found.picture(form))
 
 
 def _undone(name: str, graph_module: GraphModule) -> GraphModule:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import unified_diff
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.commands.graph_data import size_data
+from fxopt.reporting import picture
 from fxopt_core import iter_nodes
 from fxopt_tools.rendering import name_of, text_of
 
@@ -27,6 +28,7 @@ class Difference:
         removed: tensors that only the first one has, with dtypes and shapes.
         added: tensors that only the second one has.
         changed: keys that both have, with what is different.
+        graphs: both graph modules.
     """
 
     names: tuple[str, str]
@@ -35,6 +37,7 @@ class Difference:
     removed: dict[str, str]
     added: dict[str, str]
     changed: dict[str, str]
+    graphs: tuple[GraphModule, GraphModule] = field(repr=False)
 
     @property
     def same(self) -> bool:
@@ -51,6 +54,13 @@ class Difference:
         tensors += [f"+{key}: {text}" for key, text in self.added.items()]
         tensors += [f"!{key}: {text}" for key, text in self.changed.items()]
         return [*self.nodes, *(["@@ tensors @@", *tensors] if tensors else []), counts]
+
+    def picture(self, form: Literal["mermaid", "dot", "svg"]) -> str:
+        """Return a picture of the nodes that changed, and of those beside them."""
+        seen = picture(self.graphs[1], self.graphs[0])
+        if form == "dot":
+            return seen.to_dot(1)
+        return seen.to_mermaid() if form == "mermaid" else seen.to_svg()
 
     def data(self) -> dict[str, Any]:
         """Return it for scripts."""
@@ -80,6 +90,7 @@ def difference(before: Named, after: Named) -> Difference:
         removed={key: text_of(value) for key, value in old.items() if key not in new},
         added={key: text_of(value) for key, value in new.items() if key not in old},
         changed={key: change for key, change in changes.items() if change},
+        graphs=(before[1], after[1]),
     )
 
 

@@ -26,6 +26,8 @@ class ExitCode(IntEnum):
     """The numbers differ by more than is allowed."""
     UNDO = 8
     """Nothing is there to undo, or it cannot be undone."""
+    NOTHING_FOUND = 9
+    """No culprit was found, or the failure of a reproducer did not happen."""
     INTERRUPTED = 130
     """Interrupted from the keyboard."""
     TERMINATED = 143

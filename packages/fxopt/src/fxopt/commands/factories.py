@@ -32,15 +32,25 @@ def from_factory(text: str) -> tuple[nn.Module, Inputs | None]:
     Raises:
         FileError: It is not there, raises, or returns something else.
     """
-    module_name, _, attribute = text.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    factory = _imported(module_name, text)
-    for name in attribute.split("."):
-        factory = _attribute(factory, name, text)
+    factory = _named(text)
     if not callable(factory) or isinstance(factory, nn.Module):
         raise FileError(f"{text} is a {type(factory).__name__}, expected a function without arguments; {_RETURNS}")
     return _checked(_called(factory, text), text)
+
+
+def named_function(text: str) -> Callable[..., object]:
+    """Return a function by its name, ``package.module:function``.
+
+    Raises:
+        FileError: It is not there, or no function.
+    """
+    if not FACTORY.fullmatch(text):
+        raise FileError(f"{text!r} does not name a function; expected package.module:function")
+    found = _named(text)
+    if not callable(found):
+        raise FileError(f"{text} is a {type(found).__name__}, expected a function")
+    function: Callable[..., object] = found
+    return function
 
 
 def brief_traceback(error: BaseException) -> str:
@@ -59,6 +69,16 @@ def brief_traceback(error: BaseException) -> str:
     ]
     lines = traceback.format_list(frames[-_FRAMES:]) + traceback.format_exception_only(error)
     return "".join(lines).rstrip()
+
+
+def _named(text: str) -> Any:
+    module_name, _, attribute = text.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    found = _imported(module_name, text)
+    for name in attribute.split("."):
+        found = _attribute(found, name, text)
+    return found
 
 
 def _imported(name: str, text: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from fxopt.commands.exit_codes import ExitCode
@@ -14,11 +14,15 @@ class CommandError(Exception):
     Attributes:
         code: the exit status.
         kind: what scripts tell errors apart by: the name of a class of errors.
+        details: what else scripts are told.
     """
 
-    def __init__(self, message: str, code: ExitCode, *, kind: str | None = None) -> None:
+    def __init__(
+        self, message: str, code: ExitCode, *, kind: str | None = None, details: Mapping[str, object] | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
+        self.details = details or {}
         self.kind = kind or type(self).__name__
 
 

@@ -11,12 +11,16 @@ from typing import Annotated
 import typer
 
 import fxopt
+from fxopt.commands.bench import bench
+from fxopt.commands.bisect import bisect
 from fxopt.commands.diff import diff
 from fxopt.commands.failures import Terminated
 from fxopt.commands.list_passes import list_passes
 from fxopt.commands.optimize import optimize
+from fxopt.commands.reproduce import reproduce
 from fxopt.commands.show_history import show_history
 from fxopt.commands.show_pass import show_pass
+from fxopt.commands.tune import tune
 from fxopt.commands.undo import undo
 from fxopt.commands.verify import verify
 
@@ -28,6 +32,10 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "undo": undo,
     "history": show_history,
     "diff": diff,
+    "bench": bench,
+    "tune": tune,
+    "bisect": bisect,
+    "reproduce": reproduce,
 }
 
 
@@ -64,7 +72,7 @@ def _root(
     """Fewer and faster operations in PyTorch graphs, with proof.
 
     Every command takes --json, for scripts. Exit codes: 0 done, 2 wrong command line, 3 file or factory, 4 capture,
-    5 pass failed, 6 demand not met, 7 numbers differ, 8 cannot be undone, 130 interrupted.
+    5 pass failed, 6 demand not met, 7 numbers differ, 8 cannot be undone, 9 nothing found, 130 interrupted.
     """
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fxopt.commands.answering import Answer, answer
-from fxopt.commands.exit_codes import ExitCode
-from fxopt.commands.failures import blaming
+from fxopt.commands.jobs import Job
 from fxopt.commands.parameters import (
     AtolOption,
     ForceOption,
@@ -23,15 +20,10 @@ from fxopt.commands.parameters import (
     SeedOption,
     SourceArgument,
 )
-from fxopt.commands.progress import Announce
 from fxopt.commands.terminal import Terminal
 
 if TYPE_CHECKING:
-    from torch import nn
-    from torch.fx import GraphModule
-
-    from fxopt_core import History, Transformation
-    from fxopt_tools import Inputs, VerificationReport
+    from fxopt.commands.optimization import Optimized
 
 StrictOption = Annotated[bool, typer.Option("--strict", help="Fail where a pass leaves a site alone.")]
 ExpectOption = Annotated[
@@ -44,33 +36,26 @@ HistoryOption = Annotated[
     bool,
     typer.Option("--history/--no-history", help="Whether to save the history too. Without it, nothing can be undone."),
 ]
+ReportOption = Annotated[
+    str | None, typer.Option("--report", metavar="FILE", help="Write a report too: an .html file that opens from disk.")
+]
+ReproducersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reproducers",
+        metavar="FOLDER",
+        help="Where to write a file with which `fxopt reproduce` lets a pass fail again; OUT.reproducers otherwise.",
+    ),
+]
 _STEPS = {
     "loading torch": 3.0,
     "reading": 4.0,
     "capturing": 6.0,
     "running passes": 0.5,
     "verifying": 1.0,
+    "drawing": 2.0,
     "saving": 8.0,
 }
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What the command line asks for."""
-
-    source: str
-    pipeline: str
-    output: str
-    inputs: str | None
-    seed: int
-    verify: bool
-    strict: bool
-    expect: int | None
-    rtol: float | None
-    atol: float | None
-    history: bool
-    force: bool
-    run_pickled_code: bool
 
 
 def optimize(
@@ -85,103 +70,62 @@ def optimize(
     rtol: RtolOption = None,
     atol: AtolOption = None,
     history: HistoryOption = True,
+    report: ReportOption = None,
+    reproducers: ReproducersOption = None,
     force: ForceOption = False,
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a pipeline on a model, check that it computes the same, and save it as an archive.
 
-    Nothing is written where a pass fails, a demand is not met, or the numbers differ.
+    No archive is written where a pass fails, a demand is not met, or the numbers differ.
     """
-    job = _Job(
-        source, pipeline, output, inputs, seed, verify, strict, expect, rtol, atol, history, force, run_pickled_code
+    job = Job(
+        source=source,
+        pipeline=pipeline,
+        output=output,
+        inputs=inputs,
+        seed=seed,
+        verify=verify,
+        strict=strict,
+        expect=expect,
+        rtol=rtol,
+        atol=atol,
+        history=history,
+        report=report,
+        reproducers=reproducers,
+        force=force,
+        run_pickled_code=run_pickled_code,
     )
     answer(lambda terminal: _work(terminal, job), as_json=as_json)
 
 
-def _work(terminal: Terminal, job: _Job) -> Answer:
+def _work(terminal: Terminal, job: Job) -> Answer:
     from fxopt.commands.outputs import check_output
 
     path = check_output(job.output, force=job.force)
-    with terminal.steps(_STEPS) as step:
+    page = None if job.report is None else check_output(job.report, force=job.force, suffix=".html")
+    with terminal.steps({name: seconds for name, seconds in _STEPS.items() if page or name != "drawing"}) as step:
         step("loading torch")
+        from fxopt.commands.optimization import optimized
         from fxopt_core import registry
 
-        transformation = registry().pipeline(job.pipeline)
-        return _optimized(step, job, transformation, path)
+        done = optimized(step, job, registry().pipeline(job.pipeline), path, page)
+    return Answer(done.data, lambda terminal: _show(terminal, done))
 
 
-def _optimized(step: Announce, job: _Job, transformation: Transformation, path: Path) -> Answer:
-    from fxopt.commands.graph_data import passes_data, report_data, size_data
-    from fxopt.commands.model_inputs import inputs_for
-    from fxopt.commands.saving import write_graph
-    from fxopt.commands.sources import graph_of, read_source
-    from fxopt_core import History, history
-
-    step("reading")
-    source = read_source(job.source, run_pickled_code=job.run_pickled_code)
-    calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=job.run_pickled_code)
-    step("capturing")
-    graph_module = graph_of(source, calls[0])
-    before, known = size_data(graph_module), len(history(graph_module))
-    step("running passes")
-    graph_module = _transformed(graph_module, transformation, job, known)
-    step("verifying")
-    report = _verified(source.model, graph_module, calls, job) if job.verify else None
-    step("saving")
-    data = {
-        "source": job.source,
-        "pipeline": _pipeline_text(transformation, job.pipeline),
-        "passes": passes_data(graph_module, known),
-        "before": before,
-        "after": size_data(graph_module),
-        "verification": None if report is None else report_data(report),
-        "output": str(path),
-        "bytes": write_graph(graph_module, path, calls[0], keep_history=job.history),
-    }
-    records = History(history(graph_module)[known:])
-    return Answer(data, lambda terminal: _show(terminal, data, records, report))
-
-
-def _transformed(graph_module: GraphModule, transformation: Transformation, job: _Job, known: int) -> GraphModule:
-    """Run the passes; that a demand is not met is told apart from a pass that fails."""
-    from fxopt_core import history
-    from fxopt_core.execution import Demands
-
-    with blaming(ExitCode.PASS):
-        transformed = transformation(graph_module)
-    with blaming(ExitCode.DEMAND):
-        Demands(expect=job.expect, strict=job.strict).check(transformation, history(transformed)[known:])
-    return transformed
-
-
-def _verified(model: nn.Module, graph_module: GraphModule, calls: list[Inputs], job: _Job) -> VerificationReport:
-    from fxopt_tools import verify
-
-    with blaming(ExitCode.FILE):
-        report = verify(model, graph_module, calls, rtol=job.rtol, atol=job.atol)
-        report.raise_if_failed()
-    return report
-
-
-def _pipeline_text(transformation: Transformation, given: str) -> str:
-    from fxopt_core import PassOptionError, registry
-
-    try:
-        return registry().pipeline_text(transformation)
-    except PassOptionError:  # an option whose value text cannot express
-        return given
-
-
-def _show(terminal: Terminal, data: dict[str, Any], records: History, report: VerificationReport | None) -> None:
+def _show(terminal: Terminal, done: Optimized) -> None:
     from fxopt.commands.outputs import size_text
 
-    terminal.print(str(records))
+    terminal.print(str(done.records))
     terminal.print()
-    terminal.print("not verified" if report is None else str(report))
+    terminal.print("not verified" if done.verification is None else str(done.verification))
     terminal.print()
+    data = done.data
     rewritten = sum(len(record["rewritten"]) for record in data["passes"])
     if not rewritten:
         terminal.print("no site was rewritten", style="yellow")
     counts = f"{data['before']['nodes']} -> {data['after']['nodes']} nodes"
     terminal.print(f"{data['output']} ({size_text(data['bytes'])}): {counts}, {rewritten} sites rewritten")
+    if data["report"] is not None:
+        terminal.print(f"{data['report']}: the report, for a browser")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fxopt.commands.progress import Announce, silent, steps_shown
+from fxopt.commands.progress import Steps, silent, steps_shown
 
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -28,7 +28,7 @@ class Terminal:
         self.out = Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
         self.err = Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
 
-    def steps(self, seconds: Mapping[str, float]) -> AbstractContextManager[Announce]:
+    def steps(self, seconds: Mapping[str, float]) -> AbstractContextManager[Steps]:
         """Show progress on standard error where that is a terminal.
 
         Args:

@@ -1,0 +1,103 @@
+"""`fxopt bisect SOURCE -p PIPELINE`: the one rewrite that makes a check fail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fxopt.commands.answering import Answer, answer
+from fxopt.commands.exit_codes import ExitCode
+from fxopt.commands.failures import blaming
+from fxopt.commands.parameters import (
+    InputsOption,
+    JsonOption,
+    PickleOption,
+    PipelineOption,
+    SeedOption,
+    SourceArgument,
+)
+from fxopt.commands.terminal import Terminal
+
+if TYPE_CHECKING:
+    from fxopt_tools import Bisection
+
+CheckOption = Annotated[
+    str | None,
+    typer.Option(
+        "--check",
+        metavar="MODULE:FUNCTION",
+        help="A function of the transformed module that returns false or raises where it is bad. Otherwise the module "
+        "has to compute what it does untransformed, on the inputs.",
+    ),
+]
+_STEPS = {"loading torch": 3.0, "reading": 4.0, "capturing": 6.0, "checking": 5.0}
+_EXPECTED_CHECKS = 12
+
+
+def bisect(
+    source: SourceArgument,
+    pipeline: PipelineOption = "inference",
+    check: CheckOption = None,
+    inputs: InputsOption = None,
+    seed: SeedOption = 0,
+    run_pickled_code: PickleOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the one rewrite of a pipeline that makes a check fail; exit with 9 where there is none.
+
+    Of N rewrites, it is found by at most log2(N) + 2 checks. Nothing is saved.
+    """
+
+    def work(terminal: Terminal) -> Answer:
+        found = _found(terminal, source, pipeline, check, (inputs, seed, run_pickled_code))
+        code = ExitCode.DONE if found else ExitCode.NOTHING_FOUND
+        return Answer(_data(found), lambda terminal: terminal.print(str(found)), code)
+
+    answer(work, as_json=as_json)
+
+
+def _found(
+    terminal: Terminal, source: str, pipeline: str, check: str | None, given: tuple[str | None, int, bool]
+) -> Bisection:
+    with terminal.steps(_STEPS) as step:
+        step("loading torch")
+        from fxopt.commands.captured_sources import captured_source
+        from fxopt.commands.factories import named_function
+        from fxopt_core import registry
+        from fxopt_tools import bisect as search
+
+        transformation = registry().pipeline(pipeline)
+        function = None if check is None else named_function(check)
+        inputs, seed, run_pickled_code = given
+        graph_module, calls = captured_source(step, source, inputs, seed, run_pickled_code=run_pickled_code)
+        step("checking")
+        done: list[str] = []
+
+        def report(line: str) -> None:
+            done.append(line)
+            step.part(min(len(done), _EXPECTED_CHECKS), _EXPECTED_CHECKS)
+
+        with blaming(ExitCode.FILE):
+            return search(graph_module, transformation, function or calls, report=report)
+
+
+def _data(found: Bisection) -> dict[str, Any]:
+    culprit = found.culprit
+    problems = {trial.limit: trial.problem for trial in found.trials}
+    return {
+        "verdict": found.verdict,
+        "rewrites": found.total,
+        "checks": [{"limit": trial.limit, "problem": trial.problem} for trial in found.trials],
+        "culprit": None
+        if culprit is None
+        else {
+            "number": culprit.number,
+            "pass": culprit.pass_name,
+            "index": culprit.index,
+            "site": culprit.site,
+            "nodes": culprit.nodes,
+            "sources": culprit.sources,
+            "problem": problems.get(culprit.number or 0),
+        },
+    }

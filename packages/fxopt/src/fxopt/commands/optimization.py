@@ -1,0 +1,129 @@
+"""What `fxopt optimize` does: read, capture, transform, verify, save, report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.fx import GraphModule
+
+from fxopt.commands.exit_codes import ExitCode
+from fxopt.commands.failures import CommandError, blaming
+from fxopt.commands.graph_data import passes_data, report_data, size_data
+from fxopt.commands.jobs import Job
+from fxopt.commands.model_inputs import inputs_for
+from fxopt.commands.progress import Steps
+from fxopt.commands.saving import write_graph
+from fxopt.commands.sources import Source, graph_of, read_source
+from fxopt.reporting import Report, report as report_on
+from fxopt_core import History, PassOptionError, Transformation, VerificationError, history, instrumented, registry
+from fxopt_core.execution import Demands
+from fxopt_tools import Inputs, Observation, Reproducers, Statistics, Timing, VerificationReport, verify
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What was done.
+
+    Attributes:
+        data: for scripts.
+        records: of the passes that ran.
+        verification: what verifying found; None where that was not asked for.
+    """
+
+    data: dict[str, Any]
+    records: History
+    verification: VerificationReport | None
+
+
+def optimized(step: Steps, job: Job, transformation: Transformation, path: Path, page: Path | None) -> Optimized:
+    """Optimize a model and save it.
+
+    Args:
+        step: is told which step begins.
+        job: what is asked for.
+        transformation: the pipeline.
+        path: where to save the archive.
+        page: where to save the report; None for no report.
+
+    Raises:
+        CommandError: Anything that goes wrong; then nothing is saved.
+    """
+    step("reading")
+    source = read_source(job.source, run_pickled_code=job.run_pickled_code)
+    calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=job.run_pickled_code)
+    step("capturing")
+    graph_module = graph_of(source, calls[0])
+    before, known = size_data(graph_module), len(history(graph_module))
+    step("running passes")
+    seen = Observation(Timing(), Statistics())
+    graph_module = _transformed(graph_module, transformation, job, seen, path)
+    with blaming(ExitCode.DEMAND):
+        Demands(expect=job.expect, strict=job.strict).check(transformation, history(graph_module)[known:])
+    step("verifying")
+    verification = _verified(source, graph_module, calls, job) if job.verify else None
+    report = None
+    if page is not None:
+        step("drawing")
+        report = _report(source, graph_module, verification, seen)
+    step("saving")
+    data = {
+        "source": job.source,
+        "pipeline": _pipeline_text(transformation, job.pipeline),
+        "passes": passes_data(graph_module, known),
+        "before": before,
+        "after": size_data(graph_module),
+        "verification": None if verification is None else report_data(verification),
+        "output": str(path),
+        "bytes": write_graph(graph_module, path, calls[0], keep_history=job.history),
+        "report": None if page is None else str(page),
+    }
+    if page is not None and report is not None:
+        with blaming(ExitCode.FILE):
+            report.save(page, force=True)
+    return Optimized(data, History(history(graph_module)[known:]), verification)
+
+
+def _transformed(
+    graph_module: GraphModule, transformation: Transformation, job: Job, seen: Observation, path: Path
+) -> GraphModule:
+    """Run the passes; of one that fails there is a reproducer."""
+    with blaming(ExitCode.FILE):
+        reproducers = Reproducers(job.reproducers or path.with_suffix(".reproducers"))
+    try:
+        with blaming(ExitCode.PASS), instrumented(*seen.instruments, reproducers):
+            return transformation(graph_module)
+    except CommandError as error:
+        files = [str(file) for file in reproducers.files]
+        hint = "".join(f"\nto see it fail again: fxopt reproduce {file}" for file in files)
+        details = {"reproducers": files}
+        raise CommandError(f"{error}{hint}", error.code, kind=error.kind, details=details) from error
+
+
+def _verified(source: Source, graph_module: GraphModule, calls: list[Inputs], job: Job) -> VerificationReport:
+    with blaming(ExitCode.FILE):
+        found = verify(source.model, graph_module, calls, rtol=job.rtol, atol=job.atol)
+    try:
+        found.raise_if_failed()
+    except VerificationError as error:
+        hint = f"to find the rewrite that did it: fxopt bisect {job.source} -p {job.pipeline!r}"
+        raise CommandError(f"{error}\n{hint}", ExitCode.DIFFERS, kind=type(error).__name__) from error
+    return found
+
+
+def _report(
+    source: Source, graph_module: GraphModule, verification: VerificationReport | None, seen: Observation
+) -> Report:
+    made = report_on(
+        source.model, graph_module, title=f"{source.text} after fxopt", verification=verification, observation=seen
+    )
+    made.html  # noqa: B018  # made now, so that nothing is saved if that fails
+    return made
+
+
+def _pipeline_text(transformation: Transformation, given: str) -> str:
+    try:
+        return registry().pipeline_text(transformation)
+    except PassOptionError:  # an option whose value text cannot express
+        return given

@@ -1,0 +1,87 @@
+"""`fxopt tune SOURCE -p PIPELINE`: the passes of a pipeline that make the model faster on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fxopt.commands.answering import Answer, answer
+from fxopt.commands.bench import RoundsOption, ratio_data
+from fxopt.commands.exit_codes import ExitCode
+from fxopt.commands.failures import blaming
+from fxopt.commands.parameters import (
+    InputsOption,
+    JsonOption,
+    PickleOption,
+    PipelineOption,
+    SeedOption,
+    SourceArgument,
+)
+from fxopt.commands.terminal import Terminal
+
+if TYPE_CHECKING:
+    from fxopt_tools import Tuning
+
+_STEPS = {"loading torch": 3.0, "reading": 4.0, "capturing": 6.0, "measuring": 20.0}
+
+
+def tune(
+    source: SourceArgument,
+    pipeline: PipelineOption = "inference",
+    rounds: RoundsOption = 30,
+    inputs: InputsOption = None,
+    seed: SeedOption = 0,
+    run_pickled_code: PickleOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep the passes of a pipeline whose benefit exceeds the noise on this machine; exit with 9 where none does.
+
+    The pipeline that is kept is printed, for `fxopt optimize -p`. Nothing is saved.
+    """
+
+    def work(terminal: Terminal) -> Answer:
+        found = _tuned(terminal, source, pipeline, rounds, (inputs, seed, run_pickled_code))
+        data = _data(found)
+        code = ExitCode.DONE if found else ExitCode.NOTHING_FOUND
+        return Answer(data, lambda terminal: _show(terminal, found, data), code)
+
+    answer(work, as_json=as_json)
+
+
+def _tuned(terminal: Terminal, source: str, pipeline: str, rounds: int, given: tuple[str | None, int, bool]) -> Tuning:
+    with terminal.steps(_STEPS) as step:
+        step("loading torch")
+        from fxopt.commands.captured_sources import captured_source
+        from fxopt_core import registry
+        from fxopt_tools import tune as keep_what_helps
+
+        transformation = registry().pipeline(pipeline)
+        inputs, seed, run_pickled_code = given
+        graph_module, calls = captured_source(step, source, inputs, seed, run_pickled_code=run_pickled_code)
+        step("measuring")
+        with blaming(ExitCode.PASS):
+            return keep_what_helps(graph_module, transformation, calls, rounds=rounds, seed=seed, progress=step.part)
+
+
+def _data(found: Tuning) -> dict[str, Any]:
+    from fxopt_core import registry
+
+    return {
+        "pipeline": registry().pipeline_text(found.transformation),
+        "speedup": None if found.speedup is None else ratio_data(found.speedup),
+        "noise": found.noise,
+        "decisions": [
+            {
+                "name": each.name,
+                "kept": each.kept,
+                "reason": each.reason,
+                "effect": None if each.effect is None else ratio_data(each.effect),
+            }
+            for each in found.decisions
+        ],
+    }
+
+
+def _show(terminal: Terminal, found: Tuning, data: dict[str, Any]) -> None:
+    terminal.print(str(found))
+    if found:
+        terminal.print(f"\nkept: {data['pipeline']}")

@@ -1,0 +1,198 @@
+"""`fxopt bisect`, `reproduce`, `bench` and `tune`; reports and pictures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_models import Plugin
+from command_runs import fxopt, fxopt_json, use_registry
+
+from fxopt import Registry, load
+
+ATTENTION = "command_models:attention"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def own_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes that fail, and that are wrong, beside those that are installed."""
+    use_registry(monkeypatch, Registry()).register(Plugin(), "mine")
+
+
+@pytest.mark.usefixtures("folder", "own_passes")
+class TestBisect:
+    def test_one_wrong_rewrite_among_forty(self) -> None:
+        data = fxopt_json("bisect", "command_models:many_halves", "-p", "merge-linears,halve-products")
+        assert data["verdict"] == "found"
+        assert data["rewrites"] == 40
+        assert data["culprit"]["pass"] == "halve-products"
+        assert data["culprit"]["site"] == "mul_29"
+        assert any("command_models.py" in line for line in data["culprit"]["sources"])
+        assert len(data["checks"]) <= math.log2(40) + 2
+        output = fxopt("bisect", "command_models:many_halves", "-p", "halve-products").stdout
+        assert "is the culprit, found by" in output
+
+    def test_a_wrong_pass(self) -> None:
+        data = fxopt_json("bisect", ATTENTION, "-p", "merge-linears,doubles,fuse-bias-in-linear")
+        assert data["culprit"]["pass"] == "doubles"
+        assert data["culprit"]["site"] is None
+        assert "output" in data["culprit"]["problem"]
+
+    def test_nothing_to_find(self) -> None:
+        assert "no culprit" in fxopt("bisect", ATTENTION, code=9).stdout
+        data = fxopt_json("bisect", ATTENTION, code=9)
+        assert data["verdict"] == "never-fails"
+        assert data["culprit"] is None
+
+    def test_a_check_of_ones_own(self) -> None:
+        data = fxopt_json("bisect", ATTENTION, "-p", "merge-linears", "--check", "command_models:has_q")
+        assert data["culprit"]["site"] == "q + k + v"
+        assert data["culprit"]["problem"] == "the check returned False"
+
+    @pytest.mark.parametrize(
+        ("check", "words"),
+        [
+            ("has_q", "does not name a function"),
+            ("command_models:has_qq", "did you mean has_q"),
+            ("command_models:NOT_A_FACTORY", "is a int, expected a function"),
+        ],
+    )
+    def test_wrong_checks(self, check: str, words: str) -> None:
+        assert words in fxopt("bisect", ATTENTION, "--check", check, code=3).stderr
+
+    def test_optimize_says_how_to_find_it(self) -> None:
+        message = fxopt("optimize", ATTENTION, "-p", "doubles", "-o", "out.pt2", code=7).stderr
+        assert f"fxopt bisect {ATTENTION} -p 'doubles'" in message
+
+
+@pytest.mark.usefixtures("own_passes")
+class TestReproduce:
+    @pytest.fixture
+    def file(self, folder: Path) -> Path:
+        """The reproducer of a pass that failed in the middle of a pipeline."""
+        arguments = ("optimize", ATTENTION, "-p", "merge-linears,fails", "-o", "out.pt2")
+        error = fxopt_json(*arguments, code=5)["error"]
+        (path,) = map(Path, error["reproducers"])
+        assert f"fxopt reproduce {path}" in error["message"]
+        assert path.parent.name == "out.reproducers"
+        assert not Path("out.pt2").exists()
+        return path
+
+    def test_the_failure_is_still_there(self, file: Path) -> None:
+        assert "fails: reproduced" in fxopt("reproduce", file).stdout
+        data = fxopt_json("reproduce", file)
+        assert data["verdict"] == "reproduced"
+        assert "out of ideas" in data["found"]
+
+    def test_a_pass_that_was_mended(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("command_models.Fails.transform", lambda self, graph_module: graph_module)
+        assert fxopt_json("reproduce", file, code=9)["verdict"] == "no-failure"
+
+    def test_a_pass_that_is_not_installed(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        use_registry(monkeypatch, Registry(entry_points=[]))
+        assert "fails" in fxopt("reproduce", file, code=2).stderr
+
+    def test_another_folder(self, folder: Path) -> None:
+        arguments = ("optimize", ATTENTION, "-p", "fails", "-o", "out.pt2", "--reproducers")
+        fxopt(*arguments, "mine", code=5)
+        assert [path.name for path in (folder / "mine").iterdir()] == ["000_fails.reproducer.zip"]
+        (folder / "full").mkdir()
+        (folder / "full" / "notes.txt").touch()
+        assert "holds other files" in fxopt(*arguments, "full", code=3).stderr
+
+    def test_without_a_failure_there_is_no_folder(self, folder: Path) -> None:
+        fxopt("optimize", ATTENTION, "-o", "out.pt2")
+        assert [path.name for path in folder.iterdir()] == ["out.pt2"]
+
+    def test_what_is_no_reproducer(self, folder: Path) -> None:
+        (folder / "x.zip").write_text("x")
+        assert "is no reproducer" in fxopt("reproduce", "x.zip", code=3).stderr
+        assert "is no reproducer" in fxopt("reproduce", "none.zip", code=3).stderr
+
+
+@pytest.mark.usefixtures("folder")
+class TestBench:
+    def test_a_pipeline(self) -> None:
+        data = fxopt_json("bench", ATTENTION, "-p", "merge-linears", "--rounds", 8)
+        assert data["verdict"] in ("faster", "slower", "within noise")
+        assert data["speedup"]["low"] <= data["speedup"]["median"] <= data["speedup"]["high"]
+        assert data["original"]["rounds"] == 8
+        assert data["contributions"] == []
+        assert "speed-up: " in fxopt("bench", ATTENTION, "-p", "merge-linears", "--rounds", 8).stdout
+
+    @pytest.mark.parametrize(("per", "name"), [("pass", "merge-linears"), ("site", "merge-linears on q + k + v")])
+    def test_parts(self, per: str, name: str) -> None:
+        data = fxopt_json("bench", ATTENTION, "-p", "merge-linears", "--rounds", 8, "--per", per)
+        assert [each["name"] for each in data["contributions"]] == [name]
+
+    @pytest.mark.parametrize("arguments", [("--rounds", 7), ("--per", "node"), ("-p", "merge-linear")])
+    def test_wrong_options(self, arguments: tuple[Any, ...]) -> None:
+        fxopt("bench", ATTENTION, *arguments, code=2)
+
+    def test_tune_keeps_what_helps(self) -> None:
+        data = fxopt_json("tune", ATTENTION, "-p", "fold-batch-norm", "--rounds", 8, code=9)
+        assert data["pipeline"] == ""
+        assert not any(decision["kept"] for decision in data["decisions"])
+        assert "nothing helps" in fxopt("tune", ATTENTION, "-p", "fold-batch-norm", "--rounds", 8, code=9).stdout
+
+    @pytest.mark.usefixtures("own_passes")
+    def test_tune_prints_the_pipeline_that_is_kept(self) -> None:
+        torch.save(torch.ones(4096, 8), "x.pt")
+        arguments = ("tune", "command_models:wasteful", "-p", "drop-waste,merge-linears", "--rounds", 8)
+        data = fxopt_json(*arguments, "--inputs", "x.pt")
+        assert data["pipeline"] == "drop-waste"
+        assert data["speedup"]["median"] > 1
+        assert "\nkept: drop-waste\n" in fxopt(*arguments, "--inputs", "x.pt").stdout
+
+    def test_a_pass_that_fails(self, own_passes: None) -> None:
+        assert "out of ideas" in fxopt("bench", ATTENTION, "-p", "fails", "--rounds", 8, code=5).stderr
+
+
+@pytest.mark.usefixtures("folder")
+class TestReport:
+    def test_a_page_that_loads_nothing(self) -> None:
+        data = fxopt_json("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.pt2", "--report", "report.html")
+        assert data["report"] == "report.html"
+        page = Path("report.html").read_text(encoding="utf-8")
+        assert "q_k_v_merged" in page
+        assert "passed" in page
+        assert 'src="http' not in page
+
+    def test_one_that_exists_is_not_touched(self) -> None:
+        Path("report.html").write_text("mine")
+        arguments = ("optimize", ATTENTION, "-o", "out.pt2", "--report", "report.html")
+        assert "--force to replace it" in fxopt(*arguments, code=3).stderr
+        assert not Path("out.pt2").exists()
+        assert Path("report.html").read_text() == "mine"
+        fxopt(*arguments, "--force")
+        load("out.pt2")
+
+    @pytest.mark.parametrize("name", ["report.pdf", "nowhere/report.html"])
+    def test_wrong_paths(self, name: str) -> None:
+        fxopt("optimize", ATTENTION, "-o", "out.pt2", "--report", name, code=3)
+
+    def test_an_interrupt_while_drawing_leaves_nothing(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(*arguments: Any, **options: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("fxopt.commands.optimization.report_on", interrupted)
+        fxopt("optimize", ATTENTION, "-o", "out.pt2", "--report", "report.html", code=130)
+        assert list(folder.iterdir()) == []
+
+    @pytest.mark.parametrize(("form", "words"), [("mermaid", "flowchart"), ("dot", "digraph"), ("svg", "<svg")])
+    def test_pictures_of_a_difference(self, form: str, words: str) -> None:
+        fxopt("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.pt2")
+        output = fxopt("diff", "out.pt2", "--as", form).stdout
+        assert output.startswith(words)
+        assert "q_k_v_merged" in output
+        assert fxopt_json("diff", "out.pt2", "--as", form)[form] == output.rstrip("\n")
