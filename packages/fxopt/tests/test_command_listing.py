@@ -12,6 +12,8 @@ from command_runs import fxopt, fxopt_json, use_registry
 import fxopt as umbrella
 from fxopt import MergeLinears, Registry, Transformation, hookimpl
 from fxopt.commands import completion
+from fxopt.commands.main import build_app
+from fxopt.commands.progress import Estimate
 from fxopt.commands.terminal import plain_table
 from fxopt.documented import parse_docstring
 from fxopt.refusing import reasons_of
@@ -191,7 +193,7 @@ class TestCompletion:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("command", ["list", "show", "optimize", "verify", "undo", "history", "diff"])
+    @pytest.mark.parametrize("command", [command.name for command in build_app(plain=True).registered_commands])
     def test_every_command_explains_itself(self, command: str) -> None:
         output = fxopt(command, "--help").stdout
         assert output.startswith("Usage: ")
@@ -205,6 +207,28 @@ class TestHelp:
         assert "No such command" in fxopt("lisst", code=2).stderr
         assert "--familly" in fxopt("list", "--familly", code=2).stderr
         assert "Missing argument" in fxopt("show", code=2).stderr
+
+
+class TestEstimate:
+    def test_parts_of_a_step_tell_its_pace(self) -> None:
+        now = [0.0]
+        estimate = Estimate({"read": 1.0, "measure": 9.0}, clock=lambda: now[0])
+        estimate.begin("read")
+        assert estimate.left() == 10
+        now[0] = 1.0
+        estimate.begin("measure")
+        now[0] = 5.0
+        assert estimate.left() == 5
+        estimate.part(0.25)
+        assert estimate.left() == 12
+        assert estimate.done == pytest.approx(0.325)
+
+    def test_a_step_that_takes_longer_than_expected_is_nearly_done(self) -> None:
+        now = [0.0]
+        estimate = Estimate({"read": 1.0}, clock=lambda: now[0])
+        estimate.begin("read")
+        now[0] = 5.0
+        assert estimate.left() == 0
 
 
 def test_columns_are_two_spaces_apart_and_lines_end_in_no_space() -> None:
