@@ -29,6 +29,8 @@ PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
 EXAMPLES = {path.parent.name: path.parent for path in sorted(ROOT.glob("docs/examples/*/pyproject.toml"))}
 DISTRIBUTIONS = PACKAGES | EXAMPLES
+# Each of pytest's processes has models in memory, and takes whole files: what their tests share is made once.
+IN_PROCESSES = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 # Models come from packages: nothing may wait for a hub. Nothing but the session's environment may be imported.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
 
@@ -57,10 +59,11 @@ def alone(session: nox.Session, name: str) -> None:
 @nox.session(requires=["torch", "wheels"])
 def together(session: nox.Session) -> None:
     """All packages with real models: their tests, those of the whole, docstring examples, documents."""
-    install(session, ["test", "documents", "reports", "template"], PACKAGES)
+    install(session, ["test", "processes", "documents", "reports", "template"], PACKAGES)
     install_models(session)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
-    run_pytest(session, "--doctest-modules", "--pyargs", *modules, *glob("packages/*/tests"), "tests")
+    places = ("--pyargs", *modules, *glob("packages/*/tests"), "tests")
+    run_pytest(session, *IN_PROCESSES, "--doctest-modules", *places, threads=1)
 
 
 @nox.session(requires=["torch", "wheels"])
@@ -197,9 +200,11 @@ def name_of(requirement: str) -> str:
     return re.split(r"[^\w-]", requirement)[0]
 
 
-def run_pytest(session: nox.Session, *arguments: str, profile: str = "ci") -> None:
+def run_pytest(session: nox.Session, *arguments: str, profile: str = "ci", threads: int | None = None) -> None:
     """Run pytest over what is installed, with the settings of the whole and one of Hypothesis's profiles."""
     environment = ENVIRONMENT | {"FXOPT_WHEELS": str(wheel_directory(session))}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
     # A selection after `--` may leave a package with nothing to run, which is status 5.
     codes = [0, 5] if session.posargs else [0]
     # With "ci", Hypothesis draws the same examples each time and sets no deadline; a plain `pytest` looks for new ones.

@@ -17,6 +17,19 @@ from hypothesis import settings
 settings.register_profile("nightly", max_examples=900, deadline=None, print_blob=True)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print tables whose rows tests recorded under the table's header, whichever processes ran them."""
+    tables: dict[str, list[str]] = {}
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if name.startswith("|"):
+                tables.setdefault(name, []).append(value)
+    for header, rows in tables.items():
+        terminalreporter.section("table")
+        for line in (header, "|---" * header.count(" | ") + "|---|", *rows):
+            terminalreporter.write_line(line)
+
+
 class StandInClass(type):
     """A class whose every public attribute is a string of its own, as the members of an enumeration are told apart."""
 

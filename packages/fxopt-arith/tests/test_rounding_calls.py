@@ -210,7 +210,7 @@ def test_overloads_with_indices(target: Any) -> None:
         ChangeTrueDivToMulByInverse()(graph_module, expect=sites)
 
 
-@pytest.mark.parametrize("target", JUMPING_OVERLOADS, ids=str)
+@pytest.mark.parametrize("target", JUMPING_OVERLOADS, ids=lambda target: getattr(target, "__name__", target))
 def test_overloads_that_jump(target: Any) -> None:
     for constant, sites in {7: 0, 8: 1}.items():
         graph_module = called(target, *JUMPING_OVERLOADS[target], constant=constant)

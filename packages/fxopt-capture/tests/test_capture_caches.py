@@ -33,6 +33,15 @@ SEQ2SEQ = {"d_model": 32, "vocab_size": VOCABULARY, "decoder_start_token_id": 1,
 MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": LLAMA,
     "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": VOCABULARY, **SPECIAL},
+    "OPTForCausalLM": {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "ffn_dim": 64,
+        "word_embed_proj_dim": 32,
+        "vocab_size": VOCABULARY,
+        **SPECIAL,
+    },
     "T5ForConditionalGeneration": {**SEQ2SEQ, "d_kv": 8, "num_layers": 1, "num_heads": 4, "d_ff": 64},
     "WhisperForConditionalGeneration": {
         **SEQ2SEQ,
@@ -151,6 +160,18 @@ def test_steps_of_other_sizes(llama: Any, step: Any) -> None:
         cache = copy.deepcopy(own)
         check_same(step(**inputs, past_key_values=cache), llama(**inputs, past_key_values=own))
         check_same(cache, own)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "OPTForCausalLM"])
+def test_masked_steps_take_a_batch_of_one(transformers: ModuleType, name: str) -> None:
+    model = build(transformers, name)
+    cache = model(tokens(2, 8)).past_key_values
+    step = capture(model, (), {"input_ids": tokens(2, 1), "attention_mask": torch.ones(2, 9), "past_key_values": cache})
+    for batch, length in ((1, 8), (3, 5), (1, 4)):
+        cache = model(tokens(batch, length)).past_key_values
+        call = {"input_ids": tokens(batch, 1), "attention_mask": torch.ones(batch, length + 1)}
+        expected = model(**call, past_key_values=copy.deepcopy(cache))
+        check_same(step(**call, past_key_values=cache).logits, expected.logits)
 
 
 def test_steps_refuse_what_they_are_not_valid_for(llama: Any, step: Any, filled: Any) -> None:

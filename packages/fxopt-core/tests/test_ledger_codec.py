@@ -120,7 +120,7 @@ TARGETS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: getattr(target, "__name__", target))
 def test_targets_are_found_by_name(target: Any) -> None:
     assert kept(target) is target or kept(target) == target
     (operation,) = through_text(ledger_with(NodeRemoved(row(target=target)))).records[0].operations or ()

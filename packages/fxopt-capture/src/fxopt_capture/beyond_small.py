@@ -32,7 +32,8 @@ def beyond_small_sizes(conditions: Iterable[Condition]) -> list[Condition]:
     ['i[0].size()[1] <= 9', 'i[0].size()[1] != 5']
     """
     simpler = [Condition(_simplified(condition.code), _simplified(condition.text)) for condition in conditions]
-    kept = [condition for condition in simpler if not _always(parsed(condition.code))]
+    units = _Units(condition.code for condition in simpler)
+    kept = [condition for condition in simpler if not _always(units.removed(parsed(condition.code)))]
     codes = {condition.code for condition in kept}
     return distinct(condition for condition in kept if not _follows(parsed(condition.code), codes))
 
@@ -82,6 +83,32 @@ class _Bounds(ast.NodeTransformer):
             if operator is not None and len(rest) == 1:
                 return ast.Compare(other, [operator()], rest)
         return node
+
+
+class _Units(ast.NodeTransformer):
+    """Leaves factors out of products that are demanded to be 1: ``a * (b - c) >= 2`` says no more than ``a >= 2``."""
+
+    def __init__(self, codes: Iterable[str]) -> None:
+        demands = [node for node in map(parsed, codes) if isinstance(node, ast.Compare)]
+        self.factors = {
+            ast.unparse(node.left)
+            for node in demands
+            if len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq) and ast.unparse(node.comparators[0]) == "1"
+        }
+
+    def removed(self, node: ast.expr | None) -> ast.expr | None:
+        """Return the expression without these factors; it is used up."""
+        found = None if node is None else self.visit(node)
+        return found if isinstance(found, ast.expr) else None
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """Leave a factor out of one product, where it is such a factor."""
+        if isinstance(node.op, ast.Mult):
+            for factor, other in ((node.left, node.right), (node.right, node.left)):
+                if ast.unparse(factor) in self.factors:
+                    found: ast.AST = self.visit(other)
+                    return found
+        return self.generic_visit(node)
 
 
 def _follows(node: ast.expr | None, kept: set[str]) -> bool:

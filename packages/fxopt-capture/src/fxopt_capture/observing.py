@@ -47,8 +47,8 @@ class Observer:
         if not changes:
             return None
         return (
-            f"a call changes {', '.join(changes)}, which is no part of the graph: it computes what the model does "
-            f"before that change, at every call. Buffers that a call changes are part of it"
+            f"a call changes {', '.join(changes)}: every call of the graph computes what the model does before that "
+            f"change. Where calls are to differ, count in a buffer"
         )
 
     def run(

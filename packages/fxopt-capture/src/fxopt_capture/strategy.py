@@ -127,7 +127,10 @@ def _export_for_all_sizes(
     cautious = _try(request, inputs, shapes, errors, small_sizes=True)
     if cautious is None:
         usual = _try(request, inputs, shapes, errors, small_sizes=False)
-        return None if usual is None else _compared(request, usual, None, leaves)
+        if usual is None:
+            return None
+        guards = _with(usual.guards, beyond_small_sizes(usual.guards.conditions))
+        return _compared(request, replace(usual, guards=guards), None, leaves)
     anything = _with(cautious.guards, ())
     if not open_questions(cautious.values, anything, cautious.guards, leaves):
         return cautious
