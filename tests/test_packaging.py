@@ -25,7 +25,7 @@ RUN_TIME = {
     "fxopt-core": {"torch", "pluggy"},
     **{name: {"fxopt-core"} for name in [*FAMILIES, "fxopt-capture", "fxopt-tools"]},
     "fxopt-testing": {"fxopt-core", "fxopt-tools", "pytest"},
-    "fxopt": {"fxopt-core", *FAMILIES, "fxopt-capture", "fxopt-tools", "rich"},
+    "fxopt": {"fxopt-core", *FAMILIES, "fxopt-capture", "fxopt-tools", "rich", "typer"},
 }
 
 for_each_package = pytest.mark.parametrize("name", PACKAGES)

@@ -124,7 +124,7 @@ class TestDemands:
 
 @pytest.mark.usefixtures("own_passes")
 class TestFailures:
-    def test_a_pass_that_fails_in_the_middle_leaves_nothing(self, tmp_path: Path, out: Path) -> None:
+    def test_a_pass_that_fails_in_the_middle_leaves_a_reproducer_alone(self, tmp_path: Path, out: Path) -> None:
         model, args = attention()
         save(capture(model, args), tmp_path / "in.pt2")
         content = (tmp_path / "in.pt2").read_bytes()
@@ -133,7 +133,7 @@ class TestFailures:
         assert "out of ideas" in result.stderr
         assert not out.exists()
         assert (tmp_path / "in.pt2").read_bytes() == content
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.pt2"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.pt2", "out.reproducers"]
 
     def test_an_old_output_survives_a_failure(self, out: Path) -> None:
         out.write_text("mine")
@@ -179,7 +179,7 @@ class TestInterrupts:
         assert [path.name for path in out.parent.iterdir()] == ["out.pt2"]
         assert out.read_text() == "mine"
 
-    @pytest.mark.parametrize("place", ["fxopt.commands.sources.capture", "fxopt_tools.verify"])
+    @pytest.mark.parametrize("place", ["fxopt.commands.sources.capture", "fxopt.commands.optimization.verify"])
     def test_elsewhere(self, place: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*arguments: Any, **options: Any) -> None:
             raise KeyboardInterrupt

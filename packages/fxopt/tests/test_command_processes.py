@@ -161,3 +161,21 @@ class TestTerminal:
         assert "out.pt2 exists. Replace it?" in shown
         assert "Traceback" not in shown
         assert ((tmp_path / "out.pt2").read_bytes() == b"mine") == (code != 0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("fxopt op", ["optimize"]),
+        ("fxopt show merge", ["merge-linears"]),
+        ("fxopt optimize x -p inference,merge", ["inference,merge-linears"]),
+        ("fxopt list --family n", ["norm"]),
+        ("fxopt optimize x --exp", ["--expect"]),
+    ],
+)
+def test_shells_complete(typed: str, expected: list[str], tmp_path: Path) -> None:
+    words = {"_FXOPT_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    script = "from fxopt.commands.main import build_app; build_app(plain=True)(prog_name='fxopt')"
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    result = subprocess.run(command, cwd=tmp_path, env=environment(**words), capture_output=True, text=True)
+    assert result.stdout.split() == expected
