@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +258,18 @@ class TestDrawnInputs:
         message = fxopt("optimize", tmp_path / "traced.pt", "-o", tmp_path / "out.pt2", FLAG, code=3).stderr
         assert "no inputs for" in message
         assert "--inputs FILE" in message
+
+
+@pytest.mark.usefixtures("folder")
+class TestMissingLibraries:
+    def test_a_folder_without_transformers(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_text("{}")
+        monkeypatch.setitem(sys.modules, "transformers", None)
+        assert "pip install 'fxopt[transformers]'" in failure("model")
+
+    def test_safetensors_without_safetensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Path("x.safetensors").touch()
+        monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+        result = fxopt("optimize", "command_models:seeded", "-o", "out.pt2", "--inputs", "x.safetensors", code=3)
+        assert "pip install safetensors" in result.stderr
