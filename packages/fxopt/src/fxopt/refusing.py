@@ -12,8 +12,8 @@ from fxopt_core import REASONS, SitePass, Transformation
 def reasons_of(cls: type[Transformation]) -> frozenset[str]:
     """Return the codes of `fxopt_core.REASONS` that occur in a pass and in the functions that it can reach by name.
 
-    It may never give one of them; it gives no other of these codes. Passes that are no `SitePass` record no refusals
-    of their own, and have none.
+    It may never give one of them, and codes that it computes are not among them. Passes that are no `SitePass` record
+    no refusals of their own, and have none.
 
     >>> from fxopt import ChangeTrueDivToMulByInverse
     >>> "rounded-quotient" in reasons_of(ChangeTrueDivToMulByInverse)
