@@ -61,7 +61,9 @@ class TestDumps:
             Dumps(directory)
 
     @pytest.mark.parametrize("option", ["before", "after", "failed"])
-    @pytest.mark.parametrize("selection", [3, None, [3], iter(["merge-linears"])], ids=lambda selection: type(selection).__name__)
+    @pytest.mark.parametrize(
+        "selection", [3, None, [3], iter(["merge-linears"])], ids=lambda value: type(value).__name__
+    )
     def test_passes_are_chosen_by_names(self, option: str, selection: Any, tmp_path: Path) -> None:
         wrong = {option: selection}
         with pytest.raises(PreconditionError, match=rf"^{option} is .*, expected True for all passes, False for none"):

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_shapes_config
 
 from .arguments import CallForm
-from .observing import Observer, steps_noted
+from .observing import Observer, Steps
 from .preserving import preserved
 from .structures import register_structures
 
@@ -72,11 +72,12 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
     `preserved` takes it away again.
     """
     original: Callable[..., object] = model.forward
+    steps = Steps(model)
 
     def forward(**inputs: object) -> object:
         args, kwargs = form.arguments(inputs)
-        with steps_noted(model, observer.stepped):
-            output = observer.run(original, args, kwargs, inputs)
+        output = observer.run(original, args, kwargs, inputs)
+        observer.stepped.update(steps.found())
         register_structures(output)
         return output
 

@@ -8,8 +8,7 @@ inputs and another one of outputs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +20,8 @@ from .caches import is_cache
 from .failure import line_of_frame
 from .guards import kind_of
 
-_READS = frozenset({"dtype", "itemsize", "nbytes"})
-_FUNCTIONS = (torch.result_type, torch.Tensor.type, torch.Tensor.element_size)
+_GETTERS = tuple(getattr(torch.Tensor, name).__get__ for name in ("dtype", "itemsize", "nbytes"))
+_READS = frozenset({*_GETTERS, torch.result_type, torch.Tensor.type, torch.Tensor.element_size})
 
 
 class Observer:
@@ -79,21 +78,26 @@ class Observer:
         return output
 
 
-@contextmanager
-def steps_noted(model: nn.Module, found: dict[str, tuple[object, object]]) -> Iterator[None]:
-    """Note the numbers, flags and strings in attributes of a model's modules that become others of their type.
+class Steps:
+    """Notes the numbers, flags and strings in attributes of a model's modules that become others of their type.
 
     Args:
-        model: the model.
-        found: the attribute's name in the model -> what it was and what it became.
+        model: the model, before it is called.
     """
-    before = [(name, module, _values(module)) for name, module in model.named_modules()]
-    yield
-    for prefix, module, values in before:
-        for name, value in values.items():
-            now = vars(module).get(name)
-            if type(now) is type(value) and now != value:
-                found[f"{prefix}.{name}".lstrip(".")] = value, now
+
+    def __init__(self, model: nn.Module) -> None:
+        self.before = [(name, module, _values(module)) for name, module in model.named_modules()]
+
+    def found(self) -> dict[str, tuple[object, object]]:
+        """Return the name of each attribute that has changed -> what it was and what it is."""
+        found: dict[str, tuple[object, object]] = {}
+        for prefix, module, values in self.before:
+            attributes = vars(module)
+            for name, value in values.items():
+                now = attributes.get(name)
+                if now is not value and type(now) is type(value) and now != value:
+                    found[f"{prefix}.{name}".lstrip(".")] = value, now
+        return found
 
 
 def _values(module: nn.Module) -> dict[str, object]:
@@ -121,15 +125,12 @@ class _DtypeReads(TorchFunctionMode):
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call the function, and note it if it reads a dtype."""
-        result = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", None) == "__get__" or func in _FUNCTIONS:
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if func in _READS:
             self._note(func, args, result)
         return result
 
     def _note(self, func: Any, args: tuple[Any, ...], result: object) -> None:
-        attribute = getattr(getattr(func, "__self__", None), "__name__", None)
-        if func not in _FUNCTIONS and attribute not in _READS:
-            return
         if func is torch.Tensor.type and len(args) > 1:
             return  # a conversion
         dtype = result if isinstance(result, torch.dtype) else args[0].dtype
