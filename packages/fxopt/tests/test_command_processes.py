@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -85,7 +86,14 @@ def test_a_broken_plugin_of_another_distribution_is_listed(tmp_path: Path) -> No
 def test_signals_leave_nothing_half_written(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     (tmp_path / "out.pt2").write_text("mine")
     command = [sys.executable, "-m", "fxopt", "optimize", "command_models:waits", "-o", "out.pt2", "--force"]
-    started = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background has it ignored
+    )
     try:
         while not (tmp_path / "waiting").exists():
             assert started.poll() is None
@@ -106,6 +114,10 @@ def in_terminal(folder: Path, *arguments: str, answer: str = "") -> tuple[int, s
     import pty
     import termios
 
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C reaches it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background has it ignored
+
     ours, theirs = pty.openpty()
     started = subprocess.Popen(
         [sys.executable, "-m", "fxopt", *arguments],
@@ -115,14 +127,14 @@ def in_terminal(folder: Path, *arguments: str, answer: str = "") -> tuple[int, s
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
+        preexec_fn=take_terminal,
     )
     os.close(theirs)
-    shown = ""
+    shown, end = "", time.monotonic() + 120
     try:
-        while part := _read(ours):
+        while (part := _read(ours)) is not None and time.monotonic() < end:
             shown += part
-            if answer and "Replace it?" in shown:
+            if not part and "Replace it?" in shown:  # silent: it listens
                 os.write(ours, answer.encode())
                 answer = ""
         return started.wait(60), shown
@@ -131,11 +143,14 @@ def in_terminal(folder: Path, *arguments: str, answer: str = "") -> tuple[int, s
         os.close(ours)
 
 
-def _read(terminal: int) -> str:
-    try:
-        return os.read(terminal, 4096).decode(errors="replace")
-    except OSError:  # how Linux tells that the other side is closed
+def _read(terminal: int) -> str | None:
+    """Return what is shown, nothing if that takes more than a second, None at the end."""
+    if not select.select([terminal], [], [], 1)[0]:
         return ""
+    try:
+        return os.read(terminal, 4096).decode(errors="replace") or None
+    except OSError:  # how Linux tells that the other side is closed
+        return None
 
 
 @posix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Annotated
@@ -79,6 +80,8 @@ def _root(
 def main() -> None:
     """Run the command; a request to terminate cleans up as Ctrl-C does."""
     signal.signal(signal.SIGTERM, _terminated)
+    # torch can do without NumPy, and says so on stderr.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     build_app(plain=not (sys.stdout.isatty() and sys.stderr.isatty()))()
 
 
