@@ -29,6 +29,8 @@ PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
 EXAMPLES = {path.parent.name: path.parent for path in sorted(ROOT.glob("docs/examples/*/pyproject.toml"))}
 DISTRIBUTIONS = PACKAGES | EXAMPLES
+# Packages with tests that need models, or other packages, which `alone` skips.
+MORE_WITH_MODELS = ("fxopt-capture", "fxopt-tools", "fxopt")
 # Each of pytest's processes has models in memory, and takes whole files: what their tests share is made once.
 IN_PROCESSES = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 # Models come from packages: nothing may wait for a hub. Nothing but the session's environment may be imported.
@@ -58,12 +60,13 @@ def alone(session: nox.Session, name: str) -> None:
 
 @nox.session(requires=["torch", "wheels"])
 def together(session: nox.Session) -> None:
-    """All packages with real models: their tests, those of the whole, docstring examples, documents."""
+    """All packages with real models: tests that need these, tests of the whole, docstring examples, documents."""
     install(session, ["test", "processes", "documents", "reports", "template"], PACKAGES)
     install_models(session)
+    for name in MORE_WITH_MODELS:
+        run_pytest(session, f"--confcutdir={PACKAGES[name]}", str(PACKAGES[name] / "tests"), threads=1)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
-    places = ("--pyargs", *modules, *glob("packages/*/tests"), "tests")
-    run_pytest(session, *IN_PROCESSES, "--doctest-modules", *places, threads=1)
+    run_pytest(session, *IN_PROCESSES, "--doctest-modules", "--pyargs", *modules, "tests", threads=1)
 
 
 @nox.session(requires=["torch", "wheels"])
