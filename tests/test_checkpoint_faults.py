@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import Choice, InjectedFault, InjectedInterrupt, Moment, at_each_place, prove, some
-from footprints import bits_of
 from hypothesis import settings
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -17,6 +15,8 @@ from torch.fx import GraphModule
 from fxopt_core import Transformation, compose, infer_shapes, load_original_state_dict, original_state_dict
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear
+from fxopt_testing.faults import Choice, InjectedFault, InjectedInterrupt, Moment, at_each_place, inject_faults, some
+from fxopt_testing.footprints import bits_of
 
 NIGHTLY = settings.get_current_profile_name() == "nightly"
 CHOICE: Choice = at_each_place if NIGHTLY else some(60)
@@ -104,7 +104,7 @@ def test_loading(passes: Transformation, assign: bool, moment: Moment, error: ty
         result = load_original_state_dict(graph_module, checkpoint, assign=assign)
         assert not result.missing_keys
 
-    report = prove(make, action, INPUTS, choose=CHOICE, moment=moment, error=error)
+    report = inject_faults(make, action, INPUTS, choose=CHOICE, moment=moment, error=error)
     print(report)
     assert report.injected >= 50
     assert not report.traces, "\n".join([str(report), *report.traces[:20]])
@@ -117,7 +117,7 @@ def test_asking(passes: Transformation, moment: Moment) -> None:
     def action(graph_module: GraphModule) -> None:
         original_state_dict(graph_module)
 
-    report = prove(partial(transformed, passes), action, INPUTS, choose=CHOICE, moment=moment)
+    report = inject_faults(partial(transformed, passes), action, INPUTS, choose=CHOICE, moment=moment)
     print(report)
     assert report.injected >= 50
     assert not report.traces, "\n".join([str(report), *report.traces[:20]])

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import Action, Choice, InjectedFault, InjectedInterrupt, Moment, at_each_place, every, prove, some
-from footprints import Footprint
 from hypothesis import settings
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -44,6 +42,18 @@ from fxopt_norm import (
     FuseBatchNorm3dInConv3d,
     FuseBatchNormInConvTranspose,
 )
+from fxopt_testing.faults import (
+    Action,
+    Choice,
+    InjectedFault,
+    InjectedInterrupt,
+    Moment,
+    at_each_place,
+    every,
+    inject_faults,
+    some,
+)
+from fxopt_testing.footprints import Footprint
 from fxopt_tools import Verify
 
 # torch warns about itself when the pytree of an export graph is copied.
@@ -170,7 +180,7 @@ def named(transformation: Any) -> str:
 
 def holds(make: Callable[[], Sequence[nn.Module]], action: Action, inputs: tuple[Any, ...], **how: Any) -> None:
     """Check that no fault leaves a trace."""
-    report = prove(make, action, inputs, **how)
+    report = inject_faults(make, action, inputs, **how)
     print(report)
     assert report.injected > 0 or report.calls == 0
     assert not report.traces, "\n".join([str(report), *report.traces[:30]])

@@ -11,8 +11,6 @@ from typing import TypeAlias
 import elsewhere
 import pytest
 import torch
-from fault_harness import InjectedFault, Injector
-from footprints import Footprint
 from generated_models import (
     convolution_models,
     drawn,
@@ -62,6 +60,8 @@ from fxopt_norm import (
     FuseBatchNorm3dInConv3d,
     FuseBatchNormInConvTranspose,
 )
+from fxopt_testing.faults import InjectedFault, Injector
+from fxopt_testing.footprints import Footprint
 
 FOLDS: tuple[Transformation, ...] = (
     FuseBatchNorm2dInConv2d(),

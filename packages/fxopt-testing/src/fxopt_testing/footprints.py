@@ -214,7 +214,10 @@ def values_of(module: nn.Module) -> list[object]:
     """Return structure and contents of a module apart from identities, to compare it with a twin's."""
     rows: list[object] = [(name, type(child).__name__, child.training) for name, child in module.named_modules()]
     for name, tensor in module.state_dict(keep_vars=True).items():
-        rows.append((name, tensor.dtype, tensor.requires_grad, tuple(tensor.shape), _bits(tensor)))
+        if isinstance(tensor, Tensor):
+            rows.append((name, tensor.dtype, tensor.requires_grad, tuple(tensor.shape), _bits(tensor)))
+        else:  # a state of a module's own
+            rows.append((name, repr(tensor)))
     if isinstance(module, GraphModule):
         rows.extend(map(_node_text, module.graph.nodes))
         rows.append(module.code)
