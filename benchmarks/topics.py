@@ -1,0 +1,12 @@
+"""The topics, in the order of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks import capture
+from benchmarks.suite import Topic
+
+TOPICS: Mapping[str, Topic] = {
+    "capture": capture.tables,
+}
