@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.suite import Absent
 
 
-def peer(module: str) -> Any | Absent:
-    """Return a module of a peer, which is untyped; or why it cannot be had.
+def peer(module: str) -> Any:
+    """Return a module of a peer, which is untyped; or an `Absent` that says why it cannot be had.
 
     >>> peer("no_such_peer")
     Absent(reason='not installed')
@@ -24,7 +24,7 @@ def peer(module: str) -> Any | Absent:
         return Absent(f"does not import with transformers {_version('transformers')}: {Absent.because(error).reason}")
 
 
-def optimum() -> Any | Absent:
+def optimum() -> Any:
     """Return ``optimum.fx.optimization``.
 
     It imports beside transformers 5; what is gone is the tracer that its guide uses, ``transformers.utils.fx``. Here
@@ -33,12 +33,12 @@ def optimum() -> Any | Absent:
     return peer("optimum.fx.optimization")
 
 
-def torch_fuse() -> Any | Absent:
+def torch_fuse() -> Any:
     """Return ``torch.fx.experimental.optimization``."""
     return peer("torch.fx.experimental.optimization")
 
 
-def onnxruntime() -> Any | Absent:
+def onnxruntime() -> Any:
     """Return onnxruntime."""
     return peer("onnxruntime")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks import capture
+from benchmarks import capture, correctness
 from benchmarks.suite import Topic
 
 TOPICS: Mapping[str, Topic] = {
+    "correctness": correctness.tables,
     "capture": capture.tables,
 }
