@@ -14,10 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Family = Literal[
-    "batch norm into convolution", "batch norm into linear", "merged linears", "bias in linear", "division"
-]
-FAMILIES: tuple[Family, ...] = (
+FAMILIES = (
     "batch norm into convolution",
     "batch norm into linear",
     "merged linears",

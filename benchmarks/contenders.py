@@ -18,7 +18,7 @@ from fxopt_capture import capture
 from fxopt_core import history, infer_shapes
 
 Module = Callable[..., Any]
-PASSES: Mapping[str] = {
+PASSES: Mapping[str, str] = {
     "batch norm into convolution": "FuseBatchNorm2dInConv2d",
     "batch norm into linear": "FuseBatchNorm1dInLinear",
     "merged linears": "MergeLinears",
