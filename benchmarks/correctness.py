@@ -77,6 +77,7 @@ def tables(settings: Settings) -> Iterator[Table]:
     yield missed(cases, verdicts)
     yield promises.table(cases, [each for each in (FXOPT, OPTIMUM, FUSE) if each.name not in absent])
     chosen = one_of_each(((case.family, case.topic), case) for case in cases if COMPILERS[0].applies(case))
+    chosen = chosen[: 1 if settings.quick else None]
     compiled = {each.name: judged(each, chosen) for each in (FXOPT_CAPTURED, *COMPILERS)}
     yield by_family(chosen, compiled, absent, title="Compilers of whole programs", text=COMPILERS_TEXT)
 
