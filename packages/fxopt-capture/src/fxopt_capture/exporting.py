@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.fx.experimental import _config as symbolic_shapes_config
+from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
 
 from .arguments import CallForm
 from .observing import Observer, Steps
@@ -48,11 +48,27 @@ def export_program(
             preserved(model),
             *grad_mode,
             oblivious,
+            _guarding(),
             _flat_forward(model, form, observer or Observer()),
             _quiet_failure(),
         ):
             stack.enter_context(context)
         return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic_shapes, strict=False)
+
+
+@contextmanager
+def _guarding() -> Iterator[None]:
+    """Let torch note what it assumes of sizes, also in a thread where that is suppressed.
+
+    It is so for callers inside of ``ShapeEnv.suppress_guards()``, and stays so where what ends that was interrupted.
+    Without guards, a graph would answer for sizes for which the model takes another branch.
+    """
+    former = symbolic_shapes.ShapeEnv._suppress_guards_tls()
+    symbolic_shapes.TLS.suppress_guards = False
+    try:
+        yield
+    finally:
+        symbolic_shapes.TLS.suppress_guards = former
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 _PLAIN = (int, str, bool, float, complex, bytes, type(None), torch.dtype, torch.device, torch.layout)
 _CONTAINERS = (dict, list, set, deque, bytearray)
@@ -189,6 +190,8 @@ class Footprint:
             "default dtype": torch.get_default_dtype(),
             "autocast": torch.is_autocast_enabled("cpu"),
             "modes of torch functions": torch._C._len_torch_function_stack(),
+            "modes of torch's dispatcher": torch._C._len_torch_dispatch_stack(),
+            "guards on sizes": not ShapeEnv._suppress_guards_tls(),
             "garbage collector": gc.isenabled(),
             "random numbers": drawn.hexdigest(),
         }
