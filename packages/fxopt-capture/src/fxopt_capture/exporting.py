@@ -6,7 +6,7 @@ import inspect
 import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -41,19 +41,17 @@ def export_program(
             trace. (torch.onnx exports in this way too.)
         observer: runs the model's forward, and notes what the graph does not say.
     """
-    oblivious = symbolic_shapes_config.patch(backed_size_oblivious=small_sizes)  # type: ignore[attr-defined]  # installed at import
-    grad_mode = (torch.inference_mode(False), torch.enable_grad())
-    with ExitStack() as stack:
-        for context in (
-            preserved(model),
-            *grad_mode,
-            oblivious,
-            _guarding(),
-            _flat_forward(model, form, observer or Observer()),
-            _quiet_failure(),
-        ):
-            stack.enter_context(context)
+    observed = _flat_forward(model, form, observer or Observer())
+    with ready_to_export(model, small_sizes=small_sizes), observed, _quiet_failure():
         return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic_shapes, strict=False)
+
+
+@contextmanager
+def ready_to_export(model: nn.Module, *, small_sizes: bool) -> Iterator[None]:
+    """Let ``torch.export`` find the same modes wherever it is called from, and leave `model` as it was."""
+    oblivious = symbolic_shapes_config.patch(backed_size_oblivious=small_sizes)  # type: ignore[attr-defined]  # installed at import
+    with preserved(model), torch.inference_mode(False), torch.enable_grad(), oblivious, _guarding():
+        yield
 
 
 @contextmanager
