@@ -71,8 +71,9 @@ class ModelCase:
         grow: makes the model with ``n`` times as many sites, to count steps on; None where the size is fixed.
         real: whether it is a large model of the field, for thorough checks alone.
 
+    >>> from fxopt_core import iter_nodes
     >>> case = ModelCase("one layer", lambda: nn.Linear(4, 2), torch.ones(3, 4))
-    >>> case.id, [node.name for node in case.capture().graph_module.graph.nodes]
+    >>> case.id, [node.name for node in iter_nodes(case.capture().graph_module.graph)]
     ('one layer[modules]', ['input_1', 'weight', 'bias', 'linear', 'output'])
     """
 

@@ -300,28 +300,39 @@ def inject_faults(
     subject = _Subject(make(), inputs, kwargs, identities)
     for call in choose(calls):
         report.injected += 1
-        returned: list[object] = []
-        attempt = partial(_kept, returned, action, subject.graph_module)
-        try:
-            injector.fail(attempt, call.number, error(f"injected at {call}"))
-        except BaseException as raised:
-            traces = subject.traces()
-            if not _comes_from(raised, error):
-                traces.append(f"{type(raised).__name__} does not come from the fault: {raised}")
-            report.traces += [f"{call}: {trace}" for trace in traces[:5]]
-            intact = not traces
-        else:
-            report.survived += 1
-            if survived is not None:
-                made = returned[0] if isinstance(returned[0], GraphModule) else subject.graph_module
-                report.traces += [f"{call}: {wrong}" for wrong in survived(made)]
-            intact = False
-        if not intact:
+        if not _stays_intact(subject, injector, action, call, error, report, survived):
             subject = _Subject(make(), inputs, kwargs, identities)
     if _result(action, subject.modules, inputs, kwargs) != expected:
         report.traces.append("after all faults, the action gives something else than on an untouched twin")
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _stays_intact(
+    subject: _Subject,
+    injector: Injector,
+    action: Action,
+    call: Call,
+    error: type[BaseException],
+    report: FaultReport,
+    survived: Callable[[GraphModule], Iterable[str]] | None,
+) -> bool:
+    """Inject a fault, add to the report what it left, and return whether the subject serves for another one."""
+    returned: list[object] = []
+    attempt = partial(_kept, returned, action, subject.graph_module)
+    try:
+        injector.fail(attempt, call.number, error(f"injected at {call}"))
+    except BaseException as raised:
+        traces = subject.traces()
+        if not _comes_from(raised, error):
+            traces.append(f"{type(raised).__name__} does not come from the fault: {raised}")
+        report.traces += [f"{call}: {trace}" for trace in traces[:5]]
+        return not traces
+    report.survived += 1
+    if survived is not None:
+        made = returned[0] if isinstance(returned[0], GraphModule) else subject.graph_module
+        report.traces += [f"{call}: {wrong}" for wrong in survived(made)]
+    return False
 
 
 def _kept(returned: list[object], action: Action, graph_module: GraphModule) -> None:
