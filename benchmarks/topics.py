@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks import capture, correctness, merging
+from benchmarks import capture, correctness, cpu_inference, folding, merging
 from benchmarks.suite import Topic
 
 TOPICS: Mapping[str, Topic] = {
     "correctness": correctness.tables,
+    "folding": folding.tables,
+    "cpu-inference": cpu_inference.tables,
     "merging": merging.tables,
     "capture": capture.tables,
 }
