@@ -230,5 +230,5 @@ MISSED_TEXT = """Cases that fxopt leaves alone, and that a peer rewrites and com
 caution (a weight with two owners could be copied), some are right by luck (a product rounds in another way than the \
 quotient)."""
 COMPILERS_TEXT = """The first float32 case of each topic of batch norm in evaluation mode, for compilers, which fold, \
-too. They return a program, which cannot be edited or undone; `torch.jit` makes it at one size. What cannot be exported \
-or compiled raises."""
+too. They return a program, which cannot be edited or undone; `torch.jit` makes it at one size. What cannot be \
+exported or compiled raises."""
