@@ -1,4 +1,4 @@
-"""The suite of benchmarks: what it says of times, memory and peers is what it was told; the page is that of the files."""
+"""The suite of benchmarks: it says of times, memory and peers what it was told, and the page is that of the files."""
 
 from __future__ import annotations
 
