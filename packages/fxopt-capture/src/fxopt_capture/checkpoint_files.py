@@ -128,7 +128,9 @@ def _contradictions(
             problems.append(f"`{key}`: `{index}` says it is in `{name}`, and {where}")
     for key, names in holders.items():
         if len(names) > 1:
-            problems.append(f"`{key}` is in several shards of `{index}`: {', '.join(f'`{name}`' for name in names)}")
+            problems.append(
+                f"`{key}` is in several shards of `{index}`: {', '.join(f'`{name}`' for name in sorted(names))}"
+            )
         elif key not in weight_map:
             problems.append(f"`{key}` is in `{names[0]}`, and `{index}` does not name it")
     size = sum(each.bytes for tensors in shards.values() for each in tensors.values())

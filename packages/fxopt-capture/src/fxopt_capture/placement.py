@@ -79,19 +79,21 @@ class Placement:
         """Return the modules that hold a tensor, each with its name there."""
         return self._owners[id(tensor)]
 
-    def target(self, key: str, *, complete: bool) -> Tensor:
+    def target(self, key: str, *, complete: bool, covered: int = 0) -> Tensor:
         """Return what the values of a tensor are written into: itself, or a new one.
 
         Args:
             key: its name.
-            complete: whether all of it is going to be written.
+            complete: whether all values that it has are going to be written.
+            covered: how many elements these are; a pass may have padded it.
         """
         former, device, dtype = self.current[key], self.device_of(key), self.dtype_of(key)
         writable = not former.is_inference() or torch.is_inference_mode_enabled()
         if (former.device, former.dtype) == (device, dtype) and writable:
             return former
         if complete:
-            return torch.empty_like(former.detach(), device=device, dtype=dtype)
+            make = torch.empty_like if covered >= former.numel() else torch.zeros_like
+            return make(former.detach(), device=device, dtype=dtype)
         return former.detach().to(device, dtype, copy=True)
 
 

@@ -102,11 +102,11 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
 def _header_text(file: Path, stream: BinaryIO, size: int) -> tuple[bytes, int]:
     """Return the text of a header, and where it ends."""
     first = stream.read(32)
-    for beginning, kind in _OTHER_KINDS.items():
-        if first.startswith(beginning):
-            raise CheckpointError(f"`{file}` is no safetensors file, but {kind}")
     length = int.from_bytes(first[:8], "little")
     if size < 8 or length > _LONGEST_HEADER or 8 + length > size:
+        for beginning, kind in _OTHER_KINDS.items():
+            if first.startswith(beginning):
+                raise CheckpointError(f"`{file}` is no safetensors file, but {kind}")
         raise CheckpointError(
             f"`{file}` is no safetensors file, or truncated within its header: it has {size} bytes, and its first 8 "
             f"say that the header takes {length}"

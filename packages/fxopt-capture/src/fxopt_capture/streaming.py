@@ -163,7 +163,9 @@ class _Loading:
         if id(former) in self.done or (former.is_meta and not complete):
             return
         self.done.add(id(former))
-        target = self.placement.target(key, complete=complete)
+        regions = [*(part.pieces for part in parts), *fills]
+        covered = sum(region(former, pieces).numel() for pieces in regions)
+        target = self.placement.target(key, complete=complete, covered=covered)
         if target is former:
             self.writes.keep(former)
         values = target.detach()

@@ -3,7 +3,7 @@
 A graph has devices in it: that of the positions it counts, of the masks it makes. So such a model is exported as if its
 tensors were where its inputs are, and on the CPU where these are on the meta device too. While `torch.export` looks at
 them, they are tensors of the right shape and strides on that device, without memory behind them. Where model and graph
-are run and compared, they are windows on a few random numbers, so that neither takes memory for weights.
+are run and compared, they are windows on the same random numbers, which take memory for the largest tensor alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 _KINDS = ("_parameters", "_buffers")
-_STEPS = (1, 7, 3, 5, 11, 13)  # between neighbours in each dimension of a window
+_OFFSETS, _APART = 61, 1040  # how many beginnings windows have, and how far from each other
+_LARGEST = 1 << 29  # elements of a tensor; 2 GiB in float32
+_DRAWN = 1 << 20  # how many random numbers are drawn; they are repeated beyond
 
 
 def is_weightless(model: nn.Module) -> bool:
@@ -76,12 +78,14 @@ def hollow(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 def _without_memory(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor of the same kind that must not be read; its memory is given back before it is touched."""
-    size, stride = tuple(tensor.shape), tensor.stride()
     with torch.inference_mode(False):
-        made = torch.empty_strided(size, stride, dtype=tensor.dtype, device=device)
-    made.untyped_storage().resize_(0)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, requires_grad=tensor.requires_grad)
+        try:
+            made = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=device)
+            made.untyped_storage().resize_(0)
+        except RuntimeError:  # not even the addresses are free; strides are less than that
+            made = torch.empty((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(made, requires_grad=tensor.requires_grad)
     return made
 
 
@@ -107,9 +111,15 @@ def _registered(model: nn.Module, name: str) -> Tensor | None:
     return owner._buffers.get(key) if found is None else found
 
 
+def is_too_large(model: nn.Module) -> bool:
+    """Return whether a tensor on the meta device is too large to have one like it for `random_weights`."""
+    tensors = (*model.parameters(), *model.buffers())
+    return any(tensor.numel() > _LARGEST for tensor in tensors if _is_hollow(tensor))
+
+
 def random_weights(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
-    """Return values for all tensors of a model that are on the meta device, by name; they share a little memory."""
-    pools = _Pools(device)
+    """Return values for all tensors of a model that are on the meta device, by name; they share memory."""
+    pools = _Pools(model, device)
     made: dict[int, Tensor] = {}
     found = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -123,11 +133,13 @@ def random_weights(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
 
 
 class _Pools:
-    """Random numbers, as windows of any shape: neighbouring rows have the same numbers at other places."""
+    """Random numbers, and tensors of any shape that are windows on them."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if _is_hollow(tensor)]
+        self._device, self._size = device, max((tensor.numel() for tensor in tensors), default=0)
         self._pools: dict[tuple[torch.dtype, float, bool], Tensor] = {}
+        self._windows = 0
 
     def window(self, tensor: Tensor, *, positive: bool) -> Tensor:
         """Return values of the shape of a tensor, such that products with them are about as large as before."""
@@ -136,17 +148,18 @@ class _Pools:
             return torch.zeros((), dtype=dtype, device=self._device).expand(shape)
         inputs = math.prod(shape[1:])
         scale = 1.0 if positive or inputs < 2 else 2.0 ** round(-math.log2(inputs) / 2)
-        steps = (*_STEPS, *[17] * len(shape))[: len(shape)]
-        extent = 1 + sum(max(size - 1, 0) * step for size, step in zip(shape, steps, strict=True))
-        return self._pool(dtype, scale, positive, extent).as_strided(shape, steps)
+        self._windows += 1
+        start = self._windows % _OFFSETS * _APART  # no two that meet in one layer are alike
+        return self._pool(dtype, scale, positive)[start : start + tensor.numel()].view(shape)
 
-    def _pool(self, dtype: torch.dtype, scale: float, positive: bool, extent: int) -> Tensor:
+    def _pool(self, dtype: torch.dtype, scale: float, positive: bool) -> Tensor:
         key = (dtype, scale, positive)
-        if key not in self._pools or self._pools[key].numel() < extent:
+        if key not in self._pools:
             generator = torch.Generator().manual_seed(0)
-            values = torch.rand(extent, generator=generator, device="cpu")
-            values = values + 0.5 if positive else (values - 0.5) * 3.4 * scale
-            self._pools[key] = values.to(self._device, dtype)
+            values = torch.rand(min(self._size, _DRAWN) + _OFFSETS * _APART, generator=generator, device="cpu")
+            values = values.add_(0.5) if positive else values.sub_(0.5).mul_(3.4 * scale)
+            copies = -(-(self._size + _OFFSETS * _APART) // values.numel())
+            self._pools[key] = values.to(self._device, dtype).repeat(copies)
         return self._pools[key]
 
 
