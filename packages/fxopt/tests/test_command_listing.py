@@ -67,6 +67,15 @@ class TestList:
         assert failed["plugin"] == "broken"
         assert failed["cause"] == "ImportError: no module named 'frobnicate'"
 
+    def test_names_on_the_allow_list_that_are_no_plugin_are_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FXOPT_PLUGINS", "liner,norm,xyz")
+        use_registry(monkeypatch, Registry())
+        output = fxopt("list").stdout
+        assert "missing: FXOPT_PLUGINS names 'liner', which is no installed plugin; did you mean linear?\n" in output
+        assert "missing: FXOPT_PLUGINS names 'xyz', which is no installed plugin\n" in output
+        assert fxopt_json("list")["missing"] == [{"plugin": "liner", "close": ["linear"]}, {"plugin": "xyz", "close": []}]
+        assert "names plugins that are not installed: liner, xyz" in fxopt("show", "merge-linears", code=2).stderr
+
     def test_one_family(self) -> None:
         data = fxopt_json("list", "--family", "linear")
         assert [info["name"] for info in data["passes"]] == ["fuse-bias-in-linear", "merge-linears"]
