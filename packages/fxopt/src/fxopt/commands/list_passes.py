@@ -99,4 +99,5 @@ def _show(terminal: Terminal, data: dict[str, list[dict[str, Any]]]) -> None:
     for row in data["missing"]:
         hint = f"; did you mean {' or '.join(row['close'])}?" if row["close"] else ""
         terminal.print()
-        terminal.print(f"missing: FXOPT_PLUGINS names {row['plugin']!r}, which is no installed plugin{hint}", style="red")
+        told = f"missing: FXOPT_PLUGINS names {row['plugin']!r}, which is no installed plugin{hint}"
+        terminal.print(told, style="red")
