@@ -1,7 +1,7 @@
 """Checks a built site: `python docs/check_links.py site`.
 
-Each link and image that leads to a file has to lead to one that is there, and each part of a page that a link names has to
-be on that page. Nothing is fetched: addresses elsewhere are only listed by `--elsewhere`.
+Each link and image that leads to a file has to lead to one that is there, and each part of a page that a link names has
+to be on that page. Nothing is fetched: addresses elsewhere are only listed by `--elsewhere`.
 """
 
 from __future__ import annotations

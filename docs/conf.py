@@ -16,9 +16,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
-    "pass_pages.sphinx_extension",
+    "site_pages.sphinx_extension",
 ]
-exclude_patterns = ["examples", "template", "pass_pages"]
+exclude_patterns = ["examples", "template", "site_pages"]
 html_theme = "furo"
 html_title = "fxopt"
 

@@ -22,9 +22,9 @@ from fxopt.pass_links import page_of
 from fxopt.refusing import reasons_of
 from fxopt_core import PassInfo, Registry, Transformation, hookimpl, registry
 from fxopt_core.naming import option_text
-from pass_pages.folder import write_pages
-from pass_pages.pages import Page, page_of_pass
-from pass_pages.public_names import public_module
+from site_pages.pass_folder import write_pages
+from site_pages.pass_page import Page, page_of_pass
+from site_pages.public_names import public_module
 
 PASSES = registry().available()
 EXAMPLE = Path(__file__).parent.parent / "docs" / "examples" / "fxopt-attention" / "src"

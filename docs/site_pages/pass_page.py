@@ -13,9 +13,9 @@ from fxopt_core import REASONS, PassInfo, PipelineSyntaxError
 from fxopt_core.coercion import show_annotation
 from fxopt_core.naming import option_text
 from fxopt_core.pipeline import parse_pipeline
-from pass_pages.programs import session_of
-from pass_pages.public_names import public_module
-from pass_pages.showing import Shown, show, size_of
+from site_pages.programs import session_of
+from site_pages.public_names import public_module
+from site_pages.showing import Shown, show, size_of
 
 _WHOLE = 20
 """A graph of at most so many nodes is drawn as a whole, and a larger one near its changes."""

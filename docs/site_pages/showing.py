@@ -14,8 +14,8 @@ from torch.fx import GraphModule
 from fxopt import capture, faithful_copy, history, picture
 from fxopt.reporting import Picture, Report, report
 from fxopt_core import PassInfo
-from pass_pages.programs import Session, Subject, run, subjects
-from pass_pages.public_names import public_module
+from site_pages.programs import Session, Subject, run, subjects
+from site_pages.public_names import public_module
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fxopt_core import PassInfo, Registry, registry
-from pass_pages.pages import Page, page_of_pass
+from site_pages.pass_page import Page, page_of_pass
 
 
 def write_pages(folder: Path, passes: Registry | None = None) -> list[Page]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fxopt_core import Transformation
-from pass_pages.public_names import import_line
+from site_pages.public_names import import_line
 
 MODELS = Path(__file__).parent / "models"
 
@@ -44,7 +44,7 @@ def subjects() -> Iterator[Subject]:
 
 def run(program: str, namespace: dict[str, Any] | None = None) -> tuple[dict[str, Any], str]:
     """Run a program with a fixed seed; return its namespace and what it prints."""
-    names: dict[str, Any] = {"__name__": "pass_pages.running"} if namespace is None else namespace
+    names: dict[str, Any] = {"__name__": "site_pages.running"} if namespace is None else namespace
     printed = io.StringIO()
     torch.manual_seed(0)
     with redirect_stdout(printed), warnings.catch_warnings():
