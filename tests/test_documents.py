@@ -16,8 +16,9 @@ from document_examples import run
 
 ROOT = Path(__file__).parent.parent
 PLACES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/README.md")
-# The pages of passes are made when the site is built, and run by `test_pass_pages`.
-DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place) if path.parent.name != "passes"})
+MADE = (ROOT / "docs" / "passes", ROOT / "docs" / "reference")
+"""Folders of pages that are made when the site is built; those of passes are run by `test_pass_pages`."""
+DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place) if not {*MADE} & {*path.parents}})
 NEEDS = {
     "docs/architectures.md": ("transformers",),
     "docs/checkpoints.md": ("transformers",),
