@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 project = "fxopt"
 author = "The fxopt developers"
 project_copyright = author
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["examples", "template"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "site_pages.sphinx_extension",
+]
+exclude_patterns = ["examples", "template", "site_pages"]
 html_theme = "furo"
 html_title = "fxopt"
 
@@ -21,3 +32,4 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
+napoleon_custom_sections = ["Cost", "Source"]  # of passes

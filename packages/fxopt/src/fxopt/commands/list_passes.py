@@ -34,7 +34,7 @@ def _work(terminal: Terminal, family: str | None) -> Answer:
         from fxopt_core.naming import close_names
 
         passes = list(registry().available().values())
-        pipelines, failed = registry().pipelines(), registry().failed
+        pipelines, failed, missing = registry().pipelines(), registry().failed, registry().missing
     families = {info.family for info in passes}
     if family is not None and family not in families:
         hint = close_names(family, families) or f"; there are {', '.join(sorted(families))}"
@@ -44,6 +44,7 @@ def _work(terminal: Terminal, family: str | None) -> Answer:
         "passes": [pass_data(info) for info in chosen],
         "pipelines": [] if family else [{"name": name, "text": text} for name, text in pipelines.items()],
         "failed": [] if family else [_failure_data(name, error) for name, error in failed.items()],
+        "missing": [] if family else [{"plugin": name, "close": list(close)} for name, close in missing.items()],
     }
     return Answer(data, lambda terminal: _show(terminal, data))
 
@@ -95,3 +96,8 @@ def _show(terminal: Terminal, data: dict[str, list[dict[str, Any]]]) -> None:
     for row in data["failed"]:
         terminal.print()
         terminal.print(f"failed: {row['error']}", style="red")
+    for row in data["missing"]:
+        hint = f"; did you mean {' or '.join(row['close'])}?" if row["close"] else ""
+        terminal.print()
+        told = f"missing: FXOPT_PLUGINS names {row['plugin']!r}, which is no installed plugin{hint}"
+        terminal.print(told, style="red")
