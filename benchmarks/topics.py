@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks import capture, correctness, cpu_inference, folding, loading, merging
+from benchmarks import capture, correctness, cpu_inference, folding, loading, memory, merging, passes
 from benchmarks.suite import Topic
 
 TOPICS: Mapping[str, Topic] = {
@@ -12,6 +12,8 @@ TOPICS: Mapping[str, Topic] = {
     "folding": folding.tables,
     "cpu-inference": cpu_inference.tables,
     "merging": merging.tables,
+    "memory": memory.tables,
+    "passes": passes.tables,
     "loading": loading.tables,
     "capture": capture.tables,
 }
