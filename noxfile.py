@@ -81,10 +81,11 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session(requires=["torch", "wheels"])
 def benchmarks(session: nox.Session) -> None:
-    """Seconds of a capture beside those of torch.export alone; the number of runs follows --."""
+    """What fxopt costs and brings beside its peers, into docs/benchmarks; topics and --quick follow --."""
     install(session, ["test"], PACKAGES)
     install_models(session)
-    session.run("python", "benchmarks/capture.py", *session.posargs, env=ENVIRONMENT | {"PYTHONPATH": "tests"})
+    session.install("-c", "constraints.txt", *requirements("peers"))
+    session.run("python", "-m", "benchmarks", *session.posargs, env=ENVIRONMENT | {"PYTHONPATH": "tests"})
 
 
 @nox.session(requires=["torch", "wheels"])

@@ -96,7 +96,7 @@ class TestFinding:
             ({"rtol": 1e-2, "atol": 0.0}, "found"),
         ],
     )
-    def test_tolerances_of_ones_own(self, tolerances: dict[str, float], verdict: str) -> None:
+    def test_tolerances_of_ones_own(self, tolerances: dict[str, Any], verdict: str) -> None:
         assert bisect(steps(TIMES), AddToSub(wrong_at=SUMS[5]), X, **tolerances).verdict == verdict
 
     def test_tolerances_are_not_for_a_function(self) -> None:

@@ -20,6 +20,7 @@ from .arguments import CallForm, InputBinding, bind_call
 from .assertions import with_asserted_dtypes, with_read_dtypes
 from .caches import CacheReturn
 from .captured import GUARDS, CapturedModule, assemble
+from .computed_buffers import computed_buffers
 from .example_tensors import distinct_tensors
 from .guards import InputGuards
 from .modes import training_note
@@ -29,9 +30,11 @@ from .observing import Observer
 from .raising import raise_layers
 from .regions import hidden_note
 from .shells import attribute, shell_tree
+from .stored_names import keep_stored_names
 from .strategy import Export, Request, export
 from .structures import register_structures, structures_of
 from .tidying import place_attributes, tidy
+from .weightless import device_for, is_weightless, with_values
 
 _LOGGER = logging.getLogger("fxopt_capture")
 _RESERVED = frozenset({"meta", GUARDS})  # attributes that a graph module's instances have, besides those of its class
@@ -119,6 +122,8 @@ def read_call(
     if huggingface.is_pretrained(model):
         choice = huggingface.no_cache(form) if without_cache else huggingface.cache_choice(model, form)
         form = form.with_fixed(**choice)
+    if is_weightless(model):
+        inputs = with_values(inputs, device_for(model, inputs))
     return Call(form, distinct_tensors(inputs, [*model.parameters(), *model.buffers()]))
 
 
@@ -157,6 +162,12 @@ def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> Captured
     binding = InputBinding(call.form, type(model).__name__, structures_of(exported.module.graph), nestings)
     guards = with_read_dtypes(exported.guards, exported.values, request.observer.dtype_reads, model)
     captured = build_captured(model, replace(exported, guards=guards), binding)
+    if huggingface.is_pretrained(model):
+        keep_stored_names(captured, model)
+    if huggingface.is_pretrained(model) and is_weightless(model):
+        for name, values in computed_buffers(model, device_for(model, call.inputs)).items():
+            owner, _, key = name.rpartition(".")
+            captured.get_submodule(owner)._buffers[key] = values
     for note in (hidden_note(captured), request.observer.note()):
         if note is not None:
             _LOGGER.warning("%s: %s", type(model).__name__, note)
