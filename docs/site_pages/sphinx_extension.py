@@ -50,7 +50,7 @@ def _signature_of_pass(
 def _plain_first_line(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
     """Keep napoleon from reading what stands before a colon in the docstring of a property as its type."""
     if what in ("attribute", "data", "property") and lines:
-        lines.insert(0, "")
+        lines[:0] = ["..", ""]  # an empty comment, which leaves no trace
 
 
 def _anchor_codes(app: Sphinx, document: nodes.document) -> None:
