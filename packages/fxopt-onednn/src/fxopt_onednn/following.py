@@ -22,10 +22,12 @@ class Sum:
     Attributes:
         node: the addition.
         other: the other value.
+        last: whether nothing reads the other value, or what shares its memory, later on.
     """
 
     node: Node
     other: Node
+    last: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,24 @@ def sum_behind(index: GraphIndex, node: Node) -> Sum | None:
     in_place = name not in ("add", "__add__")
     if (in_place and first is not node) or index.effects.written_between(node, node, user):
         return None
-    return Sum(user, second if first is node else first)
+    other = second if first is node else first
+    return Sum(user, other, _is_last(index, other, user))
+
+
+def _is_last(index: GraphIndex, value: Node, reader: Node) -> bool:
+    """Return whether a value's memory is its own, and a node the last to read it."""
+    effects = index.effects
+    if value.op not in ("call_function", "call_method", "call_module"):
+        return False
+    made = effects.effect(value)
+    if made.opaque or made.operation is None or (made.aliases and made.aliases != made.writes):
+        return False
+    if made.writes:  # an in-place form gives back what it was given: is that its own?
+        given = made.writes[0]
+        if len(made.writes) > 1 or len(given.users) > 1 or not _is_last(index, given, value):
+            return False
+    others = [user for user in value.users if user is not reader]
+    return all(index.position[user] < index.position[reader] and value not in effects.aliases(user) for user in others)
 
 
 def padding_before(index: GraphIndex, node: Node) -> Padding | None:

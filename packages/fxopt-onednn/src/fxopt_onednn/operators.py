@@ -14,6 +14,7 @@ from torch import Tensor
 
 _NEEDED = (
     "_convolution_pointwise",
+    "_convolution_pointwise_",
     "_linear_pointwise",
     "_reorder_linear_weight",
     "_is_mkldnn_bf16_supported",
@@ -22,6 +23,7 @@ _NEEDED = (
 # Where torch comes without them, nothing calls what stands here instead: `against_operators` says so first.
 CONVOLUTION: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise", None), "default", None)
 SUM: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise", None), "binary", None)
+SUM_INTO: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise_", None), "binary", None)
 LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 
 

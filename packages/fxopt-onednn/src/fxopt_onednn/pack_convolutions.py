@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 from torch.fx import Node
@@ -96,7 +96,7 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
                 if site.sum is not None:
                     taken[site.sum.node] = site
                 sites.append(site)
-        yield from sites
+        yield from _without_overwriting_what_is_read_later(sites, index)
 
     def check(self, site: ConvolutionSite, index: GraphIndex) -> Refusal | None:
         """Refuse what the operators do not take, and what is shared, tied, mutated or padded with other values."""
@@ -134,6 +134,22 @@ def _is_mine(index: GraphIndex, node: Node) -> bool:
     if module is not None:
         return isinstance(module, nn.Conv2d)
     return "conv2d" in str(getattr(node.target, "__name__", ""))
+
+
+def _without_overwriting_what_is_read_later(
+    sites: list[ConvolutionSite | Refusal], index: GraphIndex
+) -> Iterator[ConvolutionSite | Refusal]:
+    """Yield sites: those that run where their sum does read later than before what another one might write over."""
+    moved: dict[Node, int] = {}
+    for site in sites:
+        if isinstance(site, ConvolutionSite) and site.sum is not None:
+            moved.update((node, index.position[site.sum.node]) for node in site.nodes if node is not site.sum.node)
+    for site in sites:
+        if isinstance(site, ConvolutionSite) and site.sum is not None and site.sum.last:
+            here, readers = index.position[site.sum.node], (user for user in site.sum.other.users if user in moved)
+            if any(moved[reader] > here for reader in readers):
+                site = replace(site, sum=replace(site.sum, last=False))
+        yield site
 
 
 def _site(call: ConvolutionCall, index: GraphIndex, *, alone: bool = False) -> ConvolutionSite:
@@ -182,6 +198,7 @@ def _packed(site: ConvolutionSite) -> PackedConv2d:
         groups=call.groups,
         bias=call.bias is not None,
         activation=site.activation,
+        overwrites=site.sum is not None and site.sum.last and site.sum.other is not site.input,
         device="meta",
     )
     for key, ref in _tensors(call):

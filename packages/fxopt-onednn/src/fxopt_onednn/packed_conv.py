@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from fxopt_onednn.activations import NONE, Activation
 from fxopt_onednn.calling import is_plain, needs_gradient, runs_plainly
-from fxopt_onednn.operators import CONVOLUTION, SUM, against_operators, pack_convolution
+from fxopt_onednn.operators import CONVOLUTION, SUM, SUM_INTO, against_operators, pack_convolution
 from fxopt_onednn.packing import Packing
 
 Pair = tuple[int, int]
@@ -23,11 +24,15 @@ class ConvolutionPlan:
 
     Attributes:
         output: shape of the result.
+        padding: of rows and of columns, on both sides, as the operator is given it.
+        pad: what to pad the input with before that, as `F.pad` is given it; None for nothing.
         crop: first row and column of the result within what the operator computes; None where that is all of it.
     """
 
     output: tuple[int, ...]
-    crop: Pair | None
+    padding: Pair
+    pad: tuple[int, ...] | None = None
+    crop: Pair | None = None
 
 
 class PackedConv2d(nn.Module):
@@ -52,6 +57,8 @@ class PackedConv2d(nn.Module):
         groups: number of groups of channels.
         bias: whether there is a bias.
         activation: what is applied to the sum.
+        overwrites: whether the result may be written over ``other``, because nothing reads that any more. It is where
+            both are channels last.
 
     >>> conv = PackedConv2d(1, 1, (1, 1), activation=Activation("relu"))
     >>> with torch.no_grad():
@@ -74,22 +81,20 @@ class PackedConv2d(nn.Module):
         groups: int = 1,
         bias: bool = True,
         activation: Activation = NONE,
+        overwrites: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.activation = activation
+        self.activation, self.overwrites = activation, overwrites
         shape = (out_channels, in_channels // groups, *kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         own_bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", own_bias)
         self._packing: Packing[ConvolutionPlan] = Packing()
-        first = _first_place(padding[0], stride[0]), _first_place(padding[1], stride[1])
-        self._offset = None if all(before == after for before, after in padding) else first
-        self._rim = tuple(p[0] + f * s for p, f, s in zip(padding, first, stride, strict=True))
-        self._operands = (self._rim, stride, dilation, groups)
+        self._operands = (stride, dilation, groups)
         self._unary = (activation.name, activation.scalars, activation.algorithm)
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
@@ -110,20 +115,33 @@ class PackedConv2d(nn.Module):
             plan = packing.plan(input.shape, self._plan(input.shape))
         if packed is None or plan is None:
             return self._plain(input, other)
-        if other is None:
-            result: Tensor = CONVOLUTION(input, packed, bias, *self._operands, *self._unary)
-            return result if plan.crop is None else _cropped(result, plan, input)
-        return self._sum(input, other, packed, bias, plan)
+        if other is not None:
+            return self._sum(input, other, packed, bias, plan)
+        if plan.pad is not None or plan.crop is not None:
+            return self._uneven(input, packed, bias, plan, self._unary)
+        result: Tensor = CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *self._unary)
+        return result
 
     def _sum(self, input: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan) -> Tensor:
         """Return the result with something added; the operator takes what has the result's shape, and rectifies."""
-        fits = is_plain(other, input.dtype) and other.shape == plan.output and plan.crop is None
-        after = {"none": None, "relu": "relu"}.get(self.activation.name, "")
-        if fits and after != "":
-            added: Tensor = SUM(input, other, packed, bias, *self._operands, "add", None, after, [], None)
-            return added
-        result = CONVOLUTION(input, packed, bias, *self._operands, "none", [], "")
-        return self.activation((result if plan.crop is None else _cropped(result, plan, input)) + other)
+        fits = is_plain(other, input.dtype) and other.shape == plan.output and plan.pad is None and plan.crop is None
+        if not fits or self.activation.name not in ("none", "relu"):
+            return self.activation(self._uneven(input, packed, bias, plan, ("none", (), "")) + other)
+        after = "relu" if self.activation.name == "relu" else None
+        operands = (packed, bias, plan.padding, *self._operands, "add", None, after, (), None)
+        if self.overwrites and _laid_out_alike(input, other):
+            into: Tensor = SUM_INTO(other, input, *operands)
+            return into
+        added: Tensor = SUM(input, other, *operands)
+        return added
+
+    def _uneven(
+        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
+    ) -> Tensor:
+        """Return the result of a convolution whose sides are padded differently, which the operator has no form for."""
+        padded = input if plan.pad is None else F.pad(input, plan.pad)
+        result: Tensor = CONVOLUTION(padded, packed, bias, plan.padding, *self._operands, *unary)
+        return result if plan.crop is None else _cropped(result, plan, input)
 
     def _plain(self, input: Tensor, other: Tensor | None) -> Tensor:
         """Return the result by torch's own functions."""
@@ -140,10 +158,10 @@ class PackedConv2d(nn.Module):
         unfit = bias is not None and (bias.dtype != weight.dtype or not bias.is_cpu)
         if unfit or weight.is_inference() or against_operators(weight.dtype, weight.device) is not None:
             return None
-        if not weight.is_cpu or self._plan(input.shape) is None:
+        plan = self._plan(input.shape)
+        if not weight.is_cpu or plan is None:
             return None
-        shape = (*input.shape[:2], *input.shape[2:])
-        return self._packing.keep(weight, pack_convolution(weight, *self._operands, shape))
+        return self._packing.keep(weight, pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape)))
 
     def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
         """Return how to compute inputs of a shape; None for what torch refuses, or what has no values."""
@@ -153,7 +171,15 @@ class PackedConv2d(nn.Module):
         sizes = [(size + sum(pad) - d * (k - 1) - 1) // s + 1 for size, pad, k, s, d in settings]
         if min(sizes) < 1:
             return None
-        return ConvolutionPlan((shape[0], self.out_channels, *sizes), self._offset)
+        output = (shape[0], self.out_channels, *sizes)
+        (top, bottom), (left, right) = self.padding
+        if top == bottom and left == right:
+            return ConvolutionPlan(output, (top, left))
+        if math.prod(shape) < math.prod(output):  # to copy the input takes less than to copy the result
+            return ConvolutionPlan(output, (0, 0), pad=(left, right, top, bottom))
+        first = [_first_place(*sides, stride) for sides, stride in zip(self.padding, self.stride, strict=True)]
+        rows, columns = (pad[0] + f * s for pad, f, s in zip(self.padding, first, self.stride, strict=True))
+        return ConvolutionPlan(output, (rows, columns), crop=(first[0], first[1]))
 
     def _apply(self, fn: Any, recurse: bool = True) -> PackedConv2d:
         """Let go of the packed copy where the parameters are converted or moved."""
@@ -169,16 +195,16 @@ class PackedConv2d(nn.Module):
         shown += f", dilation={self.dilation}" if self.dilation != (1, 1) else ""
         shown += f", groups={self.groups}" if self.groups != 1 else ""
         shown += ", bias=False" if self.bias is None else ""
+        shown += ", overwrites=True" if self.overwrites else ""
         return shown if self.activation == NONE else f"{shown}, activation={self.activation}"
 
 
-def _first_place(padding: Pair, stride: int) -> int:
+def _first_place(before: int, after: int, stride: int) -> int:
     """Return at which place of an evenly padded convolution that of an unevenly padded one begins.
 
     The operator pads both sides alike. With enough zeros on both, what it computes holds the wanted result, which
     begins a number of strides further on.
     """
-    before, after = padding
     return 0 if before >= after else -(-(after - before) // stride)
 
 
@@ -189,3 +215,9 @@ def _cropped(result: Tensor, plan: ConvolutionPlan, input: Tensor) -> Tensor:
     part = result[:, :, row : row + height, column : column + width]
     last = input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
     return part.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def _laid_out_alike(one: Tensor, other: Tensor) -> bool:
+    """Return whether the operator may write its result over another value: that one is dense, in the same format."""
+    last = torch.channels_last
+    return other.is_contiguous(memory_format=last) and one.is_contiguous(memory_format=last)

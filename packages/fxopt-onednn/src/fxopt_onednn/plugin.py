@@ -14,6 +14,7 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
 
     return (
         fxopt_onednn.RemoveIdentities,
+        fxopt_onednn.ConvertToChannelsLast,
         fxopt_onednn.PackConvolutions,
         fxopt_onednn.PackLinears,
     )
@@ -22,4 +23,5 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
 @hookimpl
 def fxopt_pipelines() -> Mapping[str, str]:
     """Return the pipeline for convolutional models; it begins with the folds of fxopt-norm."""
-    return {"cpu-inference": "remove-identities,fold-batch-norm,pack-convolutions,pack-linears"}
+    passes = ["remove-identities", "fold-batch-norm", "convert-to-channels-last", "pack-convolutions", "pack-linears"]
+    return {"cpu-inference": ",".join(passes)}
