@@ -15,6 +15,7 @@ from fxopt_onednn.layouts import format_of
 from fxopt_onednn.regions import Layouts, Region
 
 _CONTIGUOUS = torch.ops.aten.contiguous.default
+_VALUE_KEYS = ("val", "tensor_meta")
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +107,7 @@ class _Conversion:
             new = _put_anew(self._edit, node, inputs)
             if node in returned:
                 self._renewed[node] = new
-                self._restored[node] = self._convert(new, node, before=node)
+                self._restored[node] = self._convert(new, node, reader=node)
             else:
                 self._edit.replace(node, new)
         for node in self._renewed:
@@ -116,23 +117,27 @@ class _Conversion:
         """Return what a node reads for a value."""
         if (node, value) in self._entries:
             if value not in self._inside:
-                first = self._edit.current(value)
-                made = self._edit.call_function(
-                    _CONTIGUOUS, first, before=node, like=[value], memory_format=torch.channels_last
-                )
-                self._inside[value] = made
+                self._inside[value] = self._convert(value, value, reader=node, memory_format=torch.channels_last)
             return self._inside[value]
         if (node, value) in self._exits:
             if value not in self._restored:
-                self._restored[value] = self._convert(value, value, before=node)
+                self._restored[value] = self._convert(value, value, reader=node)
             return self._restored[value]
         return self._renewed.get(value, value)
 
-    def _convert(self, value: Node, original: Node, *, before: Node) -> Node:
-        """Insert the conversion of a value to the memory format that it had originally."""
-        last = format_of(original) == "channels_last"
-        memory_format = torch.channels_last if last else torch.contiguous_format
-        return self._edit.call_function(_CONTIGUOUS, value, before=before, like=[original], memory_format=memory_format)
+    def _convert(
+        self, value: Node, original: Node, *, reader: Node, memory_format: torch.memory_format | None = None
+    ) -> Node:
+        """Insert the conversion of a value before a reader; without a format, to the one that it had originally."""
+        if memory_format is None:
+            last = format_of(original) == "channels_last"
+            memory_format = torch.channels_last if last else torch.contiguous_format
+        made = self._edit.call_function(_CONTIGUOUS, value, before=reader, like=[reader], memory_format=memory_format)
+        for key in _VALUE_KEYS:
+            made.meta.pop(key, None)
+            if key in original.meta:
+                made.meta[key] = original.meta[key]
+        return made
 
 
 def _returned(region: Region) -> list[Node]:

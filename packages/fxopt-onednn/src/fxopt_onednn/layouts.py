@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import SymInt
 from torch.fx import Node
 
@@ -68,6 +69,8 @@ def is_settled(facts: TensorFacts) -> bool:
 
 def format_of(node: Node) -> str | None:
     """Return how a value of a node is laid out by what is known of it: "contiguous", "channels_last", or None."""
+    if node.kwargs.get("memory_format") is torch.channels_last:  # its facts are those of what it converts
+        return "channels_last"
     facts = tensor_facts(node)
     if facts is None or facts.stride is None:
         return None

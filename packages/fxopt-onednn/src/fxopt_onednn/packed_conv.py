@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fxopt_onednn.activations import NONE, Activation
 from fxopt_onednn.calling import is_plain, needs_gradient, runs_plainly
 from fxopt_onednn.operators import CONVOLUTION, SUM, SUM_INTO, against_operators, pack_convolution
-from fxopt_onednn.packing import Packing
+from fxopt_onednn.packing import PackedLayer
 
 Pair = tuple[int, int]
 
@@ -35,7 +35,7 @@ class ConvolutionPlan:
     crop: Pair | None = None
 
 
-class PackedConv2d(nn.Module):
+class PackedConv2d(PackedLayer):
     """``activation(conv2d(pad(x), weight, bias) + other)``; ``other`` is optional.
 
     ``x`` is (N, in_channels, H, W), ``weight`` (out_channels, in_channels / groups, *kernel_size), ``bias``
@@ -88,12 +88,11 @@ class PackedConv2d(nn.Module):
         super().__init__()
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.activation, self.overwrites = activation, overwrites
+        self.overwrites = overwrites
         shape = (out_channels, in_channels // groups, *kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         own_bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", own_bias)
-        self._packing: Packing[ConvolutionPlan] = Packing()
         self._operands = (stride, dilation, groups)
         self._unary = (activation.name, activation.scalars, activation.algorithm)
 
@@ -105,7 +104,7 @@ class PackedConv2d(nn.Module):
         weight, bias = parameters.get("weight"), parameters.get("bias")
         if weight is None or not is_plain(input, weight.dtype) or needs_gradient(input, weight, bias, other):
             return self._plain(input, other)
-        packing = self._packing
+        packing = self.packing
         packed = packing.packed(weight)
         if packed is None:
             packed = self._pack(weight, bias, input)
@@ -125,9 +124,9 @@ class PackedConv2d(nn.Module):
     def _sum(self, input: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan) -> Tensor:
         """Return the result with something added; the operator takes what has the result's shape, and rectifies."""
         fits = is_plain(other, input.dtype) and other.shape == plan.output and plan.pad is None and plan.crop is None
-        if not fits or self.activation.name not in ("none", "relu"):
+        if not fits or self._unary[0] not in ("none", "relu"):
             return self.activation(self._uneven(input, packed, bias, plan, ("none", (), "")) + other)
-        after = "relu" if self.activation.name == "relu" else None
+        after = "relu" if self._unary[0] == "relu" else None
         operands = (packed, bias, plan.padding, *self._operands, "add", None, after, (), None)
         if self.overwrites and _laid_out_alike(input, other):
             into: Tensor = SUM_INTO(other, input, *operands)
@@ -154,14 +153,14 @@ class PackedConv2d(nn.Module):
 
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and the weight can be watched for changes."""
-        self._packing.forget()
+        self.packing.forget()
         unfit = bias is not None and (bias.dtype != weight.dtype or not bias.is_cpu)
         if unfit or weight.is_inference() or against_operators(weight.dtype, weight.device) is not None:
             return None
         plan = self._plan(input.shape)
         if not weight.is_cpu or plan is None:
             return None
-        return self._packing.keep(weight, pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape)))
+        return self.packing.keep(weight, pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape)))
 
     def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
         """Return how to compute inputs of a shape; None for what torch refuses, or what has no values."""
@@ -180,12 +179,6 @@ class PackedConv2d(nn.Module):
         first = [_first_place(*sides, stride) for sides, stride in zip(self.padding, self.stride, strict=True)]
         rows, columns = (pad[0] + f * s for pad, f, s in zip(self.padding, first, self.stride, strict=True))
         return ConvolutionPlan(output, (rows, columns), crop=(first[0], first[1]))
-
-    def _apply(self, fn: Any, recurse: bool = True) -> PackedConv2d:
-        """Let go of the packed copy where the parameters are converted or moved."""
-        self._packing.forget()
-        applied: PackedConv2d = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # so it is in torch
-        return applied
 
     def extra_repr(self) -> str:
         """Return the settings, as those of ``nn.Conv2d`` are shown."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,13 +9,13 @@ from torch import Tensor, nn
 from fxopt_onednn.activations import NONE, Activation
 from fxopt_onednn.calling import is_plain, needs_gradient, runs_plainly
 from fxopt_onednn.operators import LINEAR, against_operators, pack_linear
-from fxopt_onednn.packing import Packing
+from fxopt_onednn.packing import PackedLayer
 
 _FEWEST_ROWS = 2
 """With one row, a product only reads the weight once, which torch's own does as fast."""
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(PackedLayer):
     """``activation(x @ weight.T + bias)``.
 
     ``x`` is (..., in_features), ``weight`` (out_features, in_features), ``bias`` (out_features,). As in `PackedConv2d`,
@@ -51,11 +49,10 @@ class PackedLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.activation = in_features, out_features, activation
+        self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         own_bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", own_bias)
-        self._packing: Packing[None] = Packing()
         self._unary = (activation.name, activation.scalars, activation.algorithm)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -68,7 +65,7 @@ class PackedLinear(nn.Module):
             return self._plain(input)
         if input.dim() < 2 or input.shape[-1] != self.in_features or input.numel() < _FEWEST_ROWS * self.in_features:
             return self._plain(input)
-        packed = self._packing.packed(weight)
+        packed = self.packing.packed(weight)
         if packed is None:
             packed = self._pack(weight, bias, input)
         if packed is None or input.numel() == 0:
@@ -82,19 +79,13 @@ class PackedLinear(nn.Module):
 
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and the weight can be watched for changes."""
-        self._packing.forget()
+        self.packing.forget()
         unfit = bias is not None and (bias.dtype != weight.dtype or not bias.is_cpu)
         if unfit or weight.is_inference() or not weight.is_cpu or weight.numel() == 0:
             return None
         if against_operators(weight.dtype, weight.device) is not None:
             return None
-        return self._packing.keep(weight, pack_linear(weight, input.numel() // self.in_features))
-
-    def _apply(self, fn: Any, recurse: bool = True) -> PackedLinear:
-        """Let go of the packed copy where the parameters are converted or moved."""
-        self._packing.forget()
-        applied: PackedLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # so it is in torch
-        return applied
+        return self.packing.keep(weight, pack_linear(weight, input.numel() // self.in_features))
 
     def extra_repr(self) -> str:
         """Return the settings, as those of ``nn.Linear`` are shown."""

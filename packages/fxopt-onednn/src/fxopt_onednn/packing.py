@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
 from fxopt_core import TensorRef
+from fxopt_onednn.activations import Activation
 
 PlanT = TypeVar("PlanT")
 _MOST_PLANS = 64
@@ -65,6 +66,45 @@ class Packing(Generic[PlanT]):
     def __reduce__(self) -> tuple[type[Packing[PlanT]], tuple[()]]:
         """Pickle as an empty one."""
         return Packing, ()
+
+
+class PackedLayer(nn.Module):
+    """A layer with plain parameters ``weight`` and ``bias``, and what it has prepared for its fast way.
+
+    What is prepared stands in a slot, not among the attributes: whatever reads, copies or saves the attributes of a
+    module does without it.
+    """
+
+    __slots__ = ("_packing",)
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    _packing: Packing[Any]
+    _unary: tuple[str, tuple[float, ...], str]
+
+    @property
+    def packing(self) -> Packing[Any]:
+        """What this layer has prepared; nothing at first."""
+        try:
+            return self._packing
+        except AttributeError:
+            self._packing = Packing()
+            return self._packing
+
+    @property
+    def activation(self) -> Activation:
+        """What is applied at the end."""
+        return Activation(*self._unary)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes, which is all that is copied and saved."""
+        return dict(vars(self))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> PackedLayer:
+        """Let go of the packed copy where the parameters are converted or moved."""
+        self.packing.forget()
+        applied: PackedLayer = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # so it is in torch
+        return applied
 
 
 def as_parameter(ref: TensorRef) -> nn.Parameter:

@@ -59,6 +59,7 @@ class Layouts:
         self.wanting = self._find_wanting()
         self._parents: dict[Node, Node] = {}
         self._members: dict[Node, None] = {}
+        self._already: dict[Node, None] = {}
         self._entries: dict[Edge, None] = {}
         self._exits: dict[Edge, None] = {}
         self._converted: dict[Node, Node] = {}
@@ -105,15 +106,15 @@ class Layouts:
     def _visit(self, node: Node) -> None:
         changed = [value for value in node.all_input_nodes if value in self._members]
         image = self._image_of(node)
-        if node in self.wanting and image is not None and image not in self._members:
-            if format_of(image) != "channels_last":
-                self._members[node] = None
-                self._enter(node, image)
-            elif not self.wanting[node] and not changed:
-                return
+        here = node in self.wanting and image is not None and image not in self._members
+        if here and image is not None and not self._lies_last(image):
+            self._members[node] = None
+            self._enter(node, image)
+        operation = self._index.effects.effect(node).operation
+        if image is not None and self._lies_last(image) and self._passes_on(node, operation):
+            self._already[node] = None
         if not changed:
             return
-        operation = self._index.effects.effect(node).operation
         if node.op == "output":
             self._leave(node, changed)
         elif reads_sizes(operation) or (node.op == "call_function" and is_python_number(node)):
@@ -128,6 +129,10 @@ class Layouts:
             self._take_converted(node)
         else:
             self._leave(node, changed)
+
+    def _lies_last(self, value: Node) -> bool:
+        """Return whether a value lies channels last as the graph is."""
+        return value in self._already or format_of(value) == "channels_last"
 
     def _image_of(self, node: Node) -> Node | None:
         images = [value for value in node.all_input_nodes if _rank(value) == 4 and value.op != "get_attr"]
