@@ -60,16 +60,16 @@ class ConvertToChannelsLast(ReversibleSitePass[RegionSite]):
         for region in layouts.regions():
             if region.conversions:
                 nodes = sorted(_put_anew_in(region), key=index.position.__getitem__)
-                first = region.convolutions[0]
-                label = str(first.target) if first.op == "call_module" else first.name
+                call = read_convolution(index, region.convolutions[0])
+                label = call.label if isinstance(call, ConvolutionCall) else region.convolutions[0].name
                 yield RegionSite(label, region, tuple(nodes))
 
     def check(self, site: RegionSite, index: GraphIndex) -> Refusal | None:
         """Refuse what is written through views, what does not pay, and what cannot be converted back."""
         region = site.region
         if region.problem is not None:
-            reason, message = region.problem
-            return index.refuse(site.label, reason, f"region of `{site.label}`: {message}", *site.nodes)
+            message = f"region of `{site.label}`: {region.problem}"
+            return index.refuse(site.label, "mutated", message, *site.nodes)
         if region.conversions > len(region.convolutions):
             message = f"region of `{site.label}` has {len(region.convolutions)} convolutions"
             message = f"{message}, and would need {region.conversions} conversions of memory format"

@@ -31,14 +31,14 @@ class Region:
         members: all nodes whose values may be laid out otherwise than before.
         entries: (reader, value) where the value is to be converted to channels last.
         exits: (reader, value) where the value is to be converted back.
-        problem: why the region cannot be converted, as (reason, message), or None.
+        problem: what is written in a way that a conversion would change, or None.
     """
 
     convolutions: list[Node] = field(default_factory=list)
     members: list[Node] = field(default_factory=list)
     entries: list[Edge] = field(default_factory=list)
     exits: list[Edge] = field(default_factory=list)
-    problem: tuple[str, str] | None = None
+    problem: str | None = None
 
     @property
     def conversions(self) -> int:
@@ -63,7 +63,7 @@ class Layouts:
         self._entries: dict[Edge, None] = {}
         self._exits: dict[Edge, None] = {}
         self._converted: dict[Node, Node] = {}
-        self._problems: dict[Node, tuple[str, str]] = {}
+        self._problems: dict[Node, str] = {}
         self._end = index.nodes[-1]
         for node in index.nodes:
             self._visit(node)
@@ -151,7 +151,7 @@ class Layouts:
             message = (
                 f"`{image.name}` is written between node `{first.name}` and node `{node.name}`, which both read it"
             )
-            self._problems.setdefault(node, ("mutated", message))
+            self._problems.setdefault(node, message)
 
     def _take_converted(self, node: Node) -> None:
         """Let an operation on several images read the converted ones, where there are such."""
@@ -167,7 +167,7 @@ class Layouts:
             if written or (value in effect.aliases and self._written_after(value, node)):
                 found = f"node `{node.name}` writes `{value.name}`" if written else f"`{value.name}` is written later"
                 message = f"{found}, of which a converted copy would be read instead"
-                self._problems.setdefault(value, ("mutated", message))
+                self._problems.setdefault(value, message)
             facts = tensor_facts(value)
             if facts is None or not is_settled(facts):
                 self._exits[node, value] = None
@@ -179,7 +179,7 @@ class Layouts:
         for value in changed:
             if self._written_after(value, node):
                 message = f"`{value.name}` is written after node `{node.name}` has made a view of it, or a copy"
-                self._problems.setdefault(value, ("mutated", message))
+                self._problems.setdefault(value, message)
 
     def _written_after(self, value: Node, node: Node) -> bool:
         return self._index.effects.written_between(value, node, self._end)
