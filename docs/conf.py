@@ -21,6 +21,8 @@ extensions = [
 exclude_patterns = ["examples", "template", "site_pages"]
 html_theme = "furo"
 html_title = "fxopt"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3

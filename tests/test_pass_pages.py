@@ -153,6 +153,7 @@ def test_a_plugin_has_pages_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     for found in pages.values():
         assert headings(found.text) == SECTIONS
         assert "from fxopt_attention import " in found.text
+        assert "Its docstring" not in found.text
         run(stale.parent / f"{found.info.name}.md")
 
 

@@ -19,7 +19,8 @@ from fxopt.commands.main import build_app
 from fxopt_capture import load
 from fxopt_core import history
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [shlex.split(line) for line in README.split("```bash\n")[1].split("```")[0].splitlines()]
 PROGRAM = README.split("```python\n")[1].split("```")[0]
 
@@ -56,6 +57,11 @@ def test_they_work_on_the_model_itself(tmp_path: Path, monkeypatch: pytest.Monke
     assert printed[-1].startswith("passed: ")
     assert "<svg" in (tmp_path / "minilm.html").read_text(encoding="utf-8")
     assert sum(len(record.rewrites) for record in history(load(tmp_path / "minilm.pt2"))) == 6
+
+
+def test_the_readme_of_the_package_has_the_same_commands() -> None:
+    package = (ROOT / "packages" / "fxopt" / "README.md").read_text(encoding="utf-8")
+    assert package.split("```bash\n")[1].split("```")[0] == README.split("```bash\n")[1].split("```")[0]
 
 
 def test_the_program_has_at_most_ten_lines() -> None:

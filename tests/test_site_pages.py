@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import re
 from pathlib import Path
@@ -46,6 +47,13 @@ def test_names_are_documented_as_they_are_imported(tmp_path: Path) -> None:
     assert all(hasattr(importlib.import_module(module), name) for module, name in paths)
     assert "Reason code to meaning and remedy." in (stale.parent / "fxopt_core" / "reasons.md").read_text()
     assert all(f"\n{name}\n" in (stale.parent / "index.md").read_text() for name in PACKAGES)
+
+
+@pytest.mark.parametrize("name", ["public_names", "references"])
+def test_examples_in_docstrings(name: str) -> None:
+    found = doctest.testmod(importlib.import_module(f"site_pages.{name}"))
+    assert found.attempted
+    assert not found.failed
 
 
 @pytest.fixture

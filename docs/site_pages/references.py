@@ -161,7 +161,9 @@ def _links(package: str, group: Group) -> str:
 def _group_page(package: ModuleType, group: Group) -> str:
     shown = group.names[:3]
     title = ", ".join(shown) + (f" and {len(group.names) - 3} more" if len(group.names) > 3 else "")
-    parts = [f"# {title}", group.summary]
+    places = _exported(package)
+    said = {inspect.cleandoc(getattr(places[name], name).__doc__ or "").partition("\n")[0] for name in group.names}
+    parts = [f"# {title}", "" if group.summary in said else group.summary]
     parts += [f"```{{eval-rst}}\n{directive}\n```" for directive in _directives(package, group)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -22,6 +22,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connect what has to be done."""
     app.connect("builder-inited", _write)
     app.connect("autodoc-process-signature", _signature_of_pass)
+    app.connect("autodoc-process-docstring", _plain_first_line, priority=100)  # before napoleon
     app.connect("doctree-read", _anchor_codes)
     app.connect("build-finished", _write_reports)
     return {"parallel_read_safe": False, "version": "1"}
@@ -44,6 +45,12 @@ def _signature_of_pass(
     own = inspect.signature(function)
     shown = own.replace(parameters=list(own.parameters.values())[1:], return_annotation=inspect.Signature.empty)
     return stringify_signature(shown, unqualified_typehints=True), ""
+
+
+def _plain_first_line(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Keep napoleon from reading what stands before a colon in the docstring of a property as its type."""
+    if what in ("attribute", "data", "property") and lines:
+        lines[:0] = ["..", ""]  # an empty comment, which leaves no trace
 
 
 def _anchor_codes(app: Sphinx, document: nodes.document) -> None:

@@ -293,6 +293,7 @@ class TestAllowList:
         monkeypatch.setenv("FXOPT_PLUGINS", "goood, mine,other")
         known = Registry([good, point("other", plugin_of(Other))])
         assert known.missing == {"goood": ("good",), "mine": ()}
+        assert known.left_out == ("good",)
         with pytest.raises(UnknownPassError, match="names plugins that are not installed: goood, mine"):
             known.create("anything")
         known.register(plugin_of(MergeThings), name="mine")

@@ -77,6 +77,8 @@ class TestList:
         assert "missing: FXOPT_PLUGINS names 'xyz', which is no installed plugin\n" in output
         liner, xyz = fxopt_json("list")["missing"]
         assert (liner, xyz) == ({"plugin": "liner", "close": ["linear"]}, {"plugin": "xyz", "close": []})
+        assert "left out: FXOPT_PLUGINS does not name arith, core, " in output
+        assert "linear" in fxopt_json("list")["left_out"]
         assert "names plugins that are not installed: liner, xyz" in fxopt("show", "merge-linears", code=2).stderr
 
     def test_one_family(self) -> None:

@@ -85,6 +85,11 @@ class Registry:
         return self._contents().failed
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """The installed plugins that ``FXOPT_PLUGINS`` does not name, sorted."""
+        return self._contents().left_out
+
+    @property
     def missing(self) -> Mapping[str, tuple[str, ...]]:
         """The names in ``FXOPT_PLUGINS`` that no installed plugin has, each with the plugins of close names."""
         contents = self._contents()

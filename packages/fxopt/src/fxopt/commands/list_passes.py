@@ -35,16 +35,18 @@ def _work(terminal: Terminal, family: str | None) -> Answer:
 
         passes = list(registry().available().values())
         pipelines, failed, missing = registry().pipelines(), registry().failed, registry().missing
+        left_out = registry().left_out
     families = {info.family for info in passes}
     if family is not None and family not in families:
         hint = close_names(family, families) or f"; there are {', '.join(sorted(families))}"
         raise CommandError(f"no family {family!r} is installed{hint}", ExitCode.USAGE)
     chosen = sorted((p for p in passes if family in (None, p.family)), key=lambda info: (info.family, info.name))
-    data = {
+    data: dict[str, list[Any]] = {
         "passes": [pass_data(info) for info in chosen],
         "pipelines": [] if family else [{"name": name, "text": text} for name, text in pipelines.items()],
         "failed": [] if family else [_failure_data(name, error) for name, error in failed.items()],
         "missing": [] if family else [{"plugin": name, "close": list(close)} for name, close in missing.items()],
+        "left_out": [] if family else list(left_out),
     }
     return Answer(data, lambda terminal: _show(terminal, data))
 
@@ -84,7 +86,7 @@ def _failure_data(name: str, error: PluginLoadError) -> dict[str, str]:
     }
 
 
-def _show(terminal: Terminal, data: dict[str, list[dict[str, Any]]]) -> None:
+def _show(terminal: Terminal, data: dict[str, list[Any]]) -> None:
     rows = [
         (row["family"], row["name"], row["version"], "yes" if row["reversible"] else "no", row["summary"])
         for row in data["passes"]
@@ -101,3 +103,6 @@ def _show(terminal: Terminal, data: dict[str, list[dict[str, Any]]]) -> None:
         terminal.print()
         told = f"missing: FXOPT_PLUGINS names {row['plugin']!r}, which is no installed plugin{hint}"
         terminal.print(told, style="red")
+    if data["left_out"]:
+        terminal.print()
+        terminal.print(f"left out: FXOPT_PLUGINS does not name {', '.join(data['left_out'])}", style="yellow")
