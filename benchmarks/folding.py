@@ -14,8 +14,8 @@ from benchmarks.runners import FOLDING, Runner
 from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task, device_clock, shuffled_rounds, tried
 
 COLUMNS = ("", "one call", "times as fast as eager", "largest relative error")
-TEXT = """One input of {size}, {threads} threads, float32. The second row is the same model once more: what is no further \
-from 1 than that is noise."""
+TEXT = """One input of {size}, {threads} threads, float32. The second row is the same model once more: what is no \
+further from 1 than that is noise."""
 
 
 def tables(settings: Settings) -> Iterator[Table]:
