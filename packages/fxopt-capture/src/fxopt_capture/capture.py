@@ -20,6 +20,7 @@ from .arguments import CallForm, InputBinding, bind_call
 from .assertions import with_asserted_dtypes, with_read_dtypes
 from .caches import CacheReturn
 from .captured import GUARDS, CapturedModule, assemble
+from .comparing import effect_of
 from .example_tensors import distinct_tensors
 from .guards import InputGuards
 from .modes import training_note
@@ -151,6 +152,7 @@ def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> Captured
         )
     exported = export(request)
     _check_caches(model, request.observer)
+    _check_steps(request, exported)
     check_unused(model, call.form, _unused(exported))
     # Only now: a model's own containers may be known to torch's pytrees only since the export.
     nestings = {name: nesting_of(value) for name, value in call.inputs.items()}
@@ -178,6 +180,23 @@ def _check_caches(model: nn.Module, observer: Observer) -> None:
         raise CaptureError(
             f"{type(model).__name__} adds to `{observer.lost[0]}` and does not return it, so that the graph would lose "
             f"what it adds; let the model return it, or capture it without `{observer.lost[0]}`"
+        )
+
+
+def _check_steps(request: Request, exported: Export) -> None:
+    """Refuse a model whose outputs follow an attribute that calls change: for the graph it is a constant."""
+    model, steps = request.model, request.observer.stepped
+    if not steps or any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        return
+    try:
+        change = effect_of({name: new for name, (_, new) in steps.items()}, model, request.form, exported.inputs)
+    except Exception as error:  # whatever the model raises
+        change = f"it raises {type(error).__name__}: {error}"
+    if change is not None:
+        named = ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in steps.items())
+        raise CaptureError(
+            f"{type(model).__name__} cannot be captured: a call of it changes {named}, and with that {change}. The "
+            f"graph would compute the same every time; let the model count in a buffer, and change that in place"
         )
 
 

@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from .arguments import CallForm
@@ -37,10 +36,37 @@ def difference(
     """
     args, kwargs = form.arguments(_cloned(inputs))
     with preserved(model), torch.no_grad():
-        expected = functional_call(model, _buffers(model), tuple(args), kwargs)
+        _copy_buffers(model)
+        expected = model(*args, **kwargs)
     with preserved(graph_module), torch.no_grad():
-        found = functional_call(graph_module, _buffers(graph_module), (), {**_cloned(inputs), **constants})
+        _copy_buffers(graph_module)
+        found = graph_module(**_cloned(inputs), **constants)
     return _mismatch(expected, found)
+
+
+def effect_of(
+    attributes: Mapping[str, object], model: nn.Module, form: CallForm, inputs: Mapping[str, object]
+) -> str | None:
+    """Return how a model's outputs on `inputs` change with other values of attributes, or None where they do not.
+
+    The model stays as it is. Exceptions of it pass through.
+
+    Args:
+        attributes: the other values, by dotted name.
+        model: the model.
+        form: how it is called.
+        inputs: by name.
+    """
+    outputs = []
+    for changes in ({}, attributes):
+        with preserved(model), torch.no_grad():
+            for name, value in changes.items():
+                owner, _, last = name.rpartition(".")
+                vars(model.get_submodule(owner))[last] = value
+            _copy_buffers(model)
+            args, kwargs = form.arguments(_cloned(inputs))
+            outputs.append(model(*args, **kwargs))
+    return _mismatch(*outputs)
 
 
 def _cloned(inputs: Mapping[str, object]) -> dict[str, object]:
@@ -50,8 +76,13 @@ def _cloned(inputs: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: buffer.clone() for name, buffer in module.named_buffers()}
+def _copy_buffers(root: nn.Module) -> None:
+    """Let a module write to copies of its buffers; `preserved` gives it back its own."""
+    copies: dict[int, torch.Tensor] = {}
+    for module in root.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = copies.setdefault(id(buffer), buffer.clone())
 
 
 def _mismatch(expected: object, found: object) -> str | None:
