@@ -7,6 +7,7 @@ import dataclasses
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 
-from fxopt_capture import capture
+from fxopt_capture import capture, load, save
 from fxopt_capture.arguments import InputBinding
 from fxopt_core.errors import CaptureError
 
@@ -349,3 +350,27 @@ class Entries(nn.Module):
 def test_dimensions_that_an_entry_does_not_have(shapes: Any, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         capture(Entries(), ([{"a": X}],), dynamic_shapes={"x": shapes})
+
+
+class Sizes(nn.Module):
+    """Returns sizes beside values."""
+
+    def forward(self, x: Tensor) -> tuple[Any, ...]:
+        return x * 2, x.shape, {"rest": x.shape[1:], "batch": x.size(0), "pair": (x.size(0), 1)}
+
+
+def test_sizes_are_returned_as_sizes(tmp_path: Path) -> None:
+    captured = capture(Sizes(), X)
+    save(captured, tmp_path / "model.pt2")
+    x = torch.randn(5, 4)
+    _, *expected = Sizes()(x)
+    for module in (
+        captured,
+        pickle.loads(pickle.dumps(captured)),
+        copy.deepcopy(captured),
+        load(tmp_path / "model.pt2"),
+    ):
+        _, *found = module(x)
+        assert found == expected
+        assert [type(found[0]), type(found[1]["rest"]), type(found[1]["pair"])] == [torch.Size, torch.Size, tuple]
+    assert torch.compile(captured, fullgraph=True, backend="eager")(x)[1] == x.shape

@@ -31,7 +31,7 @@ from .raising import raise_layers
 from .regions import hidden_note
 from .shells import attribute, shell_tree
 from .strategy import Export, Request, export
-from .structures import register_structures, structures_of
+from .structures import register_structures, return_sizes, structures_of
 from .tidying import place_attributes, tidy
 
 _LOGGER = logging.getLogger("fxopt_capture")
@@ -222,6 +222,7 @@ def check_model(model: object) -> None:
 def build_captured(model: nn.Module, exported: Export, binding: InputBinding) -> CapturedModule:
     """Make the captured module of an export."""
     graph, source = exported.module.graph, exported.module
+    return_sizes(graph)
     tidy(graph, source)
     constants = _name_constants(graph, source, model)
     layers = raise_layers(graph, model)
@@ -252,7 +253,7 @@ def _place_guards(graph: Graph) -> None:
 
 def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[str, object]:
     """Return what the graph reads that is no parameter, buffer or module of the model, under names free in it."""
-    taken = {name.split(".")[0] for name in (*dict(model.named_modules(remove_duplicate=False)), *model.state_dict())}
+    taken = {*model._modules, *model._parameters, *model._buffers}
     names: dict[str, str] = {}
     constants: dict[str, object] = {}
     for node in iter_nodes(graph):
@@ -260,7 +261,7 @@ def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[s
             continue
         target = str(node.target)
         value = attribute(source, target)
-        if isinstance(value, torch.Tensor) and attribute(model, target) is value and _registered(model, target):
+        if isinstance(value, torch.Tensor) and _registered(model, target) is value:
             continue
         if target not in names:
             names[target] = _free(target.replace(".", "_"), taken)
@@ -269,10 +270,13 @@ def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[s
     return constants
 
 
-def _registered(model: nn.Module, target: str) -> bool:
+def _registered(model: nn.Module, target: str) -> torch.Tensor | None:
+    """Return the parameter or buffer of this name, or None where there is none."""
     path, _, name = target.rpartition(".")
-    owner = model.get_submodule(path)
-    return name in owner._parameters or name in owner._buffers
+    owner = attribute(model, path) if path else model
+    if not isinstance(owner, nn.Module):
+        return None
+    return owner._parameters.get(name, owner._buffers.get(name))
 
 
 def _free(name: str, taken: set[str]) -> str:

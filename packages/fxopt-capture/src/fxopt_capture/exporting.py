@@ -17,7 +17,7 @@ from torch.fx.experimental import _config as symbolic_shapes_config
 from .arguments import CallForm
 from .observing import Observer, Steps
 from .preserving import preserved
-from .root_call import RootCall
+from .root_call import root_call
 from .structures import register_structures
 
 
@@ -72,7 +72,7 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
     ``torch.export`` reads names and their order off the signature; ``**kwargs`` there would be taken for one argument.
     `preserved` takes it away again.
     """
-    original = RootCall(model)
+    original = root_call(model)
     steps = Steps(model)
 
     def forward(**inputs: object) -> object:

@@ -7,11 +7,17 @@ from collections.abc import Callable
 from torch import nn
 
 
-class RootCall:
-    """A model's ``forward`` with the forward hooks of the model itself, which are taken off it.
+def root_call(model: nn.Module) -> Callable[..., object]:
+    """Return what calls the model's ``forward`` and hooks, and take the hooks off the model.
 
     ``torch.export`` calls the model with the inputs of the graph, by name. Hooks are to see the call as it was made, by
     position and with the arguments that are no inputs. (`preserved` gives the hooks back.)
+    """
+    return RootCall(model) if model._forward_pre_hooks or model._forward_hooks else model.forward
+
+
+class RootCall:
+    """A model's ``forward`` with the forward hooks of the model itself, which are taken off it.
 
     Args:
         model: the model.

@@ -119,9 +119,8 @@ def _attach(root: nn.Module, name: str, value: torch.Tensor, spec: InputSpec) ->
 
 def _read_instead(graph: Graph, placeholder: Node, name: str) -> None:
     """Read an attribute in place of an input; not at all where nothing reads the input."""
-    if placeholder.users:
-        with graph.inserting_after(placeholder):
-            node = graph.create_node("get_attr", name)
-        node.meta = placeholder.meta
-        placeholder.replace_all_uses_with(node)
-    graph.erase_node(placeholder)
+    if not placeholder.users:
+        graph.erase_node(placeholder)
+        return
+    placeholder.op, placeholder.target, placeholder.args = "get_attr", name, ()
+    placeholder._rename(name)
