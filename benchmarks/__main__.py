@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import machine
+from benchmarks import machine, summary
 from benchmarks.page import PAGE, markdown, page
 from benchmarks.results import FOLDER, Results, read_all, write
 from benchmarks.suite import Settings, Table, set_threads
@@ -31,10 +31,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif not options.page:
         failed = [name for name in names if not measured_apart(name, options)]
     if options.out == FOLDER and not options.quick:
-        PAGE.write_text(page(read_all(TOPICS)), encoding="utf-8")
+        write_pages()
     for name in failed:
         print(f"topic {name} failed; its message is above", file=sys.stderr)
     return len(failed)
+
+
+def write_pages() -> None:
+    """Write the page of benchmarks, and the numbers of the comparison, from the files there are."""
+    results = read_all(TOPICS)
+    PAGE.write_text(page(results), encoding="utf-8")
+    text = summary.PAGE.read_text(encoding="utf-8")
+    summary.PAGE.write_text(summary.with_numbers(text, results), encoding="utf-8")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

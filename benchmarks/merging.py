@@ -49,7 +49,7 @@ def run_time(settings: Settings, device: str) -> Table:
     rows = []
     for dtype in dtypes:
         for batch in BATCHES[:1] if settings.quick else BATCHES:
-            for name, mode in modes_of(device).items():
+            for name, mode in modes_of(device, batch).items():
                 seconds = decoding(shape, batch, dtype, device, mode, settings)
                 label = f"{str(dtype).removeprefix('torch.')}, batch {batch}, {name}"
                 rows.append(Row(label, cells(seconds)))
@@ -127,10 +127,14 @@ def started(mode: Mode, maker: Callable[[Decoder], GraphModule], of: Decoder, x:
     return mode(maker(of), x)
 
 
-def modes_of(device: str) -> dict[str, Mode]:
-    """How a graph module is run on a device."""
-    modes: dict[str, Mode] = {"eager": eager, "torch.compile": compiled}
-    return {**modes, "CUDA graph": recorded} if device == "cuda" else modes
+def modes_of(device: str, batch: int) -> dict[str, Mode]:
+    """How a graph module is run on a device; on CPUs, where compiling takes minutes, it is tried for one sequence."""
+    modes: dict[str, Mode] = {"eager": eager}
+    if device == "cuda" or batch == 1:
+        modes["torch.compile"] = compiled
+    if device == "cuda":
+        modes["CUDA graph"] = recorded
+    return modes
 
 
 def eager(graph_module: GraphModule, x: Tensor) -> Task:

@@ -33,9 +33,13 @@ def page(results: Iterable[Results]) -> str:
 def markdown(table: Table) -> str:
     """Return a table in Markdown, with its heading and text."""
     lines = [f"### {table.title}", "", *([table.text, ""] if table.text else [])]
-    lines += [_line(table.columns), _line(["---", *["---:"] * (len(table.columns) - 1)])]
-    lines += [_line([row.label, *map(shown, row.cells)]) for row in table.rows]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, table_lines(table), ""])
+
+
+def table_lines(table: Table) -> str:
+    """Return the lines of a table alone."""
+    lines = [_line(table.columns), _line(["---", *["---:"] * (len(table.columns) - 1)])]
+    return "\n".join([*lines, *(_line([row.label, *map(shown, row.cells)]) for row in table.rows)])
 
 
 def shown(cell: Cell) -> str:

@@ -1,4 +1,4 @@
-"""The suite of benchmarks: it says of times, memory and peers what it was told, and the page is that of the files."""
+"""The suite of benchmarks: what it says of times, memory and peers is so; the pages are those of the files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import machine, peak_memory, suite
+from benchmarks import machine, peak_memory, suite, summary
 from benchmarks.page import PAGE, page, shown
 from benchmarks.peak_memory import peak_of
 from benchmarks.peers import peer
@@ -145,6 +145,26 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
 
 def test_the_page_is_that_of_the_files() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(read_all(TOPICS))
+
+
+def test_the_comparison_has_the_numbers_of_the_files() -> None:
+    text = summary.PAGE.read_text(encoding="utf-8")
+    assert text == summary.with_numbers(text, read_all(TOPICS))
+
+
+def test_a_comparison_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs the lines"):
+        summary.with_numbers("# Comparison\n", [])
+
+
+def test_speeds_are_one_line_for_each_way_to_run_a_model() -> None:
+    columns = ("", "one call", "times as fast as eager")
+    rows = (Row("eager", (Measured(1.0), Measured(1.0, "x"))), Row("other", (Absent("no"), Absent("no"))))
+    more = (Row("third", (Measured(1.0), Measured(2.5, "x", 2.0, 3.0))),)
+    found = summary.speeds([Table("one", columns, rows), Table("two", columns, more)])
+    assert found.columns == ("", "one", "two")
+    cells = {row.label: row.cells for row in found.rows}
+    assert cells == {"eager": (Measured(1.0, "x"), "-"), "other": ("-", "-"), "third": ("-", Measured(2.5, "x"))}
 
 
 def test_every_file_is_one_of_a_topic_measured_in_full() -> None:

@@ -150,8 +150,8 @@ class DeepCopy(ReversibleTransformation):
         return faithful_copy(graph_module)
 
     def reverse(self, graph_module: GraphModule) -> GraphModule:
-        """Return the graph module: there is nothing to undo."""
-        return graph_module
+        """Return a faithful copy, too: there is nothing to undo."""
+        return self.transform(graph_module)
 
 
 class LintAndRecompile(ReversibleTransformation):

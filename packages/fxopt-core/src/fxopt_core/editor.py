@@ -24,6 +24,7 @@ from fxopt_core.dead_code import dead_nodes
 from fxopt_core.graph import TargetNodes
 from fxopt_core.index import GraphIndex
 from fxopt_core.key_order import KeyOrder
+from fxopt_core.known_classes import class_path
 from fxopt_core.ledger import (
     Derived,
     ModuleAdded,
@@ -47,7 +48,7 @@ from fxopt_core.ledger_rows import frozen
 from fxopt_core.marks import META_KEY, NodeTag, set_tag, tag_of
 from fxopt_core.module_state import is_plain_data, plain_attributes
 from fxopt_core.name_counts import NameCounts
-from fxopt_core.recording import class_path, signature_or_empty
+from fxopt_core.recording import signature_or_empty
 from fxopt_core.rewiring import Rewiring, places_of
 from fxopt_core.runs import Frame, current_frame, release
 from fxopt_core.transformation import Transformation

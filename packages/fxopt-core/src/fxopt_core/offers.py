@@ -16,6 +16,8 @@ ALLOW_LIST = "FXOPT_PLUGINS"
 
 _OFFERED_BY = {
     "change-true-div-to-mul-by-inverse": "fxopt-arith",
+    "convert-to-channels-last": "fxopt-onednn",
+    "cpu-inference": "fxopt-onednn",
     "fuse-batch-norm-in-conv-transpose": "fxopt-norm",
     "fuse-batch-norm1d-in-conv1d": "fxopt-norm",
     "fuse-batch-norm1d-in-linear": "fxopt-norm",
@@ -23,6 +25,9 @@ _OFFERED_BY = {
     "fuse-batch-norm3d-in-conv3d": "fxopt-norm",
     "fuse-bias-in-linear": "fxopt-linear",
     "merge-linears": "fxopt-linear",
+    "pack-convolutions": "fxopt-onednn",
+    "pack-linears": "fxopt-onednn",
+    "remove-identities": "fxopt-onednn",
 }
 
 
