@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from benchmarks.models import CONVOLUTIONAL, SMALL, Maker, Subject, batch_norm_mlp
 from benchmarks.runners import FOLDING, Runner
-from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task, shuffled_rounds, tried
+from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task, device_clock, shuffled_rounds, tried
 
 COLUMNS = ("", "one call", "times as fast as eager", "largest relative error")
-TEXT = """One input{size}, {threads} threads, float32. The second row is the same model once more: what is no further \
-from 1 than that is noise."""
+TEXT = """One input of {size}, {threads} threads, float32. The second row is the same model once more: what is no \
+further from 1 than that is noise."""
 
 
 def tables(settings: Settings) -> Iterator[Table]:
@@ -24,31 +25,36 @@ def tables(settings: Settings) -> Iterator[Table]:
         models = {"MLP with batch norm, hidden size 8": partial(batch_norm_mlp, 8, 2), **SMALL}
     else:
         models |= {name: CONVOLUTIONAL[name] for name in ("MobileNetV2", "ResNet-50", "EfficientNet-Lite0")}
-    for name, maker in models.items():
-        yield compared(name, maker(), FOLDING, settings)
+    for device in settings.devices:
+        for name, maker in models.items():
+            yield compared(name, maker(), FOLDING, settings, device)
 
 
-def compared(title: str, subject: Subject | Absent, runners: Mapping[str, Runner], settings: Settings) -> Table:
-    """The ways to run one model, in the same rounds."""
+def compared(
+    name: str, subject: Subject | Absent, runners: Mapping[str, Runner], settings: Settings, device: str = "cpu"
+) -> Table:
+    """The ways to run one model on a device, in the same rounds."""
+    title = name if device == "cpu" else f"{name} on a GPU"
     if isinstance(subject, Absent):
         return Table(title, COLUMNS, (Row(title, (subject,) * 3),))
-    model, x = subject
-    tasks = {name: tried(partial(runner, model, x)) for name, runner in runners.items()}
-    running = {name: task for name, task in tasks.items() if not isinstance(task, Absent)}
-    seconds = shuffled_rounds(running, settings.rounds, sample_seconds=0.05, seed=settings.seed)
+    model, x = subject[0].to(device), subject[1].to(device)
+    tasks = {way: tried(partial(runner, model, x)) for way, runner in runners.items()}
+    running = {way: task for way, task in tasks.items() if not isinstance(task, Absent)}
+    clock = perf_counter if device == "cpu" else device_clock
+    seconds = shuffled_rounds(running, settings.rounds, sample_seconds=0.05, clock=clock, seed=settings.seed)
     with torch.no_grad():
         expected = model(x)
     rows = []
-    for name, task in tasks.items():
+    for way, task in tasks.items():
         cells: tuple[Cell, ...] = (task,) * 3 if isinstance(task, Absent) else ()
         if not isinstance(task, Absent):
             cells = (
-                Measured.of(seconds[name]),
-                Measured.ratio(seconds["eager"], seconds[name]),
+                Measured.of(seconds[way]),
+                Measured.ratio(seconds["eager"], seconds[way]),
                 f"{relative_error(expected, task):.1e}",
             )
-        rows.append(Row(name, cells))
-    text = TEXT.format(size=f" of {' x '.join(map(str, x.shape))}", threads=settings.threads)
+        rows.append(Row(way, cells))
+    text = TEXT.format(size=" x ".join(map(str, x.shape)), threads=settings.threads)
     return Table(title, COLUMNS, tuple(rows), text)
 
 

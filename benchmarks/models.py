@@ -79,7 +79,7 @@ def timm_or_absent() -> Any:
     """Return timm; a module stands in for torchvision while timm is imported, which needs none of it for its models."""
     if "timm" in sys.modules:
         return sys.modules["timm"]
-    from conftest import stand_in_for  # that of the tests, which are on the path
+    from stand_ins import stand_in_for  # that of the tests, which are on the path
 
     with stand_in_for("torchvision"):
         found: ModuleType | Absent = peer("timm")

@@ -21,6 +21,8 @@ How fxopt compares in features, and what these numbers mean, is in the [comparis
 - Peers run in the same process and the same rounds, in an order that is drawn anew each round.
 - A time is the median over the rounds, with the quartiles in parentheses: half of all rounds lie between these.
 - A ratio is taken within each round, and stated the same way. Above 1 is faster than what it is compared with, or more.
+- Where torch finds a GPU, folding, inference and merging are measured on it, too; merging also under `torch.compile`
+  and as CUDA graphs. That code has not met a GPU yet: only its logic is tested, on CPUs.
 - Only ratios within one table compare: topics were run one after the other, on a machine with other work.
 """
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from benchmarks.suite import Absent
 
@@ -19,7 +20,9 @@ def peer(module: str) -> Any:
     if find_spec(module.partition(".")[0]) is None:
         return Absent("not installed")
     try:
-        return import_module(module)
+        with catch_warnings():
+            simplefilter("ignore")  # the peer may deprecate what it likes
+            return import_module(module)
     except Exception as error:  # importing runs the peer's code, which may raise anything
         return Absent(f"does not import with transformers {_version('transformers')}: {Absent.because(error).reason}")
 

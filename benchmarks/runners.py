@@ -140,6 +140,11 @@ INFERENCE: Mapping[str, Runner] = {
     "onnxruntime": by_onnxruntime,
 }
 
+INFERENCE_ON_GPU = {
+    name: runner for name, runner in INFERENCE.items() if runner not in (by_onnxruntime, by_fxopt_cpu_inference)
+}
+"""onnxruntime's package is that for CPUs, and so is the pipeline."""
+
 
 def _fused(layer: nn.Conv2d | nn.Linear, norm: Any) -> nn.Module:
     if isinstance(layer, nn.Conv2d):

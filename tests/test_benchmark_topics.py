@@ -6,6 +6,7 @@ import gc
 import importlib
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -108,8 +109,7 @@ def test_a_model_that_is_missing_is_a_row() -> None:
     assert table.rows[0].cells == (Absent("not installed"),) * 3
 
 
-def test_models_of_timm_fold_by_hand() -> None:
-    pytest.importorskip("timm")
+def test_models_of_timm_fold_by_hand(timm: ModuleType) -> None:
     found = from_timm("mobilenetv2_050")
     assert not isinstance(found, Absent)
     model, x = found[0], torch.randn(1, 3, 64, 64)
@@ -134,7 +134,7 @@ def test_a_decoder_is_owned_by_its_graph_module_alone() -> None:
     graph_module = memory.owned("bfloat16", 0.003)
     gc.collect()
     weights = [graph_module.get_parameter(name) for name, _ in graph_module.named_parameters()]
-    owners = [module for module in gc.get_objects() if isinstance(module, nn.Linear) and module.weight is weights[-1]]
+    owners = [module for module in gc.get_objects() if type(module) is nn.Linear and module.weight is weights[-1]]
     assert len(owners) == 1
     assert all(weight.dtype is torch.bfloat16 for weight in weights)
 
