@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 WAYS = ("streamed", "from_pretrained, then merge", "load_file, then merge")
@@ -36,6 +36,7 @@ class Row:
         dtype: that of the weights.
         seconds: from the start to a model that can be called, round by round.
         loading: those of loading, and of merging what was loaded, round by round.
+        processor: processor seconds of the same, which say more on a machine with other work.
         memory: peak over the size of the model, round by round.
     """
 
@@ -43,6 +44,7 @@ class Row:
     dtype: str
     seconds: tuple[float, ...]
     loading: tuple[float, ...]
+    processor: tuple[float, ...]
     memory: tuple[float, ...]
 
 
@@ -59,9 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(measured_here(*options.one, threads=options.threads)))
         return
     rows = measured(options.gigabytes, options.rounds, options.dtype, options.threads)
-    print("| way | seconds | of these loading and merging | peak / model |\n|---|---|---|---|")
+    print("| way | seconds | of these loading and merging | processor seconds of these | peak / model |")
+    print("|---|---|---|---|---|")
     for row in rows:
-        print(f"| {row.way} | {_shown(row.seconds)} | {_shown(row.loading)} | {_shown(row.memory)} |")
+        cells = (row.seconds, row.loading, row.processor, row.memory)
+        print(f"| {row.way} | {' | '.join(map(_shown, cells))} |")
 
 
 def measured(gigabytes: float = 2.0, rounds: int = 3, dtype: str = "float32", threads: int = 2) -> list[Row]:
@@ -81,7 +85,7 @@ def measured(gigabytes: float = 2.0, rounds: int = 3, dtype: str = "float32", th
                 command = [sys.executable, __file__, "--threads", str(threads), "--one", way, folder]
                 output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                 found[way].append(json.loads(output.splitlines()[-1]))
-    names = ("seconds", "loading", "memory")
+    names = ("seconds", "loading", "processor", "memory")
     return [Row(way, dtype, *(tuple(run[name] for run in runs) for name in names)) for way, runs in found.items()]
 
 
@@ -104,15 +108,16 @@ def measured_here(way: str, folder: str, *, threads: int) -> dict[str, float]:
         return {}
     prepare()
     before, started = _peak(), perf_counter()
-    times: list[float] = []
-    graph_module = _WAYS[way](Path(folder), lambda: times.append(perf_counter()))
+    laps: list[tuple[float, float]] = []
+    graph_module = _WAYS[way](Path(folder), lambda: laps.append((perf_counter(), process_time())))
     ended = perf_counter()
     size = sum(tensor.numel() * tensor.element_size() for tensor in graph_module.parameters())
     if any(tensor.is_meta for tensor in (*graph_module.parameters(), *graph_module.buffers())):
         raise RuntimeError(f"{way} left tensors on the meta device")
     return {
         "seconds": ended - started,
-        "loading": sum(end - begin for begin, end in zip(times[::2], times[1::2], strict=True)),
+        "loading": sum(end[0] - begin[0] for begin, end in zip(laps[::2], laps[1::2], strict=True)),
+        "processor": sum(end[1] - begin[1] for begin, end in zip(laps[::2], laps[1::2], strict=True)),
         "memory": (_peak() - before) / size,
     }
 
