@@ -1,228 +1,154 @@
-"""Seconds and memory from a checkpoint on disk to a merged model: streamed into it, beside load, then merge.
-
-`python benchmarks/loading.py --gigabytes 2 --rounds 3` writes a Llama-like checkpoint in shards once, and runs each way
-in a process of its own, in another order in every round. Times are those of building, capturing, merging and loading,
-without imports; memory is the peak of the process over what it had after its imports. The files stay in the page cache,
-which is the same for all.
-"""
+"""Seconds and memory from a checkpoint on disk to a merged model: streamed into it, beside load, then merge."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any
 
-WAYS = ("streamed", "from_pretrained, then merge", "load_file, then merge")
-_LAYER = 45_100_000  # parameters of one layer
-_EMBEDDINGS = 131_000_000
+import torch
+
+from benchmarks.peak_memory import Peak, peak_of
+from benchmarks.peers import peer
+from benchmarks.suite import Absent, Measured, Row, Settings, Table
+from fxopt_capture import capture, load_checkpoint
+from fxopt_linear import MergeLinears
+
+GIGABYTES = 2.0
+COLUMNS = ("way", "seconds", "times as long as streamed", "of these loading and merging", "peak / model")
+TEXT = """A Llama of {gigabytes:.2g} GB in shards of safetensors, from disk to a merged model that can be called; each \
+way in a process of its own, in another order in each of {rounds} rounds. Seconds are those of building, capturing, \
+merging and loading, without imports; memory is the peak of the process beyond what it held after its imports. Files \
+stay in the page cache, which is the same for all. Streaming merges a model without weights, and reads each tensor to \
+its place."""
+Lap = Callable[[], None]
+_LAYER, _EMBEDDINGS = 45_100_000, 131_000_000
+"""Parameters of a layer, and of the embeddings, at the width of TinyLlama."""
+_WIDE = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 4}
+_SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
-@dataclass(frozen=True)
-class Row:
-    """One way, measured.
-
-    Attributes:
-        way: its name.
-        dtype: that of the weights.
-        seconds: from the start to a model that can be called, round by round.
-        loading: those of loading, and of merging what was loaded, round by round.
-        processor: processor seconds of the same, which say more on a machine with other work.
-        memory: peak over the size of the model, round by round.
-    """
-
-    way: str
-    dtype: str
-    seconds: tuple[float, ...]
-    loading: tuple[float, ...]
-    processor: tuple[float, ...]
-    memory: tuple[float, ...]
+def tables(settings: Settings) -> Iterator[Table]:
+    """A table for each dtype."""
+    missing = next((found for name in ("transformers", "safetensors") if isinstance(found := peer(name), Absent)), None)
+    for dtype in ("float32",) if settings.quick else ("float32", "bfloat16"):
+        title = f"From disk to a merged model, {dtype}"
+        if missing is not None:
+            yield Table(title, COLUMNS, (Row("all", (missing,) * 4),))
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            size = 4 if dtype == "float32" else 2
+            layers = 1 if settings.quick else max(1, round((GIGABYTES * 1e9 / size - _EMBEDDINGS) / _LAYER))
+            write(folder, dtype, layers, small=settings.quick)
+            yield measured(title, folder, settings)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gigabytes", type=float, default=2.0, help="size of the model")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--one", nargs=2, metavar=("WAY", "FOLDER"), help="measure one way in this process")
-    options = parser.parse_args(arguments)
-    if options.one:
-        print(json.dumps(measured_here(*options.one, threads=options.threads)))
-        return
-    rows = measured(options.gigabytes, options.rounds, options.dtype, options.threads)
-    print("| way | seconds | of these loading and merging | processor seconds of these | peak / model |")
-    print("|---|---|---|---|---|")
-    for row in rows:
-        cells = (row.seconds, row.loading, row.processor, row.memory)
-        print(f"| {row.way} | {' | '.join(map(_shown, cells))} |")
+def measured(title: str, folder: str, settings: Settings) -> Table:
+    """All ways from one folder."""
+    rounds, drawn = settings.fewer_rounds(1 if settings.quick else 5), random.Random(settings.seed)
+    found: dict[str, list[Peak]] = {way: [] for way in WAYS}
+    for _ in range(rounds):
+        for way in drawn.sample(list(WAYS), len(WAYS)):
+            found[way].append(peak_of(way_from, way, folder, threads=settings.threads))
+    streamed_seconds = [peak.seconds for peak in found["streamed"]]
+    rows = []
+    for way, peaks in found.items():
+        told = [json.loads(str(peak.result)) for peak in peaks]
+        seconds = [peak.seconds for peak in peaks]
+        sizes = [(peak.highest - peak.before) / each["size"] for peak, each in zip(peaks, told, strict=True)]
+        loading = Measured.of([each["loading"] for each in told])
+        ratio = Measured.ratio(seconds, streamed_seconds)
+        rows.append(Row(way, (Measured.of(seconds), ratio, loading, Measured.of(sizes, "x"))))
+    gigabytes = median(each["size"] for each in told) / 1e9
+    return Table(title, COLUMNS, tuple(rows), TEXT.format(gigabytes=gigabytes, rounds=rounds))
 
 
-def measured(gigabytes: float = 2.0, rounds: int = 3, dtype: str = "float32", threads: int = 2) -> list[Row]:
-    """Measure all ways.
-
-    Args:
-        gigabytes: size of the model.
-        rounds: how often each way is run.
-        dtype: "float32" or "bfloat16".
-        threads: of torch.
-    """
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, __file__, "--one", "write", folder], check=True, env=_written(gigabytes, dtype))
-        for _ in range(rounds):
-            for way in random.sample(WAYS, len(WAYS)):
-                command = [sys.executable, __file__, "--threads", str(threads), "--one", way, folder]
-                output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                found[way].append(json.loads(output.splitlines()[-1]))
-    names = ("seconds", "loading", "processor", "memory")
-    return [Row(way, dtype, *(tuple(run[name] for run in runs) for name in names)) for way, runs in found.items()]
-
-
-def _written(gigabytes: float, dtype: str) -> dict[str, str]:
-    size = {"float32": 4, "bfloat16": 2}[dtype]
-    layers = max(1, round((gigabytes * 1e9 / size - _EMBEDDINGS) / _LAYER))
-    return os.environ | {"LOADING_LAYERS": str(layers), "LOADING_DTYPE": dtype}
-
-
-def measured_here(way: str, folder: str, *, threads: int) -> dict[str, float]:
-    """Run one way in this process, and return its seconds and its memory."""
-    import torch
-    import transformers
-
-    torch.set_num_threads(threads)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    if way == "write":
-        write(folder)
-        return {}
-    prepare()
-    before, started = _peak(), perf_counter()
-    laps: list[tuple[float, float]] = []
-    graph_module = _WAYS[way](Path(folder), lambda: laps.append((perf_counter(), process_time())))
-    ended = perf_counter()
-    size = sum(tensor.numel() * tensor.element_size() for tensor in graph_module.parameters())
-    if any(tensor.is_meta for tensor in (*graph_module.parameters(), *graph_module.buffers())):
-        raise RuntimeError(f"{way} left tensors on the meta device")
-    return {
-        "seconds": ended - started,
-        "loading": sum(end[0] - begin[0] for begin, end in zip(laps[::2], laps[1::2], strict=True)),
-        "processor": sum(end[1] - begin[1] for begin, end in zip(laps[::2], laps[1::2], strict=True)),
-        "memory": (_peak() - before) / size,
-    }
-
-
-def config() -> Any:
-    """A Llama of the width of TinyLlama, with as many layers as the environment says."""
-    from transformers import LlamaConfig
-
-    return LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        num_hidden_layers=int(os.environ["LOADING_LAYERS"]),
-        vocab_size=32000,
-        use_cache=False,
-    )
-
-
-def write(folder: str) -> None:
+def write(folder: str, dtype: str, layers: int, *, small: bool) -> None:
     """Write the checkpoint, in shards."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    torch.manual_seed(0)
-    dtype = getattr(torch, os.environ["LOADING_DTYPE"])
+    transformers = peer("transformers")
+    sizes: dict[str, int] = {**(_SMALL if small else _WIDE), "vocab_size": 50 if small else 32000}
     with torch.device("meta"):
-        model = LlamaForCausalLM(config())
-    model = model.to(dtype).to_empty(device="cpu")
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**sizes, num_hidden_layers=layers, use_cache=False)
+        )
+    model = model.to(getattr(torch, dtype)).to_empty(device="cpu")
+    torch.manual_seed(0)
     for parameter in model.parameters():
         torch.nn.init.uniform_(parameter, -0.02, 0.02)
-    model.save_pretrained(folder, max_shard_size="500MB")
+    model.save_pretrained(folder, max_shard_size="20KB" if small else "500MB")
 
 
-def prepare() -> None:
-    """Import, and go the way of a small model, so that what is made once for all is not measured."""
-    import safetensors.torch  # noqa: F401
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from fxopt_capture import load_checkpoint  # noqa: F401
-
-    small = LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_attention_heads=4, num_hidden_layers=1, vocab_size=50, use_cache=False
-    )
+def way_from(way: str, folder: str) -> Callable[[], str]:
+    """Import, go the way of a small model, so that what is made once for all is not measured; return the work."""
+    transformers = peer("transformers")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    peer("safetensors.torch")
     with torch.device("meta"):
-        model = LlamaForCausalLM(small).eval()
-    _merged(model)()
+        small = transformers.LlamaConfig(**_SMALL, num_hidden_layers=1, vocab_size=50, use_cache=False)
+        merging_of(transformers.LlamaForCausalLM(small).eval())()
+
+    def work() -> str:
+        times: list[float] = []
+        graph_module = WAYS[way](Path(folder), lambda: times.append(perf_counter()))
+        tensors = [*graph_module.parameters(), *graph_module.buffers()]
+        if any(tensor.is_meta for tensor in tensors):
+            raise RuntimeError(f"{way} left tensors on the meta device")
+        loading = sum(end - begin for begin, end in zip(times[::2], times[1::2], strict=True))
+        size = sum(tensor.numel() * tensor.element_size() for tensor in graph_module.parameters())
+        return json.dumps({"loading": loading, "size": size})
+
+    return work
 
 
-def _merged(model: Any) -> Any:
-    import torch
-
-    from fxopt_capture import capture
-    from fxopt_linear import MergeLinears
-
+def merging_of(model: Any) -> Callable[[], Any]:
+    """What merges a capture of a model."""
     graph_module = capture(model, kwargs={"input_ids": torch.ones(2, 8, dtype=torch.int64)})
     return lambda: MergeLinears()(graph_module)
 
 
-def _on_meta(folder: Path) -> Any:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).eval()
-
-
-def streamed(folder: Path, lap: Callable[[], None]) -> Any:
+def streamed(folder: Path, lap: Lap) -> Any:
     """Build, capture and merge on meta, then stream."""
-    from fxopt_capture import load_checkpoint
-
-    graph_module = _merged(_on_meta(folder))()
+    transformers = peer("transformers")
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder)).eval()
+    graph_module = merging_of(model)()
     lap()
     load_checkpoint(graph_module, folder)
     lap()
     return graph_module
 
 
-def _from_pretrained(folder: Path, lap: Callable[[], None]) -> Any:
-    from transformers import AutoModelForCausalLM
-
+def from_pretrained(folder: Path, lap: Lap) -> Any:
+    """The loader of transformers, then capture and merge."""
     lap()
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model = peer("transformers").AutoModelForCausalLM.from_pretrained(folder).eval()
     lap()
-    return _merged_late(model, lap)
+    return merged_late(model, lap)
 
 
-def _load_file(folder: Path, lap: Callable[[], None]) -> Any:
-    from safetensors.torch import load_file
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+def load_file(folder: Path, lap: Lap) -> Any:
+    """Build with random weights, load all files and then the model, then capture and merge."""
+    transformers = peer("transformers")
     lap()
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).eval()
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder)).eval()
     state_dict: dict[str, Any] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        state_dict |= load_file(file)
+        state_dict |= peer("safetensors.torch").load_file(file)
     model.load_state_dict(state_dict)
     del state_dict
     lap()
-    return _merged_late(model, lap)
+    return merged_late(model, lap)
 
 
-def _merged_late(model: Any, lap: Callable[[], None]) -> Any:
-    merge = _merged(model)
+def merged_late(model: Any, lap: Lap) -> Any:
+    """Capture, and then merge."""
+    merge = merging_of(model)
     del model
     lap()
     graph_module = merge()
@@ -230,24 +156,8 @@ def _merged_late(model: Any, lap: Callable[[], None]) -> Any:
     return graph_module
 
 
-_WAYS: dict[str, Callable[[Path, Callable[[], None]], Any]] = {
+WAYS: Mapping[str, Callable[[Path, Lap], Any]] = {
     "streamed": streamed,
-    "from_pretrained, then merge": _from_pretrained,
-    "load_file, then merge": _load_file,
+    "`from_pretrained`, then merge": from_pretrained,
+    "`load_file`, then merge": load_file,
 }
-
-
-def _peak() -> int:
-    """Peak of resident memory of this process, in bytes."""
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _shown(values: Sequence[float]) -> str:
-    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-
-if __name__ == "__main__":
-    main()

@@ -19,6 +19,7 @@ from fxopt_core.dead_code import left_out
 from fxopt_core.errors import UndoError
 from fxopt_core.graph import TargetNodes, iter_nodes
 from fxopt_core.key_order import KeyOrder
+from fxopt_core.known_classes import class_path
 from fxopt_core.ledger import (
     Listed,
     ModuleAdded,
@@ -39,8 +40,7 @@ from fxopt_core.ledger import (
 )
 from fxopt_core.marks import NodeTag, nodes_by_id, set_tag, tag_of
 from fxopt_core.module_state import module_problem
-from fxopt_core.recalling import import_class as import_class, recall, recall_meta
-from fxopt_core.recording import class_path
+from fxopt_core.recalling import import_class, recall, recall_meta
 from fxopt_core.rewiring import Rewiring, set_places
 from fxopt_core.runs import release
 from fxopt_core.tensor_pieces import copied, joined

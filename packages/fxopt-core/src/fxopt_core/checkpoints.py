@@ -48,7 +48,7 @@ def load_original_state_dict(
             copied for that.
 
     Returns:
-        As in torch: the original keys that are missing, and those that are not of the original model.
+        The original keys that are missing, and those that are not of the original model, as in torch.
 
     Raises:
         CheckpointError: Keys are missing or unexpected, values are no tensors or have wrong shapes, tied keys differ,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -223,15 +223,17 @@ def apply_pass(run: Run, info: PassRun, graph_module: GraphModule) -> tuple[Grap
     transformation = info.transformation
     frame, before = Frame(graph_module, undoes_from=_undoes_from(run, info)), State(graph_module)
     known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
-    taken_back = list(filter(frame.undoes, own_records(graph_module, transformation))) if info.reverse else []
     marked = before.marked(signature)
+    taken_back = _to_take_back(frame, graph_module, transformation, marked) if info.reverse else []
     started = time.perf_counter()
     with frame_open(frame):
-        if info.reverse:
+        if not info.reverse:
+            result: object = transformation.transform(graph_module)
+        elif _may_have_something_to_undo(transformation, signature, taken_back, marked):
             assert isinstance(transformation, ReversibleTransformation)
-            result: object = transformation.reverse(graph_module)
+            result = transformation.reverse(graph_module)
         else:
-            result = transformation.transform(graph_module)
+            result = graph_module
         frame.flush()
     seconds = time.perf_counter() - started
     if not isinstance(result, GraphModule):
@@ -247,9 +249,34 @@ def apply_pass(run: Run, info: PassRun, graph_module: GraphModule) -> tuple[Grap
         transformation, result, frame, before, marked, seconds=seconds, run=run.number, index=info.index
     )
     if info.reverse:
-        mark_undone(result, filter(frame.undoes, own_records(result, transformation)))
+        mark_undone(result, _to_take_back(frame, result, transformation, marked))
         record = as_undone(record, taken_back)
     return result, record
+
+
+def _to_take_back(
+    frame: Frame, graph_module: GraphModule, transformation: Transformation, marked: Collection[str]
+) -> list[Record]:
+    """Return the records that reversing a pass takes back: all, or the last that changed something.
+
+    Core undoes all that it finds in the ledger, and what marks its nodes finds all of those. What does neither takes
+    back one run at a time (an argument that each run multiplies).
+    """
+    records = list(filter(frame.undoes, own_records(graph_module, transformation)))
+    if marked or any(record.operations is not None for record in records):
+        return records
+    changed = [place for place, record in enumerate(records) if record.changed]
+    return records[changed[-1] :] if changed else records
+
+
+def _may_have_something_to_undo(
+    transformation: Transformation, signature: str, taken_back: Sequence[Record], marked: Collection[str]
+) -> bool:
+    """Return whether a pass is to reverse anything: `reverse` of a user's pass may not look at what there is.
+
+    Where neither a record nor a mark tells of the pass, there is nothing, unless it has no signature to be told by.
+    """
+    return not transformation._edits or not signature or bool(taken_back) or bool(marked)
 
 
 def as_undone(record: Record, taken_back: Sequence[Record]) -> Record:

@@ -144,6 +144,15 @@ if TYPE_CHECKING:
         FuseBatchNorm3dInConv3d as FuseBatchNorm3dInConv3d,
         FuseBatchNormInConvTranspose as FuseBatchNormInConvTranspose,
     )
+    from fxopt_onednn import (
+        Activation as Activation,
+        ConvertToChannelsLast as ConvertToChannelsLast,
+        PackConvolutions as PackConvolutions,
+        PackedConv2d as PackedConv2d,
+        PackedLinear as PackedLinear,
+        PackLinears as PackLinears,
+        RemoveIdentities as RemoveIdentities,
+    )
     from fxopt_tools import (
         Benchmark as Benchmark,
         Bisection as Bisection,
@@ -298,6 +307,15 @@ _HOMES = {
         "FuseBatchNormInConvTranspose",
     ),
     "fxopt_arith": ("ChangeTrueDivToMulByInverse",),
+    "fxopt_onednn": (
+        "Activation",
+        "ConvertToChannelsLast",
+        "PackConvolutions",
+        "PackLinears",
+        "PackedConv2d",
+        "PackedLinear",
+        "RemoveIdentities",
+    ),
     "fxopt_capture": (
         "CapturedModule",
         "InputGuards",
