@@ -6,6 +6,7 @@ of the measurement are random, and those apart are rows of the merged one: it ta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from fxopt_core import (
     tensor_facts,
 )
 from fxopt_core.ledger import ledger_of
+
+_DRAWN = 1 << 20  # random numbers; they are repeated beyond, so that no more memory is taken than they fill
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,9 @@ def _ways(regime: Regime) -> tuple[Callable[[], object], Callable[[], object]]:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(regime.device, regime.dtype)
+        number = math.prod(shape)
+        few = torch.randn(min(number, _DRAWN), generator=generator, device="cpu").to(regime.device, regime.dtype)
+        return few.repeat(max(1, -(-number // _DRAWN)))[:number].view(shape)
 
     total, features = sum(size for size, _, _ in regime.sizes), regime.shapes[0][-1]
     inputs, weight = [drawn(*shape) for shape in regime.shapes], drawn(total, features)
