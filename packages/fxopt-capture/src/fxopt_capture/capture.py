@@ -34,7 +34,7 @@ from .stored_names import keep_stored_names
 from .strategy import Export, Request, export
 from .structures import register_structures, structures_of
 from .tidying import place_attributes, tidy
-from .weightless import device_for, is_weightless, with_values
+from .weightless import device_for, is_weightless, off_meta, with_values
 
 _LOGGER = logging.getLogger("fxopt_capture")
 _RESERVED = frozenset({"meta", GUARDS})  # attributes that a graph module's instances have, besides those of its class
@@ -56,6 +56,10 @@ def capture(
     on which the model branches, arguments that were not given here, lists of another length and dictionaries with other
     keys. A batch of one as example does for other batches too; where the model distinguishes sizes of 0 or 1, model and
     graph are compared on slices of the example, and a size at which they differ is refused.
+
+    A model on the meta device is captured for the device of its inputs, or for the CPU where these are on meta too. It
+    takes no memory for weights; `load_checkpoint` reads them. Buffers that are not saved are computed for Hugging Face
+    models, as ``from_pretrained`` does it.
 
     Hugging Face decoders return a cache of keys and values where the model does: unless ``use_cache=False`` is in
     `kwargs` or in its configuration. A cache given as ``past_key_values`` is an input, to which the graph module adds
@@ -131,6 +135,12 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedM
     """Capture a model by one call of it; see `capture`."""
     if (note := training_note(model)) is not None:
         _LOGGER.warning("%s", note)
+    with off_meta():
+        return _captured(model, call, dynamic_shapes)
+
+
+def _captured(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
+    """Capture with a cache where the model makes one, and that can be captured."""
     try:
         return _capture_call(model, call, dynamic_shapes)
     except CaptureError as error:
