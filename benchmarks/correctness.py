@@ -34,7 +34,7 @@ from benchmarks.contenders import (
 from benchmarks.suite import Absent, Cell, Row, Settings, Table
 from fxopt_core import history
 
-Kind = Literal["rewritten", "left alone", "wrong", "raises"]
+Kind = Literal["rewritten", "left alone", "compiled", "wrong", "raises"]
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Of the largest error, relative to the largest element; whatever is no float has to be equal."""
 REWRITERS = (FXOPT, FXOPT_CAPTURED, OPTIMUM, FUSE)
@@ -45,7 +45,8 @@ class Verdict:
     """What a contender made of a case.
 
     Attributes:
-        kind: right by a rewrite, right because the model was left alone, wrong, or an error instead of a result.
+        kind: right by a rewrite, right because the model was left alone, right in a program that nobody can look into,
+            wrong, or an error instead of a result.
         detail: the largest relative error, or the error's type.
     """
 
@@ -55,7 +56,7 @@ class Verdict:
     @property
     def right(self) -> bool:
         """Whether what runs in the end computes what the model does."""
-        return self.kind in ("rewritten", "left alone")
+        return self.kind in ("rewritten", "left alone", "compiled")
 
 
 Verdicts = Mapping[str, Mapping[Case, Verdict]]
@@ -112,6 +113,8 @@ def judge(contender: Contender, case: Case) -> Verdict:
     worst = max(errors)
     if worst > 1:
         return Verdict("wrong", f"{worst:.3g}")
+    if not isinstance(result, GraphModule):
+        return Verdict("compiled")
     return Verdict("rewritten" if rewrote(result, case) else "left alone")
 
 
@@ -169,10 +172,10 @@ def counted(verdicts: Mapping[Case, Verdict], cases: Iterable[Case]) -> Cell:
         return "-"
     kinds = Counter(verdict.kind for verdict in found)
     right = sum(verdict.right for verdict in found)
-    notes = [f"{kinds['rewritten']} rewritten"]
+    notes = [] if kinds["compiled"] else [f"{kinds['rewritten']} rewritten"]
     notes += [f"{kinds['wrong']} wrong"] if kinds["wrong"] else []
     notes += [f"{kinds['raises']} raise"] if kinds["raises"] else []
-    return f"{right} of {len(found)} ({', '.join(notes)})"
+    return f"{right} of {len(found)}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def by_topic(cases: Sequence[Case], verdicts: Verdicts, absent: Mapping[str, Absent]) -> Table:

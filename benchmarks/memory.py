@@ -19,8 +19,10 @@ from fxopt_linear import MergeLinears
 COLUMNS = ("way", "peak / model", "seconds", "times as long as fxopt")
 TEXT = """A decoder of {gigabytes:.2g} GB, query, key and value merged into one, and so gate and up. Each way in a \
 process of its own, in another order in each of {rounds} rounds. The peak is that of resident memory while the pass \
-works, beyond what the process held before the model. Lint and recompile are counted."""
-WAYS = ("fxopt", "fxopt, sharing storage", "fxopt, undoing", "optimum")
+works, beyond what the process held before the model. Lint and recompile are counted. Where storage is shared, the \
+caller keeps the original parameters, which become views of the merged ones."""
+SHARING = "fxopt, sharing storage with the caller's model"
+WAYS = ("fxopt", SHARING, "fxopt, undoing", "optimum")
 GIGABYTES = 2.0
 
 
@@ -61,14 +63,16 @@ def size_of(peak: Peak) -> float:
 def work_of(way: str, dtype: str, gigabytes: float) -> Callable[[], int]:
     """Make the graph module, which then owns its weights alone; return the work."""
     graph_module = owned(dtype, gigabytes)
+    callers = dict(graph_module.named_parameters()) if way == SHARING else {}
     size = sum(tensor.numel() * tensor.element_size() for tensor in graph_module.parameters())
-    merge: Any = optimum().MergeLinears() if way == "optimum" else MergeLinears(share_storage="sharing" in way)
+    merge: Any = optimum().MergeLinears() if way == "optimum" else MergeLinears(share_storage=way == SHARING)
     if way == "fxopt, undoing":
         merge(graph_module)
     warm(way)
 
     def work() -> int:
         undo(graph_module) if way == "fxopt, undoing" else merge(graph_module)
+        callers.clear()  # until here, the caller held the weights, too
         return size
 
     return work
@@ -80,7 +84,7 @@ def warm(way: str) -> None:
     if way == "optimum":
         optimum().MergeLinears()(small)
     else:
-        undo(MergeLinears(share_storage="sharing" in way)(small))
+        undo(MergeLinears(share_storage=way == SHARING)(small))
 
 
 def owned(dtype: str, gigabytes: float) -> GraphModule:

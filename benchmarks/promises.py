@@ -37,7 +37,7 @@ def frozen_stays_frozen(contender: Contender, case: Case) -> bool | None:
     """Nothing is trainable in the result if nothing was."""
     model = case.build().requires_grad_(False)
     result = contender.rewrite(model, case)
-    if not isinstance(result, nn.Module) or not rewrote(result, case):
+    if not isinstance(result, GraphModule) or not rewrote(result, case):
         return None
     return not any(parameter.requires_grad for parameter in result.parameters())
 
@@ -46,7 +46,7 @@ def modes_kept(contender: Contender, case: Case) -> bool | None:
     """Every module in the result is in the mode that all modules of the model are in."""
     model = case.build().eval()
     result = contender.rewrite(model, case)
-    if not isinstance(result, nn.Module) or not rewrote(result, case):
+    if not isinstance(result, GraphModule) or not rewrote(result, case):
         return None
     return not any(module.training for name, module in result.named_modules() if name and not _is_container(module))
 
@@ -104,7 +104,7 @@ def kept_in(promise: Promise, contender: Contender, case: Case) -> bool | None:
     try:
         with redirect_stderr(StringIO()):
             result = contender.rewrite(case.build(), case)
-            if not rewrote(result, case):
+            if not isinstance(result, GraphModule) or not rewrote(result, case):
                 return None
     except Exception:  # counted as an error in another table
         return None

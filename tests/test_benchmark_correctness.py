@@ -38,6 +38,11 @@ def alone(model: nn.Module, case: Case) -> Any:
     return torch.fx.symbolic_trace(model)
 
 
+def compiling(model: nn.Module, case: Case) -> Any:
+    """A contender whose result nobody can look into."""
+    return lambda *inputs: model(*inputs)
+
+
 def test_titles_are_unique_and_every_family_has_many_cases() -> None:
     assert len({case.title for case in CASES}) == len(CASES) >= 200
     assert all(sum(case.family == family for case in CASES) >= 30 for family in FAMILIES)
@@ -56,6 +61,7 @@ def test_verdicts(case: Case) -> None:
     assert judge(Contender("wrong", twice), case).kind == "wrong"
     assert judge(Contender("raises", raising), case).detail == "NotImplementedError"
     assert judge(Contender("idle", alone), case).kind == "left alone"
+    assert judge(Contender("compiles", compiling), case).kind == "compiled"
 
 
 @pytest.mark.parametrize("case", CASES, ids=titled)
@@ -115,6 +121,8 @@ def test_another_dtype_or_shape_is_wrong() -> None:
 def test_tables_count_what_was_found_and_name_who_is_absent() -> None:
     case = FIRST[0]
     verdicts = {name: {case: judge(Contender(name, rewrite), case)} for name, rewrite in (("w", twice), ("r", raising))}
+    compiled = {case: judge(Contender("compiles", compiling), case)}
+    assert counted(compiled, [case]) == "1 of 1"
     assert counted(verdicts["w"], [case]) == "0 of 1 (0 rewritten, 1 wrong)"
     assert counted(verdicts["r"], [case]) == "0 of 1 (0 rewritten, 1 raise)"
     assert counted({}, [case]) == "-"
@@ -128,11 +136,11 @@ def merged_in_place(model: nn.Module, case: Case) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2)
-    return Doubled(model)
+    return torch.fx.symbolic_trace(Within(model))
 
 
-class Doubled(nn.Module):
-    """What is no graph module."""
+class Within(nn.Module):
+    """The model by another name."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
