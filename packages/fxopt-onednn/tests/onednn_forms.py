@@ -69,7 +69,6 @@ def check(
     """
     before = {key: (id(value), value._version) for key, value in model.state_dict(keep_vars=True).items()}
     graph_module = graph_of(model, form, *inputs)
-    start = structure(graph_module)
     transformation(graph_module, expect=sites)
     for each in (inputs, *others):
         with torch.no_grad():
@@ -81,6 +80,7 @@ def check(
     transformation(graph_module)
     assert structure(graph_module) == once
     restored = graph_of(model, form, *inputs)
+    start = structure(restored)
     transformation(transformation(restored), reverse=True)
     assert structure(restored) == start
     assert {key: (id(value), value._version) for key, value in model.state_dict(keep_vars=True).items()} == before

@@ -209,11 +209,11 @@ def test_copies_and_pickles_hold_plain_weights_alone(again: Callable[[PackedConv
 
 def test_gradients_are_those_of_the_plain_convolution(calls: list[str]) -> None:
     conv, x = made(activation=RELU, padding=((1, 1), (1, 1))), torch.randn(X, requires_grad=True)
-    conv(x).square().sum().backward()  # type: ignore[no-untyped-call]  # so it is in torch
+    conv(x).square().sum().backward()
     found = [x.grad, conv.weight.grad, conv.bias.grad if conv.bias is not None else None]
     given = [tensor for tensor in (x, conv.weight, conv.bias) if tensor is not None]
     leaf, weight, bias = (tensor.detach().requires_grad_() for tensor in given)
-    F.relu(F.conv2d(leaf, weight, bias, padding=1)).square().sum().backward()
+    F.relu(F.conv2d(leaf, weight, bias, padding=1)).square().sum().backward()  # type: ignore[no-untyped-call]  # so it is in torch
     for mine, theirs in zip(found, (leaf.grad, weight.grad, bias.grad), strict=True):
         torch.testing.assert_close(mine, theirs)
     assert calls == []
