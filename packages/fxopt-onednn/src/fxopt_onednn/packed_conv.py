@@ -45,7 +45,7 @@ class PackedConv2d(PackedLayer):
 
     The operator runs where that computes the same: dense float32 or bfloat16 tensors on a CPU, nothing that asks for a
     gradient, and nobody who watches (``torch.compile``, ``torch.export``, ``torch.func``, autocast, modes). Everything
-    else goes through torch's own ``conv2d``. A result of the operator has the memory format of its input.
+    else goes through torch's own ``conv2d``. A result has the memory format of its input.
 
     Args:
         in_channels: number of channels of the input.
@@ -57,8 +57,9 @@ class PackedConv2d(PackedLayer):
         groups: number of groups of channels.
         bias: whether there is a bias.
         activation: what is applied to the sum.
+        channels_last: whether results always lie channels last, which is how the operator gives them.
         overwrites: whether the result may be written over ``other``, because nothing reads that any more. It is where
-            both are channels last.
+            that lies channels last.
 
     >>> conv = PackedConv2d(1, 1, (1, 1), activation=Activation("relu"))
     >>> with torch.no_grad():
@@ -81,6 +82,7 @@ class PackedConv2d(PackedLayer):
         groups: int = 1,
         bias: bool = True,
         activation: Activation = NONE,
+        channels_last: bool = False,
         overwrites: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -88,7 +90,7 @@ class PackedConv2d(PackedLayer):
         super().__init__()
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.overwrites = overwrites
+        self.channels_last, self.overwrites = channels_last, overwrites
         shape = (out_channels, in_channels // groups, *kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         own_bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
@@ -117,22 +119,21 @@ class PackedConv2d(PackedLayer):
         if other is not None:
             return self._sum(input, other, packed, bias, plan)
         if plan.pad is not None or plan.crop is not None:
-            return self._uneven(input, packed, bias, plan, self._unary)
+            return self._laid_out(self._uneven(input, packed, bias, plan, self._unary), input)
         result: Tensor = CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *self._unary)
-        return result
+        return result if self.channels_last else self._laid_out(result, input)
 
     def _sum(self, input: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan) -> Tensor:
         """Return the result with something added; the operator takes what has the result's shape, and rectifies."""
         fits = is_plain(other, input.dtype) and other.shape == plan.output and plan.pad is None and plan.crop is None
         if not fits or self._unary[0] not in ("none", "relu"):
-            return self.activation(self._uneven(input, packed, bias, plan, ("none", (), "")) + other)
+            result = self._laid_out(self._uneven(input, packed, bias, plan, ("none", (), "")), input)
+            return self.activation(result + other)
         after = "relu" if self._unary[0] == "relu" else None
         operands = (packed, bias, plan.padding, *self._operands, "add", None, after, (), None)
-        if self.overwrites and _laid_out_alike(input, other):
-            into: Tensor = SUM_INTO(other, input, *operands)
-            return into
-        added: Tensor = SUM(input, other, *operands)
-        return added
+        if self.overwrites and other.is_contiguous(memory_format=torch.channels_last):
+            return self._laid_out(SUM_INTO(other, input, *operands), input)
+        return self._laid_out(SUM(input, other, *operands), input)
 
     def _uneven(
         self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
@@ -140,7 +141,17 @@ class PackedConv2d(PackedLayer):
         """Return the result of a convolution whose sides are padded differently, which the operator has no form for."""
         padded = input if plan.pad is None else F.pad(input, plan.pad)
         result: Tensor = CONVOLUTION(padded, packed, bias, plan.padding, *self._operands, *unary)
-        return result if plan.crop is None else _cropped(result, plan, input)
+        if plan.crop is None:
+            return result
+        (row, column), (height, width) = plan.crop, plan.output[2:]
+        return result[:, :, row : row + height, column : column + width]
+
+    def _laid_out(self, result: Tensor, input: Tensor) -> Tensor:
+        """Return what the operator has computed, channels last, or else in the memory format of the input."""
+        last = torch.channels_last
+        if self.channels_last or (input.is_contiguous(memory_format=last) and not input.is_contiguous()):
+            return result.contiguous(memory_format=last)
+        return result.contiguous()
 
     def _plain(self, input: Tensor, other: Tensor | None) -> Tensor:
         """Return the result by torch's own functions."""
@@ -188,6 +199,7 @@ class PackedConv2d(PackedLayer):
         shown += f", dilation={self.dilation}" if self.dilation != (1, 1) else ""
         shown += f", groups={self.groups}" if self.groups != 1 else ""
         shown += ", bias=False" if self.bias is None else ""
+        shown += ", channels_last=True" if self.channels_last else ""
         shown += ", overwrites=True" if self.overwrites else ""
         return shown if self.activation == NONE else f"{shown}, activation={self.activation}"
 
@@ -199,18 +211,3 @@ def _first_place(before: int, after: int, stride: int) -> int:
     begins a number of strides further on.
     """
     return 0 if before >= after else -(-(after - before) // stride)
-
-
-def _cropped(result: Tensor, plan: ConvolutionPlan, input: Tensor) -> Tensor:
-    """Return the part of the operator's result that is wanted, in the memory format of the input."""
-    assert plan.crop is not None
-    (row, column), (height, width) = plan.crop, plan.output[2:]
-    part = result[:, :, row : row + height, column : column + width]
-    last = input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
-    return part.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
-
-
-def _laid_out_alike(one: Tensor, other: Tensor) -> bool:
-    """Return whether the operator may write its result over another value: that one is dense, in the same format."""
-    last = torch.channels_last
-    return other.is_contiguous(memory_format=last) and one.is_contiguous(memory_format=last)
