@@ -22,6 +22,8 @@ def difference(
     graph_module: nn.Module,
     inputs: Mapping[str, object],
     constants: Mapping[str, object] = MappingProxyType({}),
+    *,
+    weights: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> str | None:
     """Return how the graph's outputs differ from the model's on `inputs`, or None where they agree.
 
@@ -33,13 +35,14 @@ def difference(
         graph_module: the graph; it takes the inputs by name.
         inputs: by name.
         constants: what the graph module is given besides.
+        weights: what both have in place of parameters and buffers of these names.
     """
     args, kwargs = form.arguments(_cloned(inputs))
     with preserved(model), torch.no_grad():
-        _copy_buffers(model)
+        _stand_in(model, weights)
         expected = model(*args, **kwargs)
     with preserved(graph_module), torch.no_grad():
-        _copy_buffers(graph_module)
+        _stand_in(graph_module, weights)
         found = graph_module(**_cloned(inputs), **constants)
     return _mismatch(expected, found)
 
@@ -63,7 +66,7 @@ def effect_of(
             for name, value in changes.items():
                 owner, _, last = name.rpartition(".")
                 vars(model.get_submodule(owner))[last] = value
-            _copy_buffers(model)
+            _stand_in(model, {})
             args, kwargs = form.arguments(_cloned(inputs))
             outputs.append(model(*args, **kwargs))
     return _mismatch(*outputs)
@@ -76,13 +79,18 @@ def _cloned(inputs: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _copy_buffers(root: nn.Module) -> None:
-    """Let a module write to copies of its buffers; `preserved` gives it back its own."""
+def _stand_in(root: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Give a module copies of its buffers to write to, and `weights`; `preserved` gives it back its own."""
     copies: dict[int, torch.Tensor] = {}
-    for module in root.modules():
+    for prefix, module in root.named_modules():
+        path = f"{prefix}." if prefix else ""
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[name] = copies.setdefault(id(buffer), buffer.clone())
+                value = weights.get(path + name, buffer)
+                module._buffers[name] = copies.setdefault(id(buffer), value.clone())
+        for name in module._parameters if weights else ():
+            if path + name in weights:
+                vars(module)["_parameters"][name] = weights[path + name]
 
 
 def _mismatch(expected: object, found: object) -> str | None:
