@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core.filling import filled_at_once
-from fxopt_core.module_state import bare_module
+from fxopt_core.module_state import module_with
 
 PLAIN: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED: tuple[Any, ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -143,11 +144,17 @@ class ConvolutionCall(ParameterisedCall):
         shape = self.weight.tensor.shape
         return shape[0] if self.transposed else shape[1] * self.groups
 
-    def build(self, *, bias: bool) -> nn.Module:
-        """Return a new module on the meta device that computes this call; its tensors are to be assigned."""
+    def build(self, *, bias: bool, tensors: Mapping[str, nn.Parameter] | None = None) -> nn.Module:
+        """Return a new module that computes this call.
+
+        Args:
+            bias: whether it has a bias.
+            tensors: its parameters; those that are not given are on the meta device, to be assigned.
+        """
         cls = (TRANSPOSED if self.transposed else PLAIN)[self.dims - 1]
         settings: dict[str, Any] = {"output_padding": self.output_padding} if self.transposed else {}
-        module: nn.Module = bare_module(
+        module: nn.Module = module_with(
+            tensors or {},
             cls,
             self.in_channels,
             self.out_channels,
