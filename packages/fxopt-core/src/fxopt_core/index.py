@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -68,7 +69,8 @@ class GraphIndex:
 
     @cached_property
     def _same_values(self) -> SameValues:
-        return SameValues(self.nodes, lambda: self.effects)
+        index = weakref.proxy(self)  # so that nothing of the graph module waits for the garbage collector
+        return SameValues(self.nodes, lambda: index.effects)
 
     def same_value(self, node: Node, reader: Node) -> Node:
         """Return the first node that makes the value which ``reader`` gets from ``node``.

@@ -63,6 +63,10 @@ class ModuleState:
         for parent in self.parents:
             parent.loosen()
 
+    def close(self) -> None:
+        """Let go of the records of others, each of which refers to this one."""
+        self.attributes, self.contents, self.parents = {}, {}, []
+
     def revive(self) -> nn.Module:
         """Return the module, a new one of its class if it is gone; its attributes are set by `restore`."""
         if self.module is None:
@@ -125,6 +129,14 @@ class Tree:
             if isinstance(found, TensorState):
                 return found
         raise FxoptError(f"the snapshot knows no tensor {name!r}; give its full name as before the transformation")
+
+    def close(self) -> None:
+        """Let go of all modules and tensors."""
+        for module in self.modules.values():
+            module.close()
+        for tensor in self.tensors.values():
+            tensor.close()
+        self.modules, self.tensors = {}, {}
 
     def _record(self, module: nn.Module, name: str, *, root: bool = False) -> ModuleState:
         state = self.modules[id(module)] = ModuleState(module, name, root=root)
