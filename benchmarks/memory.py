@@ -152,7 +152,7 @@ def in_a_process(way: Way, size: float, threads: int) -> Cost:
     return Cost(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def rows(runs: int = 3, gigabytes: float = 2.0, threads: int = 2) -> list[dict[str, object]]:
+def rows(runs: int = 3, gigabytes: float = 2.0, threads: int = 2) -> list[dict[str, Any]]:
     """Medians and spread of each way, all in one shuffled order."""
     there = [way for way in WAYS if way.who != "optimum" or importlib.util.find_spec("optimum") is not None]
     found: dict[Way, list[Cost]] = {way: [] for way in there}
@@ -163,9 +163,9 @@ def rows(runs: int = 3, gigabytes: float = 2.0, threads: int = 2) -> list[dict[s
     return [{"way": way.name, "runs": len(costs), **_summary(costs)} for way, costs in found.items()]
 
 
-def _summary(costs: Sequence[Cost]) -> dict[str, object]:
+def _summary(costs: Sequence[Cost]) -> dict[str, Any]:
     seconds = [cost.seconds for cost in costs]
-    summary: dict[str, object] = {"seconds": median(seconds), "seconds_range": (min(seconds), max(seconds))}
+    summary: dict[str, Any] = {"seconds": median(seconds), "seconds_range": (min(seconds), max(seconds))}
     for key in ("processor_seconds", "peak", "after", "undo_seconds", "undo_peak", "undo_after"):
         values = [value for cost in costs if (value := getattr(cost, key)) is not None]
         summary[key] = max(values) if values and "peak" in key else median(values) if values else None
@@ -191,8 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| merging | seconds | processor seconds | peak / size | after / size | undo, seconds | undo, peak / size |")
     print("|---|---|---|---|---|---|---|")
     for row in rows(options.runs, options.gigabytes, options.threads):
-        low, high = row["seconds_range"]  # type: ignore[misc]  # a pair
-        cells = [f"{row['seconds']:.2f} ({low:.2f} to {high:.2f})"]
+        cells = ["{:.2f} ({:.2f} to {:.2f})".format(row["seconds"], *row["seconds_range"])]
         cells += ["-" if row[key] is None else f"{row[key]:.3f}" for key in _SHOWN]
         print(f"| {row['way']} | {' | '.join(cells)} |")
 

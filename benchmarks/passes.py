@@ -66,7 +66,9 @@ class Drawing:
         keys = ("weight", "bias") if isinstance(module, (nn.Linear, nn.Conv2d)) else _NORM_KEYS
         tensors = [self.graph.get_attr(f"{name}.{key}") for key in keys]
         if isinstance(module, nn.Linear):
-            return self.graph.call_function(F.linear if self.form == "functions" else _ATEN.linear.default, (x, *tensors))
+            return self.graph.call_function(
+                F.linear if self.form == "functions" else _ATEN.linear.default, (x, *tensors)
+            )
         if isinstance(module, nn.Conv2d):
             convolve = torch.conv2d if self.form == "functions" else _ATEN.conv2d.default
             return self.graph.call_function(convolve, (x, *tensors, [1, 1], [0, 0], [1, 1], 1))
@@ -163,7 +165,9 @@ def drawn_cases(sizes: Sequence[int], names: Sequence[str], forms: Sequence[str]
                 for share, hub in (*((share, False) for share in SHARES), (1.0, True)):
                     kind = "hub" if hub else {1.0: "all sites", 0.0: "one site"}.get(share, f"{share:.0%} sites")
 
-                    def make(name: str = name, form: str = form, size: int = size, share: float = share, hub: bool = hub) -> GraphModule:
+                    def make(
+                        name: str = name, form: str = form, size: int = size, share: float = share, hub: bool = hub
+                    ) -> GraphModule:
                         return drawn(name, form, size, share, hub)
 
                     peer = form == "modules" and name in OPTIMUM
@@ -238,7 +242,9 @@ def _row(case: Case, runs: Sequence[dict[str, float]]) -> dict[str, Any]:
     for key in ("pass", "snapshot"):
         ratios = [run[key] / run["lint_and_recompile"] for run in runs]
         row[f"{key}_ratio"] = median(ratios)
-        row[f"{key}_ratio_quartiles"] = tuple(quantiles(ratios, n=4)[::2]) if len(ratios) > 1 else (ratios[0], ratios[0])
+        row[f"{key}_ratio_quartiles"] = (
+            tuple(quantiles(ratios, n=4)[::2]) if len(ratios) > 1 else (ratios[0], ratios[0])
+        )
     return row
 
 

@@ -27,7 +27,8 @@ class Layers(nn.Module):
         self.gradient.grad = torch.ones(4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.first(x.view(-1, 4)) + self.second(x.view(-1, 4)) + self.gradient
+        result: Tensor = self.first(x.view(-1, 4)) + self.second(x.view(-1, 4)) + self.gradient
+        return result
 
 
 class WithoutLayers(SitePass[Site]):

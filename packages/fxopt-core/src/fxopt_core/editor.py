@@ -53,7 +53,6 @@ from fxopt_core.runs import RELEASED_FROM, Frame, current_frame, release
 from fxopt_core.transformation import Transformation
 from fxopt_core.values import VALUE_KEYS, resized_value
 
-
 _NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
 
 
@@ -263,7 +262,7 @@ class Editor:
     def _row(self, node: Node, *, with_meta: bool) -> NodeRow:
         self._rewiring.flush(node)
         args: Any = map_arg(node.args, self._ref)
-        kwargs: Any = tuple(map_arg(node.kwargs, self._ref).items()) if node.kwargs else ()  # type: ignore[union-attr]  # a dict's own form stays
+        kwargs: Any = tuple(map_arg(node.kwargs, self._ref).items()) if node.kwargs else ()
         number, previous = self._id(node), node.prev
         before = None if previous.op == "root" else self._id(previous)
         if not with_meta:

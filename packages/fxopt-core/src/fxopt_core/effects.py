@@ -182,7 +182,7 @@ class Effects:
 
     def _module(self, target: str) -> tuple[ModuleRule, Hashable]:
         if target not in self._modules:
-            module = self._known_modules.get(target)
+            module: object = self._known_modules.get(target)
             module = attribute(self._graph_module, target) if module is None else module
             self._modules[target] = (rule_of_module(module, _writes_nothing), ("module", id(module)))
         return self._modules[target]

@@ -29,7 +29,7 @@ def filled_at_once(cls: ClassT) -> ClassT:
     parameters = ", ".join(map(_parameter, known))
     values = ", ".join(f"{each.name!r}: {_value(each)}" for each in known)
     names: dict[str, Any] = {**defaults, **factories, "_MISSING": MISSING, "_set": object.__setattr__}
-    exec(f"def __init__(self, {parameters}):\n    _set(self, '__dict__', {{{values}}})\n", names)  # noqa: S102  # as dataclasses do
+    exec(f"def __init__(self, {parameters}):\n    _set(self, '__dict__', {{{values}}})\n", names)  # as dataclasses do
     made = names["__init__"]
     former: Any = vars(cls)["__init__"]
     made.__qualname__, made.__module__ = former.__qualname__, cls.__module__

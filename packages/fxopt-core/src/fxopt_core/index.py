@@ -147,9 +147,9 @@ class GraphIndex:
             elif node.op == "get_attr":
                 value = self.attribute_of(node)
                 tensors = tensors_of(value) if isinstance(value, nn.Module) else [value]
-                for tensor in tensors:
-                    if isinstance(tensor, Tensor):
-                        readers.setdefault(id(tensor), {}).update(node.users)
+                for each in tensors:
+                    if isinstance(each, Tensor):
+                        readers.setdefault(id(each), {}).update(node.users)
         return readers
 
     def readers(self, tensor: Tensor) -> dict[Node, None]:

@@ -75,7 +75,7 @@ def tensors_of(module: nn.Module) -> Iterator[Tensor]:
 def is_plain(module: nn.Module) -> bool:
     """Return whether calling a module is calling its class's ``forward``: no hooks, no ``forward`` of its own."""
     state = module.__dict__
-    return "forward" not in state and not any([state.get(name) for name in _HOOKS])
+    return "forward" not in state and not any(map(state.get, _HOOKS))
 
 
 def _is_guards_function(module: nn.Module) -> bool:
@@ -90,17 +90,17 @@ def _is_guards_function(module: nn.Module) -> bool:
 
 def _rule_of_known(module: nn.Module) -> ModuleRule:
     cls = type(module)
-    found = _rule_of_class(cls, bool(module.__dict__.get("inplace", getattr(cls, "inplace", False))))
+    inplace = bool(module.__dict__.get("inplace", getattr(cls, "inplace", False)))
+    found = _rule_of_class(cls.__name__, inplace, cls in tables.ALIASING_MODULES)
     written = tuple(_written(module))
     return replace(found, written=written) if written else found
 
 
 @cache
-def _rule_of_class(cls: type[nn.Module], inplace: bool) -> ModuleRule:
-    name = f"nn.{cls.__name__}"
+def _rule_of_class(name: str, inplace: bool, aliasing: bool) -> ModuleRule:
     if inplace:
-        return ModuleRule(Rule(name, writes=(_INPUT,), aliases=(_INPUT,)))
-    return ModuleRule(Rule(name, aliases_all=cls in tables.ALIASING_MODULES))
+        return ModuleRule(Rule(f"nn.{name}", writes=(_INPUT,), aliases=(_INPUT,)))
+    return ModuleRule(Rule(f"nn.{name}", aliases_all=aliasing))
 
 
 def _written(module: nn.Module) -> Iterator[Tensor]:

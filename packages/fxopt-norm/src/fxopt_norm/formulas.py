@@ -121,7 +121,7 @@ def _scaled(weight: Tensor, factors: Tensor) -> Tensor:
     scaled = torch.empty_like(detached)
     rows = max(1, _BLOCK * weight.shape[0] // weight.numel())
     wide = torch.empty_like(detached[:rows], dtype=torch.float64)
-    parts = (detached.split(rows), factors.split(rows), scaled.split(rows))
+    parts = (torch.split(each, rows) for each in (detached, factors, scaled))
     for part, factor, into in zip(*parts, strict=True):
         into.copy_(wide[: len(part)].copy_(part).mul_(factor))
     return scaled

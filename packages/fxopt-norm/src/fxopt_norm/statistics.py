@@ -72,12 +72,17 @@ def _tensors(norm: BatchNormCall) -> list[Tensor | None]:
 
 def _is_plain(norm: BatchNormCall) -> bool:
     """Return whether the tensors of a batch norm are such that they can be put one behind the other."""
-    mean, var, *affine = (None if ref is None else ref.tensor for ref in (norm.running_mean, norm.running_var, norm.weight, norm.bias))
+    mean, var, *affine = (
+        None if ref is None else ref.tensor for ref in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    )
     if mean is None or var is None or mean.device.type not in _BATCHED_ON:
         return False
     there = [tensor for tensor in (mean, var, *affine) if tensor is not None]
     return all(
-        type(each) in (Tensor, nn.Parameter) and each.dim() == 1 and each.shape == mean.shape and each.device == mean.device
+        type(each) in (Tensor, nn.Parameter)
+        and each.dim() == 1
+        and each.shape == mean.shape
+        and each.device == mean.device
         for each in there
     )
 
@@ -105,12 +110,12 @@ def _measured(scale: Tensor, shift: Tensor) -> Affine:
 def _affines_of(norms: Sequence[BatchNormCall]) -> list[Affine]:
     """Return what batch norms of one kind compute."""
     columns = zip(*map(_tensors, norms), strict=True)
-    mean, var, weight, bias = (None if column[0] is None else torch.cat(column) for column in columns)  # type: ignore[arg-type]  # all are there, or none
+    mean, var, weight, bias = (None if column[0] is None else torch.cat(column) for column in columns)
     assert mean is not None
     assert var is not None
     scale, shift = scale_and_shift(mean, var, weight, bias, norms[0].eps)
     sizes = [norm.running_mean.tensor.shape[0] for norm in norms if norm.running_mean is not None]
-    parts = list(zip(scale.split(sizes), shift.split(sizes), strict=True))
+    parts = list(zip(torch.split(scale, sizes), torch.split(shift, sizes), strict=True))
     if 0 in sizes or not bool((scale + shift).isfinite().all()):
         return [_measured(*part) for part in parts]
     lengths = torch.tensor(sizes, device=scale.device)
