@@ -1,200 +1,102 @@
-"""Peak of resident memory and seconds of merging a Llama-like model, and of undoing that, beside optimum's.
-
-`PYTHONPATH=benchmarks python benchmarks/memory.py 3` makes three runs of each, every one in a process of its own; in
-between, other runs of other kinds. `--gigabytes 2` is the size of the model. optimum is measured where it is installed
-(`pip install --no-deps optimum==2.3.0`).
-"""
+"""Memory and seconds of merging a Llama-like model whose weights the graph module alone owns, and of undoing it."""
 
 from __future__ import annotations
 
-import argparse
-import gc
-import importlib.util
-import json
 import random
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from statistics import median
-from time import perf_counter, process_time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.fx import GraphModule, symbolic_trace
+from torch.fx import GraphModule
 
-HIDDEN, KEYS, INNER = 2048, 512, 5632
+from benchmarks.decoding import Shape, decoder
+from benchmarks.peak_memory import Peak, peak_of
+from benchmarks.peers import optimum
+from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table
+from fxopt_core import undo
+from fxopt_linear import MergeLinears
 
-
-@dataclass(frozen=True)
-class Way:
-    """One way of merging: whose, in which dtype, and whether someone else holds the model, too."""
-
-    who: str
-    dtype: str
-    shared: bool = False
-
-    @property
-    def name(self) -> str:
-        """What stands in the table."""
-        return f"{self.who}, {self.dtype}{', model kept, share_storage=True' if self.shared else ''}"
-
-
-WAYS = (
-    Way("fxopt", "float32"),
-    Way("fxopt", "bfloat16"),
-    Way("fxopt", "float32", shared=True),
-    Way("optimum", "float32"),
-    Way("optimum", "bfloat16"),
-)
+COLUMNS = ("way", "peak / model", "seconds", "times as long as fxopt")
+TEXT = """A decoder of {gigabytes:.2g} GB, query, key and value merged into one, and so gate and up. Each way in a \
+process of its own, in another order in each of {rounds} rounds. The peak is that of resident memory while the pass \
+works, beyond what the process held before the model. Lint and recompile are counted. Where storage is shared, the \
+caller keeps the original parameters, which become views of the merged ones."""
+SHARING = "fxopt, sharing storage with the caller's model"
+WAYS = ("fxopt", SHARING, "fxopt, undoing", "optimum")
+GIGABYTES = 2.0
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What one run took; memory in sizes of the model, above the process without one."""
-
-    seconds: float
-    processor_seconds: float
-    peak: float
-    after: float
-    undo_seconds: float | None = None
-    undo_peak: float | None = None
-    undo_after: float | None = None
+def tables(settings: Settings) -> Iterator[Table]:
+    """A table for each dtype."""
+    for dtype in ("float32", "bfloat16"):
+        yield measured(dtype, settings)
 
 
-class Layer(nn.Module):
-    """A layer of a decoder as far as its linear layers and their inputs go."""
-
-    def __init__(self, hidden: int, keys: int, inner: int, dtype: torch.dtype) -> None:
-        super().__init__()
-
-        def linear(inputs: int, outputs: int) -> nn.Linear:
-            return nn.Linear(inputs, outputs, bias=False, device="meta", dtype=dtype)
-
-        self.q, self.k, self.v = linear(hidden, hidden), linear(hidden, keys), linear(hidden, keys)
-        self.o = linear(hidden, hidden)
-        self.gate, self.up, self.down = linear(hidden, inner), linear(hidden, inner), linear(inner, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Use every linear layer, without attention."""
-        x = x + self.o(self.q(x) * self.k(x).mean() + self.v(x).mean())
-        y: Tensor = x + self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
-        return y
-
-
-def model_of(size: float, dtype: torch.dtype) -> nn.Module:
-    """A model of so many bytes, all of them written."""
-    one = sum(parameter.numel() for parameter in Layer(HIDDEN, KEYS, INNER, dtype).parameters()) * dtype.itemsize
-    model = nn.Sequential(*(Layer(HIDDEN, KEYS, INNER, dtype) for _ in range(max(1, round(size / one)))))
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[name] = nn.Parameter(torch.full(parameter.shape, 0.01, dtype=dtype))
-    return model.eval()
+def measured(dtype: str, settings: Settings) -> Table:
+    """All ways, in rounds."""
+    rounds, drawn = settings.fewer_rounds(1 if settings.quick else 5), random.Random(settings.seed)
+    gigabytes = 0.02 if settings.quick else GIGABYTES
+    absent = optimum() if isinstance(optimum(), Absent) else None
+    ways = [way for way in WAYS if way != "optimum" or absent is None]
+    found: dict[str, list[Peak]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way in drawn.sample(ways, len(ways)):
+            found[way].append(peak_of(work_of, way, dtype, gigabytes, threads=settings.threads))
+    fastest = [peak.seconds for peak in found["fxopt"]]
+    rows = []
+    for way in WAYS:
+        cells: tuple[Cell, ...] = () if absent is None else (absent,) * 3
+        if way in found:
+            seconds = [peak.seconds for peak in found[way]]
+            sizes = [1 + (peak.highest - peak.before) / size_of(peak) for peak in found[way]]
+            cells = (Measured.of(sizes, "x"), Measured.of(seconds), Measured.ratio(seconds, fastest))
+        rows.append(Row(way, cells))
+    size = size_of(found["fxopt"][0]) / 1e9
+    return Table(f"Merging in {dtype}", COLUMNS, tuple(rows), TEXT.format(gigabytes=size, rounds=rounds))
 
 
-def run(way: Way, size: float, threads: int) -> Cost:
-    """Merge once in this process, and undo it where that is possible."""
-    torch.set_num_threads(threads)
-    dtype = getattr(torch, way.dtype)
-    merge, undo = _merging(way)
-    small = nn.Sequential(Layer(8, 4, 8, dtype)).to_empty(device="cpu").eval()
-    merge(symbolic_trace(small))  # what is loaded and remembered once is not counted
-    base = _memory("VmRSS")
-    model: nn.Module | None = model_of(size, dtype)
-    assert model is not None
-    total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    graph_module = symbolic_trace(model)
-    if not way.shared:
-        model = None  # the graph module is the only owner
-    gc.collect()
-
-    def measured(function: Callable[[GraphModule], object]) -> tuple[float, float, float, float]:
-        _forget_peak()
-        started, busy = perf_counter(), process_time()
-        function(graph_module)
-        seconds, busy = perf_counter() - started, process_time() - busy
-        return seconds, busy, (_memory("VmHWM") - base) / total, (_memory("VmRSS") - base) / total
-
-    merged = measured(merge)
-    if undo is None:
-        return Cost(*merged)
-    seconds, _, *memory = measured(undo)
-    return Cost(*merged, seconds, *memory)
+def size_of(peak: Peak) -> float:
+    """The bytes of the model, which the work returned."""
+    return float(str(peak.result))
 
 
-def _merging(way: Way) -> tuple[Callable[[GraphModule], object], Callable[[GraphModule], object] | None]:
-    if way.who == "optimum":
-        module: Any = importlib.import_module("optimum.fx.optimization")
-        return module.MergeLinears(), None
-    from fxopt_core import undo
-    from fxopt_linear import MergeLinears
+def work_of(way: str, dtype: str, gigabytes: float) -> Callable[[], int]:
+    """Make the graph module, which then owns its weights alone; return the work."""
+    graph_module = owned(dtype, gigabytes)
+    callers = dict(graph_module.named_parameters()) if way == SHARING else {}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in graph_module.parameters())
+    merge: Any = optimum().MergeLinears() if way == "optimum" else MergeLinears(share_storage=way == SHARING)
+    if way == "fxopt, undoing":
+        merge(graph_module)
+    warm(way)
 
-    return MergeLinears(share_storage=way.shared), undo
+    def work() -> int:
+        undo(graph_module) if way == "fxopt, undoing" else merge(graph_module)
+        callers.clear()  # until here, the caller held the weights, too
+        return size
 
-
-def _memory(key: str) -> int:
-    """Bytes that the kernel tells of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) * 1024
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
+    return work
 
 
-def in_a_process(way: Way, size: float, threads: int) -> Cost:
-    """Run in a process of its own."""
-    task = json.dumps({**asdict(way), "size": size, "threads": threads})
-    done = subprocess.run([sys.executable, __file__, "--task", task], capture_output=True, text=True, check=True)
-    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+def warm(way: str) -> None:
+    """Go the way of a tiny model, so that what is made once for all is not measured."""
+    small = torch.fx.symbolic_trace(decoder(Shape(16, 32, 2, 2, 1, cached=1), 1))
+    if way == "optimum":
+        optimum().MergeLinears()(small)
+    else:
+        undo(MergeLinears(share_storage=way == SHARING)(small))
 
 
-def rows(runs: int = 3, gigabytes: float = 2.0, threads: int = 2) -> list[dict[str, Any]]:
-    """Medians and spread of each way, all in one shuffled order."""
-    there = [way for way in WAYS if way.who != "optimum" or importlib.util.find_spec("optimum") is not None]
-    found: dict[Way, list[Cost]] = {way: [] for way in there}
-    order = [way for way in there for _ in range(runs)]
-    random.shuffle(order)
-    for way in order:
-        found[way].append(in_a_process(way, gigabytes * 1e9, threads))
-    return [{"way": way.name, "runs": len(costs), **_summary(costs)} for way, costs in found.items()]
-
-
-def _summary(costs: Sequence[Cost]) -> dict[str, Any]:
-    seconds = [cost.seconds for cost in costs]
-    summary: dict[str, Any] = {"seconds": median(seconds), "seconds_range": (min(seconds), max(seconds))}
-    for key in ("processor_seconds", "peak", "after", "undo_seconds", "undo_peak", "undo_after"):
-        values = [value for cost in costs if (value := getattr(cost, key)) is not None]
-        summary[key] = max(values) if values and "peak" in key else median(values) if values else None
-    return summary
-
-
-_SHOWN = ("processor_seconds", "peak", "after", "undo_seconds", "undo_peak")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print the table, or make one run for the process that does."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="?", type=int, default=3, help="of each")
-    parser.add_argument("--gigabytes", type=float, default=2.0, help="size of the model")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--task", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.task is not None:
-        task = json.loads(options.task)
-        size, threads = task.pop("size"), task.pop("threads")
-        print(json.dumps(asdict(run(Way(**task), size, threads))))
-        return
-    print("| merging | seconds | processor seconds | peak / size | after / size | undo, seconds | undo, peak / size |")
-    print("|---|---|---|---|---|---|---|")
-    for row in rows(options.runs, options.gigabytes, options.threads):
-        cells = ["{:.2f} ({:.2f} to {:.2f})".format(row["seconds"], *row["seconds_range"])]
-        cells += ["-" if row[key] is None else f"{row[key]:.3f}" for key in _SHOWN]
-        print(f"| {row['way']} | {' | '.join(cells)} |")
-
-
-if __name__ == "__main__":
-    main()
+def owned(dtype: str, gigabytes: float) -> GraphModule:
+    """A trace of a decoder with weights, and nothing else that holds them."""
+    width, inner = (2048, 5632) if gigabytes > 0.5 else (256, 704)
+    layer = 4 * width * width + 3 * width * inner
+    layers = max(1, round(gigabytes * 1e9 / (layer * (4 if dtype == "float32" else 2))))
+    model = decoder(Shape(width, inner, 16, 16, layers, cached=1), 1, getattr(torch, dtype), "meta")
+    model = model.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.uniform_(-0.02, 0.02)
+    traced = torch.fx.symbolic_trace(model)
+    del model
+    return traced  # what measures collects garbage, and with it the cycle that the model is in

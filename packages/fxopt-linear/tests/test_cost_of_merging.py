@@ -1,4 +1,4 @@
-"""What merging costs, in steps: in proportion to the graph, and little beside lint and recompile where sites are few."""
+"""What merging costs, in steps: in proportion to the graph, and little beside lint and recompile for few sites."""
 
 from __future__ import annotations
 
