@@ -72,6 +72,8 @@ def observed(
             lint_and_recompile(seen, info.transformation)
         veto = report(entered, info, seen, record)
         if veto is None:
+            if guard is not None:
+                guard.close()
             return seen, record
         if as_a_whole:
             raise _as_a_whole(veto)
