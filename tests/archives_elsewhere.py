@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-FXOPT = ("fxopt", "fxopt_core", "fxopt_capture", "fxopt_linear", "fxopt_norm", "fxopt_arith")
+FXOPT = ("fxopt", "fxopt_core", "fxopt_capture", "fxopt_linear", "fxopt_norm", "fxopt_arith", "fxopt_onednn")
 
 
 def tensors(output: Any) -> list[torch.Tensor]:

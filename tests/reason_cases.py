@@ -73,10 +73,13 @@ from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import Transformation
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
+from fxopt_onednn import ConvertToChannelsLast, PackConvolutions, PackLinears
 
 FORMS = ("modules", "functions", "export")
 MERGE, BIAS, DIVIDE = MergeLinears(), FuseBiasInLinear(), ChangeTrueDivToMulByInverse()
 FOLD, FOLD_DENSE, FOLD_TRANSPOSED = FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), FuseBatchNormInConvTranspose()
+
+PACK, PACK_DENSE, LAST = PackConvolutions(), PackLinears(), ConvertToChannelsLast()
 
 DECOMPOSED = "aten._native_batch_norm_legit_no_training.default"
 
@@ -207,4 +210,10 @@ _OF_QUOTIENTS = [
     *_in_all_forms("rounding-mode", DIVIDE, Rounding, ("DIV",)),
     Case("shape-arithmetic", DIVIDE, OfShape, ("truediv",)),
 ]
-CASES = [*_OF_MODULES, *_OF_TENSORS, *_OF_VALUES, *_OF_QUOTIENTS]
+_OF_OPERATORS = [
+    Case("unsupported-dtype", PACK, Convolution, ("conv",), nn.Module.double, nn.Module.float, dtype=torch.float64),
+    Case("unsupported-dtype", PACK_DENSE, Dense, ("dense",), nn.Module.half, nn.Module.float, dtype=torch.float16),
+    Case("padding-mode", PACK, Convolution, ("conv",), set_to("conv.padding_mode", "reflect")),
+    *_in_all_forms("more-conversions", LAST, Convolution, ("conv",)),
+]
+CASES = [*_OF_MODULES, *_OF_TENSORS, *_OF_VALUES, *_OF_QUOTIENTS, *_OF_OPERATORS]

@@ -9,7 +9,7 @@ from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
 from fxopt_testing import check_transformation, conformance_tests, passes_of, zoo
 
-SHIPPED = ("fxopt-linear", "fxopt-norm", "fxopt-arith", "fxopt-core")
+SHIPPED = ("fxopt-linear", "fxopt-norm", "fxopt-arith", "fxopt-onednn", "fxopt-core")
 # Their results are what they were given, so that no model shows a change.
 CHANGE_NOTHING = {"deep-copy", "lint-and-recompile"}
 

@@ -17,6 +17,10 @@ PASSES = {
     "fuse-batch-norm2d-in-conv2d": ("fxopt-norm", False),
     "fuse-bias-in-linear": ("fxopt-linear", True),
     "merge-linears": ("fxopt-linear", True),
+    "remove-identities": ("fxopt-onednn", True),
+    "convert-to-channels-last": ("fxopt-onednn", True),
+    "pack-convolutions": ("fxopt-onednn", True),
+    "pack-linears": ("fxopt-onednn", True),
 }
 REVERSIBLE = "merge-linears,fuse-bias-in-linear,change-true-div-to-mul-by-inverse"
 ALL = f"fuse-batch-norm2d-in-conv2d,fuse-batch-norm1d-in-linear,{REVERSIBLE}"

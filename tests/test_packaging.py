@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
-FAMILIES = ["fxopt-linear", "fxopt-norm", "fxopt-arith"]
+FAMILIES = ["fxopt-linear", "fxopt-norm", "fxopt-arith", "fxopt-onednn"]
 RUN_TIME = {
     "fxopt-core": {"torch", "pluggy"},
     **{name: {"fxopt-core"} for name in [*FAMILIES, "fxopt-capture", "fxopt-tools"]},

@@ -75,7 +75,7 @@ def test_type_checkers_see_the_same_names_as_the_interpreter() -> None:
 
 
 @pytest.mark.parametrize(
-    "home", ["fxopt_core", "fxopt_linear", "fxopt_norm", "fxopt_arith", "fxopt_capture", "fxopt_tools"]
+    "home", ["fxopt_core", "fxopt_linear", "fxopt_norm", "fxopt_arith", "fxopt_onednn", "fxopt_capture", "fxopt_tools"]
 )
 def test_everything_public_is_offered(home: str) -> None:
     assert set(importlib.import_module(home).__all__) <= set(fxopt.__all__)

@@ -79,8 +79,7 @@ class Editor:
         self._targets: TargetNodes | None = None
         self._noted: set[Node] = set()
         self._noted_inputs: set[Node] = set()
-        self._counts = NameCounts(self.graph)
-        self._rewiring = Rewiring()
+        self._counts, self._rewiring = NameCounts(self.graph), Rewiring()
         self._frame.closing.append(self._rewiring.flush)
         self._site: list[list[str]] = [[], [], [], []]
 
@@ -99,10 +98,14 @@ class Editor:
     @contextmanager
     def site(self, name: str) -> Iterator[None]:
         """Record what is done inside the ``with`` block as one rewrite of the site with this name."""
-        self._site = [[], [], [], []]
+        self._site, self._note = [[], [], [], []], ""
         yield
-        before, after, modules_before, modules_after = map(tuple, self._site)
-        self._frame.rewrites.append(Rewrite(name, before, after, modules_before, modules_after))
+        before, after, gone, new = map(tuple, self._site)
+        self._frame.rewrites.append(Rewrite(name, before, after, gone, new, self._note))
+
+    def note(self, text: str) -> None:
+        """Record a sentence beside the rewrite of the site that is being rewritten."""
+        self._note = text
 
     def derived(self, derived: Derived) -> None:
         """Record how new tensors follow from original ones."""

@@ -1,0 +1,213 @@
+"""`PackedConv2d`: a convolution with what follows it, by oneDNN's operator and from a packed weight."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fxopt_onednn.activations import NONE, Activation
+from fxopt_onednn.calling import is_plain, needs_gradient, runs_plainly
+from fxopt_onednn.operators import CONVOLUTION, SUM, SUM_INTO, against_operators, pack_convolution
+from fxopt_onednn.packing import PackedLayer
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ConvolutionPlan:
+    """How inputs of one shape are computed.
+
+    Attributes:
+        output: shape of the result.
+        padding: of rows and of columns, on both sides, as the operator is given it.
+        pad: what to pad the input with before that, as `F.pad` is given it; None for nothing.
+        crop: first row and column of the result within what the operator computes; None where that is all of it.
+    """
+
+    output: tuple[int, ...]
+    padding: Pair
+    pad: tuple[int, ...] | None = None
+    crop: Pair | None = None
+
+
+class PackedConv2d(PackedLayer):
+    """``activation(conv2d(pad(x), weight, bias) + other)``; ``other`` is optional.
+
+    ``x`` is (N, in_channels, H, W), ``weight`` (out_channels, in_channels / groups, height, width), ``bias``
+    (out_channels,). Weight and bias are plain parameters under their usual names, which is what is saved. The first
+    call packs a copy of the weight for oneDNN, and so does the first one after the weight has changed. The copy takes
+    as much memory as the weight; it is neither pickled nor copied with the module.
+
+    The operator runs where that computes the same: dense float32 or bfloat16 tensors on a CPU, nothing that asks for a
+    gradient, and nobody who watches (``torch.compile``, ``torch.export``, ``torch.func``, autocast, modes). Everything
+    else goes through torch's own ``conv2d``. A result has the memory format of its input.
+
+    Args:
+        in_channels: number of channels of the input.
+        out_channels: number of channels of the result.
+        kernel_size: height and width of the kernel.
+        stride: of rows and columns.
+        padding: zeros before and after the rows, and before and after the columns.
+        dilation: of rows and columns.
+        groups: number of groups of channels.
+        bias: whether there is a bias.
+        activation: what is applied to the sum.
+        channels_last: whether results always lie channels last, which is how the operator gives them.
+        overwrites: whether the result may be written over ``other``, because nothing reads that any more. It is where
+            that lies channels last.
+
+    >>> conv = PackedConv2d(1, 1, (1, 1), activation=Activation("relu"))
+    >>> with torch.no_grad():
+    ...     _ = conv.weight.fill_(2.0), conv.bias.fill_(-3.0)
+    ...     conv(torch.tensor([[[[1.0, 2.0]]]])), conv(torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 1), 5.0))
+    (tensor([[[[0., 1.]]]]), tensor([[[[4.]]]]))
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        *,
+        stride: Pair = (1, 1),
+        padding: tuple[Pair, Pair] = ((0, 0), (0, 0)),
+        dilation: Pair = (1, 1),
+        groups: int = 1,
+        bias: bool = True,
+        activation: Activation = NONE,
+        channels_last: bool = False,
+        overwrites: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.channels_last, self.overwrites = channels_last, overwrites
+        shape = (out_channels, in_channels // groups, *kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        own_bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", own_bias)
+        self._operands = (stride, dilation, groups)
+        self._unary = (activation.name, activation.scalars, activation.algorithm)
+
+    def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
+        """Return the result for an input, and for what is to be added to it."""
+        if not runs_plainly():
+            return self._plain(input, other)
+        parameters = self._parameters
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if weight is None or not is_plain(input, weight.dtype) or needs_gradient(input, weight, bias, other):
+            return self._plain(input, other)
+        packing = self.packing
+        packed = packing.packed(weight)
+        if packed is None:
+            packed = self._pack(weight, bias, input)
+        try:
+            plan = packing.plans[input.shape]
+        except KeyError:
+            plan = packing.plan(input.shape, self._plan(input.shape))
+        if packed is None or plan is None:
+            return self._plain(input, other)
+        if other is not None:
+            return self._sum(input, other, packed, bias, plan)
+        if plan.pad is not None or plan.crop is not None:
+            return self._laid_out(self._uneven(input, packed, bias, plan, self._unary), input)
+        result: Tensor = CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *self._unary)
+        return result if self.channels_last else self._laid_out(result, input)
+
+    def _sum(self, input: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan) -> Tensor:
+        """Return the result with something added; the operator takes what has the result's shape, and rectifies."""
+        fits = is_plain(other, input.dtype) and other.shape == plan.output and plan.pad is None and plan.crop is None
+        if not fits or self._unary[0] not in ("none", "relu"):
+            result = self._laid_out(self._uneven(input, packed, bias, plan, ("none", (), "")), input)
+            return self.activation(result + other)
+        after = "relu" if self._unary[0] == "relu" else None
+        operands = (packed, bias, plan.padding, *self._operands, "add", None, after, (), None)
+        if self.overwrites and other.is_contiguous(memory_format=torch.channels_last):
+            return self._laid_out(SUM_INTO(other, input, *operands), input)
+        return self._laid_out(SUM(input, other, *operands), input)
+
+    def _uneven(
+        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
+    ) -> Tensor:
+        """Return the result of a convolution whose sides are padded differently, which the operator has no form for."""
+        padded = input if plan.pad is None else F.pad(input, plan.pad)
+        result: Tensor = CONVOLUTION(padded, packed, bias, plan.padding, *self._operands, *unary)
+        if plan.crop is None:
+            return result
+        (row, column), (height, width) = plan.crop, plan.output[2:]
+        return result[:, :, row : row + height, column : column + width]
+
+    def _laid_out(self, result: Tensor, input: Tensor) -> Tensor:
+        """Return what the operator has computed, channels last, or else in the memory format of the input."""
+        last = torch.channels_last
+        if self.channels_last or (input.is_contiguous(memory_format=last) and not input.is_contiguous()):
+            return result.contiguous(memory_format=last)
+        return result.contiguous()
+
+    def _plain(self, input: Tensor, other: Tensor | None) -> Tensor:
+        """Return the result by torch's own functions."""
+        rows, columns = self.padding
+        even = rows[0] == rows[1] and columns[0] == columns[1]
+        padded = input if even else F.pad(input, (*columns, *rows))
+        padding = (rows[0], columns[0]) if even else (0, 0)
+        result = F.conv2d(padded, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        return self.activation(result if other is None else result + other)
+
+    def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
+        """Pack the weight, if this processor has the operators and the weight can be watched for changes."""
+        self.packing.forget()
+        unfit = bias is not None and (bias.dtype != weight.dtype or not bias.is_cpu)
+        if unfit or weight.is_inference() or against_operators(weight.dtype, weight.device) is not None:
+            return None
+        plan = self._plan(input.shape)
+        if not weight.is_cpu or plan is None:
+            return None
+        return self.packing.keep(weight, pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape)))
+
+    def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
+        """Return how to compute inputs of a shape; None for what torch refuses, or what has no values."""
+        if len(shape) != 4 or shape[1] != self.in_channels or 0 in shape or self.out_channels == 0:
+            return None
+        settings = zip(shape[2:], self.padding, self.kernel_size, self.stride, self.dilation, strict=True)
+        sizes = [(size + sum(pad) - d * (k - 1) - 1) // s + 1 for size, pad, k, s, d in settings]
+        if min(sizes) < 1:
+            return None
+        output = (shape[0], self.out_channels, *sizes)
+        (top, bottom), (left, right) = self.padding
+        if top == bottom and left == right:
+            return ConvolutionPlan(output, (top, left))
+        if math.prod(shape) < math.prod(output):  # to copy the input takes less than to copy the result
+            return ConvolutionPlan(output, (0, 0), pad=(left, right, top, bottom))
+        first = [_first_place(*sides, stride) for sides, stride in zip(self.padding, self.stride, strict=True)]
+        rows, columns = (pad[0] + f * s for pad, f, s in zip(self.padding, first, self.stride, strict=True))
+        return ConvolutionPlan(output, (rows, columns), crop=(first[0], first[1]))
+
+    def extra_repr(self) -> str:
+        """Return the settings, as those of ``nn.Conv2d`` are shown."""
+        padding = tuple(first if first == last else (first, last) for first, last in self.padding)
+        shown = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        shown += f", padding={padding}" if any(map(any, self.padding)) else ""
+        shown += f", dilation={self.dilation}" if self.dilation != (1, 1) else ""
+        shown += f", groups={self.groups}" if self.groups != 1 else ""
+        shown += ", bias=False" if self.bias is None else ""
+        shown += ", channels_last=True" if self.channels_last else ""
+        shown += ", overwrites=True" if self.overwrites else ""
+        return shown if self.activation == NONE else f"{shown}, activation={self.activation}"
+
+
+def _first_place(before: int, after: int, stride: int) -> int:
+    """Return at which place of an evenly padded convolution that of an unevenly padded one begins.
+
+    The operator pads both sides alike. With enough zeros on both, what it computes holds the wanted result, which
+    begins a number of strides further on.
+    """
+    return 0 if before >= after else -(-(after - before) // stride)

@@ -1,0 +1,93 @@
+"""`PackedLinear`: a linear layer with the activation behind it, by oneDNN's operator and from a packed weight."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fxopt_onednn.activations import NONE, Activation
+from fxopt_onednn.calling import is_plain, needs_gradient, runs_plainly
+from fxopt_onednn.operators import LINEAR, against_operators, pack_linear
+from fxopt_onednn.packing import PackedLayer
+
+_FEWEST_ROWS = 2
+"""With one row, a product only reads the weight once, which torch's own does as fast."""
+
+
+class PackedLinear(PackedLayer):
+    """``activation(x @ weight.T + bias)``.
+
+    ``x`` is (..., in_features), ``weight`` (out_features, in_features), ``bias`` (out_features,). As in `PackedConv2d`,
+    the parameters are plain, a packed copy is made on the first call that needs it, and whatever the operator does not
+    take goes through torch's own ``linear``. So does an input of a single row.
+
+    Args:
+        in_features: size of the input's last dimension.
+        out_features: size of the result's last dimension.
+        bias: whether there is a bias.
+        activation: what is applied to the product.
+
+    >>> linear = PackedLinear(2, 1, bias=False, activation=Activation("relu"))
+    >>> with torch.no_grad():
+    ...     _ = linear.weight.copy_(torch.tensor([[1.0, -1.0]]))
+    ...     linear(torch.tensor([[1.0, 3.0], [3.0, 1.0]]))
+    tensor([[0.],
+            [2.]])
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        activation: Activation = NONE,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        own_bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", own_bias)
+        self._unary = (activation.name, activation.scalars, activation.algorithm)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the result for an input."""
+        if not runs_plainly():
+            return self._plain(input)
+        parameters = self._parameters
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if weight is None or not is_plain(input, weight.dtype) or needs_gradient(input, weight, bias):
+            return self._plain(input)
+        if input.dim() < 2 or input.shape[-1] != self.in_features or input.numel() < _FEWEST_ROWS * self.in_features:
+            return self._plain(input)
+        packed = self.packing.packed(weight)
+        if packed is None:
+            packed = self._pack(weight, bias, input)
+        if packed is None or input.numel() == 0:
+            return self._plain(input)
+        result: Tensor = LINEAR(input, packed, bias, *self._unary)
+        return result
+
+    def _plain(self, input: Tensor) -> Tensor:
+        """Return the result by torch's own functions."""
+        return self.activation(F.linear(input, self.weight, self.bias))
+
+    def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
+        """Pack the weight, if this processor has the operators and the weight can be watched for changes."""
+        self.packing.forget()
+        unfit = bias is not None and (bias.dtype != weight.dtype or not bias.is_cpu)
+        if unfit or weight.is_inference() or not weight.is_cpu or weight.numel() == 0:
+            return None
+        if against_operators(weight.dtype, weight.device) is not None:
+            return None
+        return self.packing.keep(weight, pack_linear(weight, input.numel() // self.in_features))
+
+    def extra_repr(self) -> str:
+        """Return the settings, as those of ``nn.Linear`` are shown."""
+        shown = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return shown if self.activation == NONE else f"{shown}, activation={self.activation}"

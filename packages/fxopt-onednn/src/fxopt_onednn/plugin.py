@@ -1,0 +1,27 @@
+"""Entry point of the family: what the registry loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fxopt_core import Transformation, hookimpl
+
+
+@hookimpl
+def fxopt_transformations() -> Iterable[type[Transformation]]:
+    """Return the passes for inference on a CPU."""
+    import fxopt_onednn
+
+    return (
+        fxopt_onednn.RemoveIdentities,
+        fxopt_onednn.ConvertToChannelsLast,
+        fxopt_onednn.PackConvolutions,
+        fxopt_onednn.PackLinears,
+    )
+
+
+@hookimpl
+def fxopt_pipelines() -> Mapping[str, str]:
+    """Return the pipeline for convolutional models; it begins with the folds of fxopt-norm."""
+    passes = ["remove-identities", "fold-batch-norm", "convert-to-channels-last", "pack-convolutions", "pack-linears"]
+    return {"cpu-inference": ",".join(passes)}
