@@ -64,7 +64,7 @@ def together(session: nox.Session) -> None:
     install(session, ["test", "processes", "documents", "reports", "template"], PACKAGES)
     install_models(session)
     for name in MORE_WITH_MODELS:
-        run_pytest(session, f"--confcutdir={PACKAGES[name]}", str(PACKAGES[name] / "tests"), threads=1)
+        run_pytest(session, *IN_PROCESSES, f"--confcutdir={PACKAGES[name]}", str(PACKAGES[name] / "tests"), threads=1)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
     run_pytest(session, *IN_PROCESSES, "--doctest-modules", "--pyargs", *modules, "tests", threads=1)
 
@@ -81,10 +81,11 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session(requires=["torch", "wheels"])
 def benchmarks(session: nox.Session) -> None:
-    """Seconds of a capture beside those of torch.export alone; the number of runs follows --."""
+    """What fxopt costs and brings beside its peers, into docs/benchmarks; topics and --quick follow --."""
     install(session, ["test"], PACKAGES)
     install_models(session)
-    session.run("python", "benchmarks/capture.py", *session.posargs, env=ENVIRONMENT | {"PYTHONPATH": "tests"})
+    session.install("-c", "constraints.txt", *requirements("peers"))
+    session.run("python", "-m", "benchmarks", *session.posargs, env=ENVIRONMENT | {"PYTHONPATH": "tests"})
 
 
 @nox.session(requires=["torch", "wheels"])
@@ -116,11 +117,12 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(requires=["torch", "wheels"])
 def docs(session: nox.Session) -> None:
-    """Build the site into site/, every warning an error."""
+    """Build the site into site/, with a page for each pass, every warning and broken link an error."""
     install(session, ["docs"], PACKAGES)
     shutil.rmtree(ROOT / "site", ignore_errors=True)
     options = ["--quiet", "--fail-on-warning", "--fresh-env", "--doctree-dir", str(Path(session.cache_dir, "doctrees"))]
     session.run("sphinx-build", *options, *session.posargs, "docs", "site", env=ENVIRONMENT)
+    session.run("python", "docs/check_links.py", "site")
 
 
 @nox.session

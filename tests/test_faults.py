@@ -32,6 +32,7 @@ from fxopt_core import (
     history,
     infer_shapes,
     instrumented,
+    iter_nodes,
     undo,
 )
 from fxopt_linear import FuseBiasInLinear, MergeLinears
@@ -245,7 +246,7 @@ class MulToAdd(Transformation):
     def transform(self, graph_module: GraphModule) -> GraphModule:
         graph, notes = graph_module.graph, graph_module.meta["notes"]
         notes["list"][1]["set"].add(3)
-        for node in list(graph.nodes):
+        for node in list(iter_nodes(graph)):
             if node.op == "call_module" and node.target == "heads.q":
                 node.meta.setdefault("mine", []).append(node.name)
                 with graph.inserting_after(node):

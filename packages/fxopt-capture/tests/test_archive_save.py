@@ -17,6 +17,7 @@ from archive_models import PadOutputs, Perceptron, Square, Varied, layout, modul
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.fx import GraphModule, symbolic_trace
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt_capture import capture
 from fxopt_capture.archive import load, save
@@ -153,6 +154,16 @@ def test_bfloat16(tmp_path: Path) -> None:
     same(loaded, transformed)
     assert torch.equal(loaded(x), transformed(x))
     assert torch.equal(undo(loaded)(x), undo(transformed)(x))
+
+
+def test_guards_are_saved_where_torch_suppresses_them(tmp_path: Path, varied: Varied) -> None:
+    captured = capture(varied, (IDS, MASK), dynamic_shapes=(AUTO, AUTO))
+    with ShapeEnv().suppress_guards():
+        save(captured, tmp_path / "model.pt2")
+    for module in (load(tmp_path / "model.pt2"), torch.export.load(tmp_path / "model.pt2").module()):
+        module(torch.zeros(3, 5, dtype=torch.int64), mask=torch.ones(3, 5))
+        with pytest.raises((CaptureError, AssertionError), match=r"size|Guard failed"):
+            module(torch.zeros(3, 5, dtype=torch.int64), mask=torch.ones(3, 4))
 
 
 def test_torch_reads_it_without_fxopt(tmp_path: Path, varied: Varied) -> None:

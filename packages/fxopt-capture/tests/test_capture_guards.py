@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt_capture import InputGuards, capture
 from fxopt_capture.guards import Condition, InputSpec
@@ -54,6 +55,17 @@ def test_a_branch_on_the_batch_is_never_wrong(name: str, batch: int) -> None:
         accepted.append(size)
         assert torch.equal(found, model(x))
     assert max(batch, 2) in accepted or name == "one"
+
+
+def test_guards_stay_where_torch_suppresses_them() -> None:
+    model = Branching(CONDITIONS["large"]).eval()
+    with ShapeEnv().suppress_guards():
+        captured = capture(model, torch.randn(2, 4))
+        assert ShapeEnv._suppress_guards_tls()
+    assert not ShapeEnv._suppress_guards_tls()
+    assert torch.equal(captured(torch.ones(4, 4)), torch.ones(4, 4) + 1)
+    with pytest.raises(CaptureError, match="x"):
+        captured(torch.ones(5, 4))
 
 
 def test_a_branch_that_makes_no_difference_keeps_all_sizes() -> None:

@@ -288,6 +288,17 @@ class TestAllowList:
         known.register(plugin_of(Other), name="mine")
         assert list(known.available()) == ["other"]
 
+    def test_names_of_no_plugin_are_told(self, good: Point, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert Registry([good]).missing == {}
+        monkeypatch.setenv("FXOPT_PLUGINS", "goood, mine,other")
+        known = Registry([good, point("other", plugin_of(Other))])
+        assert known.missing == {"goood": ("good",), "mine": ()}
+        assert known.left_out == ("good",)
+        with pytest.raises(UnknownPassError, match="names plugins that are not installed: goood, mine"):
+            known.create("anything")
+        known.register(plugin_of(MergeThings), name="mine")
+        assert list(known.missing) == ["goood"]
+
     def test_it_settles_a_conflict(self, good: Point, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FXOPT_PLUGINS", "good")
         known = Registry([good, point("evil", plugin_of(MergeThings))])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import operator
 import pickle
@@ -653,14 +654,27 @@ class TestRefusals:
         with pytest.raises(NotReversibleError, match="`for-good` cannot be undone"):
             undo(graph_module)
 
-    def test_passes_that_a_record_cannot_make_again(self) -> None:
+    def test_passes_of_a_class_inside_of_a_function(self) -> None:
         class Local(Swap):
             pass
 
-        graph_module = Local()(traced_modules())
+        graph_module = traced_modules()
+        code = graph_module.code
+        assert Local()(graph_module).code != code
+        assert undo(pickle.loads(pickle.dumps(graph_module))).code == code
+        assert undo(graph_module).code == code
+
+    def test_passes_that_a_record_cannot_make_again(self) -> None:
+        def swapped() -> GraphModule:
+            class Local(Swap):
+                pass
+
+            return Local()(traced_modules())
+
+        graph_module = swapped()
+        gc.collect()  # takes the class away
         with pytest.raises(UndoError, match=r"its pass cannot be made from its record.*reverse it by the pass itself"):
             undo(graph_module)
-        Local()(graph_module, reverse=True)
 
     def test_classes_that_are_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         graph_module = PadLinear()(traced_modules())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import pickle
 from collections.abc import Iterable, Iterator
@@ -227,7 +228,10 @@ class TestStandIns:
         class Local(Retarget):
             preserves_computation = False
 
-        return Local("relu", "tanh")(traced())
+        graph_module = Local("relu", "tanh")(traced())
+        del Local
+        gc.collect()  # takes the class away, as another process would not have it
+        return graph_module
 
     def test_have_the_name_options_and_signature_of_the_record(self) -> None:
         graph_module = self.local()

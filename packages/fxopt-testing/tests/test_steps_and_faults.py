@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, traceback as fx_traceback
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt_core import LintAndRecompile
 from fxopt_testing import Footprint, count_steps, inject_faults, model_case
-from fxopt_testing.faults import Moment, some
+from fxopt_testing.faults import Moment, every, some
 
 
 def test_steps_are_the_same_each_time_and_grow_with_the_work() -> None:
@@ -47,6 +49,28 @@ def test_what_a_fault_leaves_behind_is_told() -> None:
 
     report = inject_faults(lambda: [model_case("pair[modules]").capture().graph_module], act, (torch.ones(3, 4),))
     assert any("note" in trace for trace in report.traces)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_contexts_of_torch_begin_and_end(moment: Moment) -> None:
+    def act(graph_module: GraphModule) -> None:
+        with ShapeEnv().suppress_guards(), fx_traceback.preserve_node_meta():
+            graph_module.graph.lint()
+
+    def make() -> list[nn.Module]:
+        return [model_case("pair[modules]").capture().graph_module]
+
+    report = inject_faults(make, act, (torch.ones(3, 4),), choose=every, moment=moment)
+    assert report.injected > 50
+    assert not report.traces, report.traces
+
+
+def test_guards_that_stay_suppressed_are_told() -> None:
+    environment = ShapeEnv()
+    before = Footprint()
+    with environment.suppress_guards():
+        (line,) = before.differences(Footprint())
+    assert line == "process, guards on sizes: True became False"
 
 
 def test_a_footprint_tells_what_is_different() -> None:

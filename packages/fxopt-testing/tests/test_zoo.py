@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from fxopt_testing import ModelCase, model_case, zoo
+from fxopt_testing.footprints import bits_of
+from fxopt_testing.forms import Form
 from fxopt_testing.outcomes import differences, outcome_of
 from fxopt_testing.pictures import picture
 from fxopt_testing.processes import elsewhere
@@ -56,6 +58,19 @@ def test_capturing_twice_gives_equal_graphs_of_their_own() -> None:
     assert one is not other
     assert one.graph is not other.graph
     assert picture(one) == picture(other)
+
+
+@pytest.mark.parametrize("form", ["modules", "export"])
+def test_what_a_pass_writes_into_a_model_is_gone_the_next_time(form: Form) -> None:
+    case = model_case("blocks[modules]").variant(form=form)
+    first = case.capture()
+    before = bits_of(list(first.model.parameters()))
+    for parameter in first.model.parameters():
+        parameter.data.mul_(2)  # of which no version tells
+    assert bits_of(list(case.capture().model.parameters())) == before
+    first = case.grown(2)
+    next(first.model.parameters()).requires_grad_(False)
+    assert all(parameter.requires_grad for parameter in case.grown(2).model.parameters())
 
 
 def test_outcomes_differ_where_models_do() -> None:

@@ -86,6 +86,17 @@ class TestBisect:
         assert data["culprit"]["site"] == "q + k + v"
         assert data["culprit"]["problem"] == "the check returned False"
 
+    def test_tolerances(self) -> None:
+        doubled = (ATTENTION, "-p", "doubles")
+        assert fxopt_json("bisect", *doubled)["verdict"] == "found"
+        assert fxopt_json("bisect", *doubled, "--atol", "100", code=9)["verdict"] == "never-fails"
+        assert fxopt_json("bisect", *doubled, "--rtol", "100", code=9)["verdict"] == "never-fails"
+        assert fxopt_json("bisect", *doubled, "--rtol", "0.1", "--atol", "0")["verdict"] == "found"
+
+    def test_tolerances_are_not_for_a_check_of_ones_own(self) -> None:
+        arguments = ("bisect", ATTENTION, "--check", "command_models:has_q", "--rtol", "0.1")
+        assert "--check judges by tolerances of its own" in fxopt(*arguments, code=2).stderr
+
     @pytest.mark.parametrize(
         ("check", "words"),
         [
@@ -99,7 +110,12 @@ class TestBisect:
 
     def test_optimize_says_how_to_find_it(self) -> None:
         message = fxopt("optimize", ATTENTION, "-p", "doubles", "-o", "out.pt2", code=7).stderr
-        assert f"fxopt bisect {ATTENTION} -p 'doubles'" in message
+        assert f"fxopt bisect {ATTENTION} -p doubles\n" in message
+
+    def test_optimize_says_it_with_its_tolerances(self) -> None:
+        given = ("--rtol", "0.01", "--atol", "0.001", "--seed", "3")
+        message = fxopt("optimize", ATTENTION, "-p", "doubles", "-o", "out.pt2", *given, code=7).stderr
+        assert f"fxopt bisect {ATTENTION} -p doubles --rtol 0.01 --atol 0.001 --seed 3\n" in message
 
 
 @pytest.mark.usefixtures("own_passes")

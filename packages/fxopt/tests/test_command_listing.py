@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from email.message import Message
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from command_models import Plugin
 from command_runs import fxopt, fxopt_json, use_registry
 
 import fxopt as umbrella
-from fxopt import MergeLinears, Registry, Transformation, hookimpl
+from fxopt import MergeLinears, Registry, Transformation, hookimpl, pass_links
 from fxopt.commands import completion
 from fxopt.commands.main import build_app
 from fxopt.commands.progress import Estimate
@@ -66,6 +68,18 @@ class TestList:
         (failed,) = fxopt_json("list")["failed"]
         assert failed["plugin"] == "broken"
         assert failed["cause"] == "ImportError: no module named 'frobnicate'"
+
+    def test_names_on_the_allow_list_that_are_no_plugin_are_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FXOPT_PLUGINS", "liner,norm,xyz")
+        use_registry(monkeypatch, Registry())
+        output = fxopt("list").stdout
+        assert "missing: FXOPT_PLUGINS names 'liner', which is no installed plugin; did you mean linear?\n" in output
+        assert "missing: FXOPT_PLUGINS names 'xyz', which is no installed plugin\n" in output
+        liner, xyz = fxopt_json("list")["missing"]
+        assert (liner, xyz) == ({"plugin": "liner", "close": ["linear"]}, {"plugin": "xyz", "close": []})
+        assert "left out: FXOPT_PLUGINS does not name arith, core, " in output
+        assert "linear" in fxopt_json("list")["left_out"]
+        assert "names plugins that are not installed: liner, xyz" in fxopt("show", "merge-linears", code=2).stderr
 
     def test_one_family(self) -> None:
         data = fxopt_json("list", "--family", "linear")
@@ -128,11 +142,55 @@ class TestShow:
 class TestReasons:
     def test_they_are_found_in_functions_that_a_pass_calls(self) -> None:
         reasons = reasons_of(MergeLinears)
-        assert {"hooks", "group-too-small", "opaque-call", "overlapping", "filtered"} <= reasons
+        assert {"hooks", "group-too-small", "opaque-call", "overlapping", "filtered", "no-measured-benefit"} <= reasons
         assert not {"wrong-axis", "rounded-quotient", "no-statistics"} & reasons
 
     def test_a_pass_that_is_no_site_pass_has_none(self) -> None:
         assert reasons_of(umbrella.DeepCopy) == frozenset()
+
+
+class TestDocs:
+    """Where `show` says that a pass is documented."""
+
+    def stated(self, monkeypatch: pytest.MonkeyPatch, **urls: str) -> None:
+        """Let distributions state an address of their documentation."""
+
+        def metadata(distribution: str) -> Message:
+            message = Message()
+            message["Project-URL"] = "Homepage, https://example.org"
+            key = distribution.replace("-", "_")
+            if key in urls:
+                message["Project-URL"] = f"Documentation, {urls[key]}"
+            return message
+
+        monkeypatch.setattr(pass_links, "metadata", metadata)
+
+    def test_without_an_address_it_is_the_page_in_a_checkout(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stated(monkeypatch)
+        assert fxopt_json("show", "merge-linears")["docs"] == "site/passes/merge-linears.html"
+        output = fxopt("show", "merge-linears").stdout
+        assert "docs: site/passes/merge-linears.html, which `nox -s docs` builds in a checkout of fxopt\n" in output
+
+    def test_an_address_of_the_site(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stated(monkeypatch, fxopt="https://fxopt.example/en/")
+        assert fxopt_json("show", "deep-copy")["docs"] == "https://fxopt.example/en/passes/deep-copy.html"
+        self.stated(monkeypatch, fxopt="https://fxopt.example", fxopt_core="https://core.example")
+        assert fxopt("show", "deep-copy").stdout.endswith("docs: https://core.example/passes/deep-copy.html\n")
+
+    def test_an_address_of_another_distribution_stands_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stated(monkeypatch, fxopt="https://fxopt.example", fxopt_mine="https://mine.example/passes#all")
+        info = replace(registry().available()["merge-linears"], distribution="fxopt-mine")
+        assert pass_links.documentation_of(info) == "https://mine.example/passes#all"
+        info = replace(info, distribution="fxopt-theirs")
+        assert pass_links.documentation_of(info) == "python -m pydoc fxopt_linear.merge_linears.MergeLinears"
+
+    def test_a_pass_that_was_registered_by_hand(self, passes: Registry) -> None:
+        assert "docs: python -m pydoc command_models.Doubles\n" in fxopt("show", "doubles").stdout
+
+    def test_source_and_cost_are_shown(self) -> None:
+        output = fxopt("show", "fuse-batch-norm2d-in-conv2d").stdout
+        assert "\nsource: Ioffe and Szegedy" in output
+        assert "\ncost: One operation less" in output
 
 
 def test_a_class_without_docstring_has_empty_parts() -> None:
@@ -166,7 +224,8 @@ class TestCompletion:
 
     def test_options_of_an_empty_brace(self) -> None:
         found = [text for text, _ in completion.complete_pipeline("merge-linears{")]
-        assert found == ["merge-linears{min-group=", "merge-linears{where=", "merge-linears{share-storage="]
+        options = ("min-group", "where", "share-storage", "only-if-faster")
+        assert found == [f"merge-linears{{{option}=" for option in options]
 
     def test_families(self) -> None:
         assert completion.complete_family("n") == ["norm"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch.fx.traceback as fx_traceback
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node
-from torch.fx.experimental import _config as symbolic_shapes_config
 from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
@@ -23,9 +21,9 @@ from fxopt_core.graph import iter_nodes
 from .archive_conditions import normal_form
 from .archive_inputs import GuardedCall
 from .conditions import size_expression
+from .exporting import ready_to_export
 from .failure import source_of
 from .guards import InputGuards
-from .preserving import preserved
 
 _PREFIX = "L__self__"
 
@@ -80,10 +78,7 @@ def _export(graph_module: GraphModule, call: ArchiveCall, *, small_sizes: bool) 
     args = tuple(call.inputs[name] for name in names[: call.positional])
     kwargs = {name: call.inputs[name] for name in names[call.positional :]}
     try:
-        with ExitStack() as stack:
-            oblivious = symbolic_shapes_config.patch(backed_size_oblivious=small_sizes)  # type: ignore[attr-defined]  # installed at import
-            for context in (preserved(graph_module), torch.inference_mode(False), torch.enable_grad(), oblivious):
-                stack.enter_context(context)
+        with ready_to_export(graph_module, small_sizes=small_sizes):
             host = _Host(graph_module, call)
             program = torch.export.export(host, args, kwargs, dynamic_shapes=call.shapes, strict=False)
     except CaptureError as error:  # to which the interpreter has added the node that it was at

@@ -20,6 +20,7 @@ from .arguments import CallForm, InputBinding, bind_call
 from .assertions import with_asserted_dtypes, with_read_dtypes
 from .caches import CacheReturn
 from .captured import GUARDS, CapturedModule, assemble
+from .computed_buffers import computed_buffers
 from .example_tensors import distinct_tensors
 from .guards import InputGuards
 from .modes import training_note
@@ -29,9 +30,11 @@ from .observing import Observer
 from .raising import raise_layers
 from .regions import hidden_note
 from .shells import attribute, shell_tree
+from .stored_names import keep_stored_names
 from .strategy import Export, Request, export
 from .structures import register_structures, structures_of
 from .tidying import place_attributes, tidy
+from .weightless import device_for, is_weightless, off_meta, with_values
 
 _LOGGER = logging.getLogger("fxopt_capture")
 _RESERVED = frozenset({"meta", GUARDS})  # attributes that a graph module's instances have, besides those of its class
@@ -53,6 +56,10 @@ def capture(
     on which the model branches, arguments that were not given here, lists of another length and dictionaries with other
     keys. A batch of one as example does for other batches too; where the model distinguishes sizes of 0 or 1, model and
     graph are compared on slices of the example, and a size at which they differ is refused.
+
+    A model on the meta device is captured for the device of its inputs, or for the CPU where these are on meta too. It
+    takes no memory for weights; `load_checkpoint` reads them. Buffers that are not saved are computed for Hugging Face
+    models, as ``from_pretrained`` does it.
 
     Hugging Face decoders return a cache of keys and values where the model does: unless ``use_cache=False`` is in
     `kwargs` or in its configuration. A cache given as ``past_key_values`` is an input, to which the graph module adds
@@ -119,6 +126,8 @@ def read_call(
     if huggingface.is_pretrained(model):
         choice = huggingface.no_cache(form) if without_cache else huggingface.cache_choice(model, form)
         form = form.with_fixed(**choice)
+    if is_weightless(model):
+        inputs = with_values(inputs, device_for(model, inputs))
     return Call(form, distinct_tensors(inputs, [*model.parameters(), *model.buffers()]))
 
 
@@ -126,6 +135,12 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedM
     """Capture a model by one call of it; see `capture`."""
     if (note := training_note(model)) is not None:
         _LOGGER.warning("%s", note)
+    with off_meta():
+        return _captured(model, call, dynamic_shapes)
+
+
+def _captured(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
+    """Capture with a cache where the model makes one, and that can be captured."""
     try:
         return _capture_call(model, call, dynamic_shapes)
     except CaptureError as error:
@@ -157,6 +172,12 @@ def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> Captured
     binding = InputBinding(call.form, type(model).__name__, structures_of(exported.module.graph), nestings)
     guards = with_read_dtypes(exported.guards, exported.values, request.observer.dtype_reads, model)
     captured = build_captured(model, replace(exported, guards=guards), binding)
+    if huggingface.is_pretrained(model):
+        keep_stored_names(captured, model)
+    if huggingface.is_pretrained(model) and is_weightless(model):
+        for name, values in computed_buffers(model, device_for(model, call.inputs)).items():
+            owner, _, key = name.rpartition(".")
+            captured.get_submodule(owner)._buffers[key] = values
     for note in (hidden_note(captured), request.observer.note()):
         if note is not None:
             _LOGGER.warning("%s: %s", type(model).__name__, note)

@@ -23,6 +23,8 @@ def difference(
     graph_module: nn.Module,
     inputs: Mapping[str, object],
     constants: Mapping[str, object] = MappingProxyType({}),
+    *,
+    weights: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> str | None:
     """Return how the graph's outputs differ from the model's on `inputs`, or None where they agree.
 
@@ -34,12 +36,14 @@ def difference(
         graph_module: the graph; it takes the inputs by name.
         inputs: by name.
         constants: what the graph module is given besides.
+        weights: what both have in place of parameters and buffers of these names.
     """
     args, kwargs = form.arguments(_cloned(inputs))
     with preserved(model), torch.no_grad():
-        expected = functional_call(model, _buffers(model), tuple(args), kwargs)
+        expected = functional_call(model, _tensors(model, weights), tuple(args), kwargs)
     with preserved(graph_module), torch.no_grad():
-        found = functional_call(graph_module, _buffers(graph_module), (), {**_cloned(inputs), **constants})
+        tensors = _tensors(graph_module, weights)
+        found = functional_call(graph_module, tensors, (), {**_cloned(inputs), **constants})
     return _mismatch(expected, found)
 
 
@@ -50,8 +54,11 @@ def _cloned(inputs: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: buffer.clone() for name, buffer in module.named_buffers()}
+def _tensors(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what a module is called with instead of its own tensors: copies of its buffers, and weights it has not."""
+    names = dict(module.named_parameters(remove_duplicate=False)).keys() if weights else ()
+    buffers = {name: weights.get(name, buffer).clone() for name, buffer in module.named_buffers()}
+    return {**{name: weights[name] for name in names if name in weights}, **buffers}
 
 
 def _mismatch(expected: object, found: object) -> str | None:

@@ -6,13 +6,13 @@ import inspect
 import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.fx.experimental import _config as symbolic_shapes_config
+from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
 
 from .arguments import CallForm
 from .observing import Observer, Steps
@@ -41,18 +41,32 @@ def export_program(
             trace. (torch.onnx exports in this way too.)
         observer: runs the model's forward, and notes what the graph does not say.
     """
-    oblivious = symbolic_shapes_config.patch(backed_size_oblivious=small_sizes)  # type: ignore[attr-defined]  # installed at import
-    grad_mode = (torch.inference_mode(False), torch.enable_grad())
-    with ExitStack() as stack:
-        for context in (
-            preserved(model),
-            *grad_mode,
-            oblivious,
-            _flat_forward(model, form, observer or Observer()),
-            _quiet_failure(),
-        ):
-            stack.enter_context(context)
+    observed = _flat_forward(model, form, observer or Observer())
+    with ready_to_export(model, small_sizes=small_sizes), observed, _quiet_failure():
         return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic_shapes, strict=False)
+
+
+@contextmanager
+def ready_to_export(model: nn.Module, *, small_sizes: bool) -> Iterator[None]:
+    """Let ``torch.export`` find the same modes wherever it is called from, and leave `model` as it was."""
+    oblivious = symbolic_shapes_config.patch(backed_size_oblivious=small_sizes)  # type: ignore[attr-defined]  # installed at import
+    with preserved(model), torch.inference_mode(False), torch.enable_grad(), oblivious, _guarding():
+        yield
+
+
+@contextmanager
+def _guarding() -> Iterator[None]:
+    """Let torch note what it assumes of sizes, also in a thread where that is suppressed.
+
+    It is so for callers inside of ``ShapeEnv.suppress_guards()``, and stays so where what ends that was interrupted.
+    Without guards, a graph would answer for sizes for which the model takes another branch.
+    """
+    former = symbolic_shapes.ShapeEnv._suppress_guards_tls()
+    symbolic_shapes.TLS.suppress_guards = False
+    try:
+        yield
+    finally:
+        symbolic_shapes.TLS.suppress_guards = former
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from .arguments import CallForm
 from .comparing import difference
 from .conditions import dynamic_sizes
 from .guards import Condition, InputGuards
+from .weightless import device_for, is_too_large, random_weights
 
 _EQUALITY = re.compile(r"i\[(\d+)\]\.size\(\)\[(\d+)\] == i\[(\d+)\]\.size\(\)\[(\d+)\]")
 _SMALL = (1, 0)
@@ -148,19 +149,20 @@ def refuted(
     inputs: Mapping[str, object],
 ) -> list[Question]:
     """Return those of the questions at which model and graph differ, or cannot be compared."""
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+    if not asked or is_too_large(model):
         return list(asked)
+    weights = random_weights(model, device_for(model, inputs))
     leaves, spec = pytree.tree_flatten(dict(inputs))
     wrong = []
     for question in asked:
         narrowed = question.applied(leaves)
         flipped = [_flipped(leaf) for leaf in narrowed]
         plain = pytree.tree_unflatten(narrowed, spec)
-        if not _equal(model, form, graph_module, plain):
+        if not _equal(model, form, graph_module, plain, weights):
             wrong.append(question)
         elif not all(map(_same, narrowed, flipped)):
             other = pytree.tree_unflatten(flipped, spec)
-            if not _equal(model, form, graph_module, other, lenient=True):
+            if not _equal(model, form, graph_module, other, weights, lenient=True):
                 wrong.append(question)
     return wrong
 
@@ -179,11 +181,17 @@ def _flipped(leaf: object) -> object:
 
 
 def _equal(
-    model: nn.Module, form: CallForm, graph_module: nn.Module, inputs: Mapping[str, object], *, lenient: bool = False
+    model: nn.Module,
+    form: CallForm,
+    graph_module: nn.Module,
+    inputs: Mapping[str, object],
+    weights: Mapping[str, torch.Tensor],
+    *,
+    lenient: bool = False,
 ) -> bool:
     """Whether both give the same; where one raises, whether that is to be passed over."""
     try:
         with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
-            return difference(model, form, graph_module, inputs) is None
+            return difference(model, form, graph_module, inputs, weights=weights) is None
     except Exception:
         return lenient

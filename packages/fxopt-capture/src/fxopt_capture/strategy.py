@@ -34,6 +34,7 @@ from .names import unknown_names
 from .observing import Observer
 from .small_sizes import Question, at_zero, open_questions, refuted
 from .unlifting import unlifted
+from .weightless import device_for, hollow, put_back
 
 Preparation = Callable[[], AbstractContextManager[object]]
 
@@ -169,18 +170,21 @@ def _with(guards: InputGuards, conditions: Sequence[Condition]) -> InputGuards:
 def _try(
     request: Request, inputs: Mapping[str, object], shapes: Any, errors: list[Exception], *, small_sizes: bool
 ) -> Export | None:
+    model = request.model
     try:
-        program = export_program(
-            request.model, request.form, inputs, shapes, small_sizes=small_sizes, observer=request.observer
-        )
+        with hollow(model, device_for(model, inputs)):
+            program = export_program(
+                model, request.form, inputs, shapes, small_sizes=small_sizes, observer=request.observer
+            )
     except Exception as error:  # whatever the model or torch raises while it is traced
         errors.append(error)
         return None
-    return _read(request.model, program, inputs)
+    return _read(model, program, inputs)
 
 
 def _read(model: nn.Module, program: ExportedProgram, inputs: Mapping[str, object]) -> Export:
     module = unlifted(program)
+    put_back(module, model)
     values = [node.meta.get("val") for node in iter_nodes(module.graph) if node.op == "placeholder"]
     guards = read_guards(program, inputs, values, captured_mode(model))
     return Export(module, guards, inputs, values)

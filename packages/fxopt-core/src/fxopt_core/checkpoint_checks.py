@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fxopt_core.checkpoint_advice import advice
 from fxopt_core.errors import CheckpointError
-from fxopt_core.key_map import KeyMap, OriginalTensor
+from fxopt_core.key_map import Derivation, KeyMap, OriginalTensor
 from fxopt_core.key_tree import is_baked
 from fxopt_core.self_loading import SelfLoading, is_unusual
 
@@ -149,6 +149,38 @@ def copying_problem(values: Tensor, target: Tensor, assign: bool) -> str | None:
         except Exception as error:  # whatever a subclass makes of it
             return f"is a {type(values).__name__} that cannot be copied ({error})"
     return None
+
+
+def range_problem(step: Derivation, values: Tensor) -> str | None:
+    """Say which computed weights would not be finite, if these are not."""
+    if values.is_meta or not values.is_floating_point() or bool(values.isfinite().all()):
+        return None
+    sources = ", ".join(f"`{label}`" for _, label in step.inputs if label is not None)
+    name = next(target.key or target.label for target in step.outputs if target is not None)
+    return (
+        f"`{name.rpartition('.')[0]}`, computed from {sources}, would not be finite in {values.dtype}; pass "
+        f"`{step.pass_name}` refuses such weights (out-of-range). Load them into the original model, which it then "
+        "leaves as it is"
+    )
+
+
+def unreachable(key_map: KeyMap, done: Collection[str]) -> list[str]:
+    """Return what cannot be computed though no key is missing.
+
+    Args:
+        key_map: how tensors are computed.
+        done: the labels of those that were.
+    """
+    found = []
+    for step in key_map.steps:
+        outputs = [] if not isinstance(step, Derivation) else [each for each in step.outputs if each is not None]
+        keys = [each.key for each in outputs if each.key is not None and each.label not in done]
+        if keys:
+            found.append(
+                f"`{keys[0]}` is computed by pass `{step.pass_name}` from tensors that no checkpoint has, such as "
+                "buffers that are not persistent; apply the pass to the original model after loading it"
+            )
+    return found
 
 
 def is_same(one: object, other: object) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.modules.module import _IncompatibleKeys
 
-from fxopt_core.checkpoint_checks import Checked, copying_problem
+from fxopt_core.checkpoint_checks import Checked, copying_problem, range_problem, unreachable
 from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import CheckpointError, NotReversibleError
 from fxopt_core.key_arithmetic import Computed, NewTensors, OriginalTensors, present_devices, present_dtypes, region
@@ -48,7 +48,7 @@ def load_original_state_dict(
             copied for that.
 
     Returns:
-        As in torch: the original keys that are missing, and those that are not of the original model.
+        The original keys that are missing, and those that are not of the original model, as in torch.
 
     Raises:
         CheckpointError: Keys are missing or unexpected, values are no tensors or have wrong shapes, tied keys differ,
@@ -127,19 +127,11 @@ class _Loading:
             problem = self._writing_problem(computed, self.current[computed.target.key])
             problems += [f"`{computed.target.key}` {problem}"] if problem else []
         if strict and not self.checked.missing and not problems:
-            problems += self._unreachable(done)
+            problems += unreachable(self.names, done)
 
     def _inspect(self, step: Derivation, values: Tensor) -> None:
-        if values.is_meta or not values.is_floating_point() or bool(values.isfinite().all()):
-            return
-        sources = ", ".join(f"`{label}`" for _, label in step.inputs if label is not None)
-        name = next(target.key or target.label for target in step.outputs if target is not None)
-        text = (
-            f"`{name.rpartition('.')[0]}`, computed from {sources}, would not be finite in {values.dtype}; pass "
-            f"`{step.pass_name}` refuses such weights (out-of-range). Load them into the original model, which it then "
-            "leaves as it is"
-        )
-        if text not in self.checked.problems:
+        text = range_problem(step, values)
+        if text is not None and text not in self.checked.problems:
             self.checked.problems.append(text)
 
     def _writing_problem(self, computed: Computed, target: Tensor) -> str | None:
@@ -149,19 +141,6 @@ class _Loading:
             return f"would be put together from tensors of several kinds, {found}: convert them, or load without assign"
         parts = ((values, region(target, pieces)) for pieces, values in computed.parts)
         return next(filter(None, (copying_problem(values, place, self.assign) for values, place in parts)), None)
-
-    def _unreachable(self, done: set[str]) -> list[str]:
-        """Return what cannot be computed though no key is missing."""
-        found = []
-        for step in self.names.steps:
-            outputs = [] if not isinstance(step, Derivation) else [each for each in step.outputs if each is not None]
-            keys = [each.key for each in outputs if each.key is not None and each.label not in done]
-            if keys:
-                found.append(
-                    f"`{keys[0]}` is computed by pass `{step.pass_name}` from tensors that no checkpoint has, such as "
-                    "buffers that are not persistent; apply the pass to the original model after loading it"
-                )
-        return found
 
     def load(self, own: SelfLoading) -> None:
         """Write everything."""

@@ -24,6 +24,7 @@ from fxopt_core.dead_code import dead_nodes
 from fxopt_core.graph import TargetNodes
 from fxopt_core.index import GraphIndex
 from fxopt_core.key_order import KeyOrder
+from fxopt_core.known_classes import class_path
 from fxopt_core.ledger import (
     Derived,
     ModuleAdded,
@@ -47,7 +48,7 @@ from fxopt_core.ledger_rows import frozen
 from fxopt_core.marks import META_KEY, NodeTag, set_tag, tag_of
 from fxopt_core.module_state import is_plain_data, plain_attributes
 from fxopt_core.name_counts import NameCounts
-from fxopt_core.recording import class_path, signature_or_empty
+from fxopt_core.recording import signature_or_empty
 from fxopt_core.rewiring import Rewiring, places_of
 from fxopt_core.runs import Frame, current_frame, release
 from fxopt_core.transformation import Transformation
@@ -78,8 +79,7 @@ class Editor:
         self._targets: TargetNodes | None = None
         self._noted: set[Node] = set()
         self._noted_inputs: set[Node] = set()
-        self._counts = NameCounts(self.graph)
-        self._rewiring = Rewiring()
+        self._counts, self._rewiring = NameCounts(self.graph), Rewiring()
         self._frame.closing.append(self._rewiring.flush)
         self._site: list[list[str]] = [[], [], [], []]
 
@@ -98,10 +98,14 @@ class Editor:
     @contextmanager
     def site(self, name: str) -> Iterator[None]:
         """Record what is done inside the ``with`` block as one rewrite of the site with this name."""
-        self._site = [[], [], [], []]
+        self._site, self._note = [[], [], [], []], ""
         yield
-        before, after, modules_before, modules_after = map(tuple, self._site)
-        self._frame.rewrites.append(Rewrite(name, before, after, modules_before, modules_after))
+        before, after, gone, new = map(tuple, self._site)
+        self._frame.rewrites.append(Rewrite(name, before, after, gone, new, self._note))
+
+    def note(self, text: str) -> None:
+        """Record a sentence beside the rewrite of the site that is being rewritten."""
+        self._note = text
 
     def derived(self, derived: Derived) -> None:
         """Record how new tensors follow from original ones."""

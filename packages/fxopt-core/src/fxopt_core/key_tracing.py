@@ -31,7 +31,7 @@ def key_map(graph_module: GraphModule) -> KeyMap:
         graph_module: the rewritten module.
 
     Returns:
-        The map. It says nothing of values: it is the same before and after training.
+        The map. It says nothing of values, and is the same before and after training.
 
     Raises:
         PreconditionError: It is no graph module.

@@ -66,6 +66,7 @@ class Rewrite:
         after: names of the nodes that stand for them.
         modules_before: full names of the modules or parameters that were taken out.
         modules_after: full names of the modules that were put in.
+        note: what else the pass says of it, such as what it has measured.
     """
 
     site: str
@@ -73,6 +74,7 @@ class Rewrite:
     after: tuple[str, ...] = ()
     modules_before: tuple[str, ...] = ()
     modules_after: tuple[str, ...] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,14 @@ class Offers:
         broken: Mapping[str, PluginLoadError],
         clashes: Mapping[str, tuple[PluginSource, ...]],
         left_out: tuple[str, ...],
+        missing: tuple[str, ...] = (),
     ) -> None:
         self.offers = offers
         self.broken = broken  # plugins that could not be read
         self.clashes = clashes  # plugin names that several distributions claim
         self.left_out = left_out  # plugins that the allow-list leaves out
+        self.plugins = frozenset({*(offer.source.name for offer in offers), *broken, *clashes, *left_out})
+        self.missing = tuple(name for name in missing if name not in self.plugins)  # on the allow-list, and no plugin's
         claims = _claims(offers)
         self.names = {name: claims[name][0].item for name in sorted(claims) if len(claims[name]) == 1}
         self._contested = {name: claimed for name, claimed in claims.items() if len(claimed) > 1}
@@ -94,6 +97,8 @@ class Offers:
             hints.append(f"these plugins failed, see registry().failed: {', '.join(self.failed)}")
         if self.left_out:
             hints.append(f"{ALLOW_LIST} leaves out these plugins: {', '.join(self.left_out)}")
+        if self.missing:
+            hints.append(f"{ALLOW_LIST} names plugins that are not installed: {', '.join(self.missing)}")
         return f"no pass or pipeline is named {name!r}{close_names(name, self.names)}\n  " + "\n  ".join(hints)
 
 

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.parameter import is_lazy
 
 from fxopt_core.graph import iter_nodes
+from fxopt_core.known_classes import class_path
 from fxopt_core.ledger import ModuleAdded, ModuleRemoved, Record, Rewrite, TensorRemoved, ledger_of
 from fxopt_core.marks import has_mark
 from fxopt_core.module_state import is_plain_data
@@ -24,11 +25,6 @@ def signature_or_empty(transformation: Transformation) -> str:
         return transformation.signature
     except TypeError:
         return ""
-
-
-def class_path(cls: type) -> str:
-    """Return ``"module:qualified.name"`` of a class."""
-    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 class State:

@@ -6,6 +6,7 @@ breaks nothing else: it is found in `Registry.failed`. Where two plugins claim o
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import os
 import threading
@@ -82,6 +83,18 @@ class Registry:
     def failed(self) -> Mapping[str, PluginLoadError]:
         """What went wrong, by plugin: one that could not be loaded, or whose names another one claims too."""
         return self._contents().failed
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The installed plugins that ``FXOPT_PLUGINS`` does not name, sorted."""
+        return self._contents().left_out
+
+    @property
+    def missing(self) -> Mapping[str, tuple[str, ...]]:
+        """The names in ``FXOPT_PLUGINS`` that no installed plugin has, each with the plugins of close names."""
+        contents = self._contents()
+        known = sorted(contents.plugins)
+        return MappingProxyType({name: tuple(difflib.get_close_matches(name, known)) for name in contents.missing})
 
     def lookup(self, name: str) -> PassInfo | str:
         """Return the pass of this name, or the text of the pipeline of this name.
@@ -162,7 +175,8 @@ class Registry:
             contents = self._contents()
             contents.check_plugin_is_new(source)
             offer = read_plugin(lambda: plugin, source)
-            extended = Offers((*contents.offers, offer), contents.broken, contents.clashes, contents.left_out)
+            others = (contents.broken, contents.clashes, contents.left_out, contents.missing)
+            extended = Offers((*contents.offers, offer), *others)
             for claimed in (*(info.name for info in offer.passes), *offer.pipelines):
                 extended.check_is_unique(claimed)
             self._loaded = extended
@@ -215,7 +229,8 @@ class Registry:
                 offers.append(read_plugin(by_name[name][0].load, sources[0]))
             except PluginLoadError as error:
                 broken[name] = error
-        return Offers(tuple(offers), broken, clashes, tuple(sorted(left_out)))
+        missing = sorted((allowed or frozenset()) - by_name.keys())
+        return Offers(tuple(offers), broken, clashes, tuple(sorted(left_out)), tuple(missing))
 
 
 _PROCESS_REGISTRY = Registry()

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from fxopt_core import marks
 from fxopt_core.checks import check_graph_module
 from fxopt_core.graph import iter_nodes
+from fxopt_core.known_classes import note_class
 from fxopt_core.naming import kebab_case
 from fxopt_core.options import bind, is_placeholder, kept
 from fxopt_core.runs import a_pass_is_running, note_mark
@@ -55,12 +56,13 @@ class Transformation(ABC):
     _bound: dict[str, object]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let equality follow the signature in every pass that does not spell it out itself.
+        """Let equality follow the signature in every pass that does not spell it out itself; let `undo` find the class.
 
         A dataclass generates ``__eq__`` only where the class has none of its own, and would come before the inherited
         one; so would a plain mixin.
         """
         super().__init_subclass__(**kwargs)
+        note_class(cls)
         base = next(base for base in cls.__mro__[1:] if issubclass(base, Transformation))
         if "__eq__" not in vars(cls):
             cls.__eq__ = vars(base)["__eq__"]  # type: ignore[method-assign]  # as a class body would

@@ -10,12 +10,13 @@ from typing import TypeAlias
 
 from torch.fx import GraphModule
 
-from fxopt_core.backwards import Backwards, import_class, undo_error
+from fxopt_core.backwards import Backwards, undo_error
 from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import NotReversibleError, UndoError
 from fxopt_core.execution import apply_pass, as_undone, in_transaction
 from fxopt_core.graph import iter_nodes
 from fxopt_core.instruments import PassRun, active_instruments, current_run, inside
+from fxopt_core.known_classes import find_class
 from fxopt_core.ledger import Record, applied_records, has_ledger, ledger_of, mark_undone, set_ledger
 from fxopt_core.marks import forget_ids, has_mark, tag_of
 from fxopt_core.observing import lint_and_recompile as check_and_compile, observed
@@ -171,7 +172,7 @@ def _forget_unused_ids(graph_module: GraphModule) -> None:
 def _pass_of(record: Record) -> ReversibleTransformation:
     """Return a pass equal to the one that made a record."""
     try:
-        transformation = construct(import_class(record.transformation), dict(record.options))
+        transformation = construct(find_class(record.transformation), dict(record.options))
     except Exception as error:
         found = f"its pass cannot be made from its record ({error})"
         raise undo_error(record, found, "reverse it by the pass itself") from error

@@ -49,6 +49,13 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
     ``x`` is (..., in_features), the new weight is (out_features, in_features + 1). This is a compatibility pass for
     runtimes whose matrix products take no bias; it makes nothing faster by itself.
 
+    Source:
+        Homogeneous coordinates: an affine map is a linear map of the input with a one appended.
+
+    Cost:
+        One column more in each product, and a copy of each input that has room for the ones. The pass copies each
+        weight once, one layer at a time. It is linear in the number of nodes.
+
     >>> graph_module = FuseBiasInLinear()(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 8))))
     >>> getattr(graph_module, "0_with_bias")
     Linear(in_features=5, out_features=8, bias=False)

@@ -16,6 +16,15 @@ class FuseBatchNorm1dInLinear(FoldBatchNorm):
     batch norm works on dimension 1 and the layer on the last one, so those are refused, and so is a value whose rank is
     not known: ``infer_shapes`` tells. It cannot be undone.
 
+    Source:
+        Ioffe and Szegedy, Batch Normalization, https://arxiv.org/abs/1502.03167, section 3.1: with its running
+        statistics, batch norm is an affine map of each channel.
+
+    Cost:
+        One operation less in each call. The tensors of the batch norm go, and a layer without bias gets one. The new
+        weights are computed once, in float64 where the device has it, else in float32, one layer at a time. The pass is
+        linear in the number of nodes.
+
     >>> import torch
     >>> from fxopt_core import infer_shapes
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)).eval()

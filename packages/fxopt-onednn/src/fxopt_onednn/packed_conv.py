@@ -39,7 +39,7 @@ class ConvolutionPlan:
 class PackedConv2d(PackedLayer):
     """``activation(conv2d(pad(x), weight, bias) + other)``; ``other`` is optional.
 
-    ``x`` is (N, in_channels, H, W), ``weight`` (out_channels, in_channels / groups, *kernel_size), ``bias``
+    ``x`` is (N, in_channels, H, W), ``weight`` (out_channels, in_channels / groups, height, width), ``bias``
     (out_channels,). Weight and bias are plain parameters under their usual names, which is what is saved. The first
     call packs a copy of the weight for oneDNN, and so does the first one after the weight has changed. The copy takes
     as much memory as the weight; it is neither pickled nor copied with the module.

@@ -86,14 +86,9 @@ def assert_rewrites(
     source, former, known = faithful_copy(graph_module), picture(graph_module), len(history(graph_module))
     result = transformation(graph_module)
     records = history(result)[known:]
-    sites, refusals = _sites(records), _refusals(records)
-    if count is not None and sites != count:
-        _fail(f"{transformation.name} rewrote {sites} sites, expected {count}", result, refusals)
-    if count is None and not sites and former == picture(result):
-        _fail(f"{transformation.name} changed nothing", result, refusals)
-    if sorted(refused) != sorted(each.reason for each in refusals) and (refused or count is not None):
-        wanted = ", ".join(sorted(refused)) or "none"
-        _fail(f"{transformation.name} refused {len(refusals)} sites, expected reasons: {wanted}", result, refusals)
+    if count is None and not _sites(records) and former == picture(result):
+        _fail(f"{transformation.name} changed nothing", result, _refusals(records))
+    _assert_sites(transformation.name, result, records, count, refused)
     if after is not None:
         _assert_code(result, after, f"after {transformation.name}, the graph")
     if transformation.preserves_computation:
@@ -165,6 +160,17 @@ def assert_round_trip(
     for what, now, was in changes(before, picture(restored), limit=1):
         _fail(f"after undoing {transformation.name}, {what} is {now}, was {was}", restored, ())
     return restored
+
+
+def _assert_sites(
+    name: str, result: GraphModule, records: Collection[Record], count: int | None, refused: Collection[str]
+) -> None:
+    sites, refusals = _sites(records), _refusals(records)
+    if count is not None and sites != count:
+        _fail(f"{name} rewrote {sites} sites, expected {count}", result, refusals)
+    if sorted(refused) != sorted(each.reason for each in refusals) and (refused or count is not None):
+        wanted = ", ".join(sorted(refused)) or "none"
+        _fail(f"{name} refused {len(refusals)} sites, expected reasons: {wanted}", result, refusals)
 
 
 def _assert_code(graph_module: GraphModule, expected: str, what: str) -> None:

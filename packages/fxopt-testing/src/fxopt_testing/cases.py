@@ -14,13 +14,14 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 
 from fxopt_testing.forms import FORMS, Form, exported, missing_for, traced
+from fxopt_testing.pictures import tensors_of
 from fxopt_tools import Inputs
 
 OneInput: TypeAlias = "Tensor | tuple[Any, ...] | dict[str, Any] | Inputs"
 
-_known: weakref.WeakKeyDictionary[ModelCase, tuple[nn.Module, ExportedProgram | Graph]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[ModelCase, _Known] = weakref.WeakKeyDictionary()
 
-_grown: weakref.WeakKeyDictionary[ModelCase, dict[int, tuple[nn.Module, Graph]]] = weakref.WeakKeyDictionary()
+_grown: weakref.WeakKeyDictionary[ModelCase, dict[int, _Known]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,25 @@ class Captured:
 
     model: nn.Module
     graph_module: GraphModule
+
+
+class _Known:
+    """A model with what was made of it, to be used again while the model is what it was."""
+
+    def __init__(self, model: nn.Module, made: ExportedProgram | Graph) -> None:
+        self.model = model
+        self.made = made
+        self._tensors = dict(tensors_of(model))
+
+    @property
+    def intact(self) -> bool:
+        """Whether nobody has written into the model."""
+        return dict(tensors_of(self.model)) == self._tensors
+
+    def captured(self) -> Captured:
+        """Return the model with a graph module of its own."""
+        made = self.made
+        return Captured(self.model, _with_graph(self.model, made) if isinstance(made, Graph) else made.module())
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +71,9 @@ class ModelCase:
         grow: makes the model with ``n`` times as many sites, to count steps on; None where the size is fixed.
         real: whether it is a large model of the field, for thorough checks alone.
 
+    >>> from fxopt_core import iter_nodes
     >>> case = ModelCase("one layer", lambda: nn.Linear(4, 2), torch.ones(3, 4))
-    >>> case.id, [node.name for node in case.capture().graph_module.graph.nodes]
+    >>> case.id, [node.name for node in iter_nodes(case.capture().graph_module.graph)]
     ('one layer[modules]', ['input_1', 'weight', 'bias', 'linear', 'output'])
     """
 
@@ -108,11 +129,10 @@ class ModelCase:
         """Return it with ``times`` as many sites, captured."""
         assert self.grow is not None
         grow, known = self.grow, _grown.setdefault(self, {})
-        if times not in known:
+        if times not in known or not known[times].intact:
             model = self._finished(lambda: grow(times))
-            known[times] = model, traced(model, self.form, self.example()).graph
-        model, graph = known[times]
-        return Captured(model, _with_graph(model, graph))
+            known[times] = _Known(model, traced(model, self.form, self.example()).graph)
+        return known[times].captured()
 
     def _finished(self, make: Callable[[], nn.Module]) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -126,22 +146,21 @@ class ModelCase:
     def capture(self) -> Captured:
         """Return the model and its graph module, always equal ones.
 
-        Exporting and tracing is slow, so that the model is the same one until `forget` is called; the graph module is
-        not.
+        Exporting and tracing is slow, so that the model is the same one until somebody writes into it, or `forget` is
+        called; the graph module is not.
         """
         if self.form in ("graph", "capture"):
             model = self.model()
             return Captured(model, traced(model, self.form, self.example()))
-        if self not in _known:
+        if self not in _known or not _known[self].intact:
             model = self.model()
             is_exported = self.form.startswith("export")
             made = (exported if is_exported else traced)(model, self.form, self.example())
-            _known[self] = model, made.graph if isinstance(made, GraphModule) else made
-        model, form = _known[self]
-        return Captured(model, form.module() if isinstance(form, ExportedProgram) else _with_graph(model, form))
+            _known[self] = _Known(model, made.graph if isinstance(made, GraphModule) else made)
+        return _known[self].captured()
 
     def forget(self) -> None:
-        """Capture the model anew next time: something wrote into it."""
+        """Capture the model anew next time."""
         _known.pop(self, None)
         _grown.pop(self, None)
 

@@ -38,7 +38,7 @@ def check_transformation(
         raises: whether findings are raised. Otherwise they are in the report alone, which is false then.
 
     Returns:
-        The report: one row for each property.
+        The report, with one row for each property.
 
     Raises:
         ConformanceError: Something was found. It is an AssertionError that reads as advice.

@@ -5,11 +5,13 @@ torch, and of whatever is built in, torch's operations and the methods of tensor
 call fails before it does anything, or after it has done everything.
 
 Left out is what ends something that others began (leaving a ``with`` block, resetting a context variable), since no
-caller can do without it, and what happens inside of torch's operations, where torch keeps state of its own.
+caller can do without it; what torch does while one of its own contexts begins or ends, which no caller could make good;
+and what happens inside of torch's operations, where torch keeps state of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dis
 import gc
@@ -40,6 +42,7 @@ _OWN = str(Path(__file__).parent)
 _OTHER, _CALLED, _CALLING = range(3)
 _ENDINGS = frozenset({"__exit__", "reset"})
 _BEGINNINGS = frozenset({"__enter__", "set"})  # what has begun and failed nevertheless, nobody would end
+_SWITCHES = frozenset({"__enter__", "__exit__"})
 
 
 class InjectedFault(Exception):
@@ -172,8 +175,16 @@ class Injector:
     @contextmanager
     def _profiled(self, note: Callable[[FrameType, object, bool], None]) -> Iterator[None]:
         kinds, starts, after = self._kinds, _Starts(), self._after
+        switching: FrameType | None = None
 
         def profile(frame: FrameType, event: str, built_in: Any) -> None:
+            nonlocal switching
+            if switching is not None:
+                switching = None if event == "return" and frame is switching else switching
+                return
+            if event == "call" and _switches(frame):
+                switching = frame
+                return
             kind = kinds[frame.f_code]
             if event in ("c_call", "c_return"):
                 if kind == _CALLING and built_in.__name__ not in kinds.left_out:
@@ -222,6 +233,17 @@ class _Starts(dict[CodeType, "int | None"]):
             start = next((step.offset for step in dis.get_instructions(code) if step.opname == "RESUME"), -1)
         self[code] = start
         return start
+
+
+def _switches(frame: FrameType) -> bool:
+    """Whether a context of torch begins or ends here: a method of it, or the generator that it is made of."""
+    code = frame.f_code
+    if code.co_flags & CO_GENERATOR and frame.f_back is not None:
+        caller = frame.f_back.f_code
+        switches = caller.co_name in _SWITCHES and caller.co_filename == contextlib.__file__
+    else:
+        switches = code.co_name in _SWITCHES
+    return switches and code.co_filename.startswith(_TORCH)
 
 
 def _described(number: int, frame: FrameType, built_in: Any) -> Call:
@@ -278,28 +300,39 @@ def inject_faults(
     subject = _Subject(make(), inputs, kwargs, identities)
     for call in choose(calls):
         report.injected += 1
-        returned: list[object] = []
-        attempt = partial(_kept, returned, action, subject.graph_module)
-        try:
-            injector.fail(attempt, call.number, error(f"injected at {call}"))
-        except BaseException as raised:
-            traces = subject.traces()
-            if not _comes_from(raised, error):
-                traces.append(f"{type(raised).__name__} does not come from the fault: {raised}")
-            report.traces += [f"{call}: {trace}" for trace in traces[:5]]
-            intact = not traces
-        else:
-            report.survived += 1
-            if survived is not None:
-                made = returned[0] if isinstance(returned[0], GraphModule) else subject.graph_module
-                report.traces += [f"{call}: {wrong}" for wrong in survived(made)]
-            intact = False
-        if not intact:
+        if not _stays_intact(subject, injector, action, call, error, report, survived):
             subject = _Subject(make(), inputs, kwargs, identities)
     if _result(action, subject.modules, inputs, kwargs) != expected:
         report.traces.append("after all faults, the action gives something else than on an untouched twin")
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _stays_intact(
+    subject: _Subject,
+    injector: Injector,
+    action: Action,
+    call: Call,
+    error: type[BaseException],
+    report: FaultReport,
+    survived: Callable[[GraphModule], Iterable[str]] | None,
+) -> bool:
+    """Inject a fault, add to the report what it left, and return whether the subject serves for another one."""
+    returned: list[object] = []
+    attempt = partial(_kept, returned, action, subject.graph_module)
+    try:
+        injector.fail(attempt, call.number, error(f"injected at {call}"))
+    except BaseException as raised:
+        traces = subject.traces()
+        if not _comes_from(raised, error):
+            traces.append(f"{type(raised).__name__} does not come from the fault: {raised}")
+        report.traces += [f"{call}: {trace}" for trace in traces[:5]]
+        return not traces
+    report.survived += 1
+    if survived is not None:
+        made = returned[0] if isinstance(returned[0], GraphModule) else subject.graph_module
+        report.traces += [f"{call}: {wrong}" for wrong in survived(made)]
+    return False
 
 
 def _kept(returned: list[object], action: Action, graph_module: GraphModule) -> None:

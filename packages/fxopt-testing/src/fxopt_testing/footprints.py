@@ -20,6 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fxopt_core import iter_nodes
 
 _PLAIN = (int, str, bool, float, complex, bytes, type(None), torch.dtype, torch.device, torch.layout)
 _CONTAINERS = (dict, list, set, deque, bytearray)
@@ -168,7 +171,7 @@ class Footprint:
             self._value(value, f"{path}.{name}")
         for part in (graph._graph_namespace, graph._codegen, graph._find_nodes_lookup_table):
             self._attributes(vars(part), f"{path}.{type(part).__name__}")
-        for number, node in enumerate([graph._root, *graph.nodes]):
+        for number, node in enumerate([graph._root, *iter_nodes(graph)]):
             self._node(node, f"{path} node {number} ({node.name})")
 
     def _node(self, node: Node, path: str) -> None:
@@ -189,6 +192,8 @@ class Footprint:
             "default dtype": torch.get_default_dtype(),
             "autocast": torch.is_autocast_enabled("cpu"),
             "modes of torch functions": torch._C._len_torch_function_stack(),
+            "modes of torch's dispatcher": torch._C._len_torch_dispatch_stack(),
+            "guards on sizes": not ShapeEnv._suppress_guards_tls(),
             "garbage collector": gc.isenabled(),
             "random numbers": drawn.hexdigest(),
         }
@@ -219,7 +224,7 @@ def values_of(module: nn.Module) -> list[object]:
         else:  # a state of a module's own
             rows.append((name, repr(tensor)))
     if isinstance(module, GraphModule):
-        rows.extend(map(_node_text, module.graph.nodes))
+        rows.extend(map(_node_text, iter_nodes(module.graph)))
         rows.append(module.code)
     return rows
 

@@ -31,7 +31,7 @@ def picture(graph_module: GraphModule, *, marks: bool = False) -> Picture:
     rows["order of modules"] = tuple(name for name, _ in graph_module.named_modules(remove_duplicate=False))
     for name, module in graph_module.named_modules(remove_duplicate=False):
         rows[f"module `{name}`"] = _module(module, is_root=not name)
-    rows.update(_tensors(graph_module))
+    rows.update(tensors_of(graph_module))
     rows["keys of the state_dict"] = tuple(graph_module.state_dict())
     rows["code"] = graph_module.code
     for name, module in graph_module.named_modules():
@@ -66,7 +66,8 @@ def _is_hooks(key: str) -> bool:
     return key.endswith("_hooks") and key != "_deepcopy_hooks"
 
 
-def _tensors(root: nn.Module) -> Iterator[tuple[str, object]]:
+def tensors_of(root: nn.Module) -> Iterator[tuple[str, object]]:
+    """Yield flags, ties and values of all parameters and buffers, by name."""
     first: dict[int, str] = {}
     for kind, each in (("parameter", root.named_parameters), ("buffer", root.named_buffers)):
         for name, tensor in each(remove_duplicate=False):

@@ -100,6 +100,8 @@ def bisect(
     pipeline: Pipeline,
     check: CheckOrInputs,
     *,
+    rtol: float | None = None,
+    atol: float | None = None,
     report: Callable[[str], object] | None = None,
 ) -> Bisection:
     """Find the one rewrite of a pipeline that makes a check fail.
@@ -116,6 +118,8 @@ def bisect(
         pipeline: a pass, a composition, or the text of a pipeline.
         check: a function of the transformed module that returns false or raises where it is bad (None is good). Or
             inputs, on which the transformed module has to compute what the model does, as for `verify`.
+        rtol: relative tolerance of that comparison; if None, that of the dtype.
+        atol: absolute tolerance of that comparison; if None, that of the dtype.
         report: gets a line for each check.
 
     Raises:
@@ -137,7 +141,8 @@ def bisect(
       problem: `output` of input 0 ...
     """
     graph_module, transformation = as_graph_module(model, "bisect"), as_transformation(pipeline, "bisect")
-    return _Bisecting(graph_module, transformation, judge_of(check, graph_module), report).result()
+    judge = judge_of(check, graph_module, rtol=rtol, atol=atol)
+    return _Bisecting(graph_module, transformation, judge, report).result()
 
 
 class _NotTheSame(Exception):

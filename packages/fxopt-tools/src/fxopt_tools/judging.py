@@ -18,18 +18,30 @@ Judge: TypeAlias = "Callable[[GraphModule], str | None]"
 """Returns what is wrong with a module, or None."""
 
 
-def judge_of(check: CheckOrInputs, graph_module: GraphModule) -> Judge:
+def judge_of(
+    check: CheckOrInputs, graph_module: GraphModule, *, rtol: float | None = None, atol: float | None = None
+) -> Judge:
     """Return what judges what becomes of a graph module.
 
     Args:
         check: a function of the module that returns false or raises where it is bad; None, as of a function that
             only asserts, is good. Or inputs as for `verify`, on which the module has to compute what it does now.
         graph_module: the module before it is transformed.
+        rtol: relative tolerance on inputs; if None, that of the dtype.
+        atol: absolute tolerance on inputs; if None, that of the dtype.
 
     Raises:
-        PreconditionError: The inputs make no sense, or the module refuses them.
+        PreconditionError: The inputs make no sense, or the module refuses them; or there are tolerances for a function,
+            which judges by its own.
     """
-    return _called(check) if callable(check) else _verified(check, graph_module)
+    if not callable(check):
+        return _verified(check, graph_module, rtol, atol)
+    if rtol is not None or atol is not None:
+        raise PreconditionError(
+            f"rtol={rtol} and atol={atol} are for comparing outputs on inputs, and the check is a function: give "
+            "inputs in its place, or let the function judge by tolerances of its own"
+        )
+    return _called(check)
 
 
 def _called(check: Callable[[GraphModule], object]) -> Judge:
@@ -49,7 +61,9 @@ def _first_line(value: object) -> str:
     return lines[0] if lines else repr(value)
 
 
-def _verified(inputs: OneInput | Sequence[OneInput], graph_module: GraphModule) -> Judge:
+def _verified(
+    inputs: OneInput | Sequence[OneInput], graph_module: GraphModule, rtol: float | None, atol: float | None
+) -> Judge:
     read, reference = read_inputs(inputs), Reference(graph_module)
     expected = [baseline(graph_module, item, "the model", place, reference) for place, item in enumerate(read)]
 
@@ -58,7 +72,7 @@ def _verified(inputs: OneInput | Sequence[OneInput], graph_module: GraphModule) 
             found = [run_or_refuse(transformed, item, "the module", place) for place, item in enumerate(read)]
         except PreconditionError as error:
             return str(error)
-        report = report_on(zip(expected, found, strict=True), rtol=None, atol=None)
+        report = report_on(zip(expected, found, strict=True), rtol=rtol, atol=atol)
         return None if report.worst is None else str(report.worst)
 
     return judge

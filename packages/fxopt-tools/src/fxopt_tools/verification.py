@@ -46,8 +46,8 @@ def verify(
             not scaled by the magnitude of the output.
 
     Returns:
-        The report: true if all agree, a table when printed. Signal-to-noise ratios in it are against a run of the
-        original in float64 where that is possible.
+        The report, which is true if all agree and a table when printed. Signal-to-noise ratios in it are against a run
+        of the original in float64 where that is possible.
 
     Raises:
         PreconditionError: A module refuses the inputs (its error is chained), or inputs or tolerances make no sense.

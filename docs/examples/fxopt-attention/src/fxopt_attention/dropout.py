@@ -30,6 +30,13 @@ class RemoveDropout(ReversibleSitePass[DropoutSite]):
 
     Args:
         where: pattern for the names of modules, or of nodes that call a function; the others are left alone.
+
+    Cost:
+        One call less for each site. No tensor is touched.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.Dropout()).eval()
+    >>> [node.name for node in RemoveDropout()(torch.fx.symbolic_trace(model)).graph.nodes]
+    ['input_1', '_0', 'output']
     """
 
     def __init__(self, *, where: str = "*") -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule
 
-from fxopt_core import PostconditionError, history
+from fxopt_core import PostconditionError, history, iter_nodes
 from fxopt_testing.findings import Flaw
 from fxopt_testing.models import is_of_the_zoo
 from fxopt_testing.pictures import changes, picture
@@ -103,7 +103,7 @@ _REASON = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 def _refusals(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if trial.error is not None:
         return
-    names = {node.name for node in trial.source.graph.nodes}
+    names = {node.name for node in iter_nodes(trial.source.graph)}
     for refusal in (refusal for record in history(trial.done) for refusal in record.refusals):
         what = f"the refusal of `{refusal.site}`"
         if not _REASON.fullmatch(refusal.reason):

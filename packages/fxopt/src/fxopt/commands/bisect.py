@@ -8,12 +8,14 @@ import typer
 
 from fxopt.commands.answering import Answer, answer
 from fxopt.commands.exit_codes import ExitCode
-from fxopt.commands.failures import blaming
+from fxopt.commands.failures import CommandError, blaming
 from fxopt.commands.parameters import (
+    AtolOption,
     InputsOption,
     JsonOption,
     PickleOption,
     PipelineOption,
+    RtolOption,
     SeedOption,
     SourceArgument,
 )
@@ -28,7 +30,7 @@ CheckOption = Annotated[
         "--check",
         metavar="MODULE:FUNCTION",
         help="A function of the transformed module that returns false or raises where it is bad. Otherwise the module "
-        "has to compute what it does untransformed, on the inputs.",
+        "has to compute what it does untransformed, on the inputs and within the tolerances.",
     ),
 ]
 _STEPS = {"loading torch": 3.0, "reading": 4.0, "capturing": 6.0, "checking": 5.0}
@@ -41,6 +43,8 @@ def bisect(
     check: CheckOption = None,
     inputs: InputsOption = None,
     seed: SeedOption = 0,
+    rtol: RtolOption = None,
+    atol: AtolOption = None,
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -50,7 +54,10 @@ def bisect(
     """
 
     def work(terminal: Terminal) -> Answer:
-        found = _found(terminal, source, pipeline, check, (inputs, seed, run_pickled_code))
+        if check is not None and (rtol is not None or atol is not None):
+            message = "--rtol and --atol are for comparing outputs, and --check judges by tolerances of its own"
+            raise CommandError(message, ExitCode.USAGE)
+        found = _found(terminal, source, pipeline, check, (inputs, seed, run_pickled_code), (rtol, atol))
         code = ExitCode.DONE if found else ExitCode.NOTHING_FOUND
         return Answer(_data(found), lambda terminal: terminal.print(str(found)), code)
 
@@ -58,7 +65,12 @@ def bisect(
 
 
 def _found(
-    terminal: Terminal, source: str, pipeline: str, check: str | None, given: tuple[str | None, int, bool]
+    terminal: Terminal,
+    source: str,
+    pipeline: str,
+    check: str | None,
+    given: tuple[str | None, int, bool],
+    tolerances: tuple[float | None, float | None],
 ) -> Bisection:
     with terminal.steps(_STEPS) as step:
         step("loading torch")
@@ -79,7 +91,8 @@ def _found(
             step.part(min(len(done), _EXPECTED_CHECKS), _EXPECTED_CHECKS)
 
         with blaming(ExitCode.FILE):
-            return search(graph_module, transformation, function or calls, report=report)
+            rtol, atol = tolerances
+            return search(graph_module, transformation, function or calls, rtol=rtol, atol=atol, report=report)
 
 
 def _data(found: Bisection) -> dict[str, Any]:

@@ -34,16 +34,19 @@ def _work(terminal: Terminal, family: str | None) -> Answer:
         from fxopt_core.naming import close_names
 
         passes = list(registry().available().values())
-        pipelines, failed = registry().pipelines(), registry().failed
+        pipelines, failed, missing = registry().pipelines(), registry().failed, registry().missing
+        left_out = registry().left_out
     families = {info.family for info in passes}
     if family is not None and family not in families:
         hint = close_names(family, families) or f"; there are {', '.join(sorted(families))}"
         raise CommandError(f"no family {family!r} is installed{hint}", ExitCode.USAGE)
     chosen = sorted((p for p in passes if family in (None, p.family)), key=lambda info: (info.family, info.name))
-    data = {
+    data: dict[str, list[Any]] = {
         "passes": [pass_data(info) for info in chosen],
         "pipelines": [] if family else [{"name": name, "text": text} for name, text in pipelines.items()],
         "failed": [] if family else [_failure_data(name, error) for name, error in failed.items()],
+        "missing": [] if family else [{"plugin": name, "close": list(close)} for name, close in missing.items()],
+        "left_out": [] if family else list(left_out),
     }
     return Answer(data, lambda terminal: _show(terminal, data))
 
@@ -83,7 +86,7 @@ def _failure_data(name: str, error: PluginLoadError) -> dict[str, str]:
     }
 
 
-def _show(terminal: Terminal, data: dict[str, list[dict[str, Any]]]) -> None:
+def _show(terminal: Terminal, data: dict[str, list[Any]]) -> None:
     rows = [
         (row["family"], row["name"], row["version"], "yes" if row["reversible"] else "no", row["summary"])
         for row in data["passes"]
@@ -95,3 +98,11 @@ def _show(terminal: Terminal, data: dict[str, list[dict[str, Any]]]) -> None:
     for row in data["failed"]:
         terminal.print()
         terminal.print(f"failed: {row['error']}", style="red")
+    for row in data["missing"]:
+        hint = f"; did you mean {' or '.join(row['close'])}?" if row["close"] else ""
+        terminal.print()
+        told = f"missing: FXOPT_PLUGINS names {row['plugin']!r}, which is no installed plugin{hint}"
+        terminal.print(told, style="red")
+    if data["left_out"]:
+        terminal.print()
+        terminal.print(f"left out: FXOPT_PLUGINS does not name {', '.join(data['left_out'])}", style="yellow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,9 +108,17 @@ def _verified(source: Source, graph_module: GraphModule, calls: list[Inputs], jo
     try:
         found.raise_if_failed()
     except VerificationError as error:
-        hint = f"to find the rewrite that did it: fxopt bisect {job.source} -p {job.pipeline!r}"
+        hint = f"to find the rewrite that did it: {_bisecting(job)}"
         raise CommandError(f"{error}\n{hint}", ExitCode.DIFFERS, kind=type(error).__name__) from error
     return found
+
+
+def _bisecting(job: Job) -> str:
+    """Return the command that finds what made the numbers differ, on the same inputs and by the same tolerances."""
+    given = {"--inputs": job.inputs, "--rtol": job.rtol, "--atol": job.atol, "--seed": job.seed or None}
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    trust = ["--run-pickled-code"] if job.run_pickled_code else []
+    return shlex.join(["fxopt", "bisect", job.source, "-p", job.pipeline, *options, *trust])
 
 
 def _report(

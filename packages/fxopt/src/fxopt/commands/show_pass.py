@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, metadata
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,6 +46,7 @@ def _members(text: str) -> list[str]:
 
 def _described(info: PassInfo) -> dict[str, Any]:
     from fxopt.documented import parse_docstring
+    from fxopt.pass_links import documentation_of
     from fxopt.refusing import reasons_of
     from fxopt_core import REASONS
 
@@ -58,23 +58,11 @@ def _described(info: PassInfo) -> dict[str, Any]:
     return data | {
         "class": f"{cls.__module__}.{cls.__qualname__}",
         "description": documented.body,
+        "source": documented.source,
+        "cost": documented.cost,
         "reasons": {code: REASONS.get(code, "") for code in sorted(reasons_of(cls))},
-        "docs": _docs(info),
+        "docs": documentation_of(info),
     }
-
-
-def _docs(info: PassInfo) -> str:
-    """Return where a pass is documented: the address that its distribution states, or the command that shows it."""
-    cls = info.transformation
-    try:
-        stated = metadata(info.distribution).get_all("Project-URL") or []
-    except (PackageNotFoundError, ValueError):
-        stated = []
-    for line in stated:
-        label, _, address = str(line).partition(",")
-        if label.strip().lower() in ("documentation", "docs"):
-            return address.strip()
-    return f"python -m pydoc {cls.__module__}.{cls.__qualname__}"
 
 
 def _show_pipeline(terminal: Terminal, data: dict[str, Any]) -> None:
@@ -84,10 +72,15 @@ def _show_pipeline(terminal: Terminal, data: dict[str, Any]) -> None:
 
 
 def _show(terminal: Terminal, data: dict[str, Any]) -> None:
+    from fxopt.pass_links import SITE
+
     terminal.print(f"{data['name']} ({data['family']}, {data['distribution']} {data['version']})", style="bold")
     terminal.print(data["summary"])
     if data["description"]:
         terminal.print(f"\n{data['description']}")
+    for title in ("source", "cost"):
+        if data[title]:
+            terminal.print(f"\n{title}: {data[title]}")
     terminal.print()
     terminal.print("can be undone" if data["reversible"] else "cannot be undone")
     terminal.print("computes the same, up to rounding" if data["preserves_computation"] else "changes what is computed")
@@ -98,4 +91,5 @@ def _show(terminal: Terminal, data: dict[str, Any]) -> None:
     if data["reasons"]:
         terminal.print()
         terminal.table(("leaves a site alone for", "which means"), list(data["reasons"].items()))
-    terminal.print(f"\ndocs: {data['docs']}")
+    hint = ", which `nox -s docs` builds in a checkout of fxopt" if data["docs"].startswith(SITE) else ""
+    terminal.print(f"\ndocs: {data['docs']}{hint}")

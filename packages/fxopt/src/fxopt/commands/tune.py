@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fxopt.commands.answering import Answer, answer
-from fxopt.commands.bench import RoundsOption, ratio_data
 from fxopt.commands.exit_codes import ExitCode
-from fxopt.commands.failures import blaming
+from fxopt.commands.measurements import Measurement, RoundsOption, ratio_data
 from fxopt.commands.parameters import (
     InputsOption,
     JsonOption,
@@ -20,8 +19,6 @@ from fxopt.commands.terminal import Terminal
 
 if TYPE_CHECKING:
     from fxopt_tools import Tuning
-
-_STEPS = {"loading torch": 3.0, "reading": 4.0, "capturing": 6.0, "measuring": 20.0}
 
 
 def tune(
@@ -38,28 +35,19 @@ def tune(
     The pipeline that is kept is printed, for `fxopt optimize -p`. Nothing is saved.
     """
 
+    def tuned_by_tools(*given: Any, **settings: Any) -> Tuning:
+        from fxopt_tools import tune
+
+        return tune(*given, **settings)
+
     def work(terminal: Terminal) -> Answer:
-        found = _tuned(terminal, source, pipeline, rounds, (inputs, seed, run_pickled_code))
+        measurement = Measurement(source, pipeline, inputs, seed, rounds, run_pickled_code)
+        found = measurement.made_by(terminal, tuned_by_tools)
         data = _data(found)
         code = ExitCode.DONE if found else ExitCode.NOTHING_FOUND
         return Answer(data, lambda terminal: _show(terminal, found, data), code)
 
     answer(work, as_json=as_json)
-
-
-def _tuned(terminal: Terminal, source: str, pipeline: str, rounds: int, given: tuple[str | None, int, bool]) -> Tuning:
-    with terminal.steps(_STEPS) as step:
-        step("loading torch")
-        from fxopt.commands.captured_sources import captured_source
-        from fxopt_core import registry
-        from fxopt_tools import tune as keep_what_helps
-
-        transformation = registry().pipeline(pipeline)
-        inputs, seed, run_pickled_code = given
-        graph_module, calls = captured_source(step, source, inputs, seed, run_pickled_code=run_pickled_code)
-        step("measuring")
-        with blaming(ExitCode.PASS):
-            return keep_what_helps(graph_module, transformation, calls, rounds=rounds, seed=seed, progress=step.part)
 
 
 def _data(found: Tuning) -> dict[str, Any]:

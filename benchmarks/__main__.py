@@ -1,0 +1,99 @@
+"""`python -m benchmarks [--quick] [TOPIC ...]`: measure, write JSON, and the page from all JSON there is."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import logging
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks import machine, summary
+from benchmarks.page import PAGE, markdown, page
+from benchmarks.results import FOLDER, Results, read_all, write
+from benchmarks.suite import Settings, Table, set_threads
+from benchmarks.topics import TOPICS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for; return the number of topics that failed."""
+    options = parse(arguments)
+    names = options.topics or list(TOPICS)
+    failed: list[str] = []
+    if len(names) == 1 and not options.page:
+        measure(names[0], options)
+    elif not options.page:
+        failed = [name for name in names if not measured_apart(name, options)]
+    if options.out == FOLDER and not options.quick:
+        write_pages()
+    for name in failed:
+        print(f"topic {name} failed; its message is above", file=sys.stderr)
+    return len(failed)
+
+
+def write_pages() -> None:
+    """Write the page of benchmarks, and the numbers of the comparison, from the files there are."""
+    results = read_all(TOPICS)
+    PAGE.write_text(page(results), encoding="utf-8")
+    text = summary.PAGE.read_text(encoding="utf-8")
+    summary.PAGE.write_text(summary.with_numbers(text, results), encoding="utf-8")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser("benchmarks", description="What fxopt costs and brings, beside its peers.")
+    parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"all, or some of: {', '.join(TOPICS)}")
+    parser.add_argument("--quick", action="store_true", help="tiny models and few rounds; writes no page")
+    parser.add_argument("--rounds", type=int, help="how often each candidate is measured: 30, or 3 if quick")
+    parser.add_argument("--threads", type=int, default=2, help="on the CPU (default: 2)")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of JSON files (default: docs/benchmarks)")
+    parser.add_argument("--page", action="store_true", help="write the page from the files, and measure nothing")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.topics if name not in TOPICS]
+    if unknown:
+        parser.error(f"no topic {', '.join(unknown)}; there are {', '.join(TOPICS)}")
+    return options
+
+
+def measure(name: str, options: argparse.Namespace) -> Results:
+    """Run one topic, print its tables as they come, and write them; quick ones only into a folder that was named."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")  # peers warn of deprecations of their own
+    set_threads(options.threads)
+    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    settings = Settings(options.quick, options.rounds or (3 if options.quick else 30), options.threads, devices)
+    started, before = time.perf_counter(), machine.load()
+    tables: list[Table] = []
+    for table in TOPICS[name](settings):
+        print(markdown(table), flush=True)
+        tables.append(table)
+    run = {
+        "on": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "rounds": str(settings.rounds),
+        "in": f"{time.perf_counter() - started:.0f} s",
+        "load before": before,
+        "load after": machine.load(),
+        **({"quick": "yes"} if settings.quick else {}),
+    }
+    results = Results(name, tuple(tables), machine.facts(settings.threads), run)
+    if options.out != FOLDER or not settings.quick:
+        print(f"written to {write(results, options.out)}", file=sys.stderr)
+    return results
+
+
+def measured_apart(name: str, options: argparse.Namespace) -> bool:
+    """Run one of several topics in a process of its own; return whether it went well."""
+    flags = ["--threads", str(options.threads), "--out", str(options.out)]
+    flags += ["--quick"] if options.quick else []
+    flags += ["--rounds", str(options.rounds)] if options.rounds else []
+    return subprocess.run([sys.executable, "-m", "benchmarks", *flags, name], check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

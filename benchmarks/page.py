@@ -1,0 +1,90 @@
+"""Results as the page docs/benchmarks.md: `python -m benchmarks --page` writes it from the files, without measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.results import Results
+from benchmarks.suite import Absent, Cell, Measured, Table
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+_UNITS = {"s": ((1, "s"), (1e-3, "ms"), (1e-6, "µs")), "B": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))}
+_HEAD = """# Benchmarks
+
+<!-- Written by `python -m benchmarks --page` from docs/benchmarks/*.json. Edit neither by hand. -->
+
+What fxopt costs and brings, beside its peers. `nox -s benchmarks` measures all of it on your machine, and
+`nox -s benchmarks -- folding merging` these topics; `--quick` runs tiny models for a moment to see that all works.
+How fxopt compares in features, and what these numbers mean, is in the [comparison](comparison.md).
+
+- Peers run in the same process and the same rounds, in an order that is drawn anew each round.
+- A time is the median over the rounds, with the quartiles in parentheses: half of all rounds lie between these.
+- A ratio is taken within each round, and stated the same way. Above 1 is faster than what it is compared with, or more.
+- Where torch finds a GPU, folding, inference and merging are measured on it, too; merging also under `torch.compile`
+  and as CUDA graphs. That code has not met a GPU yet: only its logic is tested, on CPUs.
+- Only ratios within one table compare: topics were run one after the other, on a machine with other work.
+"""
+
+
+def page(results: Iterable[Results]) -> str:
+    """Return the page."""
+    return "\n".join([_HEAD, *(line for each in results for line in _topic(each))]).rstrip() + "\n"
+
+
+def markdown(table: Table) -> str:
+    """Return a table in Markdown, with its heading and text."""
+    lines = [f"### {table.title}", "", *([table.text, ""] if table.text else [])]
+    return "\n".join([*lines, table_lines(table), ""])
+
+
+def table_lines(table: Table) -> str:
+    """Return the lines of a table alone."""
+    lines = [_line(table.columns), _line(["---", *["---:"] * (len(table.columns) - 1)])]
+    return "\n".join([*lines, *(_line([row.label, *map(shown, row.cells)]) for row in table.rows)])
+
+
+def shown(cell: Cell) -> str:
+    """Return a cell as people read it.
+
+    >>> shown(Measured(0.0123, "s", 0.012, 0.0125)), shown(Measured(1.306, "x")), shown(Absent("not installed"))
+    ('12.3 ms (12.0 to 12.5)', '1.31', '*not installed*')
+    """
+    if isinstance(cell, Absent):
+        return f"*{_escaped(cell.reason)}*"
+    if not isinstance(cell, Measured):
+        return _escaped(str(cell))
+    factor, unit = _unit(cell)
+    value = f"{_digits(cell.median / factor)}{unit and ' ' + unit}"
+    if cell.low is None or cell.high is None:
+        return value
+    return f"{value} ({_digits(cell.low / factor)} to {_digits(cell.high / factor)})"
+
+
+def _topic(results: Results) -> Iterator[str]:
+    yield f"## {results.topic.replace('-', ' ').capitalize()}\n"
+    yield from map(markdown, results.tables)
+    run = ", ".join(f"{name} {value}" for name, value in results.run.items())
+    machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
+    yield f"Measured: {run}.\nMachine: {machine}.\n"
+
+
+def _unit(cell: Measured) -> tuple[float, str]:
+    units = _UNITS.get(cell.unit)
+    if units is None:
+        return 1.0, ""
+    return next((each for each in units if abs(cell.median) >= each[0]), units[-1])
+
+
+def _digits(value: float) -> str:
+    """Three digits that count, two after the point of ratios near 1."""
+    size = abs(value)
+    return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")

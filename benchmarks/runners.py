@@ -1,0 +1,152 @@
+"""Ways to run a model for inference on the CPU, each ready to be called again and again with one input."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+import fxopt
+from benchmarks.peers import onnxruntime, optimum, torch_fuse
+from benchmarks.suite import Absent, Task
+
+Runner = Callable[[nn.Module, Tensor], Task]
+"""Prepares a model for an input; the task computes the output."""
+FOLDS = "fuse-batch-norm2d-in-conv2d,fuse-batch-norm1d-in-linear"
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+def eager(model: nn.Module, x: Tensor) -> Task:
+    """The model as it is."""
+    return lambda: model(x)
+
+
+def by_hand(model: nn.Module, x: Tensor) -> Task:
+    """Batch norms folded as one does by hand: every norm into the layer that is registered before it."""
+    folded = copy.deepcopy(model)
+    for (place, layer), (norm_place, norm) in pairwise(list(folded.named_modules())):
+        if isinstance(norm, _NORMS) and isinstance(layer, nn.Conv2d | nn.Linear):
+            new = _fused(layer, norm)
+            folded.set_submodule(place, new)
+            # timm joins a norm with its activation, which stays.
+            folded.set_submodule(norm_place, getattr(norm, "act", nn.Identity()))
+    return lambda: folded(x)
+
+
+def by_fxopt(model: nn.Module, x: Tensor) -> Task:
+    """Captured, and batch norms folded."""
+    folded = fxopt.registry().pipeline(FOLDS)(fxopt.capture(model, (x,)))
+    return lambda: folded(x)
+
+
+def by_fxopt_trace(model: nn.Module, x: Tensor) -> Task:
+    """Traced by torch.fx, which checks no input, and batch norms folded."""
+    folded = fxopt.registry().pipeline(FOLDS)(fxopt.infer_shapes(torch.fx.symbolic_trace(model), x))
+    return lambda: folded(x)
+
+
+def by_fxopt_channels_last(model: nn.Module, x: Tensor) -> Task:
+    """The same, with weights and input in channels_last."""
+    folded: Any = fxopt.registry().pipeline(FOLDS)(fxopt.capture(model, (x,)))
+    folded = folded.to(memory_format=torch.channels_last)
+    same = x.contiguous(memory_format=torch.channels_last)
+    return lambda: folded(same)
+
+
+def by_fxopt_cpu_inference(model: nn.Module, x: Tensor) -> Task:
+    """The pipeline ``cpu-inference`` in the one line for users."""
+    optimized = fxopt.optimize(model, (x,), pipeline="cpu-inference")
+    return lambda: optimized(x)
+
+
+def by_optimum(model: nn.Module, x: Tensor) -> Task:
+    """Traced by torch.fx, and folded by optimum."""
+    passes = optimum()
+    if isinstance(passes, Absent):
+        raise ModuleNotFoundError(passes.reason)
+    traced = torch.fx.symbolic_trace(copy.deepcopy(model))
+    folded = passes.FuseBatchNorm1dInLinear()(passes.FuseBatchNorm2dInConv2d()(traced))
+    return lambda: folded(x)
+
+
+def by_fuse(model: nn.Module, x: Tensor) -> Task:
+    """``torch.fx.experimental.optimization.fuse``."""
+    folded = torch_fuse().fuse(model)
+    return lambda: folded(x)
+
+
+def by_jit(model: nn.Module, x: Tensor) -> Task:
+    """``torch.jit.optimize_for_inference`` of a frozen trace."""
+    trace: Any = torch.jit.trace
+    optimized = torch.jit.optimize_for_inference(torch.jit.freeze(trace(model, x)))
+    return lambda: optimized(x)
+
+
+def by_compile(model: nn.Module, x: Tensor) -> Task:
+    """``torch.compile``."""
+    compiled = torch.compile(model)
+    return lambda: compiled(x)
+
+
+def by_compile_freezing(model: nn.Module, x: Tensor) -> Task:
+    """``torch.compile`` with weights frozen into the program, as its documentation advises for inference."""
+    compiled = torch.compile(model, options={"freezing": True})
+    return lambda: compiled(x)
+
+
+def by_onnxruntime(model: nn.Module, x: Tensor) -> Task:
+    """torch's ONNX export and onnxruntime, with torch's number of threads."""
+    runtime = onnxruntime()
+    if isinstance(runtime, Absent):
+        raise ModuleNotFoundError(runtime.reason)
+    program: Any = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 4
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        program.save(path)
+        session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    inputs = {session.get_inputs()[0].name: x.numpy()}
+    return lambda: torch.from_numpy(session.run(None, inputs)[0])
+
+
+FOLDING: Mapping[str, Runner] = {
+    "eager": eager,
+    "eager, a copy": eager,
+    "folded by hand": by_hand,
+    "fxopt": by_fxopt,
+    "fxopt, of a torch.fx trace": by_fxopt_trace,
+    "optimum": by_optimum,
+    "torch.fx fuse": by_fuse,
+}
+INFERENCE: Mapping[str, Runner] = {
+    "eager": eager,
+    "eager, a copy": eager,
+    "folded by hand": by_hand,
+    "fxopt, folded": by_fxopt,
+    "fxopt, folded, channels_last": by_fxopt_channels_last,
+    "fxopt, cpu-inference": by_fxopt_cpu_inference,
+    "torch.jit": by_jit,
+    "torch.compile": by_compile,
+    "torch.compile, freezing": by_compile_freezing,
+    "onnxruntime": by_onnxruntime,
+}
+
+INFERENCE_ON_GPU = {
+    name: runner for name, runner in INFERENCE.items() if runner not in (by_onnxruntime, by_fxopt_cpu_inference)
+}
+"""onnxruntime's package is that for CPUs, and so is the pipeline."""
+
+
+def _fused(layer: nn.Conv2d | nn.Linear, norm: Any) -> nn.Module:
+    if isinstance(layer, nn.Conv2d):
+        return fuse_conv_bn_eval(layer, norm)
+    return fuse_linear_bn_eval(layer, norm)

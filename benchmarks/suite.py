@@ -1,0 +1,249 @@
+"""What every topic is written with: settings, tables of cells, and timers that treat all peers alike.
+
+A topic yields tables. A row of a table is a list of cells: text, a whole number, a `Measured` value with its unit and
+spread, or `Absent` with the reason why there is none. What is compared is measured in one process and in the same
+rounds, each with all candidates in an order that is drawn anew, so that the machine's other work meets all alike.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from time import perf_counter
+
+import torch
+
+Clock = Callable[[], float]
+Task = Callable[[], object]
+Seconds = Mapping[str, tuple[float, ...]]
+"""The seconds of each candidate, round by round."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    Attributes:
+        quick: small models and few rounds, to see that all runs; the numbers mean nothing.
+        rounds: how often each candidate is measured.
+        threads: of torch and its peers on the CPU.
+        devices: "cpu", and "cuda" where there is one.
+        seed: of the order within rounds.
+    """
+
+    quick: bool = False
+    rounds: int = 30
+    threads: int = 2
+    devices: tuple[str, ...] = ("cpu",)
+    seed: int = 0
+
+    def fewer_rounds(self, most: int) -> int:
+        """Return the number of rounds for what takes long: at most so many."""
+        return min(self.rounds, most)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A median with the quartiles, or a single value where these are None.
+
+    Attributes:
+        median: the value.
+        unit: "s", "B", "x" (a ratio), "" (a number).
+        low: the first quartile.
+        high: the third quartile.
+    """
+
+    median: float
+    unit: str = "s"
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float], unit: str = "s") -> Measured:
+        """Return that of values; of fewer than three, without quartiles.
+
+        >>> Measured.of([1.0, 2.0, 3.0, 4.0, 5.0])
+        Measured(median=3.0, unit='s', low=2.0, high=4.0)
+        """
+        if len(values) < 3:
+            return cls(median(values), unit)
+        low, middle, high = quantiles(values, n=4, method="inclusive")
+        return cls(middle, unit, low, high)
+
+    @classmethod
+    def ratio(cls, slow: Sequence[float], fast: Sequence[float]) -> Measured:
+        """Return how many times longer the one took, round by round.
+
+        >>> Measured.ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+        Measured(median=2.0, unit='x', low=2.0, high=2.0)
+        """
+        return cls.of([one / other for one, other in zip(slow, fast, strict=True)], "x")
+
+
+@dataclass(frozen=True)
+class Absent:
+    """There is no value.
+
+    Attributes:
+        reason: why, in a few words: "not installed", "RuntimeError: expects 4-D input".
+    """
+
+    reason: str
+
+    @classmethod
+    def because(cls, error: BaseException) -> Absent:
+        """Return that of an error: its type and the first line of its message, at most 100 characters."""
+        line = next(iter(str(error).strip().splitlines()), "")
+        return cls(f"{type(error).__name__}: {line}"[:100].rstrip(": "))
+
+
+Cell = str | int | Measured | Absent
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table.
+
+    Attributes:
+        label: what was measured; the first cell.
+        cells: the others.
+    """
+
+    label: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of results.
+
+    Attributes:
+        title: its heading.
+        columns: headings of all columns, that of the labels first.
+        rows: its lines, each with as many cells as there are columns.
+        text: a paragraph of Markdown before it: what was measured, how, and what to read from it.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that all lines are complete.
+
+        Raises:
+            ValueError: One is not.
+        """
+        for row in self.rows:
+            if len(row.cells) + 1 != len(self.columns):
+                raise ValueError(
+                    f"row {row.label!r} of table {self.title!r} has {len(row.cells) + 1} cells, expected "
+                    f"{len(self.columns)}: {', '.join(self.columns)}"
+                )
+
+
+Topic = Callable[[Settings], Iterable[Table]]
+
+
+def shuffled_rounds(
+    tasks: Mapping[str, Task],
+    rounds: int,
+    *,
+    sample_seconds: float = 0.02,
+    warm_up: int = 3,
+    clock: Clock = perf_counter,
+    seed: int = 0,
+) -> Seconds:
+    """Measure tasks that may be repeated, such as calls of models; return the seconds of one call.
+
+    Every task is called `warm_up` times first. Then each round calls each as often as it takes for about
+    `sample_seconds`, without gradients.
+
+    Args:
+        tasks: by name.
+        rounds: how often each is measured.
+        sample_seconds: how long one measurement takes at least.
+        warm_up: how many calls are not counted.
+        clock: returns seconds; on a GPU pass `device_clock`.
+        seed: of the order within rounds.
+    """
+    calls: dict[str, int] = {}
+    found: dict[str, list[float]] = {name: [] for name in tasks}
+    with torch.no_grad():
+        for name, task in tasks.items():
+            shortest = min(_seconds(task, 1, clock) for _ in range(max(1, warm_up)))
+            calls[name] = max(1, min(1000, math.ceil(sample_seconds / max(shortest, 1e-9))))
+        for name in _order(tasks, rounds, seed):
+            found[name].append(_seconds(tasks[name], calls[name], clock))
+    return {name: tuple(seconds) for name, seconds in found.items()}
+
+
+def shuffled_once(
+    makers: Mapping[str, Callable[[], Task]],
+    rounds: int,
+    *,
+    warm_up: int = 1,
+    clock: Clock = perf_counter,
+    seed: int = 0,
+) -> Seconds:
+    """Measure tasks that can run only once, such as transforming a graph; return their seconds.
+
+    Args:
+        makers: what makes each task anew; only the task that it returns is measured.
+        rounds: how often each is measured.
+        warm_up: how many rounds are not counted.
+        clock: returns seconds.
+        seed: of the order within rounds.
+    """
+    found: dict[str, list[float]] = {name: [] for name in makers}
+    for name in _order(makers, rounds + warm_up, seed):
+        task = makers[name]()
+        gc.collect()
+        found[name].append(_seconds(task, 1, clock))
+        del task
+    return {name: tuple(seconds[warm_up:]) for name, seconds in found.items()}
+
+
+def device_clock() -> float:
+    """Return seconds, after the accelerator has done its work."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return perf_counter()
+
+
+def tried(make: Callable[[], Task]) -> Task | Absent:
+    """Return the task that is made, called once; or why it cannot be, for a row that says so."""
+    try:
+        task = make()
+        with torch.no_grad():
+            task()
+    except Exception as error:  # a peer may raise anything
+        return Absent.because(error)
+    return task
+
+
+def set_threads(threads: int) -> None:
+    """Let torch, and what is started from here on, use so many threads."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
+
+
+def _order(names: Iterable[str], rounds: int, seed: int) -> Iterable[str]:
+    drawn = random.Random(seed)
+    order = list(names)
+    for _ in range(rounds):
+        drawn.shuffle(order)
+        yield from order
+
+
+def _seconds(task: Task, calls: int, clock: Clock) -> float:
+    started = clock()
+    for _ in range(calls):
+        task()
+    return (clock() - started) / calls

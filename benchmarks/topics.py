@@ -1,0 +1,19 @@
+"""The topics, in the order of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks import capture, correctness, cpu_inference, folding, loading, memory, merging, passes
+from benchmarks.suite import Topic
+
+TOPICS: Mapping[str, Topic] = {
+    "correctness": correctness.tables,
+    "folding": folding.tables,
+    "cpu-inference": cpu_inference.tables,
+    "merging": merging.tables,
+    "memory": memory.tables,
+    "passes": passes.tables,
+    "loading": loading.tables,
+    "capture": capture.tables,
+}

@@ -1,0 +1,182 @@
+"""The reference of each package: a page that lists what it exports, and one for each group that belongs together.
+
+Together belongs what one module defines. Names are documented as users import them, from the top of the package.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import inspect
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Group:
+    """Names of a package that one module defines.
+
+    Attributes:
+        module: its full name.
+        names: what the package exports of it, sorted.
+    """
+
+    module: str
+    names: tuple[str, ...]
+
+    @property
+    def page(self) -> str:
+        """The name of its page."""
+        return self.module.rpartition(".")[2].strip("_") or "package"
+
+    @property
+    def summary(self) -> str:
+        """The first line of the module's docstring."""
+        return (importlib.import_module(self.module).__doc__ or "").strip().partition("\n")[0]
+
+
+def installed_packages() -> list[str]:
+    """Return the import names of fxopt and of what is installed with a name like it."""
+    names = {str(each.metadata["Name"]) for each in importlib.metadata.distributions()}
+    return sorted(name.replace("-", "_") for name in names if name == "fxopt" or name.startswith("fxopt-"))
+
+
+def write_references(folder: Path, packages: Iterable[str] | None = None) -> None:
+    """Write the reference; what was in the folder goes.
+
+    Args:
+        folder: where to write.
+        packages: import names; if None, those that are installed.
+    """
+    chosen = installed_packages() if packages is None else list(packages)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in chosen:
+        package = importlib.import_module(name)
+        groups = groups_of(package)
+        (folder / f"{name}.md").write_text(_package_page(package, groups), encoding="utf-8")
+        (folder / name).mkdir()
+        for group in groups:
+            (folder / name / f"{group.page}.md").write_text(_group_page(package, group), encoding="utf-8")
+    (folder / "index.md").write_text(_index(chosen), encoding="utf-8")
+
+
+def groups_of(package: ModuleType) -> list[Group]:
+    """Return what a package exports of its own, by the module that defines it; names of other packages are not there.
+
+    >>> import fxopt_arith
+    >>> groups_of(fxopt_arith)
+    [Group(module='fxopt_arith.true_division', names=('ChangeTrueDivToMulByInverse',))]
+    """
+    data = _data_of(package)
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for name, place in _exported(package).items():
+        module = _home(getattr(place, name), name, data) or package.__name__
+        if f"{module}.".startswith(f"{package.__name__}."):
+            found[module].add(name)
+    return [Group(module, tuple(sorted(found[module]))) for module in sorted(found)]
+
+
+def _exported(package: ModuleType) -> dict[str, ModuleType]:
+    """Return the public names of a package, each with where to import it from.
+
+    Those of the umbrella's subpackage for reports are among them: it documents what `report` and `picture` return.
+    """
+    places = [importlib.import_module("fxopt.reporting")] if package.__name__ == "fxopt" else []
+    return {name: place for place in (*places, package) for name in getattr(place, "__all__", ())}
+
+
+def _home(value: object, name: str, data: Mapping[str, tuple[str, str]]) -> str:
+    """Return the module that defines a value; "" where that is not known."""
+    if name in data and not inspect.isclass(value) and not inspect.isroutine(value):
+        return data[name][0]
+    return str(getattr(value, "__module__", "") or "")
+
+
+def _data_of(package: ModuleType) -> dict[str, tuple[str, str]]:
+    """Return for each name that a module of a package assigns with a docstring below: the module and the docstring."""
+    found: dict[str, tuple[str, str]] = {}
+    root = Path(str(package.__file__)).parent
+    for path in sorted(root.rglob("*.py")):
+        parts = [package.__name__, *path.relative_to(root).with_suffix("").parts]
+        module = ".".join(part for part in parts if part != "__init__")
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        for statement, following in pairwise(body):
+            name, text = _assigned(statement), _text(following)
+            if name and text:
+                found.setdefault(name, (module, text))
+    return found
+
+
+def _assigned(statement: ast.stmt) -> str:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else ""
+
+
+def _text(statement: ast.stmt) -> str:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return inspect.cleandoc(value.value) if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+
+
+def _index(packages: Iterable[str]) -> str:
+    rows = [f"| [{name.replace('_', '-')}]({name}.md) | {_first_line(sys.modules[name])} |" for name in packages]
+    parts = [
+        "# Packages",
+        "What each package exports, from its docstrings. Modules below a package are its own: import from the top.",
+        "\n".join(["| package | holds |", "|---|---|", *rows]),
+        "\n".join(["```{toctree}", ":hidden:", "", *packages, "```"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _first_line(module: ModuleType) -> str:
+    return (module.__doc__ or "").strip().partition("\n")[0].replace("|", "\\|")
+
+
+def _package_page(package: ModuleType, groups: Iterable[Group]) -> str:
+    name = package.__name__
+    rows = [f"| {_links(name, group)} | {group.summary.replace('|', chr(92) + '|')} |" for group in groups]
+    parts = [
+        f"# {name.replace('_', '-')}",
+        f"```{{eval-rst}}\n.. automodule:: {name}\n   :no-members:\n```",
+        "\n".join(["| names | about |", "|---|---|", *rows]),
+        "\n".join(["```{toctree}", ":hidden:", "", *(f"{name}/{group.page}" for group in groups), "```"]),
+    ]
+    if name == "fxopt":
+        parts.insert(2, "Beside these, `fxopt` has all names of the other packages.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _links(package: str, group: Group) -> str:
+    return ", ".join(f"[`{name}`]({package}/{group.page}.md)" for name in group.names)
+
+
+def _group_page(package: ModuleType, group: Group) -> str:
+    shown = group.names[:3]
+    title = ", ".join(shown) + (f" and {len(group.names) - 3} more" if len(group.names) > 3 else "")
+    places = _exported(package)
+    said = {inspect.cleandoc(getattr(places[name], name).__doc__ or "").partition("\n")[0] for name in group.names}
+    parts = [f"# {title}", "" if group.summary in said else group.summary]
+    parts += [f"```{{eval-rst}}\n{directive}\n```" for directive in _directives(package, group)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _directives(package: ModuleType, group: Group) -> Iterator[str]:
+    data, places = _data_of(package), _exported(package)
+    for name in group.names:
+        value, path = getattr(places[name], name), f"{places[name].__name__}.{name}"
+        if inspect.isclass(value):
+            yield f".. autoclass:: {path}"
+        elif inspect.isroutine(value):
+            yield f".. autofunction:: {path}"
+        else:
+            text = data[name][1] if name in data else ""
+            lines = [f"   {line}".rstrip() for line in text.splitlines()]
+            yield "\n".join([f".. py:data:: {path}", "", *lines])

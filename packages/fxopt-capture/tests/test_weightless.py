@@ -1,0 +1,207 @@
+"""Models on the meta device are captured as if they were where their inputs are, and take no memory for weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from archive_models import layout
+from test_capture_transformers import MODELS
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_capture import InputGuards, capture, exporting, symbolic_trace, weightless
+from fxopt_core import CaptureError, iter_nodes
+
+
+class Positions(nn.Module):
+    """Makes tensors by itself: positions, and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.again = self.lin
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[0], device=x.device)
+        found: Tensor = self.norm(self.again(x)) + places[:, None]
+        return found + torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
+
+
+class Single(nn.Module):
+    """Computes something else for a batch of one."""
+
+    def __init__(self, difference: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 300), nn.Linear(300, 4), nn.Linear(4, 4))
+        self.difference = difference
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)
+        return found * (1 + self.difference) if x.shape[0] == 1 else found
+
+
+def on_meta(make: Callable[[], nn.Module]) -> Any:
+    with torch.device("meta"):
+        return make().eval()
+
+
+def conditions(graph_module: GraphModule) -> list[str]:
+    guards = graph_module.get_submodule("_guards_fn")
+    assert isinstance(guards, InputGuards)
+    return [condition.code for condition in guards.conditions]
+
+
+@pytest.mark.parametrize("inputs", ["meta", "cpu"])
+def test_the_graph_is_that_of_a_model_with_weights(inputs: str) -> None:
+    model = on_meta(Positions)
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    captured, expected = capture(model, torch.randn(2, 4).to(inputs)), capture(Positions().eval(), torch.randn(2, 4))
+    assert layout(captured) == layout(expected)
+    assert conditions(captured) == conditions(expected)
+    assert "meta" not in captured.code
+    assert all(tensors[name] is tensor for name, tensor in model.named_parameters(remove_duplicate=False))
+    assert all(captured.get_parameter(name) is tensors[name] for name in ("lin.weight", "again.weight", "norm.bias"))
+    state = Positions().eval().state_dict()
+    captured.load_state_dict(state, assign=True)
+    expected.load_state_dict(state)
+    x = torch.randn(5, 4)
+    assert torch.equal(captured(x), expected(x))
+
+
+@pytest.mark.parametrize("difference", [0.0, 1e-2], ids=str)
+def test_sizes_of_one_are_compared_by_random_weights(difference: float) -> None:
+    captured = capture(on_meta(lambda: Single(difference)), torch.randn(2, 4))
+    expected = capture(Single(difference).eval(), torch.randn(2, 4))
+    assert conditions(captured) == conditions(expected)
+    assert any("!= 1" in code for code in conditions(captured)) == (difference > 0)
+
+
+def test_a_model_that_cannot_be_exported_is_as_before() -> None:
+    class Refuses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lin(x) if bool(self.lin.weight.sum() > 0) else x
+
+    model = on_meta(Refuses)
+    weight = model.lin.weight
+    with pytest.raises(CaptureError):
+        capture(model, torch.randn(2, 2))
+    assert model.lin.weight is weight and weight.is_meta
+
+
+def test_no_memory_is_taken_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = on_meta(lambda: nn.Linear(1 << 17, 1 << 16, bias=False))  # 32 GiB
+    seen = []
+    original: Any = exporting.export_program
+
+    def noted(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        weight = model.get_parameter("0.weight")
+        seen.append((weight.device.type, weight.untyped_storage().nbytes() < 8))
+        return original(model, *args, **kwargs)
+
+    monkeypatch.setattr("fxopt_capture.strategy.export_program", noted)
+    captured = capture(nn.Sequential(model), torch.empty(2, 1 << 17))
+    assert set(seen) == {("cpu", True)}
+    assert [node.op for node in iter_nodes(captured.graph)].count("call_module") == 2
+    assert captured.get_parameter("0.weight") is model.weight
+
+
+def test_stand_ins_keep_ties_flags_and_strides() -> None:
+    model = on_meta(Positions)
+    model.lin.weight = nn.Parameter(torch.empty(4, 4, device="meta").t(), requires_grad=False)
+    model.other = nn.Linear(4, 4, device="meta")
+    model.other.weight = model.lin.weight
+    before = model.lin.weight
+    with weightless.hollow(model, torch.device("cpu")):
+        assert model.other.weight is model.lin.weight is not before
+        assert (model.lin.weight.stride(), model.lin.weight.requires_grad) == ((1, 4), False)
+        assert isinstance(model.lin.weight, nn.Parameter) and not model.norm.running_mean.is_meta
+        assert model.lin.weight.untyped_storage().nbytes() == 0
+    assert model.lin.weight is model.other.weight is before
+
+
+def test_random_weights_are_large_enough_to_tell_and_different() -> None:
+    model = on_meta(lambda: nn.Sequential(*[nn.Linear(256, 256) for _ in range(12)]))
+    weights = weightless.random_weights(model, torch.device("cpu"))
+    assert {name: value.shape for name, value in weights.items()} == {
+        name: parameter.shape for name, parameter in model.named_parameters()
+    }
+    x = torch.randn(4, 256)
+    output = torch.func.functional_call(model, weights, x)
+    assert 0.1 < float(output.std()) < 100
+    assert not torch.equal(weights["0.weight"], weights["1.weight"])
+    memory = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in weights.values()}
+    assert sum(memory.values()) < 4 * weights["0.weight"].nbytes
+
+
+def test_values_in_place_of_inputs_on_meta() -> None:
+    inputs = {
+        "ids": torch.empty(2, 3, dtype=torch.int64, device="meta"),
+        "x": [torch.empty(2, dtype=torch.float16, device="meta")],
+        "y": torch.zeros(1),
+        "mask": torch.empty(2, dtype=torch.bool, device="meta"),
+    }
+    found: Any = weightless.with_values(inputs, torch.device("cpu"))
+    assert found["ids"].tolist() == [[1] * 3] * 2 and found["mask"].all()
+    assert found["x"][0].dtype == torch.float16 and bool(found["x"][0].isfinite().all())
+    assert found["y"] is inputs["y"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hugging_face_models_on_meta(transformers: ModuleType, name: str) -> None:
+    options, inputs, _ = MODELS[name]
+    cls = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = cls(cls.config_class(**options)).eval()
+    hollow = on_meta(lambda: cls(cls.config_class(**options)))
+    expected, captured = symbolic_trace(model, inputs), symbolic_trace(hollow, inputs)
+    assert layout(captured) == layout(expected)
+    assert conditions(captured) == conditions(expected)
+    saved = expected.state_dict()
+    found = dict(captured.named_buffers())
+    others = {key: buffer for key, buffer in expected.named_buffers() if key not in saved}
+    assert all(torch.equal(found[key], buffer) for key, buffer in others.items())
+    assert all(tensor.is_meta for tensor in (*hollow.parameters(), *hollow.buffers()))
+    captured.load_state_dict(saved, assign=True)
+    assert not any(tensor.is_meta for tensor in (*captured.parameters(), *captured.buffers()))
+
+
+def test_buffers_that_a_model_does_not_compute_stay_empty(transformers: ModuleType) -> None:
+    options, inputs, _ = MODELS["LlamaForCausalLM"]
+    cls = transformers.LlamaForCausalLM
+
+    class Custom(cls):  # type: ignore[misc,valid-type]  # transformers is not known to mypy
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.register_buffer("shift", torch.zeros(1), persistent=False)
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+            found = super().forward(input_ids, attention_mask, use_cache=False)
+            found.logits = found.logits + self.shift
+            return found
+
+    captured = symbolic_trace(on_meta(lambda: Custom(cls.config_class(**options))), inputs)
+    hollow = [key for key, buffer in captured.named_buffers() if buffer.is_meta]
+    assert hollow == ["shift"]
+
+
+def test_a_capture_where_meta_is_the_default_device() -> None:
+    class Counts(Positions):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.arange(4.0) + torch.ones(4)
+
+    with torch.device("meta"):
+        captured = capture(Counts().eval(), torch.randn(2, 4))
+    assert "meta" not in captured.code
+    model = Counts().eval()
+    captured.load_state_dict(model.state_dict(), assign=True)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(captured(x), model(x))

@@ -1,0 +1,61 @@
+"""Where a pass is documented."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, metadata, requires
+
+from fxopt_core import PassInfo
+
+SITE = "site/"
+"""Where `nox -s docs` builds the site in a checkout."""
+
+
+def page_of(name: str) -> str:
+    """Return the page of a pass, relative to the site.
+
+    >>> page_of("merge-linears")
+    'passes/merge-linears.html'
+    """
+    return f"passes/{name}.html"
+
+
+def documentation_of(info: PassInfo) -> str:
+    """Return where a pass is documented.
+
+    That is the address that its distribution states as ``Documentation`` among its project URLs: for the distributions
+    of fxopt a site with a page per pass, for others as it stands. Where none is stated, it is the page in the site that
+    `nox -s docs` builds in a checkout of fxopt, relative to that checkout, or, for other distributions, the command
+    that shows the docstring.
+    """
+    stated = _stated(info.distribution)
+    if _is_of_fxopt(info.distribution):
+        stated = stated or _stated("fxopt")
+        if stated:
+            return f"{stated.rstrip('/')}/{page_of(info.name)}"
+        return f"{SITE}{page_of(info.name)}"
+    cls = info.transformation
+    return stated or f"python -m pydoc {cls.__module__}.{cls.__qualname__}"
+
+
+def _stated(distribution: str) -> str:
+    """Return the address of the documentation that a distribution states; "" for none."""
+    try:
+        lines = metadata(distribution).get_all("Project-URL") or []
+    except (PackageNotFoundError, ValueError):  # a plugin that was registered by hand has no distribution
+        return ""
+    for line in lines:
+        label, _, address = str(line).partition(",")
+        if label.strip().lower() in ("documentation", "docs"):
+            return address.strip()
+    return ""
+
+
+def _is_of_fxopt(distribution: str) -> bool:
+    """Whether a distribution is fxopt, or one that fxopt requires: those share one site."""
+    try:
+        required = requires("fxopt") or []
+    except PackageNotFoundError:
+        required = []
+    names = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in required}
+    return distribution in {"fxopt", *(name for name in names if name.startswith("fxopt-"))}

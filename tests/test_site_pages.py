@@ -1,0 +1,91 @@
+"""The reference is made from what is installed, and the links of a built site are checked."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from check_links import broken_links, links_elsewhere, main
+from site_pages.references import groups_of, installed_packages, write_references
+
+PACKAGES = sorted(path.parent.name.replace("-", "_") for path in Path(__file__).parent.parent.glob("packages/*/src"))
+
+
+def test_all_packages_are_there() -> None:
+    assert set(PACKAGES) <= set(installed_packages())
+
+
+@pytest.mark.parametrize("name", [name for name in PACKAGES if name != "fxopt"])
+def test_all_that_a_package_exports_is_in_the_reference_once(name: str) -> None:
+    package = importlib.import_module(name)
+    groups = groups_of(package)
+    documented = [each for group in groups for each in group.names]
+    assert sorted(documented) == sorted(package.__all__)
+    assert len({group.page for group in groups}) == len(groups)
+    assert all(group.summary for group in groups)
+
+
+def test_the_umbrella_documents_its_own_names_alone() -> None:
+    documented = {each for group in groups_of(importlib.import_module("fxopt")) for each in group.names}
+    assert {"optimize", "Picture", "picture", "Report", "report", "DrawnSite"} <= documented
+    assert not {"MergeLinears", "verify", "registry"} & documented
+
+
+def test_names_are_documented_as_they_are_imported(tmp_path: Path) -> None:
+    stale = tmp_path / "reference" / "gone.md"
+    stale.parent.mkdir()
+    stale.touch()
+    write_references(stale.parent, PACKAGES)
+    assert not stale.exists()
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in stale.parent.rglob("*.md"))
+    paths = re.findall(r"^\.\. (?:autoclass|autofunction|py:data):: ([\w.]+)\.(\w+)$", pages, re.MULTILINE)
+    assert len(paths) > 100
+    assert all(hasattr(importlib.import_module(module), name) for module, name in paths)
+    assert "Reason code to meaning and remedy." in (stale.parent / "fxopt_core" / "reasons.md").read_text()
+    assert all(f"\n{name}\n" in (stale.parent / "index.md").read_text() for name in PACKAGES)
+
+
+@pytest.mark.parametrize("name", ["public_names", "references"])
+def test_examples_in_docstrings(name: str) -> None:
+    found = doctest.testmod(importlib.import_module(f"site_pages.{name}"))
+    assert found.attempted
+    assert not found.failed
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A site of two pages, of which all links lead somewhere."""
+    (tmp_path / "below").mkdir()
+    first = '<h1 id="top">x</h1><a href="below/two.html#part">y</a><a href="#top">z</a><img src="a%20b.svg">'
+    (tmp_path / "one.html").write_text(f'{first}<a href="https://example.org/">elsewhere</a>')
+    (tmp_path / "below" / "two.html").write_text('<a name="part"></a><a href="../one.html?x=1">back</a>')
+    (tmp_path / "a b.svg").touch()
+    return tmp_path
+
+
+def test_a_site_whose_links_lead_somewhere(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(broken_links(site)) == []
+    assert links_elsewhere(site) == ["https://example.org/"]
+    assert main([str(site)]) == 0
+    assert "all links" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('<a href="three.html">x</a>', "three.html: there is no such file"),
+        ('<img src="c.svg">', "c.svg: there is no such file"),
+        ('<a href="one.html#bottom">x</a>', "one.html#bottom: that page has no such part"),
+        ('<a href="#bottom">x</a>', "#bottom: that page has no such part"),
+        ('<a href="below">x</a>', "below: there is no such file"),
+    ],
+)
+def test_a_link_that_leads_nowhere(text: str, words: str, site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / "bad.html").write_text(text)
+    assert list(broken_links(site)) == [f"bad.html: {words}"]
+    assert main([str(site)]) == 1
+    assert words in capsys.readouterr().out
