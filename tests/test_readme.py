@@ -59,6 +59,14 @@ def test_they_work_on_the_model_itself(tmp_path: Path, monkeypatch: pytest.Monke
     assert sum(len(record.rewrites) for record in history(load(tmp_path / "minilm.pt2"))) == 6
 
 
+def test_from_a_checkout_all_that_fxopt_requires_is_installed() -> None:
+    (names,) = re.findall(r"\./packages/fxopt-\{([\w,]+)\}", README)
+    declared = (
+        (ROOT / "packages" / "fxopt" / "pyproject.toml").read_text(encoding="utf-8").partition("[project.optional")[0]
+    )
+    assert sorted(f"fxopt-{name}" for name in names.split(",")) == sorted(re.findall(r'"(fxopt-\w+)>=', declared))
+
+
 def test_the_readme_of_the_package_has_the_same_commands() -> None:
     package = (ROOT / "packages" / "fxopt" / "README.md").read_text(encoding="utf-8")
     assert package.split("```bash\n")[1].split("```")[0] == README.split("```bash\n")[1].split("```")[0]

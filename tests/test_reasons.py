@@ -28,9 +28,12 @@ from fxopt_core import (
     PassRun,
     PostconditionError,
     PreconditionError,
+    Ratio,
     Refusal,
     SitePass,
+    Speedup,
     Transformation,
+    comparing_with,
     history,
     infer_shapes,
     instrumented,
@@ -43,6 +46,7 @@ NOTHING_HELPS = "Nothing to do"
 BY_CORE = {"overlapping", "instrument"}  # what core refuses whichever pass it is: see the tests behind the cases
 BY_MACHINE = {"not-on-cpu"}  # what another machine is needed for, or played: see the tests of fxopt-onednn
 HOPELESS_BY_MACHINE = {"no-operators"}
+MEASURED = {"no-measured-benefit"}  # what depends on the machine: see the test behind the cases
 
 
 class FunctionTracer(torch.fx.Tracer):
@@ -231,12 +235,25 @@ def test_what_an_instrument_leaves_out_is_rewritten_without_it() -> None:
     MergeLinears()(graph_module, expect=1, strict=True)
 
 
+def test_what_does_not_pay_is_merged_by_the_pass_that_does_not_ask() -> None:
+    model = Pair().eval()
+    graph_module = graph_of(model, "modules", example(model, torch.float32))
+    before = structure(graph_module)
+    with comparing_with(lambda former, new, device: Speedup(Ratio(0.9, 0.8, 0.95), 0.01)):
+        MergeLinears(only_if_faster=True)(graph_module, expect=0)
+    (refusal,) = history(graph_module)[-1].refusals
+    assert (refusal.site, refusal.reason, refusal.nodes) == ("q + k", "no-measured-benefit", ("q", "k"))
+    assert "`q + k`" in refusal.message
+    assert structure(graph_module) == before
+    MergeLinears()(graph_module, expect=1, strict=True)
+
+
 class TestTheTable:
     def test_every_code_is_provoked(self) -> None:
-        assert {case.code for case in CASES} | BY_CORE | BY_MACHINE | HOPELESS_BY_MACHINE == set(REASONS)
+        assert {case.code for case in CASES} | BY_CORE | MEASURED | BY_MACHINE | HOPELESS_BY_MACHINE == set(REASONS)
 
     def test_every_code_has_a_remedy_that_is_tested_or_says_that_nothing_helps(self) -> None:
-        mended = {case.code for case in CASES if case.mend is not None} | BY_CORE | BY_MACHINE
+        mended = {case.code for case in CASES if case.mend is not None} | BY_CORE | MEASURED | BY_MACHINE
         assert {code for code, text in REASONS.items() if NOTHING_HELPS not in text} == mended
 
     def test_the_sources_use_just_these_codes(self) -> None:

@@ -402,3 +402,43 @@ def test_what_is_no_graph_module(tmp_path: Path) -> None:
 def _seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
+
+
+def test_counters_of_batches_may_be_absent_as_in_torch(tmp_path: Path) -> None:
+    tensors = {key: value for key, value in _filled().state_dict().items() if "num_batches" not in key}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    meta = _meta(Buffers)
+    meta._buffers["scale"] = torch.ones(4)
+    graph_module = capture(meta, IDS)
+    load_checkpoint(graph_module, tmp_path)
+    assert graph_module.get_buffer("norm.num_batches_tracked").item() == 0
+    assert not any(tensor.is_meta for tensor in graph_module.state_dict().values())
+
+
+@pytest.mark.parametrize("on_meta", [True, False], ids=["meta", "values"])
+def test_in_inference_mode(tmp_path: Path, trained: nn.Module, on_meta: bool) -> None:
+    write_safetensors(tmp_path / "model.safetensors", trained.state_dict())
+    graph_module = _padded(_meta() if on_meta else Perceptron().eval())
+    x = torch.randn(3, 4)
+    with torch.inference_mode():
+        load_checkpoint(graph_module, tmp_path)
+        torch.testing.assert_close(graph_module(x), trained(x))
+
+
+def test_tensors_of_inference_mode_are_replaced(tmp_path: Path, trained: nn.Module) -> None:
+    write_safetensors(tmp_path / "model.safetensors", trained.state_dict())
+    with torch.inference_mode():
+        model = Perceptron().eval()
+    graph_module = PadOutputs()(torch.fx.symbolic_trace(model))
+    load_checkpoint(graph_module, tmp_path)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(graph_module(x), trained(x))
+    assert not any(parameter.is_inference() for parameter in graph_module.parameters())
+
+
+def test_a_bare_trace_on_meta(tmp_path: Path, trained: nn.Module) -> None:
+    write_safetensors(tmp_path / "model.safetensors", trained.state_dict())
+    graph_module = PadOutputs()(torch.fx.symbolic_trace(_meta()))
+    load_checkpoint(graph_module, tmp_path)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(graph_module(x), trained(x))

@@ -191,3 +191,17 @@ def test_buffers_that_a_model_does_not_compute_stay_empty(transformers: ModuleTy
     captured = symbolic_trace(on_meta(lambda: Custom(cls.config_class(**options))), inputs)
     hollow = [key for key, buffer in captured.named_buffers() if buffer.is_meta]
     assert hollow == ["shift"]
+
+
+def test_a_capture_where_meta_is_the_default_device() -> None:
+    class Counts(Positions):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.arange(4.0) + torch.ones(4)
+
+    with torch.device("meta"):
+        captured = capture(Counts().eval(), torch.randn(2, 4))
+    assert "meta" not in captured.code
+    model = Counts().eval()
+    captured.load_state_dict(model.state_dict(), assign=True)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(captured(x), model(x))

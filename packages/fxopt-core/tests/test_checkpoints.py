@@ -117,6 +117,7 @@ def test_everything_wrong_is_named_at_once_and_nothing_is_loaded(order: str) -> 
     with pytest.raises(CheckpointError) as caught:
         load_original_state_dict(graph_module, checkpoint)
     message, error = str(caught.value), caught.value
+    assert isinstance(error, RuntimeError)  # as what load_state_dict raises
     assert sorted(error.missing_keys) == ["norm.running_var", "out.weight", "q.bias"]
     assert error.unexpected_keys == ["k.bias", "scratch", "nowhere"]
     assert all(name in message for name in (*error.missing_keys, *error.unexpected_keys, "nothing of it was loaded"))

@@ -142,7 +142,7 @@ class TestShow:
 class TestReasons:
     def test_they_are_found_in_functions_that_a_pass_calls(self) -> None:
         reasons = reasons_of(MergeLinears)
-        assert {"hooks", "group-too-small", "opaque-call", "overlapping", "filtered"} <= reasons
+        assert {"hooks", "group-too-small", "opaque-call", "overlapping", "filtered", "no-measured-benefit"} <= reasons
         assert not {"wrong-axis", "rounded-quotient", "no-statistics"} & reasons
 
     def test_a_pass_that_is_no_site_pass_has_none(self) -> None:
@@ -224,7 +224,8 @@ class TestCompletion:
 
     def test_options_of_an_empty_brace(self) -> None:
         found = [text for text, _ in completion.complete_pipeline("merge-linears{")]
-        assert found == ["merge-linears{min-group=", "merge-linears{where=", "merge-linears{share-storage="]
+        options = ("min-group", "where", "share-storage", "only-if-faster")
+        assert found == [f"merge-linears{{{option}=" for option in options]
 
     def test_families(self) -> None:
         assert completion.complete_family("n") == ["norm"]

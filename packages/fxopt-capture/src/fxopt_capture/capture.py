@@ -20,6 +20,7 @@ from .arguments import CallForm, InputBinding, bind_call
 from .assertions import with_asserted_dtypes, with_read_dtypes
 from .caches import CacheReturn
 from .captured import GUARDS, CapturedModule, assemble
+from .comparing import effect_of
 from .computed_buffers import computed_buffers
 from .example_tensors import distinct_tensors
 from .guards import InputGuards
@@ -32,9 +33,9 @@ from .regions import hidden_note
 from .shells import attribute, shell_tree
 from .stored_names import keep_stored_names
 from .strategy import Export, Request, export
-from .structures import register_structures, structures_of
+from .structures import register_structures, return_sizes, structures_of
 from .tidying import place_attributes, tidy
-from .weightless import device_for, is_weightless, with_values
+from .weightless import device_for, is_weightless, off_meta, with_values
 
 _LOGGER = logging.getLogger("fxopt_capture")
 _RESERVED = frozenset({"meta", GUARDS})  # attributes that a graph module's instances have, besides those of its class
@@ -56,6 +57,10 @@ def capture(
     on which the model branches, arguments that were not given here, lists of another length and dictionaries with other
     keys. A batch of one as example does for other batches too; where the model distinguishes sizes of 0 or 1, model and
     graph are compared on slices of the example, and a size at which they differ is refused.
+
+    A model on the meta device is captured for the device of its inputs, or for the CPU where these are on meta too. It
+    takes no memory for weights; `load_checkpoint` reads them. Buffers that are not saved are computed for Hugging Face
+    models, as ``from_pretrained`` does it.
 
     Hugging Face decoders return a cache of keys and values where the model does: unless ``use_cache=False`` is in
     `kwargs` or in its configuration. A cache given as ``past_key_values`` is an input, to which the graph module adds
@@ -131,6 +136,12 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedM
     """Capture a model by one call of it; see `capture`."""
     if (note := training_note(model)) is not None:
         _LOGGER.warning("%s", note)
+    with off_meta():
+        return _captured(model, call, dynamic_shapes)
+
+
+def _captured(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
+    """Capture with a cache where the model makes one, and that can be captured."""
     try:
         return _capture_call(model, call, dynamic_shapes)
     except CaptureError as error:
@@ -156,6 +167,7 @@ def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> Captured
         )
     exported = export(request)
     _check_caches(model, request.observer)
+    _check_steps(request, exported)
     check_unused(model, call.form, _unused(exported))
     # Only now: a model's own containers may be known to torch's pytrees only since the export.
     nestings = {name: nesting_of(value) for name, value in call.inputs.items()}
@@ -192,6 +204,23 @@ def _check_caches(model: nn.Module, observer: Observer) -> None:
         )
 
 
+def _check_steps(request: Request, exported: Export) -> None:
+    """Refuse a model whose outputs follow an attribute that calls change: for the graph it is a constant."""
+    model, steps = request.model, request.observer.stepped
+    if not steps or any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        return
+    try:
+        change = effect_of({name: new for name, (_, new) in steps.items()}, model, request.form, exported.inputs)
+    except Exception as error:  # whatever the model raises
+        change = f"it raises {type(error).__name__}: {error}"
+    if change is not None:
+        named = ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in steps.items())
+        raise CaptureError(
+            f"{type(model).__name__} cannot be captured: a call of it changes {named}, and with that {change}. The "
+            f"graph would compute the same every time; let the model count in a buffer, and change that in place"
+        )
+
+
 def check_model(model: object) -> None:
     """Refuse what is no module that can be captured, with a `CaptureError` that says what to give instead."""
     if not isinstance(model, nn.Module):
@@ -214,6 +243,7 @@ def check_model(model: object) -> None:
 def build_captured(model: nn.Module, exported: Export, binding: InputBinding) -> CapturedModule:
     """Make the captured module of an export."""
     graph, source = exported.module.graph, exported.module
+    return_sizes(graph)
     tidy(graph, source)
     constants = _name_constants(graph, source, model)
     layers = raise_layers(graph, model)
@@ -244,7 +274,7 @@ def _place_guards(graph: Graph) -> None:
 
 def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[str, object]:
     """Return what the graph reads that is no parameter, buffer or module of the model, under names free in it."""
-    taken = {name.split(".")[0] for name in (*dict(model.named_modules(remove_duplicate=False)), *model.state_dict())}
+    taken = {*model._modules, *model._parameters, *model._buffers}
     names: dict[str, str] = {}
     constants: dict[str, object] = {}
     for node in iter_nodes(graph):
@@ -252,7 +282,7 @@ def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[s
             continue
         target = str(node.target)
         value = attribute(source, target)
-        if isinstance(value, torch.Tensor) and attribute(model, target) is value and _registered(model, target):
+        if isinstance(value, torch.Tensor) and _registered(model, target) is value:
             continue
         if target not in names:
             names[target] = _free(target.replace(".", "_"), taken)
@@ -261,10 +291,13 @@ def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[s
     return constants
 
 
-def _registered(model: nn.Module, target: str) -> bool:
+def _registered(model: nn.Module, target: str) -> torch.Tensor | None:
+    """Return the parameter or buffer of this name, or None where there is none."""
     path, _, name = target.rpartition(".")
-    owner = model.get_submodule(path)
-    return name in owner._parameters or name in owner._buffers
+    owner = attribute(model, path) if path else model
+    if not isinstance(owner, nn.Module):
+        return None
+    return owner._parameters.get(name, owner._buffers.get(name))
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -107,6 +107,13 @@ class Fitted:
         group = self._placement.names.aliases.get(key, (key,))
         return next((self.given[name] for name in group if name in self.given), None)
 
+    def counters(self) -> list[str]:
+        """Return the counters on the meta device that a checkpoint may lack, as torch has it; they are zero then."""
+        current = self._placement.current
+        rows = (row for row in self._placement.names.originals if row.kept and row.in_state_dict)
+        absent = (row.key for row in rows if row.key not in self.given and row.key not in self.missing)
+        return [key for key in absent if key in current and current[key].is_meta]
+
     def stored_for(self, values: Tensor) -> StoredTensor | None:
         """Return the stored tensor that another one stands for, or None where that has values of its own."""
         return self._files.get(id(values))

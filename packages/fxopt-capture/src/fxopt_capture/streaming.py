@@ -154,6 +154,8 @@ class _Loading:
             assert computed.target.key is not None
             parts = [_Part(pieces, self.found.stored_for(values) or values) for pieces, values in computed.parts]
             self._put(computed.target.key, parts, dict(computed.fills), complete=computed.complete)
+        for key in self.found.counters():
+            self._put(key, [], {(): 0.0}, complete=True)
         for key in self.placement.others:
             self._put(key, [], {}, complete=False)
 

@@ -57,6 +57,16 @@ def with_values(inputs: Mapping[str, object], device: torch.device) -> dict[str,
 
 
 @contextmanager
+def off_meta() -> Iterator[None]:
+    """Let the code of a model make tensors with values, where the caller has made meta the default device."""
+    if torch.get_default_device().type == "meta":
+        with torch.device("cpu"):
+            yield
+    else:
+        yield
+
+
+@contextmanager
 def hollow(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Let the tensors of a model that are on the meta device be on another one for a while, without memory there."""
     stand_ins: dict[int, Tensor] = {}

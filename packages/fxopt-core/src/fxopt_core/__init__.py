@@ -48,6 +48,7 @@ from fxopt_core.recorded_pass import RecordedPass
 from fxopt_core.registry import PluginEntryPoint, Registry, registry
 from fxopt_core.signature import signature_of, uuid_of
 from fxopt_core.site_pass import ReversibleSitePass, Site, SitePass
+from fxopt_core.speed import Ratio, Speedup, compare_speed, comparing_with, measured_speedup
 from fxopt_core.tolerances import Tolerance, tolerance
 from fxopt_core.transformation import ReversibleTransformation, Transformation
 from fxopt_core.undo import undo
@@ -109,6 +110,7 @@ __all__ = [
     "PostconditionError",
     "PreconditionError",
     "Provenance",
+    "Ratio",
     "Record",
     "RecordedPass",
     "Refusal",
@@ -120,6 +122,7 @@ __all__ = [
     "Rewrite",
     "Site",
     "SitePass",
+    "Speedup",
     "TensorFacts",
     "TensorRef",
     "Tolerance",
@@ -133,6 +136,8 @@ __all__ = [
     "as_inductor_pass",
     "as_pass_base",
     "bare_module",
+    "compare_speed",
+    "comparing_with",
     "compose",
     "faithful_copy",
     "from_function",
@@ -147,6 +152,7 @@ __all__ = [
     "iter_nodes",
     "key_map",
     "load_original_state_dict",
+    "measured_speedup",
     "mixed_flags_refusal",
     "options_of",
     "original_state_dict",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ from fxopt_core.ledger import (
     TensorRemoved,
     TensorRow,
     UsersOrdered,
+    ledger_of,
 )
 from fxopt_core.marks import NodeTag, nodes_by_id, set_tag, tag_of
 from fxopt_core.module_state import module_problem
@@ -58,8 +60,10 @@ class Backwards:
     """The operations of one record, backwards, on one graph module."""
 
     def __init__(self, graph_module: GraphModule, record: Record) -> None:
-        self.graph_module, self.graph, self.record = graph_module, graph_module.graph, record
+        self.graph_module, self.graph = graph_module, graph_module.graph
         self.by_id = nodes_by_id(self.graph)
+        self.record = self._as_read_now(record)
+        self.reread = self.record is not record
         self.names = {node.name for node in iter_nodes(self.graph)}
         self.counts: dict[str, int] = dict(self.graph._graph_namespace._base_count)
         self.targets = TargetNodes(self.graph)
@@ -90,6 +94,19 @@ class Backwards:
         self.rewiring.flush()
         self._order_users()
         describe_attributes(self.graph_module, self.attributes)
+
+    def _as_read_now(self, record: Record) -> Record:
+        """Return the record with the nodes that its own read now, where later passes have replaced some of these."""
+        records = ledger_of(self.graph_module).records
+        place = next((place for place, each in enumerate(records) if each is record), len(records))
+        later = [op for each in records[place + 1 :] if each.state == "applied" for op in each.operations or ()]
+        if not later:
+            return record
+        from fxopt_core.renumbering import as_read_now  # few need it
+
+        return replace(
+            record, operations=as_read_now(record.operations or (), later, lambda n: bool(self.by_id.get(n)))
+        )
 
     def _step(self, operation: Operation) -> None:
         if isinstance(operation, NodeAdded):
@@ -206,11 +223,13 @@ class Backwards:
 
     def _place(self, row: NodeRow, args: Any, kwargs: Any) -> Node:
         """Return the node behind which a node stood, or a place as good where that one is gone."""
+        inputs: list[Node] = []
+        if self.reread:
+            map_arg((args, kwargs), inputs.append)
         for number in (self.left_out.previous(row.previous), self.stands_for.get(row.id)):
             found = [] if number is None else self.by_id.get(number, [])
-            if found:
+            if found and not any(found[0] < value for value in inputs):  # a replacement may stand elsewhere
                 return found[0]
-        inputs: list[Node] = []
         map_arg((args, kwargs), inputs.append)
         return max(inputs, default=self.graph._root)
 

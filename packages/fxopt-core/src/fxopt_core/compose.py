@@ -128,7 +128,7 @@ class DeepCopy(ReversibleTransformation):
     """graph module -> a faithful copy of it that shares no mutable state with it.
 
     ``copy.deepcopy`` drops hooks and plain attributes, makes non-persistent buffers persistent, and loses the range
-    constraints of export graphs; this copy keeps them. There is nothing to undo.
+    constraints of export graphs; this copy keeps them. Reversing copies, too.
 
     Cost:
         The memory of the model once more.

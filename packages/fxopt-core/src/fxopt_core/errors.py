@@ -46,8 +46,10 @@ class VetoError(PassError):
     """An instrument vetoed a pass, and what was asked for cannot stand without it."""
 
 
-class CheckpointError(FxoptError):
+class CheckpointError(FxoptError, RuntimeError):
     """A checkpoint does not fit, or original keys and values cannot be told; nothing was loaded.
+
+    It is a `RuntimeError`, too, as what ``load_state_dict`` raises: code that loads either way catches one error.
 
     Attributes:
         missing_keys: the original keys that the checkpoint lacks.

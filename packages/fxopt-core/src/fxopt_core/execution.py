@@ -19,7 +19,7 @@ from fxopt_core.marks import META_KEY
 from fxopt_core.observing import lint_and_recompile, observed, written_note
 from fxopt_core.reasons import refusals_text
 from fxopt_core.recording import State, make_record, own_records, signature_or_empty
-from fxopt_core.runs import Frame, Run, composing_run, frame_open, run_open
+from fxopt_core.runs import Frame, Run, composing_run, current_frame, frame_open, run_open
 from fxopt_core.site_pass import ReversibleSitePass
 from fxopt_core.transaction import Snapshot
 from fxopt_core.transformation import ReversibleTransformation, Transformation
@@ -92,9 +92,10 @@ def execute(
         graph_module = faithful_copy(graph_module)
 
     def body(run: Run) -> GraphModule:
+        known = len(ledger_of(graph_module).records)
         result = run_pass(run, transformation, graph_module, reverse)
         if not reverse:
-            demands.check(transformation, run.records)
+            demands.check(transformation, ledger_of(result).records[known:])
         if lint:
             lint_and_recompile(result, transformation)
         return result
@@ -146,6 +147,7 @@ def in_transaction(
                 pickling.install(result)
         except BaseException as error:
             _roll_back(snapshot, transformation, error)
+        snapshot.close()
         return result
 
 
@@ -218,10 +220,30 @@ def _undoes_from(run: Run, info: PassRun) -> int | None:
     return info.index if equal else None
 
 
+def transform_by_hand(transformation: Transformation, graph_module: GraphModule) -> GraphModule:
+    """Call ``transform`` of a pass for somebody who did so himself, and leave its record, so that it can be undone.
+
+    No transaction is opened, and no instrument sees it: what was called is a method, and not the pass.
+    """
+    check_graph_module(graph_module, f"pass `{transformation.name}`")
+    frame = current_frame(graph_module)
+    if frame is not None:
+        frame.flush()
+    info = PassRun(transformation, parent=current_run())
+    with inside(info):
+        result, record = _apply(ledger_of(graph_module).next_run, Frame(graph_module), info, graph_module)
+    append_record(result, record)
+    pickling.install(result)
+    return result
+
+
 def apply_pass(run: Run, info: PassRun, graph_module: GraphModule) -> tuple[GraphModule, Record]:
     """Call ``transform`` or ``reverse``, and return its result with the record of it."""
-    transformation = info.transformation
-    frame, before = Frame(graph_module, undoes_from=_undoes_from(run, info)), State(graph_module)
+    return _apply(run.number, Frame(graph_module, undoes_from=_undoes_from(run, info)), info, graph_module)
+
+
+def _apply(number: int, frame: Frame, info: PassRun, graph_module: GraphModule) -> tuple[GraphModule, Record]:
+    transformation, before = info.transformation, State(graph_module)
     known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
     marked = before.marked(signature)
     taken_back = _to_take_back(frame, graph_module, transformation, marked) if info.reverse else []
@@ -244,10 +266,8 @@ def apply_pass(run: Run, info: PassRun, graph_module: GraphModule) -> tuple[Grap
         )
     if result is not graph_module and META_KEY not in result.meta and META_KEY in graph_module.meta:
         set_ledger(result, ledger_of(graph_module))
-    adopt_records(result, known, run.number)
-    record = make_record(
-        transformation, result, frame, before, marked, seconds=seconds, run=run.number, index=info.index
-    )
+    adopt_records(result, known, number)
+    record = make_record(transformation, result, frame, before, marked, seconds=seconds, run=number, index=info.index)
     if info.reverse:
         mark_undone(result, _to_take_back(frame, result, transformation, marked))
         record = as_undone(record, taken_back)

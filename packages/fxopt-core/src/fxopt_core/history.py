@@ -59,8 +59,9 @@ class History(tuple["Record", ...]):
         ``class`` (``"module:qualified.name"``), ``options`` (an object; values that JSON lacks are their text),
         ``signature``, ``state`` ("applied", "undone" or "vetoed"), ``run``, ``index`` (its place in a composition, or
         null), ``reversible``, ``changed``, ``seconds``, ``rewritten`` (``site``, ``nodes_before``, ``nodes_after``,
-        ``modules_before``, ``modules_after``) and ``refused`` (``site``, ``reason``, ``message``, ``nodes``). Entries
-        may be added; while ``history_version`` is the same, none is taken away or changes its meaning.
+        ``modules_before``, ``modules_after``, ``note``) and ``refused`` (``site``, ``reason``, ``message``,
+        ``nodes``). Entries may be added; while ``history_version`` is the same, none is taken away or changes its
+        meaning.
 
         Args:
             indent: how far to indent nested entries; None for one line.
@@ -114,9 +115,10 @@ def _sites(record: Record) -> Iterator[str]:
 
 def _rewritten(rewrite: Rewrite) -> str:
     before, after = rewrite.modules_before or rewrite.before, rewrite.modules_after or rewrite.after
+    note = f" ({rewrite.note})" if rewrite.note else ""
     if before == after:
-        return f"+ {rewrite.site}: changed in place"
-    return f"+ {rewrite.site} -> {', '.join(_within_parent(before, after)) or 'nothing'}"
+        return f"+ {rewrite.site}: changed in place{note}"
+    return f"+ {rewrite.site} -> {', '.join(_within_parent(before, after)) or 'nothing'}{note}"
 
 
 def _within_parent(before: Sequence[str], after: Sequence[str]) -> list[str]:
@@ -149,6 +151,7 @@ def _entry(record: Record) -> dict[str, Any]:
                 "nodes_after": rewrite.after,
                 "modules_before": rewrite.modules_before,
                 "modules_after": rewrite.modules_after,
+                "note": rewrite.note,
             }
             for rewrite in record.rewrites
         ],

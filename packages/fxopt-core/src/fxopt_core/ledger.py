@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import FxoptError
+from fxopt_core.filling import filled_at_once
 from fxopt_core.history import History, options_text
 from fxopt_core.ledger_rows import (
     Listed as Listed,
@@ -39,6 +40,7 @@ LEDGER_VERSION = 1
 State = Literal["applied", "undone", "vetoed"]
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class Refusal:
     """A candidate site that a pass left alone.
@@ -56,6 +58,7 @@ class Refusal:
     nodes: tuple[str, ...] = ()
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class Rewrite:
     """A site that a pass rewrote.
@@ -66,6 +69,7 @@ class Rewrite:
         after: names of the nodes that stand for them.
         modules_before: full names of the modules or parameters that were taken out.
         modules_after: full names of the modules that were put in.
+        note: what else the pass says of it, such as what it has measured.
     """
 
     site: str
@@ -73,8 +77,10 @@ class Rewrite:
     after: tuple[str, ...] = ()
     modules_before: tuple[str, ...] = ()
     modules_after: tuple[str, ...] = ()
+    note: str = ""
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class Derived:
     """New tensors that are computed from several originals, as in a folded batch norm.

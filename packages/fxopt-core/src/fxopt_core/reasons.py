@@ -66,6 +66,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "Nothing to do, but to train it with track_running_stats=True.",
         "unsupported-call": "The call passes arguments that the rewrite has no place for. Call the layer with its "
         "input alone, and functions with numbers that are fixed.",
+        "no-measured-benefit": "The pass is told to measure first, and the rewrite is not faster on this machine "
+        "beyond noise. Run it without `only_if_faster`, or measure on the machine that the model is for.",
         "not-on-cpu": "The layer is on another device, and the pass is for CPUs. Move the model: `model.to('cpu')`.",
         "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",
         "no-operators": "This build of torch, or this processor, has no oneDNN operators for the layer. Nothing to do: "

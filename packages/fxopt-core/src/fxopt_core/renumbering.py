@@ -1,13 +1,16 @@
-"""What undoing one pass means for the records of later ones: nodes that they have read, and places, are others then.
+"""Passes undone in another order: nodes that a record names, and places, are others then.
 
 A later pass has read a node that an earlier one put in. When the earlier one is undone first, the original node is
 read again. And where the later one took something out that stood behind what the earlier one had taken out before, that
 stands between them again.
+
+A later pass may also have replaced a node that an earlier one has read. When the earlier one is undone first, what it
+brings back reads the replacement, until the later one is undone, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -86,6 +89,36 @@ class Renumbering:
 
     def _behind_others(self, row: RowT) -> RowT:
         return replace(row, previous=self._behind.get(_place(row), row.previous))
+
+
+def as_read_now(
+    operations: Iterable[Operation], later: Iterable[Operation], is_there: Callable[[int], bool]
+) -> tuple[Operation, ...]:
+    """Return operations as they are where later ones, not undone, have replaced nodes that theirs read.
+
+    >>> row = NodeRow(7, "call_function", "f", (Ref(1), Ref(2)), (), "f")
+    >>> as_read_now((NodeAdded(row),), (NodeReplaced(1, 8), NodeReplaced(8, 9)), {2, 7, 9}.__contains__)[0].row.args
+    (Ref(id=9), Ref(id=2))
+    """
+    stands_for = {each.old: each.new for each in later if isinstance(each, NodeReplaced)}
+    if not stands_for:
+        return tuple(operations)
+
+    def follow(number: int) -> int:
+        now = number
+        while now in stands_for and not is_there(now):
+            now = stands_for[now]
+        return now if is_there(now) else number
+
+    def adapt(operation: Operation) -> Operation:
+        if not isinstance(operation, (NodeAdded, NodeRemoved)):
+            return operation
+        row = operation.row
+        args, kwargs = mapped((row.args, row.kwargs), lambda ref: Ref(follow(ref.id)))
+        previous = None if row.previous is None else follow(row.previous)
+        return replace(operation, row=replace(row, args=args, kwargs=kwargs, previous=previous))
+
+    return tuple(map(adapt, operations))
 
 
 def _place(row: ModuleRow | TensorRow) -> _Place:

@@ -15,6 +15,7 @@ from fxopt_core.garbage import collector_paused
 from fxopt_core.index import GraphIndex
 from fxopt_core.instruments import PassRun, against_rewriting, current_run
 from fxopt_core.ledger import Refusal
+from fxopt_core.runs import current_frame
 from fxopt_core.transformation import ReversibleTransformation, Transformation
 
 
@@ -59,6 +60,11 @@ class SitePass(Transformation, Generic[SiteT]):
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Match, check and rewrite; return the same graph module."""
+        run = current_run()
+        if run is None or run.transformation is not self or current_frame(graph_module) is None:
+            from fxopt_core.execution import transform_by_hand
+
+            return transform_by_hand(self, graph_module)
         with collector_paused():
             self._rewrite_sites(graph_module)
         return graph_module

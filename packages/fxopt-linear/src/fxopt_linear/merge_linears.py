@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -24,13 +25,14 @@ from fxopt_core import (
     Piece,
     Refusal,
     ReversibleSitePass,
-    bare_module,
     input_of,
     read_linear,
     sharing_refusal,
     tensors_refusal,
 )
+from fxopt_core.module_state import module_with
 from fxopt_core.same_values import is_view
+from fxopt_linear.gate import Gate
 from fxopt_linear.near_misses import Layer, NearMisses
 from fxopt_linear.opaque import opaque_refusals
 
@@ -43,22 +45,29 @@ class LinearGroup:
         layers: the layers, each as called first.
         rows: one row for each input, with the calls on it in order.
         copied: the calls whose results need memory of their own.
+        measured: what was measured of it, in words; empty where nothing was.
     """
 
     layers: tuple[LinearCall, ...]
     rows: tuple[tuple[LinearCall, ...], ...]
     copied: frozenset[Node]
+    measured: str = ""
 
     @property
     def label(self) -> str:
         """The names of the layers, as in ``attention: q + k + v``."""
-        parent, names = _names(self.layers)
+        parent, names = self.names
         return f"{parent}: {' + '.join(names)}" if parent else " + ".join(names)
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """All calls."""
-        return tuple(call.node for row in self.rows for call in row)
+        return tuple([call.node for row in self.rows for call in row])
+
+    @cached_property
+    def names(self) -> tuple[str, list[str]]:
+        """The full name of the module that all layers are in, and their names within it."""
+        return _names(self.layers)
 
 
 class MergeLinears(ReversibleSitePass[LinearGroup]):
@@ -77,6 +86,9 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         share_storage: whether the original Parameters become views of the merged ones, so that a model which still
             holds them takes no memory besides. Its values stay; pickles of single layers grow, ``share_memory`` is
             lost, and an in-place edit between forward and backward goes unseen.
+        only_if_faster: whether each group is measured first, on this machine, with the shapes that the graph says its
+            inputs have, their dtype and device, and the present number of threads. It is left alone unless the merged
+            product is faster beyond noise. `fxopt_core.comparing_with` puts another measurement in the place of this.
 
     Raises:
         PassOptionError: ``min_group`` is no number from 2, or ``where`` is no text.
@@ -101,7 +113,9 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
     Linear(in_features=4, out_features=10, bias=True)
     """
 
-    def __init__(self, *, min_group: int = 2, where: str = "*", share_storage: bool = False) -> None:
+    def __init__(
+        self, *, min_group: int = 2, where: str = "*", share_storage: bool = False, only_if_faster: bool = False
+    ) -> None:
         if type(min_group) is not int or not isinstance(where, str):
             found = f"min_group={min_group!r}, where={where!r}"
             raise PassOptionError(f"MergeLinears takes a number as min_group and text as where, and is given {found}")
@@ -110,6 +124,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         self.min_group = min_group
         self.where = where
         self.share_storage = share_storage
+        self.only_if_faster = only_if_faster
 
     def match(self, index: GraphIndex) -> Iterator[LinearGroup | Refusal]:
         """Yield the groups of layers that share their inputs, and refusals for layers that cannot be in one."""
@@ -119,6 +134,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         yield from opaque_refusals(index)
         together: dict[frozenset[int], list[Layer]] = {}
         near_misses = NearMisses(runs, self.min_group)
+        gate = Gate(index, self.signature) if self.only_if_faster else None
         for layer in _layers(runs):
             refusal = self._refusal(layer, index)
             near_misses.add(layer, refusal)
@@ -129,22 +145,24 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         for layers in together.values():
             for group in _alike(layers):
                 if len(group) >= self.min_group:
-                    yield _site(group, runs, index)
+                    yield _gated(_site(group, runs, index), gate)
                 else:
                     yield near_misses.refusal(group, layers, index)
 
     def _refusal(self, layer: Layer, index: GraphIndex) -> Refusal | None:
         """Return why a layer cannot be in any group."""
         call, nodes = layer.first, [call.node for call in layer.calls]
-        if not fnmatchcase(call.label, self.where):
+        if self.where != "*" and not fnmatchcase(call.label, self.where):
             message = f"linear `{call.label}` does not match where={self.where!r}"
             return index.refuse(call.label, "filtered", message, *nodes)
         return tensors_refusal(call, index) or sharing_refusal(call, nodes, index)
 
     def rewrite(self, site: LinearGroup, edit: Editor) -> None:
         """Put the merged layer in, its slices in place of the results, and take the originals out."""
+        if site.measured:
+            edit.note(site.measured)
         biased, merged = any(call.bias is not None for call in site.layers), _merged(site.layers)
-        parent, names = _names(site.layers)
+        parent, names = site.names
         label = "_".join([*(names if len(names) <= 4 else (names[0], "to", names[-1])), "merged"])
         name = edit.add_module(f"{parent}.{label}" if parent else label, label, merged)
         regions = _regions(site.layers)
@@ -172,7 +190,7 @@ def _runs(index: GraphIndex) -> tuple[list[list[LinearCall]], list[tuple[Obstacl
         value = None if call is None else input_of(node)
         if call is not None and value is not None:
             value = index.same_value(value, node)
-            if isinstance(call, LinearCall):
+            if isinstance(call, LinearCall) and call.input is not value:
                 call = replace(call, input=value)
             on_value.setdefault(value, []).append(call)
             nodes[id(call)] = node
@@ -247,6 +265,14 @@ def _site(group: Sequence[Layer], runs: Sequence[Sequence[LinearCall]], index: G
     return LinearGroup(tuple(layer.first for layer in group), rows, frozenset(copied))
 
 
+def _gated(site: LinearGroup, gate: Gate | None) -> LinearGroup | Refusal:
+    """Return a group with what was measured of it, or why it is left alone."""
+    if gate is None:
+        return site
+    found = gate.judge(site.label, site.rows, site.copied)
+    return found if isinstance(found, Refusal) else replace(site, measured=found)
+
+
 def _names(calls: Sequence[LinearCall]) -> tuple[str, list[str]]:
     """Return the full name of the module that all layers are in, and their names within it."""
     owners = [call.module_name for call in calls]
@@ -300,15 +326,15 @@ def _merged(calls: Sequence[LinearCall]) -> nn.Linear:
     """Return the merged layer; its weight is the concatenation of the weights along dimension 0."""
     weight, biases = calls[0].weight.tensor, [call.bias.tensor.detach() for call in calls if call.bias is not None]
     total = sum(call.out_features for call in calls)
-    module = bare_module(nn.Linear, calls[0].in_features, total, bias=bool(biases)).train(calls[0].training)
+    merged: dict[str, nn.Parameter] = {}
     with torch.no_grad():
-        merged = torch.cat([call.matrix for call in calls])
-        module.weight = nn.Parameter(merged, requires_grad=weight.requires_grad)
+        merged["weight"] = nn.Parameter(torch.cat([call.matrix for call in calls]), weight.requires_grad)
         if biases:
             parts = [biases[0].new_zeros(c.out_features) if c.bias is None else c.bias.tensor.detach() for c in calls]
             trains = any(call.bias is not None and call.bias.tensor.requires_grad for call in calls)
-            module.bias = nn.Parameter(torch.cat(parts), requires_grad=trains)
-    return module
+            merged["bias"] = nn.Parameter(torch.cat(parts), trains)
+    module = module_with(merged, nn.Linear, calls[0].in_features, total, bias=bool(biases))
+    return module.train(calls[0].training)
 
 
 def _share(call: LinearCall, merged: nn.Linear, start: int, size: int) -> None:

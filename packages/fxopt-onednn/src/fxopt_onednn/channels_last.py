@@ -44,6 +44,13 @@ class ConvertToChannelsLast(ReversibleSitePass[RegionSite]):
     Refused are regions with more conversions than convolutions, regions in which a view of a value is written that the
     conversion would make a copy of, and convolutions whose input has a rank that is not known.
 
+    Source:
+        ``torch.channels_last``, the order of memory that oneDNN's convolutions take images in.
+
+    Cost:
+        A copy of what comes into a region, and of what is converted back, in place of those at each convolution. No
+        parameter is touched.
+
     >>> from fxopt_core import infer_shapes
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
     >>> graph_module = infer_shapes(torch.fx.symbolic_trace(model), torch.randn(2, 3, 8, 8))

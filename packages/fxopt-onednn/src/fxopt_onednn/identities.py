@@ -59,6 +59,12 @@ class RemoveIdentities(ReversibleSitePass[IdentitySite]):
 
     The graph is one for inference afterwards: ``train()`` switches no dropout on. Dropout in train mode is refused.
 
+    Source:
+        Dropout in eval mode is the identity: what it kept while training was scaled then.
+
+    Cost:
+        One call less for each site. No tensor is touched.
+
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Identity()).eval()
     >>> graph_module = RemoveIdentities()(torch.fx.symbolic_trace(model))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fxopt_onednn.activations import NONE, Activation
+from fxopt_onednn.activations import NONE, Activation, Unary, applied
 from fxopt_onednn.calling import is_plain, needs_gradient, runs_plainly
-from fxopt_onednn.operators import CONVOLUTION, SUM, SUM_INTO, against_operators, pack_convolution
+from fxopt_onednn.operators import CONVOLUTION, LINEAR, SUM, SUM_INTO, against_operators, pack_convolution, pack_linear
 from fxopt_onednn.packing import PackedLayer
 
 Pair = tuple[int, int]
@@ -27,25 +26,27 @@ class ConvolutionPlan:
         padding: of rows and of columns, on both sides, as the operator is given it.
         pad: what to pad the input with before that, as `F.pad` is given it; None for nothing.
         crop: first row and column of the result within what the operator computes; None where that is all of it.
+        one_row: whether all there is are the channels of one element, so that the weight is only read once.
     """
 
     output: tuple[int, ...]
     padding: Pair
     pad: tuple[int, ...] | None = None
     crop: Pair | None = None
+    one_row: bool = False
 
 
 class PackedConv2d(PackedLayer):
     """``activation(conv2d(pad(x), weight, bias) + other)``; ``other`` is optional.
 
-    ``x`` is (N, in_channels, H, W), ``weight`` (out_channels, in_channels / groups, *kernel_size), ``bias``
+    ``x`` is (N, in_channels, H, W), ``weight`` (out_channels, in_channels / groups, height, width), ``bias``
     (out_channels,). Weight and bias are plain parameters under their usual names, which is what is saved. The first
     call packs a copy of the weight for oneDNN, and so does the first one after the weight has changed. The copy takes
     as much memory as the weight; it is neither pickled nor copied with the module.
 
     The operator runs where that computes the same: dense float32 or bfloat16 tensors on a CPU, nothing that asks for a
     gradient, and nobody who watches (``torch.compile``, ``torch.export``, ``torch.func``, autocast, modes). Everything
-    else goes through torch's own ``conv2d``. A result of the operator has the memory format of its input.
+    else goes through torch's own ``conv2d``. A result has the memory format of its input.
 
     Args:
         in_channels: number of channels of the input.
@@ -57,8 +58,10 @@ class PackedConv2d(PackedLayer):
         groups: number of groups of channels.
         bias: whether there is a bias.
         activation: what is applied to the sum.
+        channels_last: whether results always lie channels last, which is how the operator gives them.
+        adds: whether it is to be called with something to add.
         overwrites: whether the result may be written over ``other``, because nothing reads that any more. It is where
-            both are channels last.
+            that lies channels last.
 
     >>> conv = PackedConv2d(1, 1, (1, 1), activation=Activation("relu"))
     >>> with torch.no_grad():
@@ -81,6 +84,8 @@ class PackedConv2d(PackedLayer):
         groups: int = 1,
         bias: bool = True,
         activation: Activation = NONE,
+        channels_last: bool = False,
+        adds: bool = False,
         overwrites: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -88,12 +93,14 @@ class PackedConv2d(PackedLayer):
         super().__init__()
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.overwrites = overwrites
+        self.channels_last, self.adds, self.overwrites = channels_last, adds, overwrites
         shape = (out_channels, in_channels // groups, *kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         own_bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", own_bias)
         self._operands = (stride, dilation, groups)
+        # What looks at one element at a time is a linear layer, whose operator takes less time to start.
+        self._by_rows = (kernel_size, stride, groups, padding) == ((1, 1), (1, 1), 1, ((0, 0), (0, 0))) and not adds
         self._unary = (activation.name, activation.scalars, activation.algorithm)
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
@@ -117,30 +124,53 @@ class PackedConv2d(PackedLayer):
         if other is not None:
             return self._sum(input, other, packed, bias, plan)
         if plan.pad is not None or plan.crop is not None:
-            return self._uneven(input, packed, bias, plan, self._unary)
-        result: Tensor = CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *self._unary)
-        return result
+            return self._laid_out(self._uneven(input, packed, bias, plan, self._unary), input)
+        result = self._operated(input, packed, bias, plan, self._unary)
+        return result if self.channels_last else self._laid_out(result, input)
 
     def _sum(self, input: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan) -> Tensor:
         """Return the result with something added; the operator takes what has the result's shape, and rectifies."""
         fits = is_plain(other, input.dtype) and other.shape == plan.output and plan.pad is None and plan.crop is None
-        if not fits or self._unary[0] not in ("none", "relu"):
-            return self.activation(self._uneven(input, packed, bias, plan, ("none", (), "")) + other)
+        if not fits or self._by_rows or self._unary[0] not in ("none", "relu"):
+            result = self._laid_out(self._uneven(input, packed, bias, plan, ("none", (), "")), input)
+            return applied(self._unary, result + other)
         after = "relu" if self._unary[0] == "relu" else None
         operands = (packed, bias, plan.padding, *self._operands, "add", None, after, (), None)
-        if self.overwrites and _laid_out_alike(input, other):
-            into: Tensor = SUM_INTO(other, input, *operands)
-            return into
-        added: Tensor = SUM(input, other, *operands)
-        return added
+        if self.overwrites and not torch.is_grad_enabled() and other.is_contiguous(memory_format=torch.channels_last):
+            return self._laid_out(SUM_INTO(other, input, *operands), input)
+        return self._laid_out(SUM(input, other, *operands), input)
+
+    def _operated(
+        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: Unary
+    ) -> Tensor:
+        """Return what the operator computes."""
+        result: Tensor
+        if not self._by_rows:
+            result = CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *unary)
+        elif plan.one_row:
+            row = F.linear(input.view(1, -1), self.weight.view(self.out_channels, -1), bias)
+            result = applied(unary, row).view(plan.output)
+        else:
+            result = LINEAR(input.permute(0, 2, 3, 1), packed, bias, *unary).permute(0, 3, 1, 2)
+        return result
 
     def _uneven(
-        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
+        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: Unary
     ) -> Tensor:
         """Return the result of a convolution whose sides are padded differently, which the operator has no form for."""
         padded = input if plan.pad is None else F.pad(input, plan.pad)
-        result: Tensor = CONVOLUTION(padded, packed, bias, plan.padding, *self._operands, *unary)
-        return result if plan.crop is None else _cropped(result, plan, input)
+        result = self._operated(padded, packed, bias, plan, unary)
+        if plan.crop is None:
+            return result
+        (row, column), (height, width) = plan.crop, plan.output[2:]
+        return result[:, :, row : row + height, column : column + width]
+
+    def _laid_out(self, result: Tensor, input: Tensor) -> Tensor:
+        """Return what the operator has computed, channels last, or else in the memory format of the input."""
+        last = torch.channels_last
+        if self.channels_last or (input.is_contiguous(memory_format=last) and not input.is_contiguous()):
+            return result.contiguous(memory_format=last)
+        return result.contiguous()
 
     def _plain(self, input: Tensor, other: Tensor | None) -> Tensor:
         """Return the result by torch's own functions."""
@@ -149,7 +179,7 @@ class PackedConv2d(PackedLayer):
         padded = input if even else F.pad(input, (*columns, *rows))
         padding = (rows[0], columns[0]) if even else (0, 0)
         result = F.conv2d(padded, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
-        return self.activation(result if other is None else result + other)
+        return applied(self._unary, result if other is None else result + other)
 
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and the weight can be watched for changes."""
@@ -160,6 +190,9 @@ class PackedConv2d(PackedLayer):
         plan = self._plan(input.shape)
         if not weight.is_cpu or plan is None:
             return None
+        if self._by_rows:
+            matrix = weight.view(self.out_channels, self.in_channels)
+            return self.packing.keep(weight, pack_linear(matrix, math.prod(plan.output) // self.out_channels))
         return self.packing.keep(weight, pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape)))
 
     def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
@@ -173,7 +206,7 @@ class PackedConv2d(PackedLayer):
         output = (shape[0], self.out_channels, *sizes)
         (top, bottom), (left, right) = self.padding
         if top == bottom and left == right:
-            return ConvolutionPlan(output, (top, left))
+            return ConvolutionPlan(output, (top, left), one_row=math.prod(output) == self.out_channels)
         if math.prod(shape) < math.prod(output):  # to copy the input takes less than to copy the result
             return ConvolutionPlan(output, (0, 0), pad=(left, right, top, bottom))
         first = [_first_place(*sides, stride) for sides, stride in zip(self.padding, self.stride, strict=True)]
@@ -188,6 +221,7 @@ class PackedConv2d(PackedLayer):
         shown += f", dilation={self.dilation}" if self.dilation != (1, 1) else ""
         shown += f", groups={self.groups}" if self.groups != 1 else ""
         shown += ", bias=False" if self.bias is None else ""
+        shown += ", channels_last=True" if self.channels_last else ""
         shown += ", overwrites=True" if self.overwrites else ""
         return shown if self.activation == NONE else f"{shown}, activation={self.activation}"
 
@@ -199,18 +233,3 @@ def _first_place(before: int, after: int, stride: int) -> int:
     begins a number of strides further on.
     """
     return 0 if before >= after else -(-(after - before) // stride)
-
-
-def _cropped(result: Tensor, plan: ConvolutionPlan, input: Tensor) -> Tensor:
-    """Return the part of the operator's result that is wanted, in the memory format of the input."""
-    assert plan.crop is not None
-    (row, column), (height, width) = plan.crop, plan.output[2:]
-    part = result[:, :, row : row + height, column : column + width]
-    last = input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
-    return part.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
-
-
-def _laid_out_alike(one: Tensor, other: Tensor) -> bool:
-    """Return whether the operator may write its result over another value: that one is dense, in the same format."""
-    last = torch.channels_last
-    return other.is_contiguous(memory_format=last) and one.is_contiguous(memory_format=last)

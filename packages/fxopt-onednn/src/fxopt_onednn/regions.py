@@ -107,17 +107,17 @@ class Layouts:
         changed = [value for value in node.all_input_nodes if value in self._members]
         image = self._image_of(node)
         here = node in self.wanting and image is not None and image not in self._members
-        if here and image is not None and not self._lies_last(image):
+        if here and image is not None and not self.lies_last(image):
             self._members[node] = None
             self._enter(node, image)
         operation = self._index.effects.effect(node).operation
-        if image is not None and self._lies_last(image) and self._passes_on(node, operation):
+        if image is not None and self.lies_last(image) and self._passes_on(node, operation):
             self._already[node] = None
         if not changed:
             return
         if node.op == "output":
             self._leave(node, changed)
-        elif reads_sizes(operation) or (node.op == "call_function" and is_python_number(node)):
+        elif reads_sizes(node, operation) or (node.op == "call_function" and is_python_number(node)):
             return
         elif operation in SETTLES and not self._index.effects.effect(node).writes:
             self._check_copies(node, operation, changed)
@@ -130,7 +130,7 @@ class Layouts:
         else:
             self._leave(node, changed)
 
-    def _lies_last(self, value: Node) -> bool:
+    def lies_last(self, value: Node) -> bool:
         """Return whether a value lies channels last as the graph is."""
         return value in self._already or format_of(value) == "channels_last"
 

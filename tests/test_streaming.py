@@ -1,0 +1,205 @@
+"""Real architectures that are made, captured and rewritten on the meta device, and then get their weights."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, Architecture
+from torch import nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fxopt import capture, load_checkpoint, original_state_dict, undo
+from fxopt_core import CheckpointError, Transformation, compose, history, registry
+from fxopt_linear import MergeLinears
+
+transformers = pytest.importorskip("transformers")
+files = pytest.importorskip("safetensors.torch")
+BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
+STREAMED = ("BERT", "Llama", "Qwen2", "T5", "ViT", "ResNet", "MobileNetV2", "Gemma 2")
+
+
+def on_meta(architecture: Architecture, library: ModuleType | None) -> nn.Module:
+    with torch.device("meta"):
+        return architecture.build(library)
+
+
+def rewritten(model: nn.Module, architecture: Architecture, transformation: Transformation) -> GraphModule:
+    return transformation(capture(model, kwargs=architecture.example(2, 8)))
+
+
+def passes() -> Transformation:
+    return compose(MergeLinears(), registry().pipeline("inference"))
+
+
+def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+
+
+def assert_same(graph_module: GraphModule, expected: GraphModule, architecture: Architecture) -> None:
+    """Both have the same tensors, bit for bit, the same guards, and compute the same."""
+    found = tensors(graph_module)
+    assert list(found) == list(tensors(expected))
+    wrong = [key for key, value in tensors(expected).items() if not torch.equal(value, found[key])]
+    assert wrong == []
+    assert str(graph_module.get_submodule("_guards_fn")) == str(expected.get_submodule("_guards_fn"))
+    for batch in (1, 3):
+        inputs = architecture.example(batch, 9)
+        pairs = zip(pytree.tree_leaves(graph_module(**inputs)), pytree.tree_leaves(expected(**inputs)), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs if isinstance(one, torch.Tensor))
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_it_is_loading_and_rewriting_in_one(name: str, tmp_path: Path) -> None:
+    architecture = BY_NAME[name]
+    model: Any = architecture.build(transformers)
+    model.save_pretrained(tmp_path, max_shard_size="40KB")
+    meta = on_meta(architecture, transformers)
+    graph_module = rewritten(meta, architecture, passes())
+    assert sum(len(record.rewrites) for record in history(graph_module)) > 0
+    assert str(load_checkpoint(graph_module, tmp_path)) == "<All keys matched successfully>"
+    expected = rewritten(model, architecture, passes())
+    assert_same(graph_module, expected, architecture)
+    saved, again = original_state_dict(expected), original_state_dict(graph_module)
+    assert list(saved) == list(again) and all(torch.equal(value, again[key]) for key, value in saved.items())
+    assert all(tensor.is_meta for tensor in meta.state_dict().values())
+
+
+def test_timm(timm: ModuleType, tmp_path: Path) -> None:
+    for architecture in ARCHITECTURES:
+        if architecture.library == "timm":
+            model = architecture.build(timm)
+            files.save_file(model.state_dict(), tmp_path / "model.safetensors")
+            graph_module = rewritten(on_meta(architecture, timm), architecture, passes())
+            load_checkpoint(graph_module, tmp_path)
+            assert_same(graph_module, rewritten(model, architecture, passes()), architecture)
+
+
+class TestGroupedQueriesAndTies:
+    """A Llama with fewer keys than queries, whose head is its embedding."""
+
+    def make(self) -> Any:
+        config = transformers.LlamaConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_hidden_layers=2,
+            vocab_size=64,
+            tie_word_embeddings=True,
+            use_cache=False,
+        )
+        torch.manual_seed(0)
+        return transformers.LlamaForCausalLM(config).eval()
+
+    def captured(self, model: nn.Module) -> GraphModule:
+        return capture(model, kwargs={"input_ids": torch.ones(2, 8, dtype=torch.int64)})
+
+    def merged_on_meta(self) -> GraphModule:
+        with torch.device("meta"):
+            model = self.make()
+        return MergeLinears()(self.captured(model), expect=4)
+
+    @pytest.mark.parametrize("shards", ["2MB", "10KB"])
+    def test_streamed(self, tmp_path: Path, shards: str) -> None:
+        model = self.make()
+        model.save_pretrained(tmp_path, max_shard_size=shards)
+        assert (tmp_path / "model.safetensors.index.json").exists() == (shards == "10KB")
+        graph_module = self.merged_on_meta()
+        load_checkpoint(graph_module, tmp_path)
+        assert graph_module.get_parameter("lm_head.weight") is graph_module.get_parameter("model.embed_tokens.weight")
+        ids = torch.randint(64, (3, 5))
+        torch.testing.assert_close(graph_module(input_ids=ids).logits, model(input_ids=ids).logits)
+        undo(graph_module)
+        state = model.state_dict()
+        assert list(graph_module.state_dict()) == list(state)
+        assert all(torch.equal(value, state[key]) for key, value in graph_module.state_dict().items())
+
+    def test_another_checkpoint_goes_into_the_same_memory(self, tmp_path: Path) -> None:
+        graph_module, model = self.merged_on_meta(), self.make()
+        model.save_pretrained(tmp_path)
+        load_checkpoint(graph_module, tmp_path)
+        places = {name: parameter.data_ptr() for name, parameter in graph_module.named_parameters()}
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.5)
+        model.save_pretrained(tmp_path)
+        load_checkpoint(graph_module, tmp_path, protect_values=False)
+        assert places == {name: parameter.data_ptr() for name, parameter in graph_module.named_parameters()}
+        ids = torch.randint(64, (1, 5))
+        torch.testing.assert_close(graph_module(input_ids=ids).logits, model(input_ids=ids).logits)
+
+    def test_a_module_that_was_pickled_on_meta(self, tmp_path: Path) -> None:
+        model = self.make()
+        model.save_pretrained(tmp_path)
+        graph_module = pickle.loads(pickle.dumps(self.merged_on_meta()))
+        load_checkpoint(graph_module, tmp_path)
+        ids = torch.randint(64, (3, 5))
+        torch.testing.assert_close(graph_module(input_ids=ids).logits, model(input_ids=ids).logits)
+
+    def test_a_model_in_half_precision(self, tmp_path: Path) -> None:
+        model = self.make().to(torch.bfloat16)
+        model.save_pretrained(tmp_path)
+        config = transformers.AutoConfig.from_pretrained(tmp_path)
+        with torch.device("meta"):
+            meta = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        graph_module = MergeLinears()(self.captured(meta), expect=4)
+        load_checkpoint(graph_module, tmp_path)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        ids = torch.randint(64, (3, 5))
+        expected = MergeLinears()(self.captured(loaded))(input_ids=ids).logits
+        assert torch.equal(graph_module(input_ids=ids).logits, expected)
+        assert expected.dtype == torch.bfloat16
+
+    def test_an_index_that_lies(self, tmp_path: Path) -> None:
+        self.make().save_pretrained(tmp_path, max_shard_size="10KB")
+        index = tmp_path / "model.safetensors.index.json"
+        data = json.loads(index.read_text(encoding="utf-8"))
+        key = "model.layers.1.self_attn.k_proj.weight"
+        other = next(name for name in data["weight_map"].values() if name != data["weight_map"][key])
+        data["weight_map"][key] = other
+        index.write_text(json.dumps(data), encoding="utf-8")
+        graph_module = self.merged_on_meta()
+        with pytest.raises(CheckpointError, match=f"`{key}`: `.*` says it is in `{other}`, and it is in"):
+            load_checkpoint(graph_module, tmp_path)
+        assert all(parameter.is_meta for parameter in graph_module.parameters())
+
+    def test_a_device_that_the_graph_is_not_for(self, tmp_path: Path) -> None:
+        self.make().save_pretrained(tmp_path)
+        graph_module = self.merged_on_meta()
+        with pytest.raises(CheckpointError, match=r"cannot be used|makes a tensor on cpu, and the model would be on"):
+            load_checkpoint(graph_module, tmp_path, device="cuda" if torch.cuda.is_available() else "xpu")
+        assert all(parameter.is_meta for parameter in graph_module.parameters())
+
+
+def test_a_fold_that_would_not_be_finite_leaves_all_on_meta(tmp_path: Path) -> None:
+    architecture = BY_NAME["ResNet"]
+    model: Any = architecture.build(transformers).half()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.zeros_(module.get_buffer("running_var"))
+            nn.init.constant_(module.weight, 6e4)
+    model.save_pretrained(tmp_path)
+    graph_module = rewritten(on_meta(architecture, transformers), architecture, passes())
+    before = dict(graph_module.named_parameters())
+    with pytest.raises(CheckpointError, match=r"would not be finite in torch.float16"):
+        load_checkpoint(graph_module, tmp_path, dtype=torch.float16)
+    assert all(graph_module.get_parameter(name) is parameter for name, parameter in before.items())
+
+
+def test_converted_models_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    architecture = BY_NAME["Mixtral"]
+    model: Any = architecture.build(transformers)
+    model.save_pretrained(tmp_path)
+    graph_module = rewritten(on_meta(architecture, transformers), architecture, MergeLinears())
+    with pytest.raises(CheckpointError, match=r"transformers computes `.*` from other tensors when it loads"):
+        load_checkpoint(graph_module, tmp_path)
+    files.save_file(model.state_dict(), tmp_path / "as_it_is.safetensors")
+    load_checkpoint(graph_module, tmp_path / "as_it_is.safetensors")
+    assert_same(graph_module, rewritten(model, architecture, MergeLinears()), architecture)
