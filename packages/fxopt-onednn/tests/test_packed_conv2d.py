@@ -330,3 +330,22 @@ def test_a_processor_without_the_operators(lacks: str, monkeypatch: pytest.Monke
         conv, x = conv.bfloat16(), x.bfloat16()
     torch.testing.assert_close(conv(x), expected(conv, x))
     assert calls == []
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("shape", [(2, 4, 5, 3), (1, 4, 1, 1), (3, 4, 1, 1), (1, 4, 1, 2)])
+@torch.no_grad()
+def test_one_element_at_a_time_is_a_linear_layer(shape: tuple[int, ...], last: bool, calls: list[str]) -> None:
+    conv = PackedConv2d(4, 8, (1, 1), activation=RELU6)
+    for parameter in conv.parameters():
+        nn.init.normal_(parameter)
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    for _ in range(2):
+        x = torch.randn(shape).contiguous(memory_format=memory_format)
+        y = conv(x)
+        torch.testing.assert_close(y, expected(conv, x))
+        assert y.is_contiguous(memory_format=memory_format)
+        conv.weight.mul_(2)
+    other = torch.randn(1, 8, 1, 1)
+    torch.testing.assert_close(conv(x, other), expected(conv, x, other))
+    assert calls == []

@@ -37,7 +37,7 @@ class Activation:
         >>> Activation("hardtanh", (0.0, 6.0))(torch.tensor([-1.0, 7.0]))
         tensor([0., 6.])
         """
-        return _APPLIED[self.name](self, value)
+        return applied((self.name, self.scalars, self.algorithm), value)
 
     def __str__(self) -> str:
         """Return its name and its numbers."""
@@ -47,18 +47,27 @@ class Activation:
 
 NONE, RELU, RELU6 = Activation(), Activation("relu"), Activation("hardtanh", (0.0, 6.0))
 
-_APPLIED: Mapping[str, Callable[[Activation, Tensor], Tensor]] = {
-    "none": lambda self, value: value,
-    "relu": lambda self, value: F.relu(value),
-    "hardtanh": lambda self, value: F.hardtanh(value, self.scalars[0], self.scalars[1]),
-    "hardswish": lambda self, value: F.hardswish(value),
-    "hardsigmoid": lambda self, value: F.hardsigmoid(value),
-    "swish": lambda self, value: F.silu(value),
-    "sigmoid": lambda self, value: torch.sigmoid(value),
-    "tanh": lambda self, value: torch.tanh(value),
-    "gelu": lambda self, value: F.gelu(value, approximate=self.algorithm),
-    "leaky_relu": lambda self, value: F.leaky_relu(value, self.scalars[0]),
+Unary = tuple[str, tuple[float, ...], str]
+"""An activation as the operators take it: name, numbers, algorithm."""
+
+_APPLIED: Mapping[str, Callable[[Tensor, tuple[float, ...], str], Tensor]] = {
+    "none": lambda value, numbers, algorithm: value,
+    "relu": lambda value, numbers, algorithm: F.relu(value),
+    "hardtanh": lambda value, numbers, algorithm: F.hardtanh(value, numbers[0], numbers[1]),
+    "hardswish": lambda value, numbers, algorithm: F.hardswish(value),
+    "hardsigmoid": lambda value, numbers, algorithm: F.hardsigmoid(value),
+    "swish": lambda value, numbers, algorithm: F.silu(value),
+    "sigmoid": lambda value, numbers, algorithm: torch.sigmoid(value),
+    "tanh": lambda value, numbers, algorithm: torch.tanh(value),
+    "gelu": lambda value, numbers, algorithm: F.gelu(value, approximate=algorithm),
+    "leaky_relu": lambda value, numbers, algorithm: F.leaky_relu(value, numbers[0]),
 }
+
+
+def applied(unary: Unary, value: Tensor) -> Tensor:
+    """Return what torch's own function makes of a value."""
+    name, numbers, algorithm = unary
+    return _APPLIED[name](value, numbers, algorithm)
 
 
 def _numbers(name: str, *values: object) -> Activation | None:

@@ -50,9 +50,9 @@ _READS_SIZES = frozenset(
 )
 
 
-def reads_sizes(operation: str | None) -> bool:
-    """Return whether an operation only asks for sizes, dtype or device."""
-    return operation in _READS_SIZES
+def reads_sizes(node: Node, operation: str | None) -> bool:
+    """Return whether a node only asks for sizes, dtype or device."""
+    return (node.args[1] if node.target is getattr else operation) in _READS_SIZES
 
 
 def is_settled(facts: TensorFacts) -> bool:

@@ -213,6 +213,7 @@ def _packed(site: ConvolutionSite) -> PackedConv2d:
         bias=call.bias is not None,
         activation=site.activation,
         channels_last=site.channels_last,
+        adds=site.sum is not None,
         overwrites=site.sum is not None and site.sum.last and site.sum.other is not site.input,
         device="meta",
     )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fxopt_onednn.activations import NONE, Activation
+from fxopt_onednn.activations import NONE, Activation, Unary, applied
 from fxopt_onednn.calling import is_plain, needs_gradient, runs_plainly
-from fxopt_onednn.operators import CONVOLUTION, SUM, SUM_INTO, against_operators, pack_convolution
+from fxopt_onednn.operators import CONVOLUTION, LINEAR, SUM, SUM_INTO, against_operators, pack_convolution, pack_linear
 from fxopt_onednn.packing import PackedLayer
 
 Pair = tuple[int, int]
@@ -27,12 +26,14 @@ class ConvolutionPlan:
         padding: of rows and of columns, on both sides, as the operator is given it.
         pad: what to pad the input with before that, as `F.pad` is given it; None for nothing.
         crop: first row and column of the result within what the operator computes; None where that is all of it.
+        one_row: whether all there is are the channels of one element, so that the weight is only read once.
     """
 
     output: tuple[int, ...]
     padding: Pair
     pad: tuple[int, ...] | None = None
     crop: Pair | None = None
+    one_row: bool = False
 
 
 class PackedConv2d(PackedLayer):
@@ -58,6 +59,7 @@ class PackedConv2d(PackedLayer):
         bias: whether there is a bias.
         activation: what is applied to the sum.
         channels_last: whether results always lie channels last, which is how the operator gives them.
+        adds: whether it is to be called with something to add.
         overwrites: whether the result may be written over ``other``, because nothing reads that any more. It is where
             that lies channels last.
 
@@ -83,6 +85,7 @@ class PackedConv2d(PackedLayer):
         bias: bool = True,
         activation: Activation = NONE,
         channels_last: bool = False,
+        adds: bool = False,
         overwrites: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -90,12 +93,14 @@ class PackedConv2d(PackedLayer):
         super().__init__()
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.channels_last, self.overwrites = channels_last, overwrites
+        self.channels_last, self.adds, self.overwrites = channels_last, adds, overwrites
         shape = (out_channels, in_channels // groups, *kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         own_bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", own_bias)
         self._operands = (stride, dilation, groups)
+        # What looks at one element at a time is a linear layer, whose operator takes less time to start.
+        self._by_rows = (kernel_size, stride, groups, padding) == ((1, 1), (1, 1), 1, ((0, 0), (0, 0))) and not adds
         self._unary = (activation.name, activation.scalars, activation.algorithm)
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
@@ -120,27 +125,41 @@ class PackedConv2d(PackedLayer):
             return self._sum(input, other, packed, bias, plan)
         if plan.pad is not None or plan.crop is not None:
             return self._laid_out(self._uneven(input, packed, bias, plan, self._unary), input)
-        result: Tensor = CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *self._unary)
+        result = self._operated(input, packed, bias, plan, self._unary)
         return result if self.channels_last else self._laid_out(result, input)
 
     def _sum(self, input: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan) -> Tensor:
         """Return the result with something added; the operator takes what has the result's shape, and rectifies."""
         fits = is_plain(other, input.dtype) and other.shape == plan.output and plan.pad is None and plan.crop is None
-        if not fits or self._unary[0] not in ("none", "relu"):
+        if not fits or self._by_rows or self._unary[0] not in ("none", "relu"):
             result = self._laid_out(self._uneven(input, packed, bias, plan, ("none", (), "")), input)
-            return self.activation(result + other)
+            return applied(self._unary, result + other)
         after = "relu" if self._unary[0] == "relu" else None
         operands = (packed, bias, plan.padding, *self._operands, "add", None, after, (), None)
-        if self.overwrites and other.is_contiguous(memory_format=torch.channels_last):
+        if self.overwrites and not torch.is_grad_enabled() and other.is_contiguous(memory_format=torch.channels_last):
             return self._laid_out(SUM_INTO(other, input, *operands), input)
         return self._laid_out(SUM(input, other, *operands), input)
 
+    def _operated(
+        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: Unary
+    ) -> Tensor:
+        """Return what the operator computes."""
+        result: Tensor
+        if not self._by_rows:
+            result = CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *unary)
+        elif plan.one_row:
+            row = F.linear(input.view(1, -1), self.weight.view(self.out_channels, -1), bias)
+            result = applied(unary, row).view(plan.output)
+        else:
+            result = LINEAR(input.permute(0, 2, 3, 1), packed, bias, *unary).permute(0, 3, 1, 2)
+        return result
+
     def _uneven(
-        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
+        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: Unary
     ) -> Tensor:
         """Return the result of a convolution whose sides are padded differently, which the operator has no form for."""
         padded = input if plan.pad is None else F.pad(input, plan.pad)
-        result: Tensor = CONVOLUTION(padded, packed, bias, plan.padding, *self._operands, *unary)
+        result = self._operated(padded, packed, bias, plan, unary)
         if plan.crop is None:
             return result
         (row, column), (height, width) = plan.crop, plan.output[2:]
@@ -160,7 +179,7 @@ class PackedConv2d(PackedLayer):
         padded = input if even else F.pad(input, (*columns, *rows))
         padding = (rows[0], columns[0]) if even else (0, 0)
         result = F.conv2d(padded, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
-        return self.activation(result if other is None else result + other)
+        return applied(self._unary, result if other is None else result + other)
 
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and the weight can be watched for changes."""
@@ -171,6 +190,9 @@ class PackedConv2d(PackedLayer):
         plan = self._plan(input.shape)
         if not weight.is_cpu or plan is None:
             return None
+        if self._by_rows:
+            matrix = weight.view(self.out_channels, self.in_channels)
+            return self.packing.keep(weight, pack_linear(matrix, math.prod(plan.output) // self.out_channels))
         return self.packing.keep(weight, pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape)))
 
     def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
@@ -184,7 +206,7 @@ class PackedConv2d(PackedLayer):
         output = (shape[0], self.out_channels, *sizes)
         (top, bottom), (left, right) = self.padding
         if top == bottom and left == right:
-            return ConvolutionPlan(output, (top, left))
+            return ConvolutionPlan(output, (top, left), one_row=math.prod(output) == self.out_channels)
         if math.prod(shape) < math.prod(output):  # to copy the input takes less than to copy the result
             return ConvolutionPlan(output, (0, 0), pad=(left, right, top, bottom))
         first = [_first_place(*sides, stride) for sides, stride in zip(self.padding, self.stride, strict=True)]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fxopt_onednn.activations import NONE, Activation
+from fxopt_onednn.activations import NONE, Activation, applied
 from fxopt_onednn.calling import is_plain, needs_gradient, runs_plainly
 from fxopt_onednn.operators import LINEAR, against_operators, pack_linear
 from fxopt_onednn.packing import PackedLayer
@@ -75,7 +75,7 @@ class PackedLinear(PackedLayer):
 
     def _plain(self, input: Tensor) -> Tensor:
         """Return the result by torch's own functions."""
-        return self.activation(F.linear(input, self.weight, self.bias))
+        return applied(self._unary, F.linear(input, self.weight, self.bias))
 
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and the weight can be watched for changes."""

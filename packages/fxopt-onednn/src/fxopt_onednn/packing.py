@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from fxopt_core import TensorRef
-from fxopt_onednn.activations import Activation
+from fxopt_onednn.activations import Activation, Unary
 
 PlanT = TypeVar("PlanT")
 _MOST_PLANS = 64
@@ -80,7 +80,7 @@ class PackedLayer(nn.Module):
     weight: nn.Parameter
     bias: nn.Parameter | None
     _packing: Packing[Any]
-    _unary: tuple[str, tuple[float, ...], str]
+    _unary: Unary
 
     @property
     def packing(self) -> Packing[Any]:

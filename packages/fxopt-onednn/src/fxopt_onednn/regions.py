@@ -117,7 +117,7 @@ class Layouts:
             return
         if node.op == "output":
             self._leave(node, changed)
-        elif reads_sizes(operation) or (node.op == "call_function" and is_python_number(node)):
+        elif reads_sizes(node, operation) or (node.op == "call_function" and is_python_number(node)):
             return
         elif operation in SETTLES and not self._index.effects.effect(node).writes:
             self._check_copies(node, operation, changed)
