@@ -52,6 +52,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny models and few rounds; writes no page")
     parser.add_argument("--rounds", type=int, help="how often each candidate is measured: 30, or 3 if quick")
     parser.add_argument("--threads", type=int, default=2, help="on the CPU (default: 2)")
+    parser.add_argument(
+        "--busy", action="store_true", help="one thread and its processor seconds, where others work too"
+    )
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of JSON files (default: docs/benchmarks)")
     parser.add_argument("--page", action="store_true", help="write the page from the files, and measure nothing")
     options = parser.parse_args(arguments)
@@ -65,9 +68,11 @@ def measure(name: str, options: argparse.Namespace) -> Results:
     """Run one topic, print its tables as they come, and write them; quick ones only into a folder that was named."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")  # peers warn of deprecations of their own
-    set_threads(options.threads)
+    threads = 1 if options.busy else options.threads
+    set_threads(threads)
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    settings = Settings(options.quick, options.rounds or (3 if options.quick else 30), options.threads, devices)
+    rounds = options.rounds or (3 if options.quick else 30)
+    settings = Settings(options.quick, rounds, threads, devices, busy=options.busy)
     started, before = time.perf_counter(), machine.load()
     tables: list[Table] = []
     for table in TOPICS[name](settings):
@@ -91,6 +96,7 @@ def measured_apart(name: str, options: argparse.Namespace) -> bool:
     """Run one of several topics in a process of its own; return whether it went well."""
     flags = ["--threads", str(options.threads), "--out", str(options.out)]
     flags += ["--quick"] if options.quick else []
+    flags += ["--busy"] if options.busy else []
     flags += ["--rounds", str(options.rounds)] if options.rounds else []
     return subprocess.run([sys.executable, "-m", "benchmarks", *flags, name], check=False).returncode == 0
 

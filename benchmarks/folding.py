@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from benchmarks.models import CONVOLUTIONAL, SMALL, Maker, Subject, batch_norm_mlp
 from benchmarks.runners import FOLDING, Runner
-from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task, device_clock, shuffled_rounds, tried
+from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task, shuffled_rounds, tried
 
 COLUMNS = ("", "one call", "times as fast as eager", "largest relative error")
-TEXT = """One input of {size}, {threads} threads, float32. The second row is the same model once more: what is no \
+TEXT = """One input of {size}, float32. {note} The second row is the same model once more: what is no \
 further from 1 than that is noise."""
 
 
@@ -40,8 +39,9 @@ def compared(
     model, x = subject[0].to(device), subject[1].to(device)
     tasks = {way: tried(partial(runner, model, x)) for way, runner in runners.items()}
     running = {way: task for way, task in tasks.items() if not isinstance(task, Absent)}
-    clock = perf_counter if device == "cpu" else device_clock
-    seconds = shuffled_rounds(running, settings.rounds, sample_seconds=0.05, clock=clock, seed=settings.seed)
+    seconds = shuffled_rounds(
+        running, settings.rounds, sample_seconds=0.05, clock=settings.clock(device), seed=settings.seed
+    )
     with torch.no_grad():
         expected = model(x)
     rows = []
@@ -54,7 +54,7 @@ def compared(
                 f"{relative_error(expected, task):.1e}",
             )
         rows.append(Row(way, cells))
-    text = TEXT.format(size=" x ".join(map(str, x.shape)), threads=settings.threads)
+    text = TEXT.format(size=" x ".join(map(str, x.shape)), note=settings.note)
     return Table(title, COLUMNS, tuple(rows), text)
 
 

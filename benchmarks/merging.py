@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from benchmarks.suite import (
     Settings,
     Table,
     Task,
-    device_clock,
     shuffled_once,
     shuffled_rounds,
     tried,
@@ -53,7 +51,7 @@ def run_time(settings: Settings, device: str) -> Table:
                 seconds = decoding(shape, batch, dtype, device, mode, settings)
                 label = f"{str(dtype).removeprefix('torch.')}, batch {batch}, {name}"
                 rows.append(Row(label, cells(seconds)))
-    text = RUN_TEXT.format(**vars(shape))
+    text = RUN_TEXT.format(**vars(shape), note=settings.note if device == "cpu" else "")
     columns = (
         "decoding a token",
         "separate",
@@ -80,8 +78,7 @@ def decoding(
                 return task
             continue
         tasks[name] = task
-    clock = device_clock if device == "cuda" else perf_counter
-    return shuffled_rounds(tasks, settings.rounds, clock=clock, seed=settings.seed)
+    return shuffled_rounds(tasks, settings.rounds, clock=settings.clock(device), seed=settings.seed)
 
 
 def cells(seconds: Seconds | Absent) -> tuple[Cell, ...]:
@@ -173,7 +170,7 @@ def transform_time(settings: Settings) -> Table:
         makers = {"fxopt": partial(merging, MergeLinears(), of), "undo": partial(undoing, of)}
         if not isinstance(peer, Absent):
             makers["optimum"] = partial(merging, peer.MergeLinears(), of)
-        seconds = shuffled_once(makers, settings.fewer_rounds(15), seed=settings.seed)
+        seconds = shuffled_once(makers, settings.fewer_rounds(15), clock=settings.clock("cpu"), seed=settings.seed)
         theirs: tuple[Cell, Cell] = (peer, peer)
         if "optimum" in seconds:
             theirs = (Measured.of(seconds["optimum"]), Measured.ratio(seconds["optimum"], seconds["fxopt"]))
@@ -181,7 +178,9 @@ def transform_time(settings: Settings) -> Table:
         rows.append(Row(str(dtype).removeprefix("torch."), (*ours, *theirs)))
     parameters = sum(parameter.numel() for parameter in decoder(shape, 1).parameters())
     columns = ("dtype", "fxopt", "fxopt, undoing", "optimum", "optimum / fxopt")
-    return Table("Seconds of merging", columns, tuple(rows), TRANSFORM_TEXT.format(millions=parameters / 1e6))
+    return Table(
+        "Seconds of merging", columns, tuple(rows), TRANSFORM_TEXT.format(millions=parameters / 1e6, note=settings.note)
+    )
 
 
 def merging(transformation: Any, of: Decoder) -> Task:
@@ -199,6 +198,6 @@ def undoing(of: Decoder) -> Task:
 RUN_TEXT = """A decoder of {layers} layers of width {width}, MLP {inner}, {heads} heads of queries and {groups} of \
 keys and values, one token for each sequence, {cached} positions in the cache. Query, key and value are merged into \
 one product, and so are gate and up. Above 1, the merged model is faster. The last column compares the separate model \
-with a copy of itself: what is no further from 1 than that is noise."""
+with a copy of itself: what is no further from 1 than that is noise. {note}"""
 TRANSFORM_TEXT = """The same decoder with {millions:.0f} million parameters, merged in place, checked, and its code \
-generated anew. Making the model is not counted."""
+generated anew. Making the model is not counted. {note}"""

@@ -2,192 +2,173 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import gc
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import process_time
 from typing import Any
 
 import torch
-from torch import nn
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule
 
-import fxopt
-from benchmarks.peers import optimum
-from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task, shuffled_once
+from benchmarks.drawing import drawn
+from benchmarks.peers import optimum, peer
+from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table
+from fxopt_capture import capture
+from fxopt_core import history, registry
+from fxopt_core.copying import faithful_copy
+from fxopt_core.transaction import Snapshot
 
-SIZES = (1_000, 10_000, 50_000)
-COLUMNS = ("graph", "nodes", "lint and recompile", "fxopt", "fxopt / lint and recompile", "optimum", "optimum / fxopt")
-TEXT = """Graphs of tiny layers, so that the time is that of the graph. A pass is called without lint and recompile; \
-fxopt's time has its checks, its snapshot for a rollback and its records in it. Processor seconds: all of this is done \
-by one thread. In a **hub**, one value has as many users as the graph has layers. {rounds} rounds, and fewer on large \
+OPTIMUM = {
+    "merge-linears": "MergeLinears",
+    "fuse-bias-in-linear": "FuseBiasInLinear",
+    "fuse-batch-norm2d-in-conv2d": "FuseBatchNorm2dInConv2d",
+    "change-true-div-to-mul-by-inverse": "ChangeTrueDivToMulByInverse",
+}
+PASSES = (*OPTIMUM, "fuse-batch-norm1d-in-linear")
+COLUMNS = (
+    "graph",
+    "sites",
+    "lint and recompile",
+    "the pass",
+    "pass / lint and recompile",
+    "snapshot / lint and recompile",
+    "optimum",
+    "optimum / fxopt",
+)
+TEXT = """Processor seconds of a pass without lint and recompile: its checks, its snapshot for a rollback and its \
+records are in it. The snapshot is also measured alone. Layers have a width of 4, so that the time is that of the \
+graph. In a **hub**, all sites read one value. optimum reads graphs of modules only. {rounds} rounds, fewer on large \
 graphs."""
+MODELS_TEXT = """Captured models, with narrow layers but for ResNet-50, measured in the same way."""
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A pass and a kind of graph.
+class Case:
+    """A pass and a graph.
 
     Attributes:
-        name: of the pass, as in both libraries.
-        build: makes a graph module of about so many nodes.
-        label: what the graph is made of.
+        label: what to call the graph.
+        transformation: the name of the pass.
+        make: makes the graph module anew.
+        theirs: whether optimum has the pass, and can read the graph.
+        rounds: at most so many, since making large graphs takes long.
     """
 
-    name: str
-    build: Callable[[int], GraphModule]
     label: str
-
-
-class Builder:
-    """Builds a graph module node by node."""
-
-    def __init__(self) -> None:
-        self.graph = Graph()
-        self.modules: dict[str, nn.Module] = {}
-        self.x = self.graph.placeholder("x")
-
-    def layer(self, name: str, module: nn.Module, x: Node) -> Node:
-        """Call a new module."""
-        self.modules[name] = module
-        return self.graph.call_module(name, (x,))
-
-    def function(self, function: Callable[..., object], *arguments: Any) -> Node:
-        """Call a function."""
-        return self.graph.call_function(function, arguments)
-
-    def done(self, output: Node) -> GraphModule:
-        """Return the graph module, with shapes."""
-        self.graph.output(output)
-        root = nn.Module()
-        for name, module in self.modules.items():
-            parent, _, own = name.partition(".")
-            if parent not in root._modules:
-                root.add_module(parent, nn.Module())
-            root.get_submodule(parent).add_module(own, module)
-        return GraphModule(root.eval(), self.graph).eval()
-
-
-def attention(nodes: int) -> GraphModule:
-    """Groups of three linear layers on one input, in a chain."""
-    builder = Builder()
-    x = builder.x
-    for index in range(nodes // 6):
-        q, k, v = (builder.layer(f"block{index}.{name}", nn.Linear(4, 4), x) for name in "qkv")
-        x = builder.function(torch.add, builder.function(torch.add, q, k), builder.function(torch.relu, v))
-    return builder.done(x)
-
-
-def hub(nodes: int) -> GraphModule:
-    """Linear layers that all have one input, and a chain of additions."""
-    builder = Builder()
-    found = [builder.layer(f"block.q{index}", nn.Linear(4, 4), builder.x) for index in range(nodes // 2)]
-    total = found[0]
-    for each in found[1:]:
-        total = builder.function(torch.add, total, each)
-    return builder.done(total)
-
-
-def convolutions(nodes: int) -> GraphModule:
-    """Convolutions, each with a batch norm and an activation."""
-    builder = Builder()
-    x = builder.x
-    for index in range(nodes // 3):
-        convolution = builder.layer(f"block{index}.conv", nn.Conv2d(2, 2, 1, bias=False), x)
-        norm = builder.layer(f"block{index}.norm", nn.BatchNorm2d(2), convolution)
-        x = builder.function(torch.relu, norm)
-    return builder.done(x)
-
-
-def biases(nodes: int) -> GraphModule:
-    """Linear layers with a bias, each with an activation."""
-    builder = Builder()
-    x = builder.x
-    for index in range(nodes // 2):
-        x = builder.function(torch.relu, builder.layer(f"block{index}.linear", nn.Linear(4, 4), x))
-    return builder.done(x)
-
-
-def divisions(nodes: int) -> GraphModule:
-    """Divisions by constants, each with an activation."""
-    import operator
-
-    builder = Builder()
-    x = builder.x
-    for _ in range(nodes // 2):
-        x = builder.function(torch.relu, builder.function(operator.truediv, x, 8.0))
-    return builder.done(x)
-
-
-SUBJECTS = (
-    Subject("MergeLinears", attention, "query, key and value"),
-    Subject("MergeLinears", hub, "hub of linear layers"),
-    Subject("FuseBatchNorm2dInConv2d", convolutions, "convolution, norm, activation"),
-    Subject("FuseBiasInLinear", biases, "linear, activation"),
-    Subject("ChangeTrueDivToMulByInverse", divisions, "division, activation"),
-)
+    transformation: str
+    make: Callable[[], GraphModule]
+    theirs: bool = False
+    rounds: int = 5
 
 
 def tables(settings: Settings) -> Iterator[Table]:
-    """A table for each pass."""
-    passes = dict.fromkeys(subject.name for subject in SUBJECTS)
-    for name in passes:
-        rows = []
-        for subject in (each for each in SUBJECTS if each.name == name):
-            for size in (60,) if settings.quick else SIZES:
-                rows.append(row_of(subject, size, settings))
-        yield Table(name, COLUMNS, tuple(rows), TEXT.format(rounds=settings.fewer_rounds(9)))
+    """A table for each pass on drawn graphs, then one on captured models."""
+    torch.set_num_threads(1)
+    text = TEXT.format(rounds=settings.fewer_rounds(5))
+    for name in PASSES:
+        rows = [row_of(case, settings) for case in drawn_cases(name, quick=settings.quick)]
+        yield Table(name, COLUMNS, tuple(rows), text)
+    models = () if settings.quick else model_cases()
+    if models:
+        yield Table("On models", COLUMNS, tuple(row_of(case, settings) for case in models), MODELS_TEXT)
 
 
-def row_of(subject: Subject, size: int, settings: Settings) -> Row:
-    """One kind of graph, of one size."""
-    most = 9 if size < 5_000 else 5 if size < 20_000 else 3
-    makers: dict[str, Callable[[], Task]] = {
-        "checks": partial(checking, subject, size),
-        "fxopt": partial(passing, getattr(fxopt, subject.name), subject, size),
-    }
-    peer = optimum()
-    theirs: Absent | None = peer if isinstance(peer, Absent) else None
-    # On a hub, what optimum does is not linear, and would take as long as all the rest.
-    if subject.build is hub and size > SIZES[1]:
-        theirs = Absent("not tried")
-    if theirs is None:
-        makers["optimum"] = partial(passing, getattr(peer, subject.name), subject, size)
-    rounds, warm_up = settings.fewer_rounds(most), int(size < 5_000)
-    seconds = shuffled_once(makers, rounds, warm_up=warm_up, clock=process_time, seed=settings.seed)
-    return Row(subject.label, (len(subject.build(size).graph.nodes), *cells(seconds, theirs)))
+def drawn_cases(name: str, *, quick: bool = False) -> list[Case]:
+    """Many sites at three sizes; at the middle one also another form of graph, a hub, and a single site."""
+    small, middle, large = (30, 60, 90) if quick else (1_000, 10_000, 50_000)
+    kinds = (
+        (small, "modules", 1.0, False),
+        (middle, "modules", 1.0, False),
+        (large, "modules", 1.0, False),
+        (middle, "aten", 1.0, False),
+        (middle, "modules", 1.0, True),
+        (middle, "modules", 0.0, False),
+    )
+    cases = []
+    for nodes, form, share, hub in kinds:
+        kind = "a hub" if hub else "many sites" if share else "one site"
+        # On a hub, what optimum does takes as long as all the rest.
+        theirs = name in OPTIMUM and form == "modules" and not hub
+        make = partial(drawn, name, form, nodes, share, hub)
+        cases.append(Case(f"{nodes} nodes, {form}, {kind}", name, make, theirs, rounds=3 if nodes == large else 5))
+    return cases
 
 
-def cells(seconds: Mapping[str, tuple[float, ...]], theirs: Absent | None) -> tuple[Cell, ...]:
-    """Times and ratios."""
-    checks, ours = seconds["checks"], seconds["fxopt"]
-    found = (Measured.of(checks), Measured.of(ours), Measured.ratio(ours, checks))
-    if theirs is not None:
-        return (*found, theirs, theirs)
-    return (*found, Measured.of(seconds["optimum"]), Measured.ratio(seconds["optimum"], ours))
+def model_cases() -> list[Case]:
+    """BERT with 12 layers, Llama with 32, and ResNet-50."""
+    transformers = peer("transformers")
+    if isinstance(transformers, Absent):
+        return []
+    ids = {"input_ids": torch.ones(2, 8, dtype=torch.long)}
+    narrow: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 100}
+    bert = transformers.BertModel(transformers.BertConfig(**narrow, num_hidden_layers=12)).eval()
+    options = transformers.LlamaConfig(**narrow, num_hidden_layers=32, num_key_value_heads=2)
+    llama = transformers.LlamaForCausalLM(options).eval()
+    resnet = transformers.ResNetModel(transformers.ResNetConfig()).eval()
+    found = (
+        ("BERT, 12 layers", "merge-linears", capture(bert, kwargs=ids)),
+        ("Llama, 32 layers", "merge-linears", capture(llama, kwargs={**ids, "use_cache": False})),
+        ("ResNet-50", "fuse-batch-norm2d-in-conv2d", capture(resnet, (torch.randn(2, 3, 64, 64),))),
+    )
+    return [
+        Case(f"{name}, {len(original.graph.nodes)} nodes, {transformation}", transformation, partial(copied, original))
+        for name, transformation, original in found
+    ]
 
 
-def checking(subject: Subject, size: int) -> Task:
-    """Check the graph and generate its code."""
-    graph_module = subject.build(size)
-
-    def check() -> None:
-        graph_module.graph.lint()
-        graph_module.recompile()
-
-    return check
+def copied(original: GraphModule) -> GraphModule:
+    """A copy to rewrite."""
+    return faithful_copy(original)
 
 
-def passing(cls: Any, subject: Subject, size: int) -> Task:
-    """Run a pass without checking and generating."""
-    graph_module = fxopt.infer_shapes(subject.build(size), torch.zeros(SHAPES[subject.build]))
-    return lambda: cls()(graph_module, lint_and_recompile=False)
+def row_of(case: Case, settings: Settings) -> Row:
+    """One graph, in rounds; the first is not counted."""
+    drawn_order = random.Random(settings.seed)
+    found = [measured(case, drawn_order) for _ in range(1 + settings.fewer_rounds(case.rounds))][1:]
+    times = {key: [each[key] for each in found] for key in found[0]}
+    checks, ours = times["checks"], times["fxopt"]
+    theirs: tuple[Cell, Cell] = ("-", "-")
+    if "optimum" in times:
+        theirs = (Measured.of(times["optimum"]), Measured.ratio(times["optimum"], ours))
+    elif case.theirs:
+        theirs = (optimum(), optimum())
+    ratios = (Measured.ratio(ours, checks), Measured.ratio(times["snapshot"], checks))
+    return Row(case.label, (int(times["sites"][0]), Measured.of(checks), Measured.of(ours), *ratios, *theirs))
 
 
-SHAPES: Mapping[Callable[[int], GraphModule], tuple[int, ...]] = {
-    attention: (1, 4),
-    hub: (1, 4),
-    convolutions: (1, 2, 1, 1),
-    biases: (1, 4),
-    divisions: (1, 4),
-}
+def measured(case: Case, order: random.Random) -> dict[str, float]:
+    """One round: who is first, fxopt or optimum, is drawn."""
+    kinds: Sequence[Callable[[Case], dict[str, float]]] = [measured_ours]
+    if case.theirs and not isinstance(optimum(), Absent):
+        kinds = order.sample([measured_ours, measured_theirs], 2)
+    found: dict[str, float] = {}
+    for kind in kinds:
+        found |= kind(case)
+    return found
+
+
+def measured_ours(case: Case) -> dict[str, float]:
+    """Lint and recompile, a snapshot alone, and the pass."""
+    graph_module, transformation = case.make(), registry().create(case.transformation)
+    checks = seconds(graph_module.graph.lint) + seconds(graph_module.recompile)
+    snapshot = seconds(partial(Snapshot.take, graph_module))
+    ours = seconds(lambda: transformation(graph_module, lint_and_recompile=False))
+    sites = len(history(graph_module)[-1].rewrites)
+    return {"checks": checks, "snapshot": snapshot, "fxopt": ours, "sites": sites}
+
+
+def measured_theirs(case: Case) -> dict[str, float]:
+    """optimum's pass on a graph of its own."""
+    graph_module, transformation = case.make(), getattr(optimum(), OPTIMUM[case.transformation])()
+    return {"optimum": seconds(lambda: transformation(graph_module, lint_and_recompile=False))}
+
+
+def seconds(task: Callable[[], object]) -> float:
+    """Processor seconds of a task."""
+    gc.collect()
+    started = process_time()
+    task()
+    return process_time() - started

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,15 @@ def eager(model: nn.Module, x: Tensor) -> Task:
 def by_hand(model: nn.Module, x: Tensor) -> Task:
     """Batch norms folded as one does by hand: every norm into the layer that is registered before it."""
     folded = copy.deepcopy(model)
-    for (place, layer), (norm_place, norm) in pairwise(list(folded.named_modules())):
-        if isinstance(norm, _NORMS) and isinstance(layer, nn.Conv2d | nn.Linear):
-            new = _fused(layer, norm)
-            folded.set_submodule(place, new)
+    place, layer = "", None
+    for name, module in list(folded.named_modules()):
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            place, layer = name, module
+        elif isinstance(module, _NORMS) and layer is not None:
+            folded.set_submodule(place, _fused(layer, module))
             # timm joins a norm with its activation, which stays.
-            folded.set_submodule(norm_place, getattr(norm, "act", nn.Identity()))
+            folded.set_submodule(name, getattr(module, "act", nn.Identity()))
+            layer = None
     return lambda: folded(x)
 
 

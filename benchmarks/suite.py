@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 
@@ -34,6 +34,7 @@ class Settings:
         threads: of torch and its peers on the CPU.
         devices: "cpu", and "cuda" where there is one.
         seed: of the order within rounds.
+        busy: take processor seconds of one thread where seconds would be those of the machine's other work.
     """
 
     quick: bool = False
@@ -41,6 +42,18 @@ class Settings:
     threads: int = 2
     devices: tuple[str, ...] = ("cpu",)
     seed: int = 0
+    busy: bool = False
+
+    def clock(self, device: str) -> Clock:
+        """Return what tells the seconds of work that can be repeated on a device."""
+        if device != "cpu":
+            return device_clock
+        return process_time if self.busy else perf_counter
+
+    @property
+    def note(self) -> str:
+        """What a table has to say of its seconds."""
+        return "Processor seconds of one thread." if self.busy else f"{self.threads} threads."
 
     def fewer_rounds(self, most: int) -> int:
         """Return the number of rounds for what takes long: at most so many."""

@@ -6,22 +6,23 @@ import gc
 import importlib
 import json
 from pathlib import Path
+from time import perf_counter, process_time
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from benchmarks import folding, loading, memory, merging, passes
 from benchmarks.decoding import TINY, decoder
 from benchmarks.merging import Decoder
 from benchmarks.models import batch_norm_mlp, from_timm, small_convolutions
 from benchmarks.peak_memory import measured
 from benchmarks.peers import optimum
 from benchmarks.runners import FOLDING, by_fxopt_channels_last, by_hand
-from benchmarks.suite import Absent, Measured, Settings, Task
+from benchmarks.suite import Absent, Measured, Settings, Task, device_clock
 from torch import Tensor, nn
 
-from fxopt_core import history
+from benchmarks import folding, loading, memory, merging, passes
+from fxopt_core import history, registry
 
 HAS_OPTIMUM = not isinstance(optimum(), Absent)
 
@@ -117,16 +118,24 @@ def test_models_of_timm_fold_by_hand(timm: ModuleType) -> None:
         assert folding.relative_error(model(x), by_hand(model, x)) < 1e-3
 
 
-@pytest.mark.parametrize("subject", passes.SUBJECTS, ids=lambda subject: f"{subject.name}, {subject.label}")
-def test_every_layer_of_a_graph_is_rewritten(subject: passes.Subject) -> None:
-    graph_module = subject.build(120)
-    assert 110 <= len(graph_module.graph.nodes) <= 125
-    task = passes.passing(getattr(importlib.import_module("fxopt"), subject.name), subject, 120)
-    rewritten: Any = task()
-    (record,) = history(rewritten)
-    assert not record.refusals
-    expected = {"query, key and value": 20, "hub of linear layers": 1, "convolution, norm, activation": 40}
-    assert len(record.rewrites) == expected.get(subject.label, 60)
+@pytest.mark.parametrize("name", passes.PASSES)
+def test_drawn_graphs_have_the_sites_that_they_say(name: str) -> None:
+    """Many in a graph of each form, and one where one is asked for."""
+    for case in passes.drawn_cases(name, quick=True):
+        graph_module = case.make()
+        assert len(graph_module.graph.nodes) >= int(case.label.split()[0])
+        (record,) = history(registry().create(name)(graph_module))
+        alone = "one site" in case.label or ("hub" in case.label and name == "merge-linears")
+        assert len(record.rewrites) == 1 if alone else len(record.rewrites) >= 5
+
+
+def test_a_pass_is_measured_beside_its_checks_and_optimum() -> None:
+    case = passes.drawn_cases("merge-linears", quick=True)[0]
+    row = passes.row_of(case, Settings(rounds=1))
+    sites, *times = row.cells
+    assert sites == 6
+    assert all(isinstance(cell, Measured) for cell in times[:4])
+    assert all(isinstance(cell, Measured if HAS_OPTIMUM else Absent) for cell in times[4:])
 
 
 def test_a_decoder_is_owned_by_its_graph_module_alone() -> None:
@@ -171,6 +180,15 @@ def small_llama() -> nn.Module:
     sizes = {**loading._SMALL, "vocab_size": 50, "num_hidden_layers": 1}
     model: nn.Module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
     return model
+
+
+def test_a_busy_machine_is_measured_by_processor_seconds_of_one_thread() -> None:
+    busy = Settings(threads=2, busy=True)
+    assert busy.clock("cpu") is process_time
+    assert busy.clock("cuda") is device_clock
+    assert Settings().clock("cpu") is perf_counter
+    assert "Processor seconds of one thread" in busy.note
+    assert Settings().note == "2 threads."
 
 
 def test_tiny_decoders_are_the_same_each_time() -> None:

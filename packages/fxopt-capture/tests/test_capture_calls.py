@@ -7,13 +7,15 @@ import dataclasses
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim, ShapesCollection
 
-from fxopt_capture import capture
+from fxopt_capture import capture, load, save
 from fxopt_capture.arguments import InputBinding
 from fxopt_core.errors import CaptureError
 
@@ -266,3 +268,109 @@ def test_binding_pickles_and_copies() -> None:
         assert isinstance(other, InputBinding)
         assert other.form == binding.form
         assert other.nestings == binding.nestings
+
+
+class Hooked:
+    """Hooks of a model itself, which scale its first argument and its output."""
+
+    @staticmethod
+    def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return args[0] * 3, *args[1:]
+
+    @staticmethod
+    def before_with_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args, {**kwargs, "negate": not kwargs["negate"]}
+
+    @staticmethod
+    def one(module: nn.Module, args: tuple[Any, ...]) -> Any:
+        return args[0] + 1
+
+    @staticmethod
+    def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return output.add(args[0])
+
+    @staticmethod
+    def after_with_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Any:
+        return None if not kwargs["negate"] else output * len(args)
+
+
+def test_hooks_of_the_model_see_the_call_as_it_was_made() -> None:
+    model = Masked().eval()
+    model.register_forward_pre_hook(Hooked.before)
+    model.register_forward_pre_hook(Hooked.before_with_names, with_kwargs=True)
+    model.register_forward_hook(Hooked.after)
+    model.register_forward_hook(Hooked.after_with_names, with_kwargs=True)
+    hooks = [dict(model._forward_pre_hooks), dict(model._forward_hooks)]
+    captured = capture(model, (X, MASK), {"negate": False})
+    assert [dict(model._forward_pre_hooks), dict(model._forward_hooks)] == hooks
+    x, mask = torch.randn(3, 4), torch.randn(3, 4)
+    assert torch.equal(captured(x, mask, negate=False), model(x, mask, negate=False))
+
+
+def test_a_hook_that_returns_one_argument() -> None:
+    model = nn.Linear(4, 4)
+    model.register_forward_pre_hook(Hooked.one)
+    x = torch.randn(3, 4)
+    assert torch.equal(capture(model, torch.randn(2, 4))(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"x": {2: Dim.AUTO}}, "names dimension 2 of `x`, which has 2 dimensions"),
+        ({"x": {-1: Dim.AUTO}}, "names dimension -1 of `x`"),
+        ({"x": {"batch": Dim.AUTO}}, "names dimension 'batch' of `x`"),
+        ({"x": {0: Dim.AUTO}, "mask": {3: None}}, "names dimension 3 of `mask`"),
+    ],
+)
+def test_dimensions_that_an_input_does_not_have(shapes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        capture(Masked().eval(), (X, MASK), dynamic_shapes=shapes)
+    collection = ShapesCollection()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    collection[MASK] = {7: Dim.AUTO}
+    with pytest.raises(CaptureError, match="names dimension 7 of `mask`"):
+        capture(Masked().eval(), (X, MASK), dynamic_shapes=collection)
+    assert len(collection) == 1
+
+
+class Entries(nn.Module):
+    """Reads a tensor from a dictionary in a list."""
+
+    def forward(self, x: list[dict[str, Tensor]]) -> Tensor:
+        return x[0]["a"] * 2
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([{"a": {5: Dim.AUTO}}], r"names dimension 5 of `x\[0\]\['a'\]`"),
+        ([{"b": {0: Dim.AUTO}}], r"names the key 'b' of `x\[0\]`, which has 'a'"),
+    ],
+)
+def test_dimensions_that_an_entry_does_not_have(shapes: Any, message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        capture(Entries(), ([{"a": X}],), dynamic_shapes={"x": shapes})
+
+
+class Sizes(nn.Module):
+    """Returns sizes beside values."""
+
+    def forward(self, x: Tensor) -> tuple[Any, ...]:
+        return x * 2, x.shape, {"rest": x.shape[1:], "batch": x.size(0), "pair": (x.size(0), 1)}
+
+
+def test_sizes_are_returned_as_sizes(tmp_path: Path) -> None:
+    captured = capture(Sizes(), X)
+    save(captured, tmp_path / "model.pt2")
+    x = torch.randn(5, 4)
+    _, *expected = Sizes()(x)
+    for module in (
+        captured,
+        pickle.loads(pickle.dumps(captured)),
+        copy.deepcopy(captured),
+        load(tmp_path / "model.pt2"),
+    ):
+        _, *found = module(x)
+        assert found == expected
+        assert [type(found[0]), type(found[1]["rest"]), type(found[1]["pair"])] == [torch.Size, torch.Size, tuple]
+    assert torch.compile(captured, fullgraph=True, backend="eager")(x)[1] == x.shape

@@ -164,6 +164,30 @@ def test_plain_tensors_keep_their_values_and_changed_numbers_are_told(caplog: py
     assert captured(torch.ones(3, 4)).unique().tolist() == [4]
 
 
+class Stepping(nn.Module):
+    """Does something else at every call, or at the second: by a number, or by a flag."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.calls = 0
+        self.fails = fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.fails and self.calls > 1:
+            raise ValueError("called twice")
+        return x if self.fails else x * self.calls
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_number_that_calls_change_and_outputs_follow_is_refused(fails: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Stepping(fails=fails)).eval()
+    reason = "it raises ValueError: called twice" if fails else "output differs by up to"
+    with pytest.raises(CaptureError, match=f"a call of it changes `1.calls` from 0 to 1, and with that {reason}"):
+        capture(model, torch.randn(2, 4))
+    assert vars(model[1])["calls"] == 0
+
+
 def test_tensors_of_inference_mode_keep_their_values() -> None:
     model = Counting().eval()
     with torch.inference_mode():

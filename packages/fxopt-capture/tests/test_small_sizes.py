@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fxopt_capture import InputGuards, capture, exporting, strategy
 from fxopt_capture.beyond_small import beyond_small_sizes, is_plain
 from fxopt_capture.guards import Condition
+from fxopt_capture.inequalities import dependence
 from fxopt_core.errors import CaptureError
 
 N, M = "i[0].size()[1]", "i[1].size()[0]"
@@ -54,7 +55,14 @@ def test_what_is_left_accepts_the_same_sizes(code: str) -> None:
 
 
 def test_plain_conditions() -> None:
-    plain = [f"{N} <= 9", f"{N} == {M}", f"{N} > {M}", f"2 * {N} == {M} * {N}"]
+    plain = [
+        f"{N} <= 9",
+        f"{N} == {M}",
+        f"{N} > {M}",
+        f"2 * {N} == {M} * {N}",
+        f"1 + {N} == {M}",
+        f"{N} - 2 == {M} + 1",
+    ]
     others = [f"{N} % 2 == 0", f"{N} == 1 or {N} == 3", f"{N} + {M} == 4", f"1 < {N} < 4", f"2 * {N} > {M}"]
     assert all(is_plain(Condition(code, code)) for code in plain)
     assert not any(is_plain(Condition(code, code)) for code in others)
@@ -136,6 +144,50 @@ def test_two_exports_where_guards_refuse_more_than_they_must(
     for size in (1, 4) if difference else (4,):
         with pytest.raises(CaptureError):
             captured(torch.randn(size, 4))
+
+
+class Step(nn.Module):
+    """Takes rows, and weights for them and one more; may do something else of a single row."""
+
+    def __init__(self, *, distinguishes: bool) -> None:
+        super().__init__()
+        self.distinguishes = distinguishes
+
+    def forward(self, rows: Tensor, weights: Tensor) -> Tensor:
+        found = torch.cat([rows, rows.new_ones(1)]) * weights
+        return found + 1 if self.distinguishes and rows.shape[0] == 1 else found
+
+
+@pytest.mark.parametrize("distinguishes", [True, False])
+def test_sizes_that_differ_by_a_number_are_asked_about_together(distinguishes: bool, exports: list[bool]) -> None:
+    model = Step(distinguishes=distinguishes)
+    captured = capture(model, (torch.randn(4), torch.randn(5)))
+    assert exports == [True]
+    for size in (0, 2, 3, 9) if distinguishes else (0, 1, 2, 3, 9):
+        inputs = torch.randn(size), torch.randn(size + 1)
+        assert torch.equal(captured(*inputs), model(*inputs))
+    if distinguishes:
+        with pytest.raises(CaptureError, match=r"rows.size\(\)\[0\] == 1"):
+            captured(torch.randn(1), torch.randn(2))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (f"{N} == {M}", ((0, 1), (1, 0), 0)),
+        (f"1 + {N} == {M}", ((0, 1), (1, 0), -1)),
+        (f"{N} == {M} + 3", ((0, 1), (1, 0), 3)),
+        (f"{N} - 2 == {M} + -1", ((0, 1), (1, 0), 1)),
+        (f"2 + {N} + 1 == {M}", ((0, 1), (1, 0), -3)),
+        (f"2 - {N} == {M}", None),
+        (f"2 * {N} == {M}", None),
+        (f"{N} == 3", None),
+        (f"{N} <= {M}", None),
+        ("no Python", None),
+    ],
+)
+def test_what_is_read_of_an_equation(code: str, expected: object) -> None:
+    assert dependence(code) == expected
 
 
 class Total(nn.Module):

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxopt_capture import capture
-from fxopt_capture.unlifting import unlifted
+from fxopt_capture.unlifting import Unlifted, unlifted
 from fxopt_core import iter_nodes
 
 
@@ -62,7 +62,7 @@ def exported(model: nn.Module, x: Tensor) -> ExportedProgram:
     return torch.export.export(model, (), {"x": x}, strict=False)
 
 
-def targets(graph_module: GraphModule) -> list[tuple[str, str]]:
+def targets(graph_module: Unlifted | GraphModule) -> list[tuple[str, str]]:
     """Operations and targets, of nodes that something reads."""
     return [(node.op, str(node.target)) for node in iter_nodes(graph_module.graph) if node.users or node.op == "output"]
 

@@ -315,6 +315,71 @@ class TestVetoes:
         assert [record.state for record in history(graph_module)] == ["applied", "vetoed"]
 
 
+class RunsUnsaid:
+    """An instrument that derives from nothing, runs the module where it pleases, and says so nowhere."""
+
+    def __init__(self, *where: str, accept: bool | None = None) -> None:
+        self.where, self.accept = where, accept
+        self.seen: list[tuple[str, float]] = []
+
+    def _see(self, where: str, run: PassRun, graph_module: GraphModule) -> None:
+        if where in self.where:
+            self.seen.append((f"{where} {run.name}", float(graph_module(torch.full((1, 3), 3.0)).detach().sum())))
+
+    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
+        self._see("should", run, graph_module)
+        return True
+
+    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
+        self._see("before", run, graph_module)
+
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
+        self._see("after", run, graph_module)
+        return self.accept
+
+    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
+        pass
+
+
+class TestRunningTheModuleUnsaid:
+    PASSES = compose(Swap(), Swap("mul", "sub"))
+
+    def test_shows_what_the_graph_says(self) -> None:
+        values = []
+        graph_module = traced()
+        for step in (None, Swap(), Swap("mul", "sub")):
+            graph_module = step(graph_module) if step else graph_module
+            values.append(float(graph_module(torch.full((1, 3), 3.0)).detach().sum()))
+        instrument = RunsUnsaid("should", "before", "after")
+        graph_module = traced()
+        with instrumented(instrument):
+            self.PASSES(graph_module)
+        assert [value for _, value in instrument.seen] == [*[values[0]] * 2, *[values[1]] * 3, values[2]]
+
+    @pytest.mark.parametrize("where", ["should", "before", "after", "nowhere"])
+    @pytest.mark.parametrize("lint_and_recompile", [True, False])
+    def test_leaves_the_code_right(self, where: str, lint_and_recompile: bool) -> None:
+        expected = self.PASSES(traced())
+        graph_module = traced()
+        forward = vars(type(graph_module))["forward"]
+        with instrumented(RunsUnsaid(where)):
+            self.PASSES(graph_module, lint_and_recompile=lint_and_recompile)
+        assert (vars(type(graph_module))["forward"] is forward) is (where == "nowhere" and not lint_and_recompile)
+        graph_module.recompile()
+        assert graph_module.code == expected.code
+
+    def test_before_a_veto_or_an_error_goes_back_to_the_code_before(self) -> None:
+        graph_module = traced()
+        code, value = graph_module.code, torch.full((1, 3), 3.0)
+        expected = graph_module(value)
+        with instrumented(RunsUnsaid("before", "after", accept=False)):
+            self.PASSES(graph_module)
+        assert torch.equal(graph_module(value), expected) and graph_module.code == code
+        with pytest.raises(PassError), instrumented(RunsUnsaid("before", "after")):
+            compose(Swap(), Fails())(graph_module)
+        assert torch.equal(graph_module(value), expected) and graph_module.code == code
+
+
 class RunsModule(Instrument):
     runs_module = True
     may_veto = True

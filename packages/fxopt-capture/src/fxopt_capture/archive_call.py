@@ -171,7 +171,7 @@ def _shapes(
 ) -> tuple[Any, list[Sequence[int]]]:
     """Return the dynamic shapes of an export, and the dimensions of each leaf that have to stay dynamic."""
     if dynamic_shapes is not None:
-        named = requested_shapes(form, dynamic_shapes)
+        named = requested_shapes(form, dynamic_shapes, inputs)
         return (named if isinstance(named, ShapesCollection) else {name: named.get(name) for name in inputs}), []
     dynamic = _dynamic_dimensions(graph_module)
     leaves = pytree.tree_leaves(list(inputs.values()))

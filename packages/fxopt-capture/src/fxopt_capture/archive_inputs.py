@@ -21,6 +21,7 @@ from .arguments import CallForm, InputBinding, Parameter
 from .conditions import read_guards
 from .guards import Condition, InputGuards, InputSpec
 from .nesting import Nesting
+from .structures import return_sizes
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ def read_inputs(program: ExportedProgram) -> ProgramInputs:
     codegen = module.graph._codegen
     if not isinstance(codegen, _PyTreeCodeGen):
         raise CaptureError("the program does not say how its inputs are structured")
+    return_sizes(module.graph)
     info = codegen.pytree_info
     values = [node.meta.get("val") for node in iter_nodes(module.graph) if node.op == "placeholder"]
     args, kwargs = pytree.tree_unflatten(values, info.in_spec)

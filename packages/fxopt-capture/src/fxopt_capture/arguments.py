@@ -54,6 +54,7 @@ class CallForm:
         fixed: name -> value, baked into the graph.
         implied: names among `fixed` that the capture chose itself; a call need not repeat them.
         variadic: names among `inputs` that fill the model's ``*args``, in order.
+        by_position: how many of `parameters` were given by position.
     """
 
     parameters: tuple[Parameter, ...]
@@ -61,6 +62,7 @@ class CallForm:
     fixed: Mapping[str, object] = field(default_factory=dict)
     implied: frozenset[str] = frozenset()
     variadic: tuple[str, ...] = ()
+    by_position: int = 0
 
     def with_fixed(self, **values: object) -> CallForm:
         """Return this form with further values baked in, where the caller has not given them."""
@@ -75,12 +77,13 @@ class CallForm:
     def arguments(self, inputs: Mapping[str, object]) -> tuple[list[object], dict[str, object]]:
         """Return the positional and keyword arguments with which the model itself is called.
 
-        `inputs` are the graph's inputs by name. Arguments go by name, but for those that only have a position.
+        `inputs` are the graph's inputs by name. Arguments go by name, but for those that only have a position, and
+        those that the capture was given by position: hooks of the model see the difference.
         """
         values = {**inputs, **self.fixed}
         positional: list[object] = []
-        for parameter in self.parameters:
-            by_position = not parameter.keyword or bool(self.variadic)
+        for index, parameter in enumerate(self.parameters):
+            by_position = not parameter.keyword or bool(self.variadic) or index < self.by_position
             if not parameter.positional or not by_position:
                 continue
             if parameter.name in values:
@@ -141,7 +144,7 @@ def bind_call(
             f"`{type(model).__name__}` was given no tensor to capture it with; give example inputs for "
             f"forward{signature}"
         )
-    return CallForm(tuple(parameters), tuple(inputs), fixed, frozenset(), variadic), inputs
+    return CallForm(tuple(parameters), tuple(inputs), fixed, frozenset(), variadic, len(args)), inputs
 
 
 def _named(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from .conditions import distinct
 from .guards import Condition
-from .inequalities import parsed
+from .inequalities import dependence, parsed
 
 Interval = tuple[float, float]
 
@@ -41,8 +41,8 @@ def beyond_small_sizes(conditions: Iterable[Condition]) -> list[Condition]:
 def is_plain(condition: Condition) -> bool:
     """Whether a condition would be the same without sizes of 0 and 1.
 
-    So are comparisons of one size with a number, and of products of sizes with each other: there is nothing in them
-    that sizes of at least 2 would simplify, but for factors to cancel.
+    So are comparisons of one size with a number, and of products of sizes with each other, and that one size is another
+    and a number: there is nothing in them that sizes of at least 2 would simplify, but for factors to cancel.
 
     >>> size, other = "i[0].size()[1]", "i[1].size()[0]"
     >>> [is_plain(Condition(code, code)) for code in (f"{size} <= 9", f"{size} * 4 == {other}", f"{size} % 2 == 0")]
@@ -53,7 +53,7 @@ def is_plain(condition: Condition) -> bool:
         return False
     sides = (node.left, node.comparators[0])
     if isinstance(node.ops[0], ast.Eq):
-        return all(map(_is_product, sides))
+        return all(map(_is_product, sides)) or dependence(condition.code) is not None
     return all(_is_size(side) or isinstance(side, ast.Constant) for side in sides)
 
 

@@ -20,6 +20,7 @@ from .arguments import CallForm, InputBinding, bind_call
 from .assertions import with_asserted_dtypes, with_read_dtypes
 from .caches import CacheReturn
 from .captured import GUARDS, CapturedModule, assemble
+from .comparing import effect_of
 from .computed_buffers import computed_buffers
 from .example_tensors import distinct_tensors
 from .guards import InputGuards
@@ -32,7 +33,7 @@ from .regions import hidden_note
 from .shells import attribute, shell_tree
 from .stored_names import keep_stored_names
 from .strategy import Export, Request, export
-from .structures import register_structures, structures_of
+from .structures import register_structures, return_sizes, structures_of
 from .tidying import place_attributes, tidy
 from .weightless import device_for, is_weightless, off_meta, with_values
 
@@ -166,6 +167,7 @@ def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> Captured
         )
     exported = export(request)
     _check_caches(model, request.observer)
+    _check_steps(request, exported)
     check_unused(model, call.form, _unused(exported))
     # Only now: a model's own containers may be known to torch's pytrees only since the export.
     nestings = {name: nesting_of(value) for name, value in call.inputs.items()}
@@ -202,6 +204,23 @@ def _check_caches(model: nn.Module, observer: Observer) -> None:
         )
 
 
+def _check_steps(request: Request, exported: Export) -> None:
+    """Refuse a model whose outputs follow an attribute that calls change: for the graph it is a constant."""
+    model, steps = request.model, request.observer.stepped
+    if not steps or any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        return
+    try:
+        change = effect_of({name: new for name, (_, new) in steps.items()}, model, request.form, exported.inputs)
+    except Exception as error:  # whatever the model raises
+        change = f"it raises {type(error).__name__}: {error}"
+    if change is not None:
+        named = ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in steps.items())
+        raise CaptureError(
+            f"{type(model).__name__} cannot be captured: a call of it changes {named}, and with that {change}. The "
+            f"graph would compute the same every time; let the model count in a buffer, and change that in place"
+        )
+
+
 def check_model(model: object) -> None:
     """Refuse what is no module that can be captured, with a `CaptureError` that says what to give instead."""
     if not isinstance(model, nn.Module):
@@ -224,6 +243,7 @@ def check_model(model: object) -> None:
 def build_captured(model: nn.Module, exported: Export, binding: InputBinding) -> CapturedModule:
     """Make the captured module of an export."""
     graph, source = exported.module.graph, exported.module
+    return_sizes(graph)
     tidy(graph, source)
     constants = _name_constants(graph, source, model)
     layers = raise_layers(graph, model)
@@ -254,7 +274,7 @@ def _place_guards(graph: Graph) -> None:
 
 def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[str, object]:
     """Return what the graph reads that is no parameter, buffer or module of the model, under names free in it."""
-    taken = {name.split(".")[0] for name in (*dict(model.named_modules(remove_duplicate=False)), *model.state_dict())}
+    taken = {*model._modules, *model._parameters, *model._buffers}
     names: dict[str, str] = {}
     constants: dict[str, object] = {}
     for node in iter_nodes(graph):
@@ -262,7 +282,7 @@ def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[s
             continue
         target = str(node.target)
         value = attribute(source, target)
-        if isinstance(value, torch.Tensor) and attribute(model, target) is value and _registered(model, target):
+        if isinstance(value, torch.Tensor) and _registered(model, target) is value:
             continue
         if target not in names:
             names[target] = _free(target.replace(".", "_"), taken)
@@ -271,10 +291,13 @@ def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[s
     return constants
 
 
-def _registered(model: nn.Module, target: str) -> bool:
+def _registered(model: nn.Module, target: str) -> torch.Tensor | None:
+    """Return the parameter or buffer of this name, or None where there is none."""
     path, _, name = target.rpartition(".")
-    owner = model.get_submodule(path)
-    return name in owner._parameters or name in owner._buffers
+    owner = attribute(model, path) if path else model
+    if not isinstance(owner, nn.Module):
+        return None
+    return owner._parameters.get(name, owner._buffers.get(name))
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from .arguments import CallForm
@@ -40,11 +39,37 @@ def difference(
     """
     args, kwargs = form.arguments(_cloned(inputs))
     with preserved(model), torch.no_grad():
-        expected = functional_call(model, _tensors(model, weights), tuple(args), kwargs)
+        _stand_in(model, weights)
+        expected = model(*args, **kwargs)
     with preserved(graph_module), torch.no_grad():
-        tensors = _tensors(graph_module, weights)
-        found = functional_call(graph_module, tensors, (), {**_cloned(inputs), **constants})
+        _stand_in(graph_module, weights)
+        found = graph_module(**_cloned(inputs), **constants)
     return _mismatch(expected, found)
+
+
+def effect_of(
+    attributes: Mapping[str, object], model: nn.Module, form: CallForm, inputs: Mapping[str, object]
+) -> str | None:
+    """Return how a model's outputs on `inputs` change with other values of attributes, or None where they do not.
+
+    The model stays as it is. Exceptions of it pass through.
+
+    Args:
+        attributes: the other values, by dotted name.
+        model: the model.
+        form: how it is called.
+        inputs: by name.
+    """
+    outputs = []
+    for changes in ({}, attributes):
+        with preserved(model), torch.no_grad():
+            for name, value in changes.items():
+                owner, _, last = name.rpartition(".")
+                vars(model.get_submodule(owner))[last] = value
+            _stand_in(model, {})
+            args, kwargs = form.arguments(_cloned(inputs))
+            outputs.append(model(*args, **kwargs))
+    return _mismatch(*outputs)
 
 
 def _cloned(inputs: Mapping[str, object]) -> dict[str, object]:
@@ -54,11 +79,18 @@ def _cloned(inputs: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _tensors(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what a module is called with instead of its own tensors: copies of its buffers, and weights it has not."""
-    names = dict(module.named_parameters(remove_duplicate=False)).keys() if weights else ()
-    buffers = {name: weights.get(name, buffer).clone() for name, buffer in module.named_buffers()}
-    return {**{name: weights[name] for name in names if name in weights}, **buffers}
+def _stand_in(root: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Give a module copies of its buffers to write to, and `weights`; `preserved` gives it back its own."""
+    copies: dict[int, torch.Tensor] = {}
+    for prefix, module in root.named_modules():
+        path = f"{prefix}." if prefix else ""
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                value = weights.get(path + name, buffer)
+                module._buffers[name] = copies.setdefault(id(buffer), value.clone())
+        for name in module._parameters if weights else ():
+            if path + name in weights:
+                vars(module)["_parameters"][name] = weights[path + name]
 
 
 def _mismatch(expected: object, found: object) -> str | None:

@@ -79,13 +79,21 @@ def _tensors(inputs: Mapping[str, object]) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def requested_shapes(form: CallForm, dynamic_shapes: Any) -> Any:
+def requested_shapes(form: CallForm, dynamic_shapes: Any, inputs: Mapping[str, object]) -> Any:
     """Return the caller's dynamic shapes by input name, with None for inputs that they leave out.
 
+    Args:
+        form: how the model is called.
+        dynamic_shapes: as `capture` takes them.
+        inputs: the example inputs by name.
+
     Raises:
-        CaptureError: they name something that is not an input.
+        CaptureError: they name something that is not an input, or a dimension that an input does not have.
     """
     if isinstance(dynamic_shapes, ShapesCollection):
+        given: Mapping[int, object] = dynamic_shapes._shapes  # asking the collection itself would add to it
+        for name, tensor in _tensors(inputs):
+            _check_dimensions(name, tensor, given.get(id(tensor)))
         return dynamic_shapes
     if isinstance(dynamic_shapes, Mapping):
         named = dict(dynamic_shapes)
@@ -106,7 +114,35 @@ def requested_shapes(form: CallForm, dynamic_shapes: Any) -> Any:
             f"dynamic_shapes names {unknown[0]!r}, which is not among the tensor inputs of this capture: "
             f"{', '.join(form.inputs)}"
         )
+    for name in form.inputs:
+        _check_dimensions(name, inputs[name], named.get(name))
     return {name: named.get(name) for name in form.inputs}
+
+
+def _check_dimensions(name: str, value: object, shape: object) -> None:
+    """Refuse a shape for dimensions, items or keys that a value does not have: torch takes no notice of them."""
+    if isinstance(value, torch.Tensor):
+        absent = [dim for dim in shape if not _is_dimension(dim, value)] if isinstance(shape, Mapping) else []
+        if absent:
+            raise CaptureError(
+                f"dynamic_shapes names dimension {absent[0]!r} of `{name}`, which has {value.dim()} dimensions; they "
+                f"are counted from 0"
+            )
+    elif isinstance(value, Mapping) and isinstance(shape, Mapping):
+        absent = [key for key in shape if key not in value]
+        if absent:
+            raise CaptureError(
+                f"dynamic_shapes names the key {absent[0]!r} of `{name}`, which has {', '.join(map(repr, value))}"
+            )
+        for key, item in shape.items():
+            _check_dimensions(f"{name}[{key!r}]", value[key], item)
+    elif isinstance(value, list | tuple) and isinstance(shape, list | tuple):
+        for index, (inner, item) in enumerate(zip(value, shape, strict=False)):
+            _check_dimensions(f"{name}[{index}]", inner, item)
+
+
+def _is_dimension(dim: object, tensor: torch.Tensor) -> bool:
+    return isinstance(dim, int) and 0 <= dim < tensor.dim()
 
 
 def dimensions_requested(shapes: Any) -> DimensionsOf:

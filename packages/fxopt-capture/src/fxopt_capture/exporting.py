@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_sh
 from .arguments import CallForm
 from .observing import Observer, Steps
 from .preserving import preserved
+from .root_call import root_call
 from .structures import register_structures
 
 
@@ -80,12 +81,12 @@ def _quiet_failure() -> Iterator[None]:
 
 @contextmanager
 def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Iterator[None]:
-    """Stand a forward that takes exactly the graph's inputs, by name, before the model's own.
+    """Stand a forward that takes exactly the graph's inputs, by name, before the model's own and its hooks.
 
     ``torch.export`` reads names and their order off the signature; ``**kwargs`` there would be taken for one argument.
     `preserved` takes it away again.
     """
-    original: Callable[..., object] = model.forward
+    original = root_call(model)
     steps = Steps(model)
 
     def forward(**inputs: object) -> object:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 
 from .guards import Condition
+
+Place = tuple[int, int]  # input, dimension
+
+_SIZE = re.compile(r"i\[(\d+)\]\.size\(\)\[(\d+)\]")
 
 
 def joined(conditions: Iterable[Condition]) -> list[Condition]:
@@ -55,6 +60,40 @@ def parsed(source: str) -> ast.expr | None:
         return ast.parse(source, mode="eval").body
     except SyntaxError:
         return None
+
+
+def dependence(code: str) -> tuple[Place, Place, int] | None:
+    """Read ``a == b + 1``: which two sizes it is about, and how much larger the first is; None for all else.
+
+    >>> dependence("1 + i[0].size()[2] == i[1].size()[1]")
+    ((0, 2), (1, 1), -1)
+    """
+    node = parsed(code)
+    if not isinstance(node, ast.Compare) or len(node.ops) > 1 or not isinstance(node.ops[0], ast.Eq):
+        return None
+    left, right = _shifted(node.left), _shifted(node.comparators[0])
+    return None if left is None or right is None else (left[0], right[0], right[1] - left[1])
+
+
+def _shifted(node: ast.expr) -> tuple[Place, int] | None:
+    """Read a size with a number added to it."""
+    if match := _SIZE.fullmatch(ast.unparse(node)):
+        return (int(match[1]), int(match[2])), 0
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub):
+        return None
+    sign = 1 if isinstance(node.op, ast.Add) else -1
+    for size, number in ((node.left, node.right), (node.right, node.left))[: 1 + (sign > 0)]:
+        inner, value = _shifted(size), _number(number)
+        if inner is not None and value is not None:
+            return inner[0], inner[1] + sign * value
+    return None
+
+
+def _number(node: ast.expr) -> int | None:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _number(node.operand)
+        return None if value is None else -value
+    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
 
 
 def _reversed(code: str) -> str:

@@ -21,6 +21,7 @@ from .failure import line_of_frame
 from .guards import kind_of
 
 _GETTERS = tuple(getattr(torch.Tensor, name).__get__ for name in ("dtype", "itemsize", "nbytes"))
+_PLAIN = (int, float, str)
 _READS = frozenset({*_GETTERS, torch.result_type, torch.Tensor.type, torch.Tensor.element_size})
 
 
@@ -101,7 +102,7 @@ class Steps:
 
 
 def _values(module: nn.Module) -> dict[str, object]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
+    return {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)}
 
 
 def _entries(output: object) -> list[tuple[object, object]]:

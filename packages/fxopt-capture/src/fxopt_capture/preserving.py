@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from operator import is_
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+
+Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any]"
+
+_CONTAINERS = (dict, list, set)
+_SEARCHED = (dict, list, tuple)
+_NOTHING: list[Any] = []  # the contents of an empty container
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})  # what holds no other tensors
 
 
 @contextmanager
@@ -33,25 +41,25 @@ class _ModuleState:
     def __init__(self, module: nn.Module) -> None:
         self.attributes = vars(module)
         self.saved = dict(self.attributes)
-        self.contents = [
-            (value, _contents(value)) for value in self.saved.values() if isinstance(value, dict | list | set)
-        ]
+        containers = [value for value in self.saved.values() if isinstance(value, _CONTAINERS)]
+        self.contents = [(container, _contents(container) if container else _NOTHING) for container in containers]
         self.tensors = [_TensorState(tensor) for tensor in self._tensors()]
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that no parameter or buffer is made of."""
         for name, value in self.saved.items():
-            items = list(value.values()) if isinstance(value, dict) else value
-            if name not in ("_parameters", "_buffers"):
-                inner = items if isinstance(items, list | tuple) else [items]
-                yield from (item for item in inner if isinstance(item, torch.Tensor))
+            if isinstance(value, torch.Tensor):
+                yield value
+            elif isinstance(value, _SEARCHED) and value and name not in _REGISTERED:
+                items = value.values() if isinstance(value, dict) else value
+                yield from (item for item in items if isinstance(item, torch.Tensor))
 
     def restore(self) -> None:
-        if not _identical(list(self.attributes.items()), list(self.saved.items())):
+        if not _identical(self.attributes, self.saved):
             self.attributes.clear()
             self.attributes.update(self.saved)
         for container, saved in self.contents:
-            if not _identical(_contents(container), saved):
+            if (container or saved) and not _identical(container, saved):
                 _refill(container, saved)
         for tensor in self.tensors:
             tensor.restore()
@@ -75,24 +83,18 @@ def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _contents(container: dict[Any, Any] | list[Any] | set[Any]) -> list[Any]:
-    return list(container.items()) if isinstance(container, dict) else list(container)
+def _contents(container: Container) -> Container:
+    return dict(container) if isinstance(container, dict) else list(container)
 
 
-def _identical(left: list[Any], right: list[Any]) -> bool:
-    if len(left) != len(right):
+def _identical(left: Container, right: Container) -> bool:
+    """Whether two containers hold the very same objects in the same order."""
+    if len(left) != len(right) or not all(map(is_, left, right)):
         return False
-    return all(a is b or _identical_pair(a, b) for a, b in zip(left, right, strict=True))
+    return not (isinstance(left, dict) and isinstance(right, dict)) or all(map(is_, left.values(), right.values()))
 
 
-def _identical_pair(left: object, right: object) -> bool:
-    """Whether two items of a dictionary have the very same key and value."""
-    if not (isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right) == 2):
-        return False
-    return bool(left[0] == right[0]) and left[1] is right[1]
-
-
-def _refill(container: dict[Any, Any] | list[Any] | set[Any], contents: list[Any]) -> None:
+def _refill(container: Container, contents: Container) -> None:
     container.clear()
     if isinstance(container, list):
         container.extend(contents)

@@ -10,7 +10,6 @@ run in any case: neither export says anything of a branch on it.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -23,9 +22,9 @@ from .arguments import CallForm
 from .comparing import difference
 from .conditions import dynamic_sizes
 from .guards import Condition, InputGuards
+from .inequalities import dependence
 from .weightless import device_for, is_too_large, random_weights
 
-_EQUALITY = re.compile(r"i\[(\d+)\]\.size\(\)\[(\d+)\] == i\[(\d+)\]\.size\(\)\[(\d+)\]")
 _SMALL = (1, 0)
 
 Place = tuple[int, int]  # input, dimension
@@ -59,46 +58,70 @@ class Question:
 def questions(
     values: Sequence[object], guards: InputGuards, example: Sequence[object] | None = None
 ) -> Iterator[Question]:
-    """Yield each group of equal dynamic sizes at 1 and 0 on its own, then all groups at 1 together.
+    """Yield each group of dependent dynamic sizes with its smallest at 1 and 0, then all groups at 1 together.
 
     With `example`, sizes of one dimension that are the same there are taken to be equal too.
     """
     groups = _groups(values, guards, example)
     for group in groups:
         for size in _SMALL:
-            yield Question(dict.fromkeys(group, size))
+            yield Question({place: size + more for place, more in group.items()})
     if len(groups) > 1:
-        yield Question({place: 1 for group in groups for place in group})
+        yield Question({place: 1 + more for group in groups for place, more in group.items()})
 
 
 def _groups(
     values: Sequence[object], guards: InputGuards, example: Sequence[object] | None = None
-) -> list[list[Place]]:
-    """Group the dynamic dimensions whose sizes are the same symbol, or are guarded to be equal, or are in `example`."""
-    leader: dict[Place, Place] = {}
+) -> list[dict[Place, int]]:
+    """Group the dynamic dimensions whose sizes are the same but for a number, which the guards or `example` say.
+
+    Returns:
+        For each group how much larger each of its sizes is than the smallest.
+    """
+    groups = _Groups()
     by_symbol: dict[object, Place] = {}
     by_size: dict[Place, Place] = {}
-
-    def root(place: Place) -> Place:
-        while leader[place] != place:
-            place = leader[place]
-        return place
-
     for index, dim, expression in dynamic_sizes(values):
-        leader[index, dim] = root(by_symbol[expression]) if expression in by_symbol else (index, dim)
-        by_symbol.setdefault(expression, (index, dim))
+        groups.add((index, dim))
+        groups.join((index, dim), by_symbol.setdefault(expression, (index, dim)))
         tensor = example[index] if example is not None else None
         if isinstance(tensor, torch.Tensor):
-            leader[root((index, dim))] = root(by_size.setdefault((dim, tensor.size(dim)), (index, dim)))
+            groups.join((index, dim), by_size.setdefault((dim, tensor.size(dim)), (index, dim)))
     for condition in guards.conditions:
-        if match := _EQUALITY.fullmatch(condition.code):
-            first, second = (int(match[1]), int(match[2])), (int(match[3]), int(match[4]))
-            if first in leader and second in leader:
-                leader[root(second)] = root(first)
-    groups: dict[Place, list[Place]] = {}
-    for place in leader:
-        groups.setdefault(root(place), []).append(place)
-    return list(groups.values())
+        if (found := dependence(condition.code)) is not None:
+            groups.join(*found)
+    return groups.found()
+
+
+class _Groups:
+    """Sizes that are known to differ by a number: each as one of its group, and how much larger it is."""
+
+    def __init__(self) -> None:
+        self.known: dict[Place, tuple[Place, int]] = {}
+
+    def add(self, place: Place) -> None:
+        self.known[place] = place, 0
+
+    def join(self, place: Place, other: Place, more: int = 0) -> None:
+        """Note that the size at `place` is that at `other` and `more`."""
+        if place in self.known and other in self.known:
+            (first, above_first), (second, above_second) = self._root(place), self._root(other)
+            if first != second:
+                self.known[first] = second, above_second + more - above_first
+
+    def _root(self, place: Place) -> tuple[Place, int]:
+        above = 0
+        while self.known[place][0] != place:
+            place, more = self.known[place]
+            above += more
+        return place, above
+
+    def found(self) -> list[dict[Place, int]]:
+        groups: dict[Place, dict[Place, int]] = {}
+        for place in self.known:
+            root, above = self._root(place)
+            groups.setdefault(root, {})[place] = above
+        return [{place: above - min(group.values()) for place, above in group.items()} for group in groups.values()]
 
 
 def open_questions(

@@ -33,7 +33,7 @@ from .modes import captured_mode
 from .names import unknown_names
 from .observing import Observer
 from .small_sizes import Question, at_zero, open_questions, refuted
-from .unlifting import unlifted
+from .unlifting import Unlifted, unlifted
 from .weightless import device_for, hollow, put_back
 
 Preparation = Callable[[], AbstractContextManager[object]]
@@ -64,16 +64,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Export:
-    """An exported model: its graph module, as torch unlifts it without guards, and the guards.
+    """An exported model: its graph, with attributes in place of inputs that are none of the call's, and the guards.
 
     Attributes:
-        module: the graph module.
+        module: holds the graph, and the modules and tensors that it reads.
         guards: what its inputs must be.
         inputs: the example inputs that it was exported with.
         values: ``meta["val"]`` of its placeholders.
     """
 
-    module: GraphModule
+    module: Unlifted | GraphModule
     guards: InputGuards
     inputs: Mapping[str, object]
     values: Sequence[object]
@@ -99,14 +99,14 @@ def _hints(request: Request) -> list[str]:
     """Return sentences about what in the call may be why no export was possible."""
     dimensions_of = request.dimensions_of
     if request.dynamic_shapes is not None:
-        dimensions_of = dimensions_requested(requested_shapes(request.form, request.dynamic_shapes))
+        dimensions_of = dimensions_requested(requested_shapes(request.form, request.dynamic_shapes, request.inputs))
     return [*unknown_names(request.model, request.form), *single_sizes(request.inputs, dimensions_of)]
 
 
 def _attempts(request: Request) -> list[tuple[Mapping[str, object], Any]]:
     """Return example inputs and dynamic shapes to try, the most general first."""
     if request.dynamic_shapes is not None:
-        shapes = requested_shapes(request.form, request.dynamic_shapes)
+        shapes = requested_shapes(request.form, request.dynamic_shapes, request.inputs)
         return [(widened(request.inputs, dimensions_requested(shapes)), shapes)]
     wide = widened(request.inputs, request.dimensions_of)
     attempts: list[tuple[Mapping[str, object], Any]] = [(wide, automatic_shapes(wide, request.dimensions_of))]

@@ -29,6 +29,24 @@ def register_structures(value: object) -> None:
             torch.export.register_dataclass(type(leaf))
 
 
+class Size:
+    """Stands for ``torch.Size`` where a graph says how its outputs nest: torch's pytrees make a tuple of that."""
+
+
+def return_sizes(graph: Graph) -> None:
+    """Let a graph return a ``torch.Size`` where the model does."""
+    codegen = graph._codegen
+    if isinstance(codegen, _PyTreeCodeGen) and codegen.pytree_info.out_spec is not None:
+        codegen.pytree_info = codegen.pytree_info._replace(out_spec=_with_sizes(codegen.pytree_info.out_spec))
+
+
+def _with_sizes(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    children = [_with_sizes(child) for child in spec.children()]
+    kind = Size if spec.type is torch.Size else spec.type
+    same = kind is spec.type and all(new is old for new, old in zip(children, spec.children(), strict=True))
+    return spec if same else pytree.TreeSpec(kind, spec.context, children)
+
+
 def structures_of(graph: Graph) -> tuple[type, ...]:
     """Return the dataclasses and caches that inputs and outputs of a graph consist of, each once.
 
@@ -60,3 +78,8 @@ def _types(spec: pytree.TreeSpec) -> Iterator[type]:
         yield spec.type
     for child in spec.children():
         yield from _types(child)
+
+
+pytree.register_pytree_node(
+    Size, lambda size: ([], None), lambda items, context: torch.Size(items), serialized_type_name="fxopt_capture.Size"
+)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
@@ -21,8 +21,25 @@ from fxopt_core.graph import iter_nodes
 _ATTRIBUTES = frozenset({InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
 
 
-def unlifted(program: ExportedProgram) -> GraphModule:
-    """Return a graph module of a program, which shares its tensors and checks nothing.
+class Unlifted(nn.Module):
+    """A graph with the modules and tensors that it reads, which runs node by node, without code of its own.
+
+    Args:
+        graph: takes its inputs by name, in the order in which a call gives them.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+        graph.owning_module = None
+
+    def forward(self, **inputs: object) -> object:
+        """Compute the outputs."""
+        return Interpreter(self, graph=self.graph).run(*inputs.values())
+
+
+def unlifted(program: ExportedProgram) -> Unlifted | GraphModule:
+    """Return a program's graph as a module, which shares its tensors and checks nothing.
 
     Args:
         program: exported with inputs by name alone; its graph is used up.
@@ -30,7 +47,7 @@ def unlifted(program: ExportedProgram) -> GraphModule:
     specification = program.call_spec.in_spec
     if specification is None or not _is_plain(program, specification):
         return _by_torch(program)
-    graph, root = program.graph, GraphModule(nn.Module(), Graph())
+    graph, root = program.graph, Unlifted(program.graph)
     _reserve_names(graph)
     root._modules.update(program.graph_module._modules)
     for node, spec in zip(list(_placeholders(graph)), program.graph_signature.input_specs, strict=True):
@@ -39,8 +56,6 @@ def unlifted(program: ExportedProgram) -> GraphModule:
             _read_instead(graph, node, str(spec.target))
     names = list(specification.child(1).context)
     graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(names, specification, program.call_spec.out_spec)))
-    root.meta.update(program.graph_module.meta)
-    root.graph = graph
     return root
 
 
@@ -104,9 +119,8 @@ def _attach(root: nn.Module, name: str, value: torch.Tensor, spec: InputSpec) ->
 
 def _read_instead(graph: Graph, placeholder: Node, name: str) -> None:
     """Read an attribute in place of an input; not at all where nothing reads the input."""
-    if placeholder.users:
-        with graph.inserting_after(placeholder):
-            node = graph.create_node("get_attr", name)
-        node.meta = placeholder.meta
-        placeholder.replace_all_uses_with(node)
-    graph.erase_node(placeholder)
+    if not placeholder.users:
+        graph.erase_node(placeholder)
+        return
+    placeholder.op, placeholder.target, placeholder.args = "get_attr", name, ()
+    placeholder._rename(name)

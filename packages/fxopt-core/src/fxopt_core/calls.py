@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import Node
 
-from fxopt_core.module_state import bare_module
+from fxopt_core.filling import filled_at_once
+from fxopt_core.module_state import module_with
 
 PLAIN: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED: tuple[Any, ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class Obstacle:
     """Why a call cannot be read as one that may be rewritten: a reason code and a sentence."""
@@ -23,6 +26,7 @@ class Obstacle:
     message: str
 
 
+@filled_at_once
 @dataclass(frozen=True, eq=False)
 class TensorRef:
     """A parameter or buffer that a call uses.
@@ -43,6 +47,7 @@ class TensorRef:
         return self.name.rpartition(".")[2]
 
 
+@filled_at_once
 @dataclass(frozen=True, eq=False)
 class ParameterisedCall:
     """A call of an operation with parameters, whichever form the graph has.
@@ -76,6 +81,7 @@ class ParameterisedCall:
         return tuple(ref for ref in (self.weight, self.bias) if ref is not None)
 
 
+@filled_at_once
 @dataclass(frozen=True, eq=False)
 class LinearCall(ParameterisedCall):
     """``input @ weight.T + bias``: weight is (out_features, in_features).
@@ -104,6 +110,7 @@ class LinearCall(ParameterisedCall):
         return weight.t() if self.transposed else weight
 
 
+@filled_at_once
 @dataclass(frozen=True, eq=False)
 class ConvolutionCall(ParameterisedCall):
     """A convolution over 1, 2 or 3 dimensions, plain or transposed.
@@ -137,11 +144,17 @@ class ConvolutionCall(ParameterisedCall):
         shape = self.weight.tensor.shape
         return shape[0] if self.transposed else shape[1] * self.groups
 
-    def build(self, *, bias: bool) -> nn.Module:
-        """Return a new module on the meta device that computes this call; its tensors are to be assigned."""
+    def build(self, *, bias: bool, tensors: Mapping[str, nn.Parameter] | None = None) -> nn.Module:
+        """Return a new module that computes this call.
+
+        Args:
+            bias: whether it has a bias.
+            tensors: its parameters; those that are not given are on the meta device, to be assigned.
+        """
         cls = (TRANSPOSED if self.transposed else PLAIN)[self.dims - 1]
         settings: dict[str, Any] = {"output_padding": self.output_padding} if self.transposed else {}
-        module: nn.Module = bare_module(
+        module: nn.Module = module_with(
+            tensors or {},
             cls,
             self.in_channels,
             self.out_channels,
@@ -157,6 +170,7 @@ class ConvolutionCall(ParameterisedCall):
         return module.train(self.training)
 
 
+@filled_at_once
 @dataclass(frozen=True, eq=False)
 class BatchNormCall(ParameterisedCall):
     """``(input - mean) / sqrt(variance + eps) * weight + bias`` over dimension 1.
@@ -187,6 +201,7 @@ class BatchNormCall(ParameterisedCall):
         return tuple(ref for ref in refs if ref is not None)
 
 
+@filled_at_once
 @dataclass(frozen=True, eq=False)
 class TrueDivision:
     """``input / divisor`` without rounding, as an operator, a function, a method or an in-place form.

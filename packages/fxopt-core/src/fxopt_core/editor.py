@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
-from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from fxopt_core.calls import ParameterisedCall
 from fxopt_core.containers import emptied_row
 from fxopt_core.dead_code import dead_nodes
 from fxopt_core.graph import TargetNodes
+from fxopt_core.graph_building import insert_node, source_note
 from fxopt_core.index import GraphIndex
 from fxopt_core.key_order import KeyOrder
 from fxopt_core.known_classes import class_path
@@ -45,14 +45,16 @@ from fxopt_core.ledger import (
     UsersOrdered,
 )
 from fxopt_core.ledger_rows import frozen
-from fxopt_core.marks import META_KEY, NodeTag, set_tag, tag_of
+from fxopt_core.marks import META_KEY, NodeTag, tag_of
 from fxopt_core.module_state import is_plain_data, plain_attributes
 from fxopt_core.name_counts import NameCounts
 from fxopt_core.recording import signature_or_empty
 from fxopt_core.rewiring import Rewiring, places_of
-from fxopt_core.runs import Frame, current_frame, release
+from fxopt_core.runs import RELEASED_FROM, Frame, current_frame, release
 from fxopt_core.transformation import Transformation
 from fxopt_core.values import VALUE_KEYS, resized_value
+
+_NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
 
 
 class Editor:
@@ -68,9 +70,11 @@ class Editor:
         self.index = index
         self.graph_module = index.graph_module
         self.graph = index.graph_module.graph
-        self._signature, self._name = signature_or_empty(transformation), transformation.name
+        signature = signature_or_empty(transformation)
+        self._marks, self._name = (signature,) if signature else (), transformation.name
         self._frame = current_frame(index.graph_module) or Frame(index.graph_module)
         self._frame.operations = [] if self._frame.operations is None else self._frame.operations
+        self._ids: dict[Node, int] = {}
         self._replaced: dict[Node, Node] = {}
         self._erased: set[Node] = set()
         self._dead = dead_nodes(index.nodes)
@@ -176,22 +180,23 @@ class Editor:
     ) -> Node:
         if before in self._erased:
             raise ValueError(f"node `{before.name}` was taken out already; insert before a node that is still there")
-        args, kwargs = map_arg(args, self.current), map_arg(kwargs, self.current)
-        map_arg((args, kwargs), self._note_users)
-        with self.graph.inserting_before(before):
-            node = self.graph.create_node(op, target, args, kwargs)
-        first = like[0]
-        node.meta = {key: value for key, value in first.meta.items() if key != META_KEY}
-        node.meta["from_node"] = [NodeSource(n, self._name, NodeSourceAction.REPLACE) for n in like]
+        args, kwargs = map_arg(args, self._now_used), map_arg(kwargs, self._now_used) if kwargs else {}
+        node = insert_node(self.graph, before, op, target, args, kwargs)
+        meta = node.meta
+        meta.clear()
+        meta.update(like[0].meta)
+        meta["from_node"] = [source_note(each, self._name) for each in like]
         if last_dim is not None:
             for key in VALUE_KEYS:
-                node.meta.pop(key, None)
-            node.meta.update(resized_value(value_of, last_dim))
-        marks = (self._signature,) if self._signature else ()
-        set_tag(node, NodeTag(self._frame.new_id(), marks, (self._name, tuple(n.name for n in like)), node.name))
+                meta.pop(key, None)
+            meta.update(resized_value(value_of, last_dim))
+        name = node.name
+        origin = (self._name, tuple([each.name for each in like]))
+        number = self._ids[node] = self._frame.new_id()
+        meta[META_KEY] = NodeTag(number, self._marks, origin, name)
         if self._targets is not None:
             self._targets.add(node)
-        self.operations.append(NodeAdded(self._row(node, with_meta=False), self._counts.before(node.name)))
+        self.operations.append(NodeAdded(self._row(node, with_meta=False), self._counts.before(name)))
         self._site[1].append(node.name)
         return node
 
@@ -228,45 +233,50 @@ class Editor:
             for value in user._input_nodes:
                 self._note_users(value)
 
-    def _note_users(self, node: Node) -> Node:
+    def _note_users(self, node: Node) -> None:
         """Record the order of a node's users before they change for the first time; most often it is the graph's."""
-        if node not in self._noted:
-            self._noted.add(node)
-            users = list(node.users)
-            if any(later < earlier for earlier, later in pairwise(users)):
-                self.operations.append(UsersOrdered(self._id(node), tuple(map(self._id, users))))
+        if node in self._noted:
+            return
+        self._noted.add(node)
+        users = list(node.users)
+        if len(users) > 1 and any(later < earlier for earlier, later in pairwise(users)):
+            self.operations.append(UsersOrdered(self._id(node), tuple(map(self._id, users))))
+
+    def _now_used(self, node: Node) -> Node:
+        """Return the node that stands for one that is about to be used, with the order of its users recorded."""
+        node = self.current(node)
+        self._note_users(node)
         return node
 
     def _id(self, node: Node) -> int:
-        tag = tag_of(node)
-        if tag.id is None:
-            tag = replace(tag, id=self._frame.new_id(), name=node.name)
-            set_tag(node, tag)
-        assert tag.id is not None
-        return tag.id
+        number = self._ids.get(node)
+        if number is None:
+            self._frame.start_ids()
+            tag = tag_of(node)
+            number = tag.id
+            if number is None:
+                number = self._frame.new_id()
+                node.meta[META_KEY] = NodeTag(number, tag.marks, tag.origin, node.name, tag.ledger)
+            self._ids[node] = number
+        return number
+
+    def _ref(self, node: Node) -> Any:
+        return Ref(self._id(node))
 
     def _row(self, node: Node, *, with_meta: bool) -> NodeRow:
-        def refer(item: Node) -> Any:
-            return Ref(self._id(item))
-
         self._rewiring.flush(node)
-        args: Any = map_arg(node.args, refer)
-        kwargs: Any = map_arg(node.kwargs, refer)
-        previous = node.prev
-        meta = node.meta if with_meta else {}
+        args: Any = map_arg(node.args, self._ref)
+        kwargs: Any = tuple(map_arg(node.kwargs, self._ref).items()) if node.kwargs else ()
+        number, previous = self._id(node), node.prev
+        before = None if previous.op == "root" else self._id(previous)
+        if not with_meta:
+            return NodeRow(number, node.op, node.target, args, kwargs, node.name, node.type, before)
+        meta = {k: v for k, v in node.meta.items() if k not in _NEVER_RECORDED and not isinstance(v, Tensor)}
+        tag = tag_of(node)
+        if tag.ledger is not None:
+            tag = replace(tag, ledger=None)
         return NodeRow(
-            id=self._id(node),
-            op=node.op,
-            target=node.target,
-            args=args,
-            kwargs=tuple(kwargs.items()),
-            name=node.name,
-            type_expr=node.type,
-            previous=None if previous.op == "root" else self._id(previous),
-            meta=MappingProxyType(
-                {k: v for k, v in meta.items() if k not in (META_KEY, *VALUE_KEYS) and not isinstance(v, Tensor)}
-            ),
-            tag=replace(tag_of(node), ledger=None) if with_meta else None,
+            number, node.op, node.target, args, kwargs, node.name, node.type, before, MappingProxyType(meta), tag
         )
 
     # -- modules -------------------------------------------------------------------------------------------------
@@ -307,14 +317,14 @@ class Editor:
         self._check_unused("call_module", name)
         parent_name, _, key = name.rpartition(".")
         parent = self.graph_module.get_submodule(parent_name)
-        module = parent.get_submodule(key)
+        module = parent._modules[key] or parent.get_submodule(key)
         rows = [self._tensor_row(name, local, t, True, pieces.get(local)) for local, t in module._parameters.items()]
         for local, buffer in module._buffers.items():
             persistent = local not in module._non_persistent_buffers_set
             rows.append(self._tensor_row(name, local, buffer, False, pieces.get(local), persistent))
         for tensor_row in rows:
             self._erase_attribute_nodes(tensor_row.name)
-        attributes = tuple((k, frozen(v)) for k, v in (("training", module.training), *plain_attributes(module)))
+        attributes = tuple([(k, frozen(v)) for k, v in (("training", module.training), *plain_attributes(module))])
         previous = self._order(parent._modules).remove(key)
         row = ModuleRow(name, class_path(type(module)), attributes, tuple(rows), previous, twin)
         self.operations.append(ModuleRemoved(row))
@@ -375,12 +385,15 @@ class Editor:
             return TensorRow(name, None, (), is_parameter, keeps)
         if piece is not None:
             self._release(tensor, piece)
-        attributes = tuple((key, value) for key, value in vars(tensor).items() if is_plain_data(value))
+        own = vars(tensor)
+        attributes = tuple((key, value) for key, value in own.items() if is_plain_data(value)) if own else ()
         row = TensorRow(name, piece, tuple(tensor.shape), is_parameter, keeps, None, attributes, tensor.dtype)
         return row.laid_out_as(tensor)
 
     def _release(self, tensor: Tensor, piece: Piece) -> None:
         """Release a tensor: a rollback can cut it out of the new one again."""
+        if tensor.numel() * tensor.element_size() < RELEASED_FROM:
+            return
         owner, _, key = piece.key.rpartition(".")
         source = getattr(self.graph_module.get_submodule(owner), key).detach()
         if tensor.is_contiguous() and source.dtype == tensor.dtype:

@@ -21,6 +21,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 
 from fxopt_core import effect_tables as tables
+from fxopt_core.filling import filled_at_once
 from fxopt_core.torch_calls import (
     MISSING,
     argument as argument_of,
@@ -37,6 +38,7 @@ from fxopt_core.torch_calls import (
 from fxopt_core.value_kinds import MEMORY_FREE, Kind, Known
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class Effect:
     """What one node does.

@@ -15,7 +15,7 @@ Not looked for: a caller who passes a parameter of the module itself, and functi
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
@@ -37,8 +37,8 @@ def changes_mode(node: Node) -> bool:
     >>> changes_mode(graph.call_function(torch._C._set_grad_enabled, (False,)))
     True
     """
-    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-    if not str(name).startswith(_MODE_PREFIXES):
+    name = str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
+    if not name.startswith(_MODE_PREFIXES):
         return False
     return not node.all_input_nodes or str(name).startswith("_exit_")  # what is left was entered by a node
 
@@ -68,8 +68,9 @@ class Effects:
     (True, False, (view,))
     """
 
-    def __init__(self, graph_module: GraphModule) -> None:
+    def __init__(self, graph_module: GraphModule, modules: Mapping[str, nn.Module] | None = None) -> None:
         self._graph_module = graph_module
+        self._known_modules = modules or {}
         self._positions: dict[Node, int] = {}
         self._kinds: dict[Node, Kind] = {}
         self._effects: dict[Node, Effect] = {}
@@ -80,9 +81,10 @@ class Effects:
         writes: list[tuple[int, Hashable]] = []
         for position, node in enumerate(iter_nodes(graph_module.graph)):
             self._positions[node] = position
-            if changes_mode(node):
+            if node.op == "call_function" and changes_mode(node):
                 self._mode_changes.append(position)
-            writes += [(position, written) for written in self._read(node)]
+            for written in self._read(node):
+                writes.append((position, written))
         self._join_inputs(writes)
         self._written: dict[Hashable, list[int]] = {}
         for position, written in writes:
@@ -150,16 +152,16 @@ class Effects:
         found = self._kinds.get(node)
         return kind_of(node, self._kinds, self._graph_module) if found is None else found
 
-    def _read(self, node: Node) -> Iterator[Hashable]:
-        """Note what a node does; yield what it writes."""
+    def _read(self, node: Node) -> Sequence[Hashable]:
+        """Note what a node does; return what it writes."""
         effect = self._effects[node] = self._effect(node)
         for alias in effect.aliases:
             self._classes.join(alias, node)
         if node.op == "get_attr":
             self._read_attribute(node)
         elif node.op == "call_module":
-            yield from self._state_written(node, effect)
-        yield from effect.writes
+            return [*self._state_written(node, effect), *effect.writes]
+        return effect.writes
 
     def _effect(self, node: Node) -> Effect:
         return self._rule(node).apply(node, self._kind)
@@ -180,27 +182,32 @@ class Effects:
 
     def _module(self, target: str) -> tuple[ModuleRule, Hashable]:
         if target not in self._modules:
-            module = attribute(self._graph_module, target)
+            module: object = self._known_modules.get(target)
+            module = attribute(self._graph_module, target) if module is None else module
             self._modules[target] = (rule_of_module(module, _writes_nothing), ("module", id(module)))
         return self._modules[target]
 
-    def _state_written(self, node: Node, effect: Effect) -> Iterator[Hashable]:
+    def _state_written(self, node: Node, effect: Effect) -> Sequence[Hashable]:
         rule, identity = self._module(str(node.target))
         if not effect.opaque:
-            yield from (_storage_of(tensor) for tensor in rule.written)
-            return
+            return [_storage_of(tensor) for tensor in rule.written]
         if not self._classes.knows(identity):
             for tensor in rule.written:
                 self._classes.join(identity, _storage_of(tensor))
         self._classes.join(identity, node)
-        yield identity
+        return (identity,)
 
     def _read_attribute(self, node: Node) -> None:
-        value = attribute(self._graph_module, str(node.target))
-        tensors = tensors_of(value) if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
+        owner, _, name = str(node.target).rpartition(".")
+        holder = self._known_modules.get(owner)
+        value = attribute(self._graph_module, str(node.target)) if holder is None else getattr(holder, name, None)
+        if isinstance(value, Tensor):
+            self._classes.join(_storage_of(value), node)
+            return
+        tensors = tensors_of(value) if isinstance(value, nn.Module) else ()
         for tensor in tensors:
             self._classes.join(_storage_of(tensor), node)
-        if not isinstance(value, (Tensor, int, float, str, type(None))):
+        if not isinstance(value, (int, float, str, type(None))):
             self._classes.join(("object", id(value)), node)
 
     def _join_inputs(self, writes: list[tuple[int, Hashable]]) -> None:

@@ -147,6 +147,7 @@ def in_transaction(
                 pickling.install(result)
         except BaseException as error:
             _roll_back(snapshot, transformation, error)
+        snapshot.close()
         return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch import nn
 from torch.fx import Graph, Node
 
 
@@ -50,3 +51,21 @@ class TargetNodes:
     def of(self, op: str, target: str) -> list[Node]:
         """Return the nodes with this operation that name this module or attribute."""
         return list(self._nodes.get((op, target), ()))
+
+
+def modules_by_name(root: nn.Module) -> dict[str, nn.Module]:
+    """Return a module and those below it by full name, in torch's order; one under two names stands twice.
+
+    >>> list(modules_by_name(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU()))))
+    ['', '0', '1', '1.0']
+    """
+    found: dict[str, nn.Module] = {}
+    waiting: list[tuple[str, nn.Module]] = [("", root)]
+    while waiting:
+        name, module = waiting.pop()
+        found[name] = module
+        if module._modules:
+            prefix = f"{name}." if name else ""
+            children = [(f"{prefix}{key}", child) for key, child in module._modules.items() if child is not None]
+            waiting += reversed(children)
+    return found

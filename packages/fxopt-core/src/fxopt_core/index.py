@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping
 from functools import cached_property
 
 import torch
@@ -11,7 +13,7 @@ from torch.fx import GraphModule, Node
 from fxopt_core.call_forms import says_training
 from fxopt_core.checks import check_graph_module
 from fxopt_core.effects import Effects
-from fxopt_core.graph import iter_nodes
+from fxopt_core.graph import iter_nodes, modules_by_name
 from fxopt_core.ledger import Refusal
 from fxopt_core.same_values import SameValues
 
@@ -33,7 +35,7 @@ class GraphIndex:
         self.graph_module = graph_module
         self.nodes = tuple(iter_nodes(graph_module.graph))
         self.position = {node: place for place, node in enumerate(self.nodes)}
-        self.modules: dict[str, nn.Module] = dict(graph_module.named_modules(remove_duplicate=False))
+        self.modules: dict[str, nn.Module] = modules_by_name(graph_module)
         self._attributes: dict[str, object] = {}
 
     def module_of(self, node: Node) -> nn.Module | None:
@@ -63,11 +65,12 @@ class GraphIndex:
     @cached_property
     def effects(self) -> Effects:
         """What the nodes write and what may share memory."""
-        return Effects(self.graph_module)
+        return Effects(self.graph_module, self.modules)
 
     @cached_property
     def _same_values(self) -> SameValues:
-        return SameValues(self.nodes, lambda: self.effects)
+        index = weakref.proxy(self)  # so that nothing of the graph module waits for the garbage collector
+        return SameValues(self.nodes, lambda: index.effects)
 
     def same_value(self, node: Node, reader: Node) -> Node:
         """Return the first node that makes the value which ``reader`` gets from ``node``.
@@ -97,9 +100,10 @@ class GraphIndex:
     def _tensor_names(self) -> dict[int, list[str]]:
         names: dict[int, list[str]] = {}
         for prefix, module in self.modules.items():
-            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None:
-                    names.setdefault(id(tensor), []).append(f"{prefix}.{name}" if prefix else name)
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        names.setdefault(id(tensor), []).append(f"{prefix}.{name}" if prefix else name)
         return names
 
     def tensor_names(self, tensor: Tensor) -> list[str]:
@@ -109,26 +113,16 @@ class GraphIndex:
     @cached_property
     def _overlapping(self) -> set[int]:
         """The ids of registered tensors that share memory with another registered tensor."""
-        tensors = {
-            id(t): t
-            for m in self.modules.values()
-            for t in (*m._parameters.values(), *m._buffers.values())
-            if t is not None
-        }
-        ranges: dict[int, list[tuple[int, int, int]]] = {}
-        for key, tensor in tensors.items():
-            span = _memory_of(tensor)
-            if span is not None:
-                ranges.setdefault(span[0], []).append((span[1], span[2], key))
+        sharing: dict[object, dict[int, Tensor]] = {}
+        for module in self.modules.values():
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                storage = None if tensor is None else _storage_of(tensor)
+                if tensor is not None and storage is not None:
+                    sharing.setdefault(storage, {})[id(tensor)] = tensor
         found: set[int] = set()
-        for spans in ranges.values():
-            spans.sort()
-            end, owner = -1, -1
-            for start, stop, key in spans:
-                if start < end:
-                    found |= {key, owner}
-                if stop > end:
-                    end, owner = stop, key
+        for tensors in sharing.values():
+            if len(tensors) > 1:
+                found |= _overlapping_of(tensors)
         return found
 
     def is_tied(self, tensor: Tensor) -> bool:
@@ -142,20 +136,20 @@ class GraphIndex:
 
         def tensors_of(module: nn.Module) -> list[Tensor]:
             if id(module) not in own:
-                own[id(module)] = [*module.parameters(), *module.buffers()]
+                own[id(module)] = _all_tensors(module)
             return own[id(module)]
 
         for node in self.nodes:
-            if node.op == "call_module" and (module := self.module_of(node)) is not None:
-                for tensor in tensors_of(module):
+            if node.op == "call_module":
+                module = self.module_of(node)
+                for tensor in () if module is None else tensors_of(module):
                     readers.setdefault(id(tensor), {})[node] = None
             elif node.op == "get_attr":
                 value = self.attribute_of(node)
-                tensors = (
-                    tensors_of(value) if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
-                )
-                for tensor in tensors:
-                    readers.setdefault(id(tensor), {}).update(node.users)
+                tensors = tensors_of(value) if isinstance(value, nn.Module) else [value]
+                for each in tensors:
+                    if isinstance(each, Tensor):
+                        readers.setdefault(id(each), {}).update(node.users)
         return readers
 
     def readers(self, tensor: Tensor) -> dict[Node, None]:
@@ -179,11 +173,32 @@ class GraphIndex:
         return Refusal(site, reason, message, tuple(node.name for node in nodes))
 
 
-def _memory_of(tensor: Tensor) -> tuple[int, int, int] | None:
-    """Return (storage, first byte, last byte + 1) of a tensor, or None where it has no memory that could be shared."""
+def _all_tensors(module: nn.Module) -> list[Tensor]:
+    if module._modules:
+        return [*module.parameters(), *module.buffers()]
+    return [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
+
+
+def _storage_of(tensor: Tensor) -> object | None:
+    """Return the memory of a tensor, or None where it has none that could be shared."""
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided  # lazy ones have no sizes
-    if not plain or tensor.is_meta or tensor.numel() == 0:
-        return None
+    return None if not plain or tensor.is_meta or tensor.numel() == 0 else tensor.untyped_storage()._cdata
+
+
+def _overlapping_of(tensors: Mapping[int, Tensor]) -> set[int]:
+    """Return the keys of those tensors of one memory that share a part of it with another."""
+    found: set[int] = set()
+    end, owner = -1, -1
+    for start, stop, key in sorted((*_extent_of(tensor), key) for key, tensor in tensors.items()):
+        if start < end:
+            found |= {key, owner}
+        if stop > end:
+            end, owner = stop, key
+    return found
+
+
+def _extent_of(tensor: Tensor) -> tuple[int, int]:
+    """Return the first byte of a tensor, and the one behind its last."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = int(tensor.storage_offset()) * tensor.element_size()
-    return tensor.untyped_storage()._cdata, start, start + int(extent) * tensor.element_size()
+    return start, start + int(extent) * tensor.element_size()

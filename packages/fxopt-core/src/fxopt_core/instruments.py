@@ -55,8 +55,8 @@ class InstrumentProtocol(Protocol):
     It may have one method more, `Instrument.should_rewrite`, which decides on single sites.
 
     It may say more by two attributes: ``may_veto``, whether ``after_pass`` may return False, so that core keeps what it
-    needs to roll the pass back (true where it is not said), and ``runs_module``, whether it runs the module, so that
-    core recompiles it before (false where it is not said).
+    needs to roll the pass back (true where it is not said), and ``runs_module``, whether it always runs the module, so
+    that core recompiles it before; where it is not said, the module is recompiled once it is called.
     """
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
@@ -92,7 +92,7 @@ class Instrument:
     may_veto: bool = False
     """Whether `after_pass` may return False; a subclass that overrides it may, unless it says otherwise."""
     runs_module: bool = False
-    """Whether it runs the module, so that core recompiles it before."""
+    """Whether it always runs the module, so that core checks and recompiles it before, and not once it is called."""
 
     def __init_subclass__(cls) -> None:
         """Let a subclass with an `after_pass` of its own veto, unless it says otherwise."""

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from fxopt_core.checks import check_graph_module
 from fxopt_core.errors import FxoptError
+from fxopt_core.filling import filled_at_once
 from fxopt_core.history import History, options_text
 from fxopt_core.ledger_rows import (
     Listed as Listed,
@@ -39,6 +40,7 @@ LEDGER_VERSION = 1
 State = Literal["applied", "undone", "vetoed"]
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class Refusal:
     """A candidate site that a pass left alone.
@@ -56,6 +58,7 @@ class Refusal:
     nodes: tuple[str, ...] = ()
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class Rewrite:
     """A site that a pass rewrote.
@@ -77,6 +80,7 @@ class Rewrite:
     note: str = ""
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class Derived:
     """New tensors that are computed from several originals, as in a folded batch norm.

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxopt_core.filling import filled_at_once
 from fxopt_core.marks import NodeTag
 from fxopt_core.references import operator_reference
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class Ref:
     """A node inside recorded arguments, by its number."""
@@ -38,6 +40,7 @@ class Unresolved:
     form: str | None = None
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class Piece:
     """Where the values of an original tensor are inside a new one.
@@ -70,6 +73,7 @@ class Piece:
         return tensor.t() if self.transposed else tensor
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class TensorRow:
     """A tensor that was taken out: its key, where its values are now, the key before it, and its plain attributes.
@@ -106,6 +110,7 @@ def frozen(value: object) -> object:
     return Listed(tuple(value)) if isinstance(value, list) else value
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class ModuleRow:
     """A module that was taken out, with what is needed to build it again.
@@ -127,6 +132,7 @@ class ModuleRow:
     twin: str | None
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class NodeRow:
     """A node: its operation, target, arguments with `Ref` for nodes, name, and the number of the node before it.
@@ -166,6 +172,7 @@ def _pickles(value: object) -> bool:
     return True
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class NodeAdded:
     """A pass put this node in.
@@ -180,6 +187,7 @@ class NodeAdded:
     counted: tuple[str, int | None] | None = None
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class NodeRemoved:
     """A pass took this node out."""
@@ -187,6 +195,7 @@ class NodeRemoved:
     row: NodeRow
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class NodeReplaced:
     """All users of one node read another one since.
@@ -213,6 +222,7 @@ class UsersOrdered:
     users: tuple[int, ...]
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class ModuleAdded:
     """A pass put this module in; ``shapes`` are those of its tensors by local name, None for an absent one."""
@@ -229,6 +239,7 @@ class ModuleAdded:
         return cls(name, path, shapes, tuple(None if tensor is None else tensor.dtype for tensor in tensors.values()))
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class ModuleRemoved:
     """A pass took this module out."""
@@ -236,6 +247,7 @@ class ModuleRemoved:
     row: ModuleRow
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class TensorRemoved:
     """A pass took this parameter or buffer out.
@@ -249,6 +261,7 @@ class TensorRemoved:
     owner: ModuleRow | None = None
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class Neutral:
     """A region of a new tensor that no original has: the rewrite is the original's only while it holds ``value``."""

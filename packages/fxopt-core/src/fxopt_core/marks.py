@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.fx import Graph, Node
 
+from fxopt_core.filling import filled_at_once
 from fxopt_core.graph import iter_nodes
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ META_KEY = "fxopt"
 """The one key that fxopt uses in ``node.meta`` and in ``graph_module.meta``."""
 
 
+@filled_at_once
 @dataclass(frozen=True)
 class NodeTag:
     """What fxopt knows of one node.
@@ -125,6 +127,6 @@ def _originals(nodes: list[Node]) -> list[Node]:
 def forget_ids(nodes: Iterable[Node]) -> None:
     """Remove the numbers of nodes, and ledgers: no record refers to them any more."""
     for node in nodes:
-        tag = tag_of(node)
+        tag = tag_of(node) if META_KEY in node.meta else _EMPTY
         if tag.id is not None or tag.ledger is not None:
             set_tag(node, replace(tag, id=None, name=tag.name if tag.origin else None, ledger=None))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -18,6 +19,7 @@ from fxopt_core.effect_rules import OPAQUE, Argument, Rule
 from fxopt_core.module_state import conv1d_class
 
 _INPUT = Argument(0, "input")
+_KNOWN = tables.FRESH_MODULES | tables.ALIASING_MODULES
 _WRITERS_OF_STATISTICS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
@@ -57,7 +59,7 @@ def rule_of_module(module: object, writes_nothing: Callable[[GraphModule], bool]
     if is_plain(module):
         if type(module) is nn.Sequential:
             return _rule_of_sequential([rule_of_module(child, writes_nothing) for child in module])
-        if type(module) in tables.FRESH_MODULES | tables.ALIASING_MODULES or type(module) is conv1d_class():
+        if type(module) in _KNOWN or type(module) is conv1d_class():
             return _rule_of_known(module)
         if isinstance(module, GraphModule) and writes_nothing(module):
             return ModuleRule(Rule(None, aliases_all=True))
@@ -72,7 +74,8 @@ def tensors_of(module: nn.Module) -> Iterator[Tensor]:
 
 def is_plain(module: nn.Module) -> bool:
     """Return whether calling a module is calling its class's ``forward``: no hooks, no ``forward`` of its own."""
-    return "forward" not in module.__dict__ and not any(module.__dict__.get(name) for name in _HOOKS)
+    state = module.__dict__
+    return "forward" not in state and not any(map(state.get, _HOOKS))
 
 
 def _is_guards_function(module: nn.Module) -> bool:
@@ -86,10 +89,18 @@ def _is_guards_function(module: nn.Module) -> bool:
 
 
 def _rule_of_known(module: nn.Module) -> ModuleRule:
-    name = f"nn.{type(module).__name__}"
-    if getattr(module, "inplace", False):
-        return ModuleRule(Rule(name, writes=(_INPUT,), aliases=(_INPUT,)), tuple(_written(module)))
-    return ModuleRule(Rule(name, aliases_all=type(module) in tables.ALIASING_MODULES), tuple(_written(module)))
+    cls = type(module)
+    inplace = bool(module.__dict__.get("inplace", getattr(cls, "inplace", False)))
+    found = _rule_of_class(cls.__name__, inplace, cls in tables.ALIASING_MODULES)
+    written = tuple(_written(module))
+    return replace(found, written=written) if written else found
+
+
+@cache
+def _rule_of_class(name: str, inplace: bool, aliasing: bool) -> ModuleRule:
+    if inplace:
+        return ModuleRule(Rule(f"nn.{name}", writes=(_INPUT,), aliases=(_INPUT,)))
+    return ModuleRule(Rule(f"nn.{name}", aliases_all=aliasing))
 
 
 def _written(module: nn.Module) -> Iterator[Tensor]:

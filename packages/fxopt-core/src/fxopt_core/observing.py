@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch.fx import GraphModule
 
@@ -56,22 +57,28 @@ def observed(
     entered: list[InstrumentProtocol] = []
     seen = graph_module
     try:
-        against = unwilling(instruments, info, graph_module)
+        runs_module = any(map(runs_the_module, instruments))
+        with _compiled_when_called(graph_module, bool(instruments)):
+            against = unwilling(instruments, info, graph_module)
         if against:
             if as_a_whole:
                 raise _kept_from(info, against[0])
             return graph_module, None
-        runs_module = any(map(runs_the_module, instruments))
         if runs_module:
             graph_module.recompile()
         guard = None if as_a_whole else _guard(run, graph_module, instruments)
-        enter(entered, instruments, info, graph_module)
+        lazily = bool(instruments) and not runs_module
+        with _compiled_when_called(graph_module, lazily):
+            enter(entered, instruments, info, graph_module)
         with inside(info):
             seen, record = body()
         if runs_module:
             lint_and_recompile(seen, info.transformation)
-        veto = report(entered, info, seen, record)
+        with _compiled_when_called(seen, lazily):
+            veto = report(entered, info, seen, record)
         if veto is None:
+            if guard is not None:
+                guard.close()
             return seen, record
         if as_a_whole:
             raise _as_a_whole(veto)
@@ -82,6 +89,30 @@ def observed(
             _raise_named(error, info)
         raise
     return graph_module, replace(record, state="vetoed", operations=None, derived=())
+
+
+@contextmanager
+def _compiled_when_called(graph_module: GraphModule, lazily: bool) -> Iterator[None]:
+    """Let a graph module generate its code anew if it is called meanwhile, as a run does so at its end only.
+
+    So an instrument may run the module without having said so (``runs_module``), or not run it at no cost.
+    """
+    cls = type(graph_module)
+    compiled = vars(cls).get("forward")
+    if not lazily or compiled is None:
+        yield
+        return
+
+    def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        self.recompile()  # which takes this one's place
+        return self.forward(*args, **kwargs)
+
+    cls.forward = forward  # the class is this graph module's own
+    try:
+        yield
+    finally:
+        if vars(cls).get("forward") is forward:
+            cls.forward = compiled
 
 
 def lint_and_recompile(graph_module: GraphModule, transformation: Transformation) -> None:

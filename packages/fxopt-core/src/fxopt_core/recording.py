@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
-from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
-from fxopt_core.graph import iter_nodes
+from fxopt_core.graph import iter_nodes, modules_by_name
 from fxopt_core.known_classes import class_path
 from fxopt_core.ledger import ModuleAdded, ModuleRemoved, Record, Rewrite, TensorRemoved, ledger_of
-from fxopt_core.marks import has_mark
+from fxopt_core.marks import META_KEY, has_mark
 from fxopt_core.module_state import is_plain_data
 from fxopt_core.runs import Frame
 from fxopt_core.transformation import ReversibleTransformation, Transformation
@@ -35,25 +37,26 @@ class State:
     """
 
     def __init__(self, graph_module: GraphModule) -> None:
-        self._nodes = [(node, *_fields(node)) for node in iter_nodes(graph_module.graph)]
+        self._nodes = list(iter_nodes(graph_module.graph))
+        self._fields = list(map(_FIELDS, self._nodes))
         self._modules = _modules(graph_module)
         self._records = len(ledger_of(graph_module).records)
 
     def names(self) -> set[str]:
         """Return the names of the nodes."""
-        return {name for _, name, *_ in self._nodes}
+        return {name for name, *_ in self._fields}
 
     def marked(self, signature: str) -> set[str]:
         """Return the names of the nodes that have a mark, now."""
-        return {name for node, name, *_ in self._nodes if has_mark(node, signature)}
+        nodes = zip(self._nodes, self._fields, strict=True)
+        return {name for node, (name, *_) in nodes if META_KEY in node.meta and has_mark(node, signature)}
 
     def is_that_of(self, graph_module: GraphModule) -> bool:
         """Return whether a graph module has these nodes, modules and tensors still, all unchanged."""
-        rows = [(node, *_fields(node)) for node in iter_nodes(graph_module.graph)]
-        same = len(rows) == len(self._nodes) and all(
-            all(one is other for one, other in zip(row, before, strict=True))
-            for row, before in zip(rows, self._nodes, strict=True)
-        )
+        nodes = list(iter_nodes(graph_module.graph))
+        if len(nodes) != len(self._nodes) or not all(map(is_, nodes, self._nodes)):
+            return False
+        same = all(map(is_, chain.from_iterable(map(_FIELDS, nodes)), chain.from_iterable(self._fields)))
         return same and _modules(graph_module) == self._modules
 
     def is_rekeyed(self, graph_module: GraphModule) -> bool:
@@ -62,25 +65,25 @@ class State:
         return _replayed(_shapes(self._modules), since) != _shapes(_modules(graph_module))
 
 
-def _fields(node: Node) -> tuple[Any, ...]:
-    return node.name, node.op, node.target, node.args, node.kwargs
+_FIELDS = attrgetter("name", "op", "target", "_args", "_kwargs")
 
 
 def _modules(graph_module: GraphModule) -> list[tuple[object, ...]]:
     """Return names, flags, and what is comparable by identity of modules and tensors; equal where nothing changed."""
     rows: list[tuple[object, ...]] = []
-    for name, module in graph_module.named_modules(remove_duplicate=False):
+    for name, module in modules_by_name(graph_module).items():
         tensors = (*module._parameters.items(), *module._buffers.items())
-        rows.append((name, _Same(module), module.training, *((key, *_state(tensor)) for key, tensor in tensors)))
+        rows.append((name, _Same(module), module.training, *[(key, *_state(tensor)) for key, tensor in tensors]))
     return rows
 
 
 def _state(tensor: Tensor | None) -> tuple[object, ...]:
     if tensor is None:
         return (None,)
-    version = None if is_lazy(tensor) or tensor.is_inference() else tensor._version
-    shape = None if is_lazy(tensor) else tuple(tensor.shape)
-    return _Same(tensor), version, tensor.requires_grad, tensor.dtype, tensor.device, shape
+    if type(tensor) not in (nn.Parameter, Tensor) and is_lazy(tensor):
+        return _Same(tensor), None, tensor.requires_grad, tensor.dtype, tensor.device, None
+    version = None if tensor.is_inference() else tensor._version
+    return _Same(tensor), version, tensor.requires_grad, tensor.dtype, tensor.device, tuple(tensor.shape)
 
 
 def _shapes(rows: Iterable[tuple[Any, ...]]) -> dict[str, object]:

@@ -26,6 +26,9 @@ class Rewiring:
     def redirect(self, node: Node, replacement: Node) -> None:
         """Let all users of a node read its replacement, but for the replacement itself."""
         wide = {user for user in node.users if len(user._input_nodes) >= WIDE and user is not replacement}
+        if not wide and replacement not in node.users:
+            node.replace_all_uses_with(replacement)
+            return
         node.replace_all_uses_with(
             replacement, delete_user_cb=lambda user: user not in wide and user is not replacement
         )
@@ -43,6 +46,8 @@ class Rewiring:
 
     def flush(self, user: Node | None = None) -> None:
         """Give the wide nodes, or one of them, the arguments that they should have."""
+        if not self._waiting:
+            return
         for each in [*self._waiting] if user is None else [user]:
             if each not in self._waiting:
                 continue

@@ -46,11 +46,17 @@ class Frame:
     closing: list[Callable[[], None]] = field(default_factory=list)
     undoes_from: int | None = None
 
+    def start_ids(self) -> int:
+        """Return the next free number of a node, and make sure that those which nodes have are of this ledger."""
+        if self.next_id is None:
+            if not has_ledger(self.graph_module):
+                forget_ids(iter_nodes(self.graph_module.graph))  # they came with nodes from elsewhere
+            self.next_id = ledger_of(self.graph_module).next_id
+        return self.next_id
+
     def new_id(self) -> int:
         """Return a number that no node of the graph has."""
-        if self.next_id is None and not has_ledger(self.graph_module):
-            forget_ids(iter_nodes(self.graph_module.graph))  # they came with nodes from elsewhere
-        number = ledger_of(self.graph_module).next_id if self.next_id is None else self.next_id
+        number = self.start_ids() if self.next_id is None else self.next_id
         self.next_id = number + 1
         return number
 

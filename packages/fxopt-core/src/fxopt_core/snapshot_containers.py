@@ -103,10 +103,10 @@ class Containers:
         tensors: list[Tensor] = []
         seen, rest = self._seen, values
         while level := [value for value in rest if type(value) not in _LEAVES]:
-            tuples = {id(value): value for value in level if type(value) is tuple}
-            fresh = {id(value): value for value in level if type(value) is not tuple and id(value) not in seen}
+            unique = dict(zip(map(id, level), level, strict=True))  # many nodes share what tells their module
+            inside: list[Iterable[object]] = [value for value in unique.values() if type(value) is tuple]
+            fresh = {key: value for key, value in unique.items() if type(value) is not tuple and key not in seen}
             seen.update(fresh)
-            inside: list[Iterable[object]] = list(tuples.values())
             for base, items in self._by_base(list(fresh.values())):
                 if base is Tensor:
                     tensors.extend(items)

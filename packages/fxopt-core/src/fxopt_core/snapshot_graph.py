@@ -61,7 +61,8 @@ class GraphState:
         self.columns: dict[str, list[Any]] = {name: list(map(attrgetter(name), self.nodes)) for name in _FIELDS}
         self.users = list(map(tuple, self.columns["users"]))
         self.inputs = list(map(tuple, self.columns["_input_nodes"]))
-        self.attributes = {node: dict(vars(node)) for node in self.nodes if vars(node)}
+        own = zip(self.nodes, map(vars, self.nodes), strict=True)
+        self.attributes = {node: dict(attributes) for node, attributes in own if attributes}
         parts = (graph, graph._graph_namespace, graph._find_nodes_lookup_table, graph._codegen)
         self.objects = [ObjectState(part) for part in parts]
         containers.add_dictionaries(self.columns["meta"])

@@ -63,6 +63,10 @@ class ModuleState:
         for parent in self.parents:
             parent.loosen()
 
+    def close(self) -> None:
+        """Let go of the records of others, each of which refers to this one."""
+        self.attributes, self.contents, self.parents = {}, {}, []
+
     def revive(self) -> nn.Module:
         """Return the module, a new one of its class if it is gone; its attributes are set by `restore`."""
         if self.module is None:
@@ -126,29 +130,41 @@ class Tree:
                 return found
         raise FxoptError(f"the snapshot knows no tensor {name!r}; give its full name as before the transformation")
 
+    def close(self) -> None:
+        """Let go of all modules and tensors."""
+        for module in self.modules.values():
+            module.close()
+        for tensor in self.tensors.values():
+            tensor.close()
+        self.modules, self.tensors = {}, {}
+
     def _record(self, module: nn.Module, name: str, *, root: bool = False) -> ModuleState:
         state = self.modules[id(module)] = ModuleState(module, name, root=root)
         kinds = self._kinds
         for key, value in module.__dict__.items():
-            if type(value) in _LEAVES or (type(value) in _MOSTLY_EMPTY and not value):
+            cls = type(value)
+            if cls in _LEAVES or (cls in _MOSTLY_EMPTY and not value):
                 continue  # most attributes are such, and one that is empty needs no contents
-            kind = kinds[type(value)]
+            kind = kinds[cls]
             if kind == _TENSOR:
                 state.attributes[key] = self._tensor(state, value, key)
             elif kind == _TUPLE:
-                self._nested.append((state, key, value))
+                if not _LEAVES.issuperset(map(type, value)):  # sizes and strides hold nothing that changes
+                    self._nested.append((state, key, value))
             elif kind == _CONTAINER and value:
                 state.contents[key] = self._contents(state, value, key)
         return state
 
     def _contents(self, owner: ModuleState, container: Container, key: str) -> Contents:
-        contents = shallow_copy(container)
+        contents: Contents
         if key in _REGISTERED:
-            prefix = ""
+            contents, prefix = shallow_copy(container), ""
+            if key == "_modules":
+                return contents
         else:
-            prefix = f"{key}."
+            contents, prefix = shallow_copy(container), f"{key}."
             self._nested.append((owner, key, container.values() if isinstance(container, dict) else list(container)))
-        if isinstance(contents, (dict, list)) and key != "_modules":
+        if isinstance(contents, (dict, list)):
             items = contents.items() if isinstance(contents, dict) else enumerate(contents)
             for item, value in items:  # which may be replaced meanwhile, as none is added
                 if isinstance(value, Tensor):

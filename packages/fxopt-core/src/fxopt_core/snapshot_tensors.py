@@ -108,6 +108,12 @@ class TensorState:
         for owner in (self.owner, *(self.others or ())):
             owner.loosen()
 
+    def close(self) -> None:
+        """Let go of the records of inner tensors and of the gradient, which refer to this one."""
+        for part in self._parts():
+            part.close()
+        self.inner, self.grad = (), None
+
     def also_in(self, module: ModuleState) -> None:
         """Record a further module that holds the tensor."""
         self.others = self.others or []

@@ -95,6 +95,14 @@ class Snapshot:
         state.release(rebuild)
         return True
 
+    def close(self) -> None:
+        """Let go of everything: `restore` is not to be called any more.
+
+        Its records refer to each other, so that without this, what they hold lives until a garbage collection.
+        """
+        self._tree.close()
+        self._graphs, self._classes, self._containers = [], [], Containers()
+
     def restore(self) -> tuple[str, ...]:
         """Put everything back.
 

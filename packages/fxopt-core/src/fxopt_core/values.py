@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
-from torch import Tensor, nn
+import torch
+from torch import SymInt, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.passes.shape_prop import TensorMetadata
+from torch.utils._mode_utils import no_dispatch
 
 from fxopt_core.graph import iter_nodes
 
@@ -30,9 +32,9 @@ def resized_value(node: Node, last_dim: int) -> Mapping[str, object]:
     entries: dict[str, object] = {}
     value = node.meta.get("val")
     if isinstance(value, Tensor) and value.dim() > 0:
-        device = value.device if type(value) is not Tensor else "meta"
+        shape = (*value.shape[:-1], last_dim)
         with ONE_AT_A_TIME:
-            entries["val"] = value.new_empty((*value.shape[:-1], last_dim), device=device)
+            entries["val"] = _empty(value, shape)
     described = node.meta.get("tensor_meta")
     if isinstance(described, TensorMetadata) and len(described.shape) > 0:
         sizes, step, stride = [*described.shape[:-1], last_dim], 1, []
@@ -41,6 +43,17 @@ def resized_value(node: Node, last_dim: int) -> Mapping[str, object]:
             step *= size
         entries["tensor_meta"] = described._replace(shape=type(described.shape)(sizes), stride=tuple(reversed(stride)))
     return entries
+
+
+def _empty(value: Tensor, shape: tuple[int | SymInt, ...]) -> Tensor:
+    """Return a tensor without data, of another shape; what a fake one does itself takes four times as long."""
+    if type(value) is Tensor:
+        return torch.empty(shape, dtype=value.dtype, device="meta")
+    if type(value) is not FakeTensor:
+        return value.new_empty(shape, device=value.device)
+    with no_dispatch():
+        element = torch.empty(shape, dtype=value.dtype, device="meta")
+    return FakeTensor(value.fake_mode, element, value.device)
 
 
 def describe_attributes(graph_module: GraphModule, nodes: Iterable[Node]) -> None:

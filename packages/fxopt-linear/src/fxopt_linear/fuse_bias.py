@@ -18,12 +18,12 @@ from fxopt_core import (
     Piece,
     Refusal,
     ReversibleSitePass,
-    bare_module,
     mixed_flags_refusal,
     read_linear,
     sharing_refusal,
     tensors_refusal,
 )
+from fxopt_core.module_state import module_with
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +114,8 @@ def _widened(call: LinearCall) -> nn.Linear:
     """Return a layer whose weight is ``[W | b]``, of shape (out_features, in_features + 1)."""
     assert call.bias is not None
     weight, bias = call.weight.tensor, call.bias.tensor
-    module = bare_module(nn.Linear, call.in_features + 1, call.out_features, bias=False)
     with torch.no_grad():
         widened = torch.cat([call.matrix, bias.detach().unsqueeze(1)], dim=1)
-    module.weight = nn.Parameter(widened, requires_grad=weight.requires_grad)
+    widened = nn.Parameter(widened, requires_grad=weight.requires_grad)
+    module = module_with({"weight": widened}, nn.Linear, call.in_features + 1, call.out_features, bias=False)
     return module.train(call.training)

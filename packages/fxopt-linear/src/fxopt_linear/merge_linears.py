@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -24,12 +25,12 @@ from fxopt_core import (
     Piece,
     Refusal,
     ReversibleSitePass,
-    bare_module,
     input_of,
     read_linear,
     sharing_refusal,
     tensors_refusal,
 )
+from fxopt_core.module_state import module_with
 from fxopt_core.same_values import is_view
 from fxopt_linear.gate import Gate
 from fxopt_linear.near_misses import Layer, NearMisses
@@ -55,13 +56,18 @@ class LinearGroup:
     @property
     def label(self) -> str:
         """The names of the layers, as in ``attention: q + k + v``."""
-        parent, names = _names(self.layers)
+        parent, names = self.names
         return f"{parent}: {' + '.join(names)}" if parent else " + ".join(names)
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """All calls."""
-        return tuple(call.node for row in self.rows for call in row)
+        return tuple([call.node for row in self.rows for call in row])
+
+    @cached_property
+    def names(self) -> tuple[str, list[str]]:
+        """The full name of the module that all layers are in, and their names within it."""
+        return _names(self.layers)
 
 
 class MergeLinears(ReversibleSitePass[LinearGroup]):
@@ -146,7 +152,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
     def _refusal(self, layer: Layer, index: GraphIndex) -> Refusal | None:
         """Return why a layer cannot be in any group."""
         call, nodes = layer.first, [call.node for call in layer.calls]
-        if not fnmatchcase(call.label, self.where):
+        if self.where != "*" and not fnmatchcase(call.label, self.where):
             message = f"linear `{call.label}` does not match where={self.where!r}"
             return index.refuse(call.label, "filtered", message, *nodes)
         return tensors_refusal(call, index) or sharing_refusal(call, nodes, index)
@@ -156,7 +162,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         if site.measured:
             edit.note(site.measured)
         biased, merged = any(call.bias is not None for call in site.layers), _merged(site.layers)
-        parent, names = _names(site.layers)
+        parent, names = site.names
         label = "_".join([*(names if len(names) <= 4 else (names[0], "to", names[-1])), "merged"])
         name = edit.add_module(f"{parent}.{label}" if parent else label, label, merged)
         regions = _regions(site.layers)
@@ -184,7 +190,7 @@ def _runs(index: GraphIndex) -> tuple[list[list[LinearCall]], list[tuple[Obstacl
         value = None if call is None else input_of(node)
         if call is not None and value is not None:
             value = index.same_value(value, node)
-            if isinstance(call, LinearCall):
+            if isinstance(call, LinearCall) and call.input is not value:
                 call = replace(call, input=value)
             on_value.setdefault(value, []).append(call)
             nodes[id(call)] = node
@@ -320,15 +326,15 @@ def _merged(calls: Sequence[LinearCall]) -> nn.Linear:
     """Return the merged layer; its weight is the concatenation of the weights along dimension 0."""
     weight, biases = calls[0].weight.tensor, [call.bias.tensor.detach() for call in calls if call.bias is not None]
     total = sum(call.out_features for call in calls)
-    module = bare_module(nn.Linear, calls[0].in_features, total, bias=bool(biases)).train(calls[0].training)
+    merged: dict[str, nn.Parameter] = {}
     with torch.no_grad():
-        merged = torch.cat([call.matrix for call in calls])
-        module.weight = nn.Parameter(merged, requires_grad=weight.requires_grad)
+        merged["weight"] = nn.Parameter(torch.cat([call.matrix for call in calls]), weight.requires_grad)
         if biases:
             parts = [biases[0].new_zeros(c.out_features) if c.bias is None else c.bias.tensor.detach() for c in calls]
             trains = any(call.bias is not None and call.bias.tensor.requires_grad for call in calls)
-            module.bias = nn.Parameter(torch.cat(parts), requires_grad=trains)
-    return module
+            merged["bias"] = nn.Parameter(torch.cat(parts), trains)
+    module = module_with(merged, nn.Linear, calls[0].in_features, total, bias=bool(biases))
+    return module.train(calls[0].training)
 
 
 def _share(call: LinearCall, merged: nn.Linear, start: int, size: int) -> None:

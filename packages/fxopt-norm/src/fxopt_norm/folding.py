@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -21,7 +21,6 @@ from fxopt_core import (
     Refusal,
     SitePass,
     TensorRef,
-    bare_module,
     input_of,
     mixed_flags_refusal,
     read_batch_norm,
@@ -29,8 +28,10 @@ from fxopt_core import (
     tensor_facts,
     tensors_refusal,
 )
+from fxopt_core.module_state import module_with
 from fxopt_norm.between import behind, not_adjacent
-from fxopt_norm.formulas import fold_after, fold_before, scale_and_shift
+from fxopt_norm.formulas import scaled_after, scaled_before
+from fxopt_norm.statistics import Statistics
 
 Layer = ConvolutionCall | LinearCall
 
@@ -48,12 +49,14 @@ class FoldSite:
         norm: the batch norm.
         norm_first: whether the batch norm comes first.
         rank: number of dimensions that the value between them must have.
+        statistics: what the batch norms of all sites compute.
     """
 
     layer: Layer
     norm: BatchNormCall
     norm_first: bool
     rank: int
+    statistics: Statistics = field(default_factory=Statistics)
 
     @property
     def first(self) -> Layer | BatchNormCall:
@@ -86,7 +89,18 @@ class FoldBatchNorm(SitePass[FoldSite]):
         """Read a layer of the kind that this pass folds into; None for anything else."""
         raise NotImplementedError
 
-    def match(self, index: GraphIndex) -> Iterator[FoldSite | Refusal]:
+    def match(self, index: GraphIndex) -> list[FoldSite | Refusal]:
+        """Return pairs of a layer and a batch norm."""
+        statistics = Statistics()
+        found = [
+            replace(each, statistics=statistics) if isinstance(each, FoldSite) else each for each in self._pairs(index)
+        ]
+        for each in found:
+            if isinstance(each, FoldSite):
+                statistics.add(each.norm)
+        return found
+
+    def _pairs(self, index: GraphIndex) -> Iterator[FoldSite | Refusal]:
         """Yield pairs of a layer and a batch norm."""
         for node in index.nodes:
             norm = read_batch_norm(index, node)
@@ -229,46 +243,46 @@ def _range_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
 
 def _surely_finite(site: FoldSite) -> bool:
     """Return whether a bound, cheaper than the new weights, tells that they are finite."""
-    weight, bias, norm = site.layer.weight.tensor.detach(), _data(site.layer.bias), site.norm
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
+    weight, bias = site.layer.weight.tensor.detach(), _data(site.layer.bias)
     if weight.numel() == 0:
         return True
-    statistics = (norm.running_mean.tensor, norm.running_var.tensor, _data(norm.weight), _data(norm.bias))
-    scale, shift = (t.abs().amax().item() for t in scale_and_shift(*statistics, norm.eps))
-    largest, own = weight.abs().amax().item(), 0.0 if bias is None else bias.detach().abs().amax().item()
+    affine = site.statistics.of(site.norm)
+    scale, shift = affine.largest_scale, affine.largest_shift
+    largest, own = _largest(weight), 0.0 if bias is None else _largest(bias.detach())
     before = site.layer.weight.tensor.shape[1] * largest * shift + own
     bound = max(scale * largest, before if site.norm_first else shift + scale * own)
     return bound < torch.finfo(weight.dtype).max  # a bound that is no number is not below
 
 
+def _largest(tensor: Tensor) -> float:
+    """Return the largest magnitude of a tensor's elements; not a number where one of them is not."""
+    return max(abs(bound.item()) for bound in torch.aminmax(tensor))  # without a copy of the magnitudes
+
+
 def _new_tensors(site: FoldSite) -> tuple[Tensor, Tensor]:
     """Return weight and bias of the layer that computes both."""
-    layer, norm = site.layer, site.norm
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    own = (layer.weight.tensor, _data(layer.bias), norm.running_mean.tensor, norm.running_var.tensor)
-    affine = (_data(norm.weight), _data(norm.bias))
+    layer, affine = site.layer, site.statistics.of(site.norm)
+    own = (layer.weight.tensor, _data(layer.bias), affine.scale, affine.shift)
     with torch.no_grad():
         if site.norm_first:
-            return fold_before(*own, *affine, eps=norm.eps)
+            return scaled_before(*own)
         if isinstance(layer, ConvolutionCall):
-            return fold_after(*own, *affine, eps=norm.eps, transposed=layer.transposed, groups=layer.groups)
-        return fold_after(*own, *affine, eps=norm.eps)
+            return scaled_after(*own, transposed=layer.transposed, groups=layer.groups)
+        return scaled_after(*own)
 
 
 def folded(site: FoldSite) -> nn.Module:
     """Return the layer that computes both; frozen tensors stay frozen."""
     layer = site.layer
-    if isinstance(layer, LinearCall):
-        module: nn.Module = bare_module(nn.Linear, layer.in_features, layer.out_features).train(layer.training)
-    else:
-        module = layer.build(bias=True)
     weight, bias = _new_tensors(site)
     trains = any(ref.tensor.requires_grad for ref in (layer.bias, site.norm.bias) if ref is not None)
-    module.register_parameter("weight", nn.Parameter(weight, requires_grad=layer.weight.tensor.requires_grad))
-    module.register_parameter("bias", nn.Parameter(bias, requires_grad=trains))
-    return module
+    tensors = {
+        "weight": nn.Parameter(weight, requires_grad=layer.weight.tensor.requires_grad),
+        "bias": nn.Parameter(bias, requires_grad=trains),
+    }
+    if isinstance(layer, LinearCall):
+        return module_with(tensors, nn.Linear, layer.in_features, layer.out_features).train(layer.training)
+    return layer.build(bias=True, tensors=tensors)
 
 
 def _data(ref: TensorRef | None) -> Tensor | None:

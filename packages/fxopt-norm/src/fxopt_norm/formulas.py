@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxopt_core import NotReversibleError
 
@@ -60,6 +60,13 @@ def fold_after(
         The new weight, of the shape, dtype and memory format of the old one, and the new bias.
     """
     scale, shift = scale_and_shift(mean, var, norm_weight, norm_bias, eps)
+    return scaled_after(weight, bias, scale, shift, transposed=transposed, groups=groups)
+
+
+def scaled_after(
+    weight: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor, *, transposed: bool = False, groups: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of ``scale * layer(x) + shift``, as `fold_after` does."""
     if transposed:
         rest = (1,) * (weight.dim() - 2)
         factors = scale.reshape(groups, 1, -1, *rest).expand(groups, weight.shape[0] // groups, -1, *rest)
@@ -68,7 +75,7 @@ def fold_after(
         factors = scale.reshape(-1, *(1,) * (weight.dim() - 1))
     if bias is not None:
         shift = shift + scale * _precise(bias)
-    return (_precise(weight) * factors).to(weight.dtype), shift.to(weight.dtype)
+    return _scaled(weight, factors), shift.to(weight.dtype)
 
 
 def fold_before(
@@ -85,12 +92,39 @@ def fold_before(
 
     ``W (s * x + t) + b = (W * s) x + (W t + b)``; the statistics are (in,).
     """
-    scale, shift = scale_and_shift(mean, var, norm_weight, norm_bias, eps)
+    return scaled_before(weight, bias, *scale_and_shift(mean, var, norm_weight, norm_bias, eps))
+
+
+def scaled_before(weight: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of ``layer(scale * x + shift)``, as `fold_before` does."""
     wide = _precise(weight)
     moved = wide @ shift
     if bias is not None:
         moved = moved + _precise(bias)
     return (wide * scale).to(weight.dtype), moved.to(weight.dtype)
+
+
+_BLOCK = 1 << 17
+"""How many elements are computed at once: so many in float64 stay in a core's cache."""
+
+
+def _scaled(weight: Tensor, factors: Tensor) -> Tensor:
+    """Return ``weight * factors``, rounded once; ``factors`` has as many rows, or is broadcast over the rest.
+
+    In float64 a large weight takes twice its memory, and the product as much again. Block by block it does not, and is
+    done in a third of the time.
+    """
+    whole = weight.numel() <= 2 * _BLOCK or weight.device.type != "cpu" or type(weight) not in (Tensor, nn.Parameter)
+    if whole or weight.dtype == torch.float64 or factors.shape[0] != weight.shape[0]:
+        return (_precise(weight) * factors).to(weight.dtype)
+    detached = weight.detach()
+    scaled = torch.empty_like(detached)
+    rows = max(1, _BLOCK * weight.shape[0] // weight.numel())
+    wide = torch.empty_like(detached[:rows], dtype=torch.float64)
+    parts = (torch.split(each, rows) for each in (detached, factors, scaled))
+    for part, factor, into in zip(*parts, strict=True):
+        into.copy_(wide[: len(part)].copy_(part).mul_(factor))
+    return scaled
 
 
 def restore_after(

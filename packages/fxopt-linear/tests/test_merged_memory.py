@@ -1,0 +1,68 @@
+"""Merging and undoing leave no copy of a weight behind, and none waits for the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import symbolic_trace
+
+from fxopt_core import undo
+from fxopt_linear import FuseBiasInLinear, MergeLinears
+
+
+class Pair(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(size, size), nn.Linear(size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.q(x) + self.k(x)
+        return result
+
+
+def elements_alive(least: int) -> int:
+    """How many elements the tensors of at least that many have together, each memory counted once."""
+    found: dict[int, int] = {}
+    for item in gc.get_objects():
+        if type(item) in (Tensor, nn.Parameter) and not item.is_meta and item.numel() >= least:
+            found[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes() // item.element_size()
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("size", [16, 300])  # a large tensor is released by the transaction, a small one is not
+@pytest.mark.parametrize("transformation", [MergeLinears(), FuseBiasInLinear()], ids=["merge", "fuse"])
+def test_weights_are_there_once(transformation: MergeLinears | FuseBiasInLinear, size: int) -> None:
+    gc.collect()
+    before = elements_alive(size * size)
+    graph_module = symbolic_trace(nn.Sequential(Pair(size), Pair(size)).eval())
+    gc.collect()
+    gc.disable()
+    try:
+        weights = 4 * size * size
+        assert elements_alive(size * size) - before == weights
+        transformation(graph_module)
+        assert elements_alive(size * size) - before == sum(
+            parameter.numel() for parameter in graph_module.parameters() if parameter.dim() == 2
+        )
+        undo(graph_module)
+        assert elements_alive(size * size) - before == weights
+    finally:
+        gc.enable()
+
+
+def test_no_random_values_are_drawn() -> None:
+    graph_module = symbolic_trace(Pair(8).eval())
+    state = torch.get_rng_state()
+    undo(MergeLinears()(graph_module))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_kept_model_shares_the_merged_memory() -> None:
+    model = Pair(64).eval()
+    graph_module = MergeLinears(share_storage=True)(symbolic_trace(model))
+    merged = graph_module.get_parameter("q_k_merged.weight")
+    pointers = {layer.weight.untyped_storage().data_ptr() for layer in (model.q, model.k)}
+    assert pointers == {merged.untyped_storage().data_ptr()}

@@ -1,0 +1,123 @@
+"""``s`` and ``t`` of many batch norms at once: a handful of operations for all those of a graph instead of for each.
+
+Of tensors with a few dozen elements, an operation takes as long as of one with thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fxopt_core import BatchNormCall
+from fxopt_norm.formulas import scale_and_shift
+
+_BATCHED_ON = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """What one batch norm computes: ``scale * x + shift``, both (channels,) and in the widest dtype.
+
+    Attributes:
+        scale: the factors.
+        shift: the summands.
+        largest_scale: the largest magnitude among the factors; not a number where one of them is not.
+        largest_shift: the same of the summands.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    largest_scale: float
+    largest_shift: float
+
+
+class Statistics:
+    """Batch norms with running statistics, and what they compute, found for all of them when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, BatchNormCall] = {}
+        self._found: dict[int, tuple[BatchNormCall, Affine]] = {}
+
+    def add(self, norm: BatchNormCall) -> None:
+        """Take notice of a batch norm that may be asked for."""
+        if id(norm) not in self._found and _is_plain(norm):
+            self._waiting[id(norm)] = norm
+
+    def of(self, norm: BatchNormCall) -> Affine:
+        """Return what a batch norm with running statistics computes."""
+        if id(norm) in self._waiting:
+            self._find()
+        if id(norm) not in self._found:
+            self._found[id(norm)] = (norm, _affine_of(norm))
+        return self._found[id(norm)][1]
+
+    def _find(self) -> None:
+        groups: dict[tuple[object, ...], list[BatchNormCall]] = {}
+        for norm in self._waiting.values():
+            groups.setdefault(_kind(norm), []).append(norm)
+        self._waiting.clear()
+        for group in groups.values():
+            for norm, affine in zip(group, _affines_of(group), strict=True):
+                self._found[id(norm)] = (norm, affine)
+
+
+def _tensors(norm: BatchNormCall) -> list[Tensor | None]:
+    """Return mean, variance, weight and bias."""
+    refs = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    return [None if ref is None else ref.tensor.detach() for ref in refs]
+
+
+def _is_plain(norm: BatchNormCall) -> bool:
+    """Return whether the tensors of a batch norm are such that they can be put one behind the other."""
+    mean, var, *affine = (
+        None if ref is None else ref.tensor for ref in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    )
+    if mean is None or var is None or mean.device.type not in _BATCHED_ON:
+        return False
+    there = [tensor for tensor in (mean, var, *affine) if tensor is not None]
+    return all(
+        type(each) in (Tensor, nn.Parameter)
+        and each.dim() == 1
+        and each.shape == mean.shape
+        and each.device == mean.device
+        for each in there
+    )
+
+
+def _kind(norm: BatchNormCall) -> tuple[object, ...]:
+    """Return what batch norms have in common that are computed together."""
+    dtypes = tuple(None if tensor is None else tensor.dtype for tensor in _tensors(norm))
+    mean = norm.running_mean
+    return norm.eps, dtypes, None if mean is None else mean.tensor.device
+
+
+def _affine_of(norm: BatchNormCall) -> Affine:
+    mean, var, weight, bias = _tensors(norm)
+    assert mean is not None
+    assert var is not None
+    return _measured(*scale_and_shift(mean, var, weight, bias, norm.eps))
+
+
+def _measured(scale: Tensor, shift: Tensor) -> Affine:
+    if scale.is_meta or scale.numel() == 0:
+        return Affine(scale, shift, 0.0, 0.0)
+    return Affine(scale, shift, scale.abs().amax().item(), shift.abs().amax().item())
+
+
+def _affines_of(norms: Sequence[BatchNormCall]) -> list[Affine]:
+    """Return what batch norms of one kind compute."""
+    columns = zip(*map(_tensors, norms), strict=True)
+    mean, var, weight, bias = (None if column[0] is None else torch.cat(column) for column in columns)
+    assert mean is not None
+    assert var is not None
+    scale, shift = scale_and_shift(mean, var, weight, bias, norms[0].eps)
+    sizes = [norm.running_mean.tensor.shape[0] for norm in norms if norm.running_mean is not None]
+    parts = list(zip(torch.split(scale, sizes), torch.split(shift, sizes), strict=True))
+    if 0 in sizes or not bool((scale + shift).isfinite().all()):
+        return [_measured(*part) for part in parts]
+    lengths = torch.tensor(sizes, device=scale.device)
+    largest = [torch.segment_reduce(each.abs(), "max", lengths=lengths).tolist() for each in (scale, shift)]
+    return [Affine(*part, *bounds) for part, bounds in zip(parts, zip(*largest, strict=True), strict=True)]
