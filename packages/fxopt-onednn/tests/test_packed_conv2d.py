@@ -349,3 +349,18 @@ def test_one_element_at_a_time_is_a_linear_layer(shape: tuple[int, ...], last: b
     other = torch.randn(1, 8, 1, 1)
     torch.testing.assert_close(conv(x, other), expected(conv, x, other))
     assert calls == []
+
+
+@torch.no_grad()
+def test_parameters_of_other_sizes_never_reach_the_operators(calls: list[str]) -> None:
+    conv, x = made(), torch.randn(X)
+    conv(x)
+    conv.bias = nn.Parameter(torch.zeros(3))
+    with pytest.raises(RuntimeError):
+        conv(x)
+    conv.bias = nn.Parameter(torch.ones(16)[::2])
+    torch.testing.assert_close(conv(x), expected(conv, x))
+    conv.weight = nn.Parameter(torch.randn(6, 4, 3, 2))
+    conv.bias = nn.Parameter(torch.zeros(6))
+    assert conv(x).shape == (2, 6, 7, 7)
+    assert calls == ["CONVOLUTION"]

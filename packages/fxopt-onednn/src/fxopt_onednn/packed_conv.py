@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fxopt_onednn.activations import NONE, Activation, Unary, applied
 from fxopt_onednn.calling import is_plain, needs_gradient, runs_plainly
 from fxopt_onednn.operators import CONVOLUTION, LINEAR, SUM, SUM_INTO, against_operators, pack_convolution, pack_linear
-from fxopt_onednn.packing import PackedLayer
+from fxopt_onednn.packing import PackedLayer, goes_with
 
 Pair = tuple[int, int]
 
@@ -112,7 +112,7 @@ class PackedConv2d(PackedLayer):
         if weight is None or not is_plain(input, weight.dtype) or needs_gradient(input, weight, bias, other):
             return self._plain(input, other)
         packing = self.packing
-        packed = packing.packed(weight)
+        packed = packing.packed(weight, bias)
         if packed is None:
             packed = self._pack(weight, bias, input)
         try:
@@ -184,7 +184,8 @@ class PackedConv2d(PackedLayer):
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and the weight can be watched for changes."""
         self.packing.forget()
-        unfit = bias is not None and (bias.dtype != weight.dtype or not bias.is_cpu)
+        expected = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        unfit = weight.shape != expected or not goes_with(bias, weight)
         if unfit or weight.is_inference() or against_operators(weight.dtype, weight.device) is not None:
             return None
         plan = self._plan(input.shape)
@@ -192,8 +193,10 @@ class PackedConv2d(PackedLayer):
             return None
         if self._by_rows:
             matrix = weight.view(self.out_channels, self.in_channels)
-            return self.packing.keep(weight, pack_linear(matrix, math.prod(plan.output) // self.out_channels))
-        return self.packing.keep(weight, pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape)))
+            return self.packing.keep(weight, bias, pack_linear(matrix, math.prod(plan.output) // self.out_channels))
+        return self.packing.keep(
+            weight, bias, pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape))
+        )
 
     def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
         """Return how to compute inputs of a shape; None for what torch refuses, or what has no values."""
