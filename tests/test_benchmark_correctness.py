@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import promises
 from benchmarks.cases import FAMILIES, Case
 from benchmarks.contenders import FXOPT, FXOPT_CAPTURED, OPTIMUM, Contender, dynamic_shapes
 from benchmarks.correctness import all_cases, by_family, by_topic, counted, error_of, judge, one_of_each, short
 from torch import Tensor, nn
+
+from benchmarks import promises
 
 CASES = all_cases()
 FIRST = one_of_each((case.family, case) for case in CASES)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import machine, peak_memory, suite, summary
 from benchmarks.page import PAGE, page, shown
 from benchmarks.peak_memory import peak_of
 from benchmarks.peers import peer
@@ -19,6 +18,8 @@ from benchmarks.results import FOLDER, Results, read, read_all, write
 from benchmarks.suite import Absent, Measured, Row, Table, shuffled_once, shuffled_rounds, tried
 from benchmarks.topics import TOPICS
 from torch import nn
+
+from benchmarks import machine, peak_memory, suite, summary
 
 ROOT = Path(__file__).parent.parent
 MEBIBYTE = 2**20

@@ -56,6 +56,12 @@ def test_the_table() -> None:
     ]
 
 
+def test_what_a_pass_notes_stands_beside_the_rewrite() -> None:
+    record = Record("a-pass", "m:A", (), "s", (Rewrite("q", ("q",), ("k",), note="measured: 1.2"),))
+    assert str(History((record,))).splitlines()[-1] == "     + q -> k (measured: 1.2)"
+    assert json.loads(History((record,)).to_json())["passes"][0]["rewritten"][0]["note"] == "measured: 1.2"
+
+
 def test_long_lists_are_cut_in_the_table_alone() -> None:
     rewrites = tuple(Rewrite(f"site{n}", (f"n{n}",)) for n in range(60))
     record = Record("a-pass", "m:A", (), "s", rewrites, tuple(Refusal(f"s{n}", "hooks", "has") for n in range(51)))
@@ -91,6 +97,7 @@ def test_json_for_scripts() -> None:
                         "nodes_after": ["q_k", "narrow"],
                         "modules_before": ["att.q", "att.k"],
                         "modules_after": ["att.q_k"],
+                        "note": "",
                     }
                 ],
                 "refused": [{"site": "v", "reason": "hooks", "message": "module `v` has <hooks>", "nodes": ["v"]}],

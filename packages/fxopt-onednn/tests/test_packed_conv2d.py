@@ -333,10 +333,13 @@ def test_a_processor_without_the_operators(lacks: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("channels", [8, 2])
 @pytest.mark.parametrize("shape", [(2, 4, 5, 3), (1, 4, 1, 1), (3, 4, 1, 1), (1, 4, 1, 2)])
 @torch.no_grad()
-def test_one_element_at_a_time_is_a_linear_layer(shape: tuple[int, ...], last: bool, calls: list[str]) -> None:
-    conv = PackedConv2d(4, 8, (1, 1), activation=RELU6)
+def test_one_element_at_a_time_is_a_linear_layer(
+    shape: tuple[int, ...], channels: int, last: bool, calls: list[str]
+) -> None:
+    conv = PackedConv2d(4, channels, (1, 1), activation=RELU6)
     for parameter in conv.parameters():
         nn.init.normal_(parameter)
     memory_format = torch.channels_last if last else torch.contiguous_format
@@ -346,6 +349,22 @@ def test_one_element_at_a_time_is_a_linear_layer(shape: tuple[int, ...], last: b
         torch.testing.assert_close(y, expected(conv, x))
         assert y.is_contiguous(memory_format=memory_format)
         conv.weight.mul_(2)
-    other = torch.randn(1, 8, 1, 1)
+    other = torch.randn(1, channels, 1, 1)
+    convolves = channels < 4 and shape != (1, 4, 1, 1)  # few results are shared among threads by the convolution
+    assert calls == ["CONVOLUTION"] * (2 * convolves)
     torch.testing.assert_close(conv(x, other), expected(conv, x, other))
-    assert calls == []
+
+
+@torch.no_grad()
+def test_parameters_of_other_sizes_never_reach_the_operators(calls: list[str]) -> None:
+    conv, x = made(), torch.randn(X)
+    conv(x)
+    conv.bias = nn.Parameter(torch.zeros(3))
+    with pytest.raises(RuntimeError):
+        conv(x)
+    conv.bias = nn.Parameter(torch.ones(16)[::2])
+    torch.testing.assert_close(conv(x), expected(conv, x))
+    conv.weight = nn.Parameter(torch.randn(6, 4, 3, 2))
+    conv.bias = nn.Parameter(torch.zeros(6))
+    assert conv(x).shape == (2, 6, 7, 7)
+    assert calls == ["CONVOLUTION"]

@@ -1,13 +1,15 @@
 """A tree of modules as rows of JSON, and back: names, classes of ``torch.nn``, attributes, and which tensor sits where.
 
 Tensors are named by the keys under which the archive's program holds them. Modules are made without running any of
-their code: a class of ``torch.nn`` is looked up by name, and gets its attributes.
+their code: a class of ``torch.nn`` or fxopt-onednn is looked up by name, and gets its attributes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -163,14 +165,22 @@ def _checked(local: object) -> str:
 
 @cache
 def _classes() -> Mapping[str, Any]:
-    """Return the layers of ``torch.nn`` by name."""
+    """Return the layers of ``torch.nn`` by name, and those of fxopt's own."""
     found: dict[str, Any] = {}
     for name in dir(nn):
         cls = getattr(nn, name)
         if isinstance(cls, type) and issubclass(cls, nn.Module) and not name.startswith("Lazy"):
             found[f"torch.nn.{name}"] = cls
     dynamic: Any = torch.nn.modules.linear.NonDynamicallyQuantizableLinear  # within nn.MultiheadAttention
-    return {**found, "torch.nn.modules.linear.NonDynamicallyQuantizableLinear": dynamic}
+    return {**found, "torch.nn.modules.linear.NonDynamicallyQuantizableLinear": dynamic, **_packed_layers()}
+
+
+def _packed_layers() -> Mapping[str, Any]:
+    """Return the layers of fxopt-onednn by name, where that is installed: they hold plain parameters and settings."""
+    if find_spec("fxopt_onednn") is None:
+        return {}
+    family = import_module("fxopt_onednn")
+    return {f"fxopt_onednn.{name}": getattr(family, name) for name in ("PackedConv2d", "PackedLinear")}
 
 
 @cache

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fxopt_onednn.activations import NONE, Activation, Unary, applied
 from fxopt_onednn.calling import is_plain, needs_gradient, runs_plainly
 from fxopt_onednn.operators import CONVOLUTION, LINEAR, SUM, SUM_INTO, against_operators, pack_convolution, pack_linear
-from fxopt_onednn.packing import PackedLayer
+from fxopt_onednn.packing import PackedLayer, goes_with
 
 Pair = tuple[int, int]
 
@@ -99,8 +99,10 @@ class PackedConv2d(PackedLayer):
         own_bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", own_bias)
         self._operands = (stride, dilation, groups)
-        # What looks at one element at a time is a linear layer, whose operator takes less time to start.
-        self._by_rows = (kernel_size, stride, groups, padding) == ((1, 1), (1, 1), 1, ((0, 0), (0, 0))) and not adds
+        # What looks at one element at a time is a linear layer. Its operator starts earlier, but shares the work of few
+        # results among threads less well.
+        self._pointwise = (kernel_size, stride, groups, padding) == ((1, 1), (1, 1), 1, ((0, 0), (0, 0)))
+        self._by_rows = self._pointwise and not adds and out_channels >= in_channels
         self._unary = (activation.name, activation.scalars, activation.algorithm)
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
@@ -112,7 +114,7 @@ class PackedConv2d(PackedLayer):
         if weight is None or not is_plain(input, weight.dtype) or needs_gradient(input, weight, bias, other):
             return self._plain(input, other)
         packing = self.packing
-        packed = packing.packed(weight)
+        packed = packing.packed(weight, bias)
         if packed is None:
             packed = self._pack(weight, bias, input)
         try:
@@ -145,13 +147,13 @@ class PackedConv2d(PackedLayer):
     ) -> Tensor:
         """Return what the operator computes."""
         result: Tensor
-        if not self._by_rows:
-            result = CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *unary)
-        elif plan.one_row:
+        if plan.one_row:
             row = F.linear(input.view(1, -1), self.weight.view(self.out_channels, -1), bias)
             result = applied(unary, row).view(plan.output)
-        else:
+        elif self._by_rows:
             result = LINEAR(input.permute(0, 2, 3, 1), packed, bias, *unary).permute(0, 3, 1, 2)
+        else:
+            result = CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *unary)
         return result
 
     def _uneven(
@@ -184,7 +186,8 @@ class PackedConv2d(PackedLayer):
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and the weight can be watched for changes."""
         self.packing.forget()
-        unfit = bias is not None and (bias.dtype != weight.dtype or not bias.is_cpu)
+        expected = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        unfit = weight.shape != expected or not goes_with(bias, weight)
         if unfit or weight.is_inference() or against_operators(weight.dtype, weight.device) is not None:
             return None
         plan = self._plan(input.shape)
@@ -192,8 +195,10 @@ class PackedConv2d(PackedLayer):
             return None
         if self._by_rows:
             matrix = weight.view(self.out_channels, self.in_channels)
-            return self.packing.keep(weight, pack_linear(matrix, math.prod(plan.output) // self.out_channels))
-        return self.packing.keep(weight, pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape)))
+            return self.packing.keep(weight, bias, pack_linear(matrix, math.prod(plan.output) // self.out_channels))
+        return self.packing.keep(
+            weight, bias, pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape))
+        )
 
     def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
         """Return how to compute inputs of a shape; None for what torch refuses, or what has no values."""
@@ -206,7 +211,9 @@ class PackedConv2d(PackedLayer):
         output = (shape[0], self.out_channels, *sizes)
         (top, bottom), (left, right) = self.padding
         if top == bottom and left == right:
-            return ConvolutionPlan(output, (top, left), one_row=math.prod(output) == self.out_channels)
+            return ConvolutionPlan(
+                output, (top, left), one_row=self._pointwise and math.prod(output) == self.out_channels
+            )
         if math.prod(shape) < math.prod(output):  # to copy the input takes less than to copy the result
             return ConvolutionPlan(output, (0, 0), pad=(left, right, top, bottom))
         first = [_first_place(*sides, stride) for sides, stride in zip(self.padding, self.stride, strict=True)]

