@@ -103,7 +103,7 @@ class Vetoing(Instrument):
     may_veto = True
 
 
-def test_storages_are_freed_with_a_closed_snapshot() -> None:
+def test_storages_are_freed_with_their_snapshot() -> None:
     tensor = torch.zeros(8)
     module = nn.Module()
     module.register_buffer("held", tensor)
@@ -111,7 +111,7 @@ def test_storages_are_freed_with_a_closed_snapshot() -> None:
     graph_module.register_buffer("held", tensor)
     snapshot = Snapshot.take(graph_module)
     alias = weakref.ref(snapshot._tree.tensors[id(tensor)])
-    snapshot.close()
+    del snapshot
     assert alias() is None
 
 

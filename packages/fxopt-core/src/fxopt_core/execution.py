@@ -147,7 +147,6 @@ def in_transaction(
                 pickling.install(result)
         except BaseException as error:
             _roll_back(snapshot, transformation, error)
-        snapshot.close()
         return result
 
 

@@ -77,8 +77,6 @@ def observed(
         with _compiled_when_called(seen, lazily):
             veto = report(entered, info, seen, record)
         if veto is None:
-            if guard is not None:
-                guard.close()
             return seen, record
         if as_a_whole:
             raise _as_a_whole(veto)

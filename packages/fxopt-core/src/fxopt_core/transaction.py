@@ -95,13 +95,15 @@ class Snapshot:
         state.release(rebuild)
         return True
 
-    def close(self) -> None:
-        """Let go of everything: `restore` is not to be called any more.
+    def __del__(self) -> None:
+        """Let go of everything at once.
 
-        Its records refer to each other, so that without this, what they hold lives until a garbage collection.
+        The records refer to each other, so that without this, what they hold lives until a garbage collection. A run
+        that has succeeded cannot fail here any more, nor be interrupted.
         """
-        self._tree.close()
-        self._graphs, self._classes, self._containers = [], [], Containers()
+        tree = vars(self).get("_tree")  # which is not there where recording failed
+        if tree is not None:
+            tree.close()
 
     def restore(self) -> tuple[str, ...]:
         """Put everything back.

@@ -140,8 +140,6 @@ def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
         if guard is not None:
             guard.restore()
         raise
-    if guard is not None:
-        guard.close()
     mark_undone(graph_module, records)
     _forget_unused_ids(graph_module)
     return graph_module
