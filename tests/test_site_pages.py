@@ -24,7 +24,8 @@ def test_all_that_a_package_exports_is_in_the_reference_once(name: str) -> None:
     package = importlib.import_module(name)
     groups = groups_of(package)
     documented = [each for group in groups for each in group.names]
-    homes = {each: str(getattr(getattr(package, each), "__module__", name)).partition(".")[0] for each in package.__all__}
+    modules = {each: str(getattr(getattr(package, each), "__module__", name)) for each in package.__all__}
+    homes = {each: module.partition(".")[0] for each, module in modules.items()}
     own = [each for each, home in homes.items() if home == name or home not in PACKAGES]
     assert sorted(documented) == sorted(own)  # what is another package's is in the reference of that one
     assert len({group.page for group in groups}) == len(groups)
