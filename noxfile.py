@@ -103,7 +103,7 @@ def types(session: nox.Session) -> None:
     places = ["noxfile.py", "benchmarks", "docs", "tests", *glob("packages/*/src"), *glob("packages/*/tests")]
     session.run("mypy", *session.posargs, *(place for place in places if holds_python(Path(place))))
     # One run of mypy takes one file of a name, and pytest fixes this one.
-    for conftest in [*glob("tests/conftest.py"), *glob("*/**/tests/conftest.py")]:
+    for conftest in [*glob("tests/conftest.py"), *glob("[!.]*/**/tests/conftest.py")]:
         session.run("mypy", *session.posargs, conftest)
 
 
