@@ -7,7 +7,7 @@ dtype or device in between are kept. Whatever does not fit any more is an `UndoE
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,8 +18,8 @@ from torch.fx.node import map_arg
 
 from fxopt_core.dead_code import left_out
 from fxopt_core.errors import UndoError
-from fxopt_core.graph import TargetNodes, iter_nodes
-from fxopt_core.key_order import KeyOrder
+from fxopt_core.graph import TargetNodes, identities, iter_nodes
+from fxopt_core.key_order import KeyOrders
 from fxopt_core.known_classes import class_path
 from fxopt_core.ledger import (
     Listed,
@@ -67,10 +67,10 @@ class Backwards:
         self.names = {node.name for node in iter_nodes(self.graph)}
         self.counts: dict[str, int] = dict(self.graph._graph_namespace._base_count)
         self.targets = TargetNodes(self.graph)
-        self.uses = Counter(_identities(graph_module))
+        self.uses = Counter(identities(graph_module))
         self.left_out = left_out(record.operations or (), lambda number: bool(self.by_id.get(number)))
         self.stands_for = {op.old: op.new for op in record.operations or () if isinstance(op, NodeReplaced)}
-        self.orders: dict[int, KeyOrder[Any]] = {}
+        self._orders = KeyOrders()
         self.parts: dict[str, list[tuple[Piece, Tensor]]] = {}  # what was cut out of each new tensor
         self.touched: dict[Node, None] = {}
         self.attributes: list[Node] = []
@@ -89,8 +89,7 @@ class Backwards:
             self._step(operation)
         self.graph._graph_namespace._base_count.clear()
         self.graph._graph_namespace._base_count.update(self.counts)
-        for order in self.orders.values():
-            order.apply()
+        self._orders.apply()
         self.rewiring.flush()
         self._order_users()
         describe_attributes(self.graph_module, self.attributes)
@@ -261,11 +260,6 @@ class Backwards:
                         f"the arguments of node `{user.name}`, which read `{new.name}`, were changed since"
                     )
 
-    def _order(self, mapping: dict[str, Any]) -> KeyOrder[Any]:
-        if id(mapping) not in self.orders:
-            self.orders[id(mapping)] = KeyOrder(mapping)
-        return self.orders[id(mapping)]
-
     def _module(self, name: str) -> nn.Module:
         try:
             return self.graph_module.get_submodule(name)
@@ -289,7 +283,7 @@ class Backwards:
             if tensor is not None:
                 self._release(f"{name}.{key}", tensor)
         parent, _, key = name.rpartition(".")
-        self._order(self._module(parent)._modules).remove(key)
+        self._orders.of(self._module(parent)._modules).remove(key)
 
     def _release(self, name: str, tensor: Tensor) -> None:
         """Release a tensor where a rollback can join it from what was cut out of it."""
@@ -356,7 +350,7 @@ class Backwards:
         if key in owner._parameters or key in owner._buffers or key in owner._modules:
             raise self.refuse(f"there is another `{row.name}` now")
         values: dict[str, Any] = owner._parameters if row.is_parameter else owner._buffers
-        self._order(values).insert_after(row.previous, key, self._current(row))
+        self._orders.of(values).insert_after(row.previous, key, self._current(row))
         if not row.persistent:
             owner._non_persistent_buffers_set.add(key)
 
@@ -382,7 +376,7 @@ class Backwards:
         parent = self._module(parent_name)
         if hasattr(parent, key):
             raise self.refuse(f"there is another `{row.name}` now")
-        self._order(parent._modules).insert_after(row.previous, key, module)
+        self._orders.of(parent._modules).insert_after(row.previous, key, module)
 
     def _check_neutral(self, operation: Neutral) -> None:
         owner, _, key = operation.piece.key.rpartition(".")
@@ -401,10 +395,3 @@ class Backwards:
 def _number(node: Node) -> int:
     number = tag_of(node).id
     return -1 if number is None else number
-
-
-def _identities(root: nn.Module) -> Iterator[int]:
-    """Yield the identity of every module and tensor once for each of its names."""
-    for _, module in root.named_modules(remove_duplicate=False):
-        yield id(module)
-        yield from (id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values()))

@@ -60,11 +60,7 @@ def load_original_state_dict(
     <All keys matched successfully>
     """
     check_graph_module(graph_module, "load_original_state_dict")
-    if not isinstance(state_dict, Mapping):
-        raise CheckpointError(
-            f"load_original_state_dict is given a {type(state_dict).__name__}, expected a state_dict: a mapping of "
-            "names to tensors"
-        )
+    _check_mapping(state_dict)
     names = key_map(graph_module)
     metadata: Mapping[str, Any] | None = getattr(state_dict, "_metadata", None)
     working = dict(state_dict)
@@ -80,14 +76,27 @@ def load_original_state_dict(
             raise error
         loading.load(own)
         result = _IncompatibleKeys(checked.missing, checked.unexpected)
-        for module in graph_module.modules():
-            for hook in module._load_state_dict_post_hooks.values():
-                hook(module, result)
+        _run_hooks(graph_module, result)
     except BaseException:
         writes.take_back()
         own.take_back()
         raise
     return result
+
+
+def _check_mapping(state_dict: object) -> None:
+    if not isinstance(state_dict, Mapping):
+        raise CheckpointError(
+            f"load_original_state_dict is given a {type(state_dict).__name__}, expected a state_dict: a mapping of "
+            "names to tensors"
+        )
+
+
+def _run_hooks(graph_module: GraphModule, result: _IncompatibleKeys) -> None:
+    """Run the hooks that torch runs when a state_dict has been loaded."""
+    for module in graph_module.modules():
+        for hook in module._load_state_dict_post_hooks.values():
+            hook(module, result)
 
 
 class _Loading:

@@ -12,7 +12,6 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -23,7 +22,7 @@ from fxopt_core.dead_code import dead_nodes
 from fxopt_core.graph import TargetNodes
 from fxopt_core.graph_building import insert_node, source_note
 from fxopt_core.index import GraphIndex
-from fxopt_core.key_order import KeyOrder
+from fxopt_core.key_order import KeyOrders
 from fxopt_core.known_classes import class_path
 from fxopt_core.ledger import (
     Derived,
@@ -50,7 +49,7 @@ from fxopt_core.module_state import is_plain_data, plain_attributes
 from fxopt_core.name_counts import NameCounts
 from fxopt_core.recording import signature_or_empty
 from fxopt_core.rewiring import Rewiring, places_of
-from fxopt_core.runs import RELEASED_FROM, Frame, current_frame, release
+from fxopt_core.runs import Frame, current_frame, release_for
 from fxopt_core.transformation import Transformation
 from fxopt_core.values import VALUE_KEYS, resized_value
 
@@ -78,7 +77,7 @@ class Editor:
         self._replaced: dict[Node, Node] = {}
         self._erased: set[Node] = set()
         self._dead = dead_nodes(index.nodes)
-        self._orders: dict[int, KeyOrder[Any]] = {}
+        self._orders = KeyOrders()
         self._labels: dict[tuple[str, str], int] = {}
         self._targets: TargetNodes | None = None
         self._noted: set[Node] = set()
@@ -299,7 +298,7 @@ class Editor:
             count += 1
             fresh = f"{label}_{count}"
         self._labels[parent_name, label] = count
-        self._order(parent._modules).append(fresh, module)
+        self._orders.of(parent._modules).append(fresh, module)
         name = f"{parent_name}.{fresh}" if parent_name else fresh
         tensors = {**module._parameters, **module._buffers}
         self.operations.append(ModuleAdded.of(name, class_path(type(module)), tensors))
@@ -325,7 +324,7 @@ class Editor:
         for tensor_row in rows:
             self._erase_attribute_nodes(tensor_row.name)
         attributes = tuple([(k, frozen(v)) for k, v in (("training", module.training), *plain_attributes(module))])
-        previous = self._order(parent._modules).remove(key)
+        previous = self._orders.of(parent._modules).remove(key)
         row = ModuleRow(name, class_path(type(module)), attributes, tuple(rows), previous, twin)
         self.operations.append(ModuleRemoved(row))
         self.index.forget(name)
@@ -351,9 +350,9 @@ class Editor:
         is_parameter, persistent = key in owner._parameters, key not in owner._non_persistent_buffers_set
         values: dict[str, Any] = owner._parameters if is_parameter else owner._buffers
         row = self._tensor_row(owner_name, key, values[key], is_parameter, piece, persistent)
-        row = replace(row, previous=self._order(values).remove(key))
+        row = replace(row, previous=self._orders.of(values).remove(key))
         owner._non_persistent_buffers_set.discard(key)
-        self.operations.append(TensorRemoved(row, emptied_row(self.graph_module, owner_name, self._order)))
+        self.operations.append(TensorRemoved(row, emptied_row(self.graph_module, owner_name, self._orders.of)))
         self.index.forget(name)
         self._site[2].append(name)
 
@@ -384,26 +383,11 @@ class Editor:
         if tensor is None:
             return TensorRow(name, None, (), is_parameter, keeps)
         if piece is not None:
-            self._release(tensor, piece)
+            release_for(self.graph_module, tensor, piece)
         own = vars(tensor)
         attributes = tuple((key, value) for key, value in own.items() if is_plain_data(value)) if own else ()
         row = TensorRow(name, piece, tuple(tensor.shape), is_parameter, keeps, None, attributes, tensor.dtype)
         return row.laid_out_as(tensor)
-
-    def _release(self, tensor: Tensor, piece: Piece) -> None:
-        """Release a tensor: a rollback can cut it out of the new one again."""
-        if tensor.numel() * tensor.element_size() < RELEASED_FROM:
-            return
-        owner, _, key = piece.key.rpartition(".")
-        source = getattr(self.graph_module.get_submodule(owner), key).detach()
-        if tensor.is_contiguous() and source.dtype == tensor.dtype:
-            copied = torch.contiguous_format
-            release(self.graph_module, tensor, lambda: piece.take(source).clone(memory_format=copied))
-
-    def _order(self, mapping: dict[str, Any]) -> KeyOrder[Any]:
-        if id(mapping) not in self._orders:
-            self._orders[id(mapping)] = KeyOrder(mapping)
-        return self._orders[id(mapping)]
 
     def finish(self) -> None:
         """Complete what waits: arguments of nodes with many inputs, and the next free number of a node in the ledger.

@@ -98,8 +98,9 @@ def is_python_number(node: Node) -> bool | None:
     Known by ``node.meta``, or else by what made the value: sizes, ``len``, ``item()`` and arithmetic on numbers alone
     are numbers; parameters and what modules and functions of torch return are tensors.
 
+    >>> from fxopt_core import iter_nodes
     >>> graph_module = torch.fx.symbolic_trace(lambda x: torch.relu(x) / (x.shape[0] // 2))
-    >>> [is_python_number(node) for node in graph_module.graph.nodes if node.op == "call_function"]
+    >>> [is_python_number(node) for node in iter_nodes(graph_module.graph) if node.op == "call_function"]
     [False, None, True, True, False]
     """
     return _IS_NUMBER.get(kind_of(node))

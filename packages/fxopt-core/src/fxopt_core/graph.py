@@ -69,3 +69,10 @@ def modules_by_name(root: nn.Module) -> dict[str, nn.Module]:
             children = [(f"{prefix}{key}", child) for key, child in module._modules.items() if child is not None]
             waiting += reversed(children)
     return found
+
+
+def identities(root: nn.Module) -> Iterator[int]:
+    """Yield the identity of every module and tensor once for each of its names."""
+    for _, module in root.named_modules(remove_duplicate=False):
+        yield id(module)
+        yield from (id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values()))

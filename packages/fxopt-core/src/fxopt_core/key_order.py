@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
 
@@ -70,3 +70,22 @@ class KeyOrder(Generic[V]):
         self.mapping.clear()
         self.mapping.update(ordered)
         self._moved = False
+
+
+class KeyOrders:
+    """The order of each dictionary that is asked for, made once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, KeyOrder[Any]] = {}
+
+    def of(self, mapping: dict[str, Any]) -> KeyOrder[Any]:
+        """Return the order of a dictionary, which stays alive with this."""
+        found = self._known.get(id(mapping))
+        if found is None:
+            found = self._known[id(mapping)] = KeyOrder(mapping)
+        return found
+
+    def apply(self) -> None:
+        """Bring all dictionaries into their order."""
+        for order in self._known.values():
+            order.apply()

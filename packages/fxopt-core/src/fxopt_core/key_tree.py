@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fxopt_core.errors import CheckpointError
 from fxopt_core.key_map import Kind
-from fxopt_core.key_order import KeyOrder
+from fxopt_core.key_order import KeyOrders
 from fxopt_core.ledger import Derived, Record
 from fxopt_core.ledger_rows import ModuleAdded, ModuleRemoved, ModuleRow, Neutral, Piece, TensorRemoved, TensorRow
 
@@ -84,7 +83,7 @@ class ModuleTree:
     def __init__(self, graph_module: GraphModule) -> None:
         self._known: dict[int, _Shell] = {}
         self._tensors: dict[int, TracedTensor] = {}
-        self._orders: dict[int, KeyOrder[Any]] = {}
+        self._orders = KeyOrders()
         self._root = self._shell(graph_module)
 
     def _shell(self, module: nn.Module) -> _Shell:
@@ -124,11 +123,6 @@ class ModuleTree:
             shell = shell.children[part]
         return shell
 
-    def _order(self, mapping: dict[str, Any]) -> KeyOrder[Any]:
-        if id(mapping) not in self._orders:
-            self._orders[id(mapping)] = KeyOrder(mapping)
-        return self._orders[id(mapping)]
-
     def _remove(self, operation: ModuleAdded, record: Record) -> None:
         shell = self._find(operation.name, record)
         tensors = {**shell.parameters, **shell.buffers}
@@ -137,7 +131,7 @@ class ModuleTree:
             made = _shapes(dict(operation.shapes))
             raise _edited(record, f"`{operation.name}` has {_shapes(found)}, expected {made}")
         parent, _, key = operation.name.rpartition(".")
-        self._order(self._find(parent, record).children).remove(key)
+        self._orders.of(self._find(parent, record).children).remove(key)
 
     def _insert_module(self, row: ModuleRow, record: Record) -> None:
         shell = _Shell()
@@ -150,7 +144,7 @@ class ModuleTree:
         parent = self._find(parent_name, record)
         if any(key in names for names in (parent.children, parent.parameters, parent.buffers)):
             raise _edited(record, f"there is another `{row.name}`")
-        self._order(parent.children).insert_after(row.previous, key, shell)
+        self._orders.of(parent.children).insert_after(row.previous, key, shell)
 
     def _insert_tensor(self, row: TensorRow, record: Record) -> None:
         owner_name, _, key = row.name.rpartition(".")
@@ -158,14 +152,13 @@ class ModuleTree:
         if any(key in names for names in (owner.children, owner.parameters, owner.buffers)):
             raise _edited(record, f"there is another `{row.name}`")
         names = owner.parameters if row.is_parameter else owner.buffers
-        self._order(names).insert_after(row.previous, key, _before(row))
+        self._orders.of(names).insert_after(row.previous, key, _before(row))
         if not row.persistent:
             owner.transient.add(key)
 
     def entries(self) -> list[Entry]:
         """Return the entries of the original model, in the order of its ``state_dict``."""
-        for order in self._orders.values():
-            order.apply()
+        self._orders.apply()
         return list(_entries(self._root, ""))
 
 

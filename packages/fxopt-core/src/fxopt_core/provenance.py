@@ -70,9 +70,10 @@ def provenance(node: Node) -> Provenance | None:
         PreconditionError: It is no node.
         FxoptError: A newer version of fxopt wrote the ledger.
 
+    >>> from fxopt_core import iter_nodes
     >>> import torch
     >>> graph_module = torch.fx.symbolic_trace(torch.nn.ReLU())
-    >>> [provenance(node) for node in graph_module.graph.nodes]
+    >>> [provenance(node) for node in iter_nodes(graph_module.graph)]
     [None, None, None]
     """
     _check_node(node)

@@ -8,11 +8,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger import Derived, Operation, Record, Refusal, Rewrite, has_ledger, ledger_of, set_ledger
+from fxopt_core.ledger import Derived, Operation, Piece, Record, Refusal, Rewrite, has_ledger, ledger_of, set_ledger
 from fxopt_core.marks import forget_ids
 from fxopt_core.transaction import Snapshot
 
@@ -151,6 +152,16 @@ def release(graph_module: GraphModule, tensor: Tensor, rebuild: Callable[[], Ten
     snapshot = current_snapshot(graph_module)
     if snapshot is not None and tensor.numel() * tensor.element_size() >= RELEASED_FROM:
         snapshot.release_tensor(tensor, rebuild)
+
+
+def release_for(graph_module: GraphModule, tensor: Tensor, piece: Piece) -> None:
+    """Release a tensor where a rollback can cut it out of the one again that holds its values now."""
+    if tensor.numel() * tensor.element_size() < RELEASED_FROM:
+        return
+    owner, _, key = piece.key.rpartition(".")
+    source = getattr(graph_module.get_submodule(owner), key).detach()
+    if tensor.is_contiguous() and source.dtype == tensor.dtype:
+        release(graph_module, tensor, lambda: piece.take(source).clone(memory_format=torch.contiguous_format))
 
 
 @contextmanager

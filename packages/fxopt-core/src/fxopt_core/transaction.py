@@ -34,6 +34,7 @@ def _raw_tensors() -> Iterator[None]:
 class Snapshot:
     """The state of a graph module at one moment; `take` makes one, `restore` goes back to it, any number of times.
 
+    >>> from fxopt_core import iter_nodes
     >>> import operator
     >>> graph_module = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))
     >>> snapshot = Snapshot.take(graph_module)
@@ -42,7 +43,7 @@ class Snapshot:
     >>> snapshot.restore()
     ()
     >>> graph_module.graph.lint()
-    >>> [node.name for node in graph_module.graph.nodes], tuple(graph_module.weight.shape)
+    >>> [node.name for node in iter_nodes(graph_module.graph)], tuple(graph_module.weight.shape)
     (['input_1', 'weight', 'bias', 'linear', 'output'], (2, 2))
     """
 
