@@ -17,9 +17,11 @@ from torch.fx import Graph, GraphModule
 from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_core.export_inputs import InputChecks, ModulesAsInputs
 from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger import Ledger, set_ledger
+from fxopt_core.known_classes import class_path
+from fxopt_core.ledger import Ledger, ledger_of, set_ledger
 from fxopt_core.ledger_codec import tag_from_json, tag_to_json
 from fxopt_core.marks import META_KEY
+from fxopt_core.registry import registry
 from fxopt_core.shape_inference import infer_shapes
 
 from .archive_digest import program_digest
@@ -180,7 +182,19 @@ def _restore(document: Json, program: ExportedProgram) -> CapturedModule:
     if document["ledger"] is not None:
         set_ledger(restored, read_ledger(document["ledger"]))
     _infer(restored, inputs)
+    _replace_code_generator(restored)
     return restored
+
+
+def _replace_code_generator(restored: CapturedModule) -> None:
+    """Let passes that are installed, and did no more than that, replace the code generator as they had done."""
+    for record in ledger_of(restored).records:
+        info = registry().available().get(record.pass_name) if record.state == "applied" else None
+        if info is None or class_path(info.transformation) != record.transformation:
+            continue
+        if info.transformation.replaces_code_generator:
+            info.transformation(**dict(record.options)).transform(restored)
+            restored.recompile()
 
 
 def _check_regions(graph: Graph, tree: nn.Module, calls_guards: bool) -> None:

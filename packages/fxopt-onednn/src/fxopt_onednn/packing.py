@@ -100,6 +100,10 @@ class PackedLayer(nn.Module):
         """What is applied at the end."""
         return Activation(*self._unary)
 
+    def by_torch(self) -> Callable[..., Tensor]:
+        """Return what computes the same by torch's own functions, with the present weights as constants."""
+        raise NotImplementedError
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes, which is all that is copied and saved."""
         return dict(vars(self))
