@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import ReversibleTransformation, compose, history, undo
 from fxopt_onednn import Activation, FuseRegions, PackConvolutions, PackedConv2d, PackLinears, programs, running
+from fxopt_onednn.fusible import regions_of
 from fxopt_onednn.generating import is_fusing
 from fxopt_onednn.running import programs_of
 
@@ -377,6 +378,32 @@ def test_memory_formats_of_outputs_are_those_of_the_layers() -> None:
         for _ in range(4):
             assert graph_module(each).stride() == stride
     assert len(programs_of(graph_module)) == 2
+
+
+@torch.no_grad()
+def test_writes_to_memory_of_the_region_stay_inside() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.cat([self.one(x), x], 1)
+            half = y[:, :3]
+            half.add_(x)
+            half.relu_()
+            z: Tensor = self.two(y[:, :4]).add_(x)
+            x.mul_(2)
+            return z
+
+    model, x = Writing().eval(), torch.randn(X)
+    graph_module = prepared(model, x)
+    for count in (0, 1, 1):
+        assert_computes(graph_module, model, x)
+        assert len(programs_of(graph_module)) == count
+    inside = [node.name for region in regions_of(graph_module) for node in region.nodes]
+    assert "relu_" in inside
+    assert "mul_" not in inside
 
 
 @pytest.mark.parametrize("fails", ["traced", "wrong", "slower", "missing"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from fxopt_onednn.layouts import KEEPS_PLACE, MOVES, SETTLES, reads_sizes
 from fxopt_onednn.packed_conv import PackedConv2d
 from fxopt_onednn.packing import PackedLayer
 
-_KNOWN = KEEPS_PLACE | MOVES | SETTLES
+_KNOWN = KEEPS_PLACE | MOVES | SETTLES | {"view", "view_as", "_unsafe_view"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +50,10 @@ def regions_of(graph_module: GraphModule) -> Iterator[Region]:
     index = GraphIndex(graph_module)
     if not any(isinstance(module, PackedConv2d) for module in index.modules.values()):
         return
-    run: dict[Node, None] = {}
+    run: dict[Node, bool] = {}
     for node in index.nodes:
         if _is_fusible(index, node, run):
-            run[node] = None
+            run[node] = _is_own(index, node, run)
             continue
         if node.op in ("placeholder", "get_attr") and not run:
             continue
@@ -71,7 +71,7 @@ def _region(index: GraphIndex, nodes: tuple[Node, ...]) -> Iterator[Region]:
         yield Region(nodes, tuple(inputs), outputs)
 
 
-def _is_fusible(index: GraphIndex, node: Node, run: dict[Node, None]) -> bool:
+def _is_fusible(index: GraphIndex, node: Node, run: dict[Node, bool]) -> bool:
     """Return whether a node depends on nothing but its inputs and its tensors, and writes only what the run made."""
     if node.op == "get_attr":
         value = index.attribute_of(node)
@@ -89,18 +89,15 @@ def _is_fusible(index: GraphIndex, node: Node, run: dict[Node, None]) -> bool:
         return False
     if module is not None and (module.training or not _is_bare(module) or any(module.children())):
         return False
-    return _are_own(index, effect.writes, run)
+    return all(run.get(value, False) for value in effect.writes)
 
 
-def _are_own(index: GraphIndex, written: Sequence[Node], run: dict[Node, None]) -> bool:
-    """Return whether what a node writes is memory that nodes of the run have made."""
-    for value in written:
-        if value not in run or value.op == "get_attr":
-            return False
-        effect = index.effects.effect(value)
-        if not isinstance(index.module_of(value), PackedLayer) and (effect.opaque or effect.aliases):
-            return False
-    return True
+def _is_own(index: GraphIndex, node: Node, run: dict[Node, bool]) -> bool:
+    """Return whether the memory of a node's value was made by the nodes of a run."""
+    if isinstance(index.module_of(node), PackedLayer):
+        return True
+    effect = index.effects.effect(node)
+    return node.op != "get_attr" and not effect.opaque and all(run.get(value, False) for value in effect.aliases)
 
 
 def _is_bare(module: nn.Module) -> bool:
