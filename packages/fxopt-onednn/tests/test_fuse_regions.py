@@ -49,7 +49,7 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def programs_always_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no clock decide in a test."""
-    monkeypatch.setattr(programs._Attempt, "_pays", lambda self, program: True)
+    monkeypatch.setattr(programs._Attempt, "_fastest", lambda self, programs: programs[0] if programs else None)
 
 
 def prepared(model: nn.Module, *inputs: Tensor, form: str = "modules") -> GraphModule:
@@ -380,6 +380,16 @@ def test_memory_formats_of_outputs_are_those_of_the_layers() -> None:
     assert len(programs_of(graph_module)) == 2
 
 
+def test_what_was_prepared_in_inference_mode_has_programs_as_well() -> None:
+    with torch.inference_mode():
+        model, x = Net().eval(), torch.randn(X)
+        graph_module = prepared(model, x)
+        for count in (0, 1, 1):
+            assert_computes(graph_module, model, x)
+            assert len(programs_of(graph_module)) == count
+    assert not any(parameter.is_inference() for parameter in graph_module.parameters())
+
+
 @torch.no_grad()
 def test_writes_to_memory_of_the_region_stay_inside() -> None:
     class Writing(nn.Module):
@@ -406,6 +416,25 @@ def test_writes_to_memory_of_the_region_stay_inside() -> None:
     assert "mul_" not in inside
 
 
+@pytest.mark.parametrize("chosen", [0, 1])
+@torch.no_grad()
+def test_linear_layers_without_a_convolution(chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+
+    def choose(attempt: object, programs: list[Any]) -> Any:
+        found.append(len(programs))
+        return programs[chosen]
+
+    monkeypatch.setattr(programs._Attempt, "_fastest", choose)
+    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(3))).eval(), torch.randn(1, 4)
+    graph_module = prepared(model, x)
+    for _ in range(3):
+        assert_computes(graph_module, model, x)
+    assert (found, len(programs_of(graph_module))) == ([2], 1)
+    few = prepared(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval(), x)
+    assert "run_region" not in few.code
+
+
 @pytest.mark.parametrize("fails", ["traced", "wrong", "slower", "missing"])
 @torch.no_grad()
 def test_without_a_program_that_is_right_and_faster_the_layers_run(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +447,7 @@ def test_without_a_program_that_is_right_and_faster_the_layers_run(fails: str, m
         by_torch = PackedConv2d.by_torch
         monkeypatch.setattr(PackedConv2d, "by_torch", lambda self: lambda x, *other: by_torch(self)(x, *other) * 1.01)
     elif fails == "slower":
-        monkeypatch.setattr(programs._Attempt, "_pays", lambda self, program: False)
+        monkeypatch.setattr(programs._Attempt, "_fastest", lambda self, programs: None)
     else:
         monkeypatch.delattr(torch._C, "_jit_set_llga_enabled")
     model, x = Net().eval(), torch.randn(X)

@@ -15,12 +15,15 @@ from fxopt_onednn.layouts import KEEPS_PLACE, MOVES, SETTLES, reads_sizes
 from fxopt_onednn.packed_conv import PackedConv2d
 from fxopt_onednn.packing import PackedLayer
 
+_FEWEST_LAYERS = 3
+"""With fewer, and none of them a convolution, there is less to gain than it takes to see that nothing has changed."""
+
 _KNOWN = KEEPS_PLACE | MOVES | SETTLES | {"view", "view_as", "_unsafe_view"}
 
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Nodes that follow each other in a graph, with a packed convolution among them.
+    """Nodes that follow each other in a graph, with a packed convolution or some packed linear layers among them.
 
     Attributes:
         nodes: the nodes, in order.
@@ -48,7 +51,7 @@ def regions_of(graph_module: GraphModule) -> Iterator[Region]:
     [['_0_packed', '_2'], ['_4_packed']]
     """
     index = GraphIndex(graph_module)
-    if not any(isinstance(module, PackedConv2d) for module in index.modules.values()):
+    if not any(isinstance(module, PackedLayer) for module in index.modules.values()):
         return
     run: dict[Node, bool] = {}
     for node in index.nodes:
@@ -62,7 +65,8 @@ def regions_of(graph_module: GraphModule) -> Iterator[Region]:
 
 
 def _region(index: GraphIndex, nodes: tuple[Node, ...]) -> Iterator[Region]:
-    if not any(type(index.module_of(node)) is PackedConv2d for node in nodes):
+    packed = [module for module in map(index.module_of, nodes) if isinstance(module, PackedLayer)]
+    if len(packed) < _FEWEST_LAYERS and not any(isinstance(module, PackedConv2d) for module in packed):
         return
     inside = set(nodes)
     inputs = dict.fromkeys(value for node in nodes for value in node.all_input_nodes if value not in inside)

@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from operator import attrgetter
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from fxopt_onednn.fusible import Region
+from fxopt_onednn.packed_conv import PackedConv2d
 from fxopt_onednn.packing import PackedLayer
 
 Program = Callable[..., tuple[Any, ...]]
@@ -61,6 +62,7 @@ class _Attempt:
         self._graph_module, self._region, self._values = graph_module, region, values
         self._tensors = [value for value in values if isinstance(value, Tensor)]
         self.constants: dict[Node, Any] = {}
+        self._convolves = any(isinstance(_found(graph_module, name), PackedConv2d) for name in _targets(region))
         self._as_they_are = {target: _found(graph_module, target) for target in _targets(region)}
         # A layer may write over an input that nothing else reads any more.
         self.expected = self._one_by_one(*map(_like, self._tensors))
@@ -70,24 +72,24 @@ class _Attempt:
         if any(not isinstance(each, Tensor) and _has_tensor(each) for each in self.expected):
             return None  # a list of tensors, say
         places = [place for place, each in enumerate(self.expected) if isinstance(each, Tensor)]
-        expected = [self.expected[place] for place in places]
-        recorded = self._recorded(places)
-        with _fusing():
-            for _ in range(_RUNS_UNTIL_FUSED):
-                found = recorded(*map(_like, self._tensors))
-        if not _are_alike(found, expected) or _share(self._tensors, found) or _share(self._tensors, expected):
-            return None
-        if not self._pays(recorded):
-            return None
-        if len(places) == len(self.expected):
-            return recorded
+        candidates = [self._candidate(places, fusing=True)]
+        if not self._convolves:  # for a few rows, torch's own product starts sooner
+            candidates.append(self._candidate(places, fusing=False))
+        program = self._fastest([candidate for candidate in candidates if candidate is not None])
+        if program is None or len(places) == len(self.expected):
+            return program
         others = {place: each for place, each in enumerate(self.expected) if place not in places}
+        return _filled(program, others, len(self.expected))
 
-        def filled(*tensors: Tensor) -> tuple[Any, ...]:
-            found = iter(recorded(*tensors))
-            return tuple(others[place] if place in others else next(found) for place in range(len(self.expected)))
-
-        return filled
+    def _candidate(self, places: Sequence[int], *, fusing: bool) -> Program | None:
+        """Return a program that was optimised, if it is right."""
+        expected = [self.expected[place] for place in places]
+        program = self._recorded(places)
+        with _fusing() if fusing else nullcontext():
+            for _ in range(_RUNS_UNTIL_FUSED):
+                found = program(*map(_like, self._tensors))
+        right = _are_alike(found, expected) and not _share(self._tensors, found) and not _share(self._tensors, expected)
+        return program if right else None
 
     def _recorded(self, places: Sequence[int]) -> Program:
         """Return what TorchScript records of the outputs at some places, with weights as constants."""
@@ -122,17 +124,28 @@ class _Attempt:
                 self.constants[node] = results[node]
         return [results[node] for node in self._region.outputs]
 
-    def _pays(self, program: Program) -> bool:
-        """Return whether the program takes less time than the layers, by the best of a few rounds."""
-        candidates: list[Callable[..., object]] = [program, self._one_by_one]
-        best = [float("inf"), float("inf")]
+    def _fastest(self, programs: Sequence[Program]) -> Program | None:
+        """Return the program that takes the least time in a few rounds; None where the layers take less."""
+        candidates: list[Callable[..., object]] = [self._one_by_one, *programs]
+        best = [float("inf") for _ in candidates]
         for _ in range(_TIMED_ROUNDS):
             for place, computed in enumerate(candidates):
                 copies = list(map(_like, self._tensors))
                 start = time.perf_counter()
                 computed(*copies)
                 best[place] = min(best[place], time.perf_counter() - start)
-        return best[0] < best[1]
+        fastest = best.index(min(best))
+        return programs[fastest - 1] if fastest else None
+
+
+def _filled(program: Program, others: Mapping[int, Any], count: int) -> Program:
+    """Return a program that gives constants as well, by their places among the outputs."""
+
+    def filled(*tensors: Tensor) -> tuple[Any, ...]:
+        found = iter(program(*tensors))
+        return tuple(others[place] if place in others else next(found) for place in range(count))
+
+    return filled
 
 
 @contextmanager
