@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
-from operator import attrgetter, contains, getitem, is_
+from operator import attrgetter, contains, eq, getitem, is_
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,8 +24,8 @@ class Guard:
 
     The settings of a packed layer are those that it was made with, so that its attributes are not compared.
 
-    All of it is compared in a few calls, each of which runs over all modules at once, because it is done at each call
-    of the region.
+    All of it is compared in a few calls, each of which runs over all modules at once and keeps nothing, because it is
+    done at each call of the region.
 
     Args:
         graph_module: where the region is.
@@ -45,6 +45,7 @@ class Guard:
         self._places: list[Any] = []
         self._names: list[str] = []
         self._found: list[Any] = []
+        self._noted: set[tuple[int, str]] = set()
         modules: dict[nn.Module, None] = {}
         for target in dict.fromkeys(str(node.target) for node in nodes if node.op in ("call_module", "get_attr")):
             owner = self._walk(graph_module, target)
@@ -71,10 +72,10 @@ class Guard:
             return (
                 all(map(is_, map(getitem, self._places, self._names), self._found))
                 and not any(self._hooks)
-                and list(map(_version, self._tensors)) == self._versions
-                and list(map(Tensor.data_ptr, self._tensors)) == self._pointers
+                and all(map(eq, map(_version, self._tensors), self._versions))
+                and all(map(eq, map(Tensor.data_ptr, self._tensors), self._pointers))
                 and not any(map(contains, self._owned, _FORWARD))
-                and list(map(vars, self._others)) == self._attributes
+                and all(map(eq, map(vars, self._others), self._attributes))
             )
         except Exception:  # something is gone, or there are attributes that cannot be compared
             return False
@@ -84,10 +85,15 @@ class Guard:
         for layer in self._packed:
             layer.packing.forget()
 
-    def _add(self, place: Any, name: str) -> None:
-        self._places.append(place)
-        self._names.append(name)
-        self._found.append(place[name])
+    def _add(self, place: Any, name: str) -> Any:
+        """Note what is found at a place, once."""
+        found = place[name]
+        if (id(place), name) not in self._noted:
+            self._noted.add((id(place), name))
+            self._places.append(place)
+            self._names.append(name)
+            self._found.append(found)
+        return found
 
     def _walk(self, graph_module: GraphModule, target: str) -> nn.Module | None:
         """Note the way to a module or a tensor; return the module, or None for a tensor."""
@@ -95,11 +101,10 @@ class Guard:
         for name in target.split("."):
             for table in (owner._modules, owner._parameters, owner._buffers):
                 if name in table:
-                    self._add(table, name)
+                    found = self._add(table, name)
                     break
             else:  # a plain attribute
-                self._add(vars(owner), name)
-            found = self._found[-1]
+                found = self._add(vars(owner), name)
             if not isinstance(found, nn.Module):
                 return None
             owner = found
