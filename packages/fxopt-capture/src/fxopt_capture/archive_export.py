@@ -24,6 +24,7 @@ from .conditions import size_expression
 from .exporting import ready_to_export
 from .failure import source_of
 from .guards import InputGuards
+from .room import with_room
 
 _PREFIX = "L__self__"
 
@@ -80,7 +81,9 @@ def _export(graph_module: GraphModule, call: ArchiveCall, *, small_sizes: bool) 
     try:
         with ready_to_export(graph_module, small_sizes=small_sizes):
             host = _Host(graph_module, call)
-            program = torch.export.export(host, args, kwargs, dynamic_shapes=call.shapes, strict=False)
+            program = with_room(
+                lambda: torch.export.export(host, args, kwargs, dynamic_shapes=call.shapes, strict=False)
+            )
     except CaptureError as error:  # to which the interpreter has added the node that it was at
         raise CaptureError(str(error).partition("\n\nWhile executing")[0]) from error
     except Exception as error:  # whatever torch or the graph raises while it is traced
