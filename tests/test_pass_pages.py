@@ -50,8 +50,8 @@ def section(text: str, heading: str) -> str:
 
 
 def changes_nodes(info: PassInfo) -> bool:
-    """Whether a pass changes nodes at all: those of core do not."""
-    return info.family != "core"
+    """Whether a pass changes nodes at all: those of core do not, nor one that changes how they run."""
+    return info.family != "core" and not info.transformation.replaces_code_generator
 
 
 @for_each_pass

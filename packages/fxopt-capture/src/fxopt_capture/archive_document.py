@@ -191,7 +191,11 @@ def _restore(document: Json, program: ExportedProgram) -> CapturedModule:
 
 def _replace_code_generator(restored: CapturedModule) -> None:
     """Let passes that are installed, and did no more than that, replace the code generator as they had done."""
-    for record in ledger_of(restored).records:
+    try:
+        records = ledger_of(restored).records
+    except FxoptError:  # of a newer version, which is kept and not read
+        return
+    for record in records:
         info = registry().available().get(record.pass_name) if record.state == "applied" else None
         if info is None or class_path(info.transformation) != record.transformation:
             continue
