@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import operator
 import pickle
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -99,56 +98,6 @@ class TestCost:
             assert torch.equal(captured(**given), Many()(**inputs))
         guards: Any = captured.get_submodule(GUARDS)
         assert len(guards.plan.ways) == 64
-
-
-class Pair(NamedTuple):
-    """A named tuple."""
-
-    left: Tensor
-    right: Any
-
-
-@dataclasses.dataclass
-class Record:
-    """A dataclass."""
-
-    value: Tensor
-    more: list[Tensor] | None = None
-
-
-OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
-    "tensor": lambda x: x + 1,
-    "tuple": lambda x: (x + 1, x * 2),
-    "list of one": lambda x: [x + 1],
-    "dictionary": lambda x: {"b": x + 1, "a": {0: x * 2, 1: None}},
-    "ordered": lambda x: OrderedDict(b=x + 1, a=x * 2),
-    "default": lambda x: defaultdict(list, {"k": [x * 3]}),
-    "named tuple": lambda x: Pair(x, (x * 2,)),
-    "dataclass": lambda x: Record(x + 1, [x]),
-    "nothing": lambda x: (None, x, (), {}),
-    "sizes": lambda x: (x.shape, x.shape[0], 3, "text"),
-    "itself": lambda x: x,
-}
-
-
-class Returning(nn.Module):
-    """Returns its outputs in some structure."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, x: Tensor) -> Any:
-        return OUTPUTS[self.name](x)
-
-
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_outputs_are_of_the_models_own_types(name: str) -> None:
-    captured, expected = capture(Returning(name), torch.randn(2, 3)), OUTPUTS[name](X[:, :3])
-    assert goes_directly(captured, X[:, :3])
-    for found in (captured(X[:, :3]), the_long_way(captured)(X[:, :3])):
-        assert type(found) is type(expected) and repr(found) == repr(expected)
-        assert getattr(found, "keys", tuple)() == getattr(expected, "keys", tuple)()
 
 
 class TestWatching:

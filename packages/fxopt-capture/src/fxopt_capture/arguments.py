@@ -240,7 +240,7 @@ class InputBinding:
             CaptureError: an argument is missing, unknown, given twice, was not given when the model was captured, or
                 consists of other containers than it did then.
         """
-        values = self._by_name(args, kwargs)
+        values = self.by_name(args, kwargs)
         inputs = {name: values.pop(name) for name in self.form.inputs if name in values}
         missing = [name for name in self.form.inputs if inputs.get(name) is None]
         if missing:
@@ -254,7 +254,12 @@ class InputBinding:
             check_nesting(inputs[name], self.nestings[name], name, self.model_name)
         return (), inputs
 
-    def _by_name(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, object]:
+    def by_name(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, object]:
+        """Return all arguments by name.
+
+        Raises:
+            CaptureError: there are too many, or one is given twice.
+        """
         names = [parameter.name for parameter in self.form.parameters if parameter.positional]
         if len(args) > len(names):
             raise CaptureError(

@@ -8,6 +8,7 @@ The expression is written from the same data; what it does not recognise goes to
 from __future__ import annotations
 
 import ast
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any
@@ -132,23 +133,34 @@ class _Writer:
         return name
 
     def _flatten(self, value: str, spec: Any) -> None:
-        """Write the lines that take lists, tuples and dictionaries apart; note the variables of the leaves."""
+        """Write the lines that take a container apart; note the variables of the leaves."""
         if spec.is_leaf():
             self.leaves.append(value)
             return
-        if spec.type not in (list, tuple, dict):
-            raise _NotPlain
-        count = spec.num_children
-        tests = [*self.tests, f"type({value}) is {spec.type.__name__}", f"len({value}) == {count}"]
-        if spec.type is dict:
-            tests.append(f"[*{value}] == {self._constant(list(spec.context))}")
-        self._return_early_unless(tests)
+        self._return_early_unless([*self.tests, f"type({value}) is {self._constant(_class_of(spec))}"])
         self.tests = []
-        entries = [f"{value}_{index}" for index in range(count)]
+        entries = [f"{value}_{index}" for index in range(spec.num_children)]
+        source = self._entries(value, spec)
         if entries:
-            self.lines.append(f"{', '.join(entries)}, = {value}{'.values()' if spec.type is dict else ''}")
+            self.lines.append(f"{', '.join(entries)}, = {source}")
         for entry, child in zip(entries, spec.children(), strict=True):
             self._flatten(entry, child)
+
+    def _entries(self, value: str, spec: Any) -> str:
+        """Test that a container has the entries that it had at capture; return the expression for them."""
+        count = f"{spec.num_children}"
+        if spec.type in (list, tuple):
+            self._return_early_unless([f"len({value}) == {count}"])
+            return value
+        if spec.type is dict:
+            self._return_early_unless([f"[*{value}] == {self._constant(list(spec.context))}"])
+            return f"{value}.values()"
+        if spec.type not in pytree.SUPPORTED_NODES:
+            raise _NotPlain
+        flatten, context = self._constant(pytree.SUPPORTED_NODES[spec.type].flatten_fn), self._constant(spec.context)
+        self.lines.append(f"{value}_entries, {value}_context = {flatten}({value})")
+        self._return_early_unless([f"len({value}_entries) == {count}", f"{value}_context == {context}"])
+        return f"{value}_entries"
 
     def _return_early_unless(self, tests: Sequence[str]) -> None:
         if tests:
@@ -225,12 +237,18 @@ def _is_call_by_name(in_spec: Any) -> bool:
     )
 
 
+def _class_of(spec: Any) -> type:
+    """Return the class of a container; torch's pytrees know named tuples under the function that makes such classes."""
+    kind: type = spec.context if spec.type is namedtuple else spec.type
+    return kind
+
+
 def _agree(nesting: Any, spec: Any) -> bool:
     """Whether the nesting that `InputBinding` checks is the one that the graph has."""
     if nesting.kind is None or spec.is_leaf():
         return nesting.kind is None and spec.is_leaf()
     return (
-        nesting.kind is spec.type
+        nesting.kind is _class_of(spec)
         and nesting.context == spec.context
         and len(nesting.entries) == spec.num_children
         and all(map(_agree, nesting.entries, spec.children()))

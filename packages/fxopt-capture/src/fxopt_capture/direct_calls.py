@@ -23,6 +23,7 @@ from torch.nn.modules.module import (
 )
 
 from .arguments import InputBinding
+from .caches import CacheReturn
 from .direct_plan import DirectPlan
 from .guards import GUARDS, GuardedCall, InputGuards
 
@@ -38,7 +39,6 @@ class DirectCalls(GraphModule):
         if not (
             is_dynamo_compiling()
             or get_eval_frame_callback() is not None  # what this calls is compiled frame by frame
-            or own["_forward_hooks"]
             or own["_backward_hooks"]
             or own["_backward_pre_hooks"]
             or _global_forward_pre_hooks
@@ -48,11 +48,16 @@ class DirectCalls(GraphModule):
             or "forward" in own
             or torch._C._get_tracing_state() is not None
         ):
-            guards = own["_modules"].get(GUARDS)
-            if type(guards) is InputGuards and not (guards._forward_hooks or guards._forward_pre_hooks):
-                plan, forward, hooks = guards.plan, type(self).forward, own["_forward_pre_hooks"]
-                binding = next(iter(hooks.values()), None)
-                if plan.forward is forward and plan.binding is binding and (len(hooks) == 1 or _own(hooks, guards)):
+            guards, before, after = own["_modules"].get(GUARDS), own["_forward_pre_hooks"], own["_forward_hooks"]
+            binding = next(iter(before.values()), None)
+            if (
+                type(guards) is InputGuards
+                and not (guards._forward_hooks or guards._forward_pre_hooks)
+                and (len(before) == 1 or _only_guards(before, guards))
+                and (not after or _only_returns_caches(after))
+            ):
+                plan, forward = guards.plan, type(self).forward
+                if plan.forward is forward and plan.binding is binding:
                     recognize = plan.ways.get((len(args), *kwargs) if kwargs else len(args), _UNKNOWN)
                     if recognize is _UNKNOWN:
                         plan.learn(self, guards, args, kwargs)
@@ -61,12 +66,23 @@ class DirectCalls(GraphModule):
                         if inputs is not None:
                             output = plan.run(self, *inputs)
                             if output is not NotImplemented:
-                                return output
+                                return output if not after else _with_caches(self, args, kwargs, output)
                 elif isinstance(binding, InputBinding):
                     guards.plan = DirectPlan(forward, binding)
         return super()._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
-def _own(hooks: Mapping[int, object], guards: InputGuards) -> bool:
+def _only_guards(hooks: Mapping[int, object], guards: InputGuards) -> bool:
     """Whether the only pre-hook beside the binding is the check by these guards."""
     return len(hooks) == 2 and any(type(hook) is GuardedCall and hook.guards is guards for hook in hooks.values())
+
+
+def _only_returns_caches(hooks: Mapping[int, object]) -> bool:
+    return len(hooks) == 1 and all(type(hook) is CacheReturn for hook in hooks.values())
+
+
+def _with_caches(module: GraphModule, args: tuple[object, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """Return the output as the hook gives it that changes the caller's caches."""
+    binding = next(hook for hook in module._forward_pre_hooks.values() if isinstance(hook, InputBinding))
+    (hook,) = module._forward_hooks.values()
+    return hook(module, (), binding.by_name(args, kwargs), output)
