@@ -44,7 +44,9 @@ _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, Recur
 _OWN_HOOKS = (InputBinding, GuardedCall, InputChecks, ModulesAsInputs)
 
 
-def write_document(graph_module: GraphModule, program: ExportedProgram, form: CallForm, mode: bool | None) -> str:
+def write_document(
+    graph_module: GraphModule, program: ExportedProgram, form: CallForm, mode: bool | None, *, narrowed: bool
+) -> str:
     """Return the text of the document.
 
     Args:
@@ -52,6 +54,7 @@ def write_document(graph_module: GraphModule, program: ExportedProgram, form: Ca
         program: the program that it was exported to.
         form: how it is called.
         mode: the mode that it is valid in, or None for both.
+        narrowed: whether the program is for fewer sizes than the graph module, because its caller has asked for that.
 
     Raises:
         Unarchivable: a node, a module or a record cannot be written; the message names it.
@@ -62,7 +65,7 @@ def write_document(graph_module: GraphModule, program: ExportedProgram, form: Ca
         "name": type(graph_module).__name__,
         "mode": mode,
         "form": _form_rows(form),
-        "checks": guards_row(graph_module._modules.get(GUARDS)),
+        "checks": guards_row(graph_module._modules.get(GUARDS), complete=not narrowed),
         "caches": _cache_rows(graph_module),
         "modules": module_rows(graph_module, (GUARDS,), lambda graph: graph_rows(graph, tag_to_json)),
         "graph": graph_rows(graph_module.graph, tag_to_json),
