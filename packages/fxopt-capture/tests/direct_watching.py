@@ -11,6 +11,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from fxopt_capture.arguments import InputBinding
+from fxopt_capture.direct_plan import PATIENCE
 
 
 def functions_called(function: Callable[[], object]) -> list[CodeType]:
@@ -31,8 +32,8 @@ def functions_called(function: Callable[[], object]) -> list[CodeType]:
 
 
 def goes_directly(graph_module: GraphModule, *args: object, **kwargs: object) -> bool:
-    """Whether a call does without the binding of arguments, the third time."""
-    for _ in range(2):
+    """Whether a call does without the binding of arguments, the tenth time."""
+    for _ in range(PATIENCE + 1):
         graph_module(*args, **kwargs)
     return InputBinding.__call__.__code__ not in functions_called(lambda: graph_module(*args, **kwargs))
 

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from fxopt_capture import capture, load, save, symbolic_trace
+from fxopt_capture.direct_plan import PATIENCE
 from fxopt_capture.guards import GUARDS
 from fxopt_core.copying import faithful_copy
 from fxopt_core.errors import CaptureError
@@ -78,11 +79,20 @@ class TestCost:
 
     def test_a_way_that_is_never_right_is_looked_at_once(self) -> None:
         captured = capture(mlp(), torch.randn(2, 4))
-        for _ in range(3):
+        for _ in range(12):
             with pytest.raises(CaptureError):
                 captured(X, X)
         guards: Any = captured.get_submodule(GUARDS)
         assert guards.plan.ways == {2: None}
+
+    def test_a_few_calls_compile_nothing(self) -> None:
+        captured = capture(mlp(), torch.randn(2, 4))
+        for _ in range(PATIENCE):
+            captured(X)
+        guards: Any = captured.get_submodule(GUARDS)
+        assert not guards.plan.ways
+        captured(X)
+        assert guards.plan.ways.keys() == {1}
 
     def test_the_number_of_ways_is_limited(self) -> None:
         class Many(nn.Module):
@@ -270,7 +280,7 @@ class TestChanges:
         before = type(captured).forward
         type(captured).forward = lambda self, input: -before(self, input)
         expected = -Interpreter(captured).run(X)
-        assert all(torch.equal(captured(X), expected) for _ in range(3))
+        assert all(torch.equal(captured(X), expected) for _ in range(PATIENCE + 3))
 
     def test_modes(self, captured: GraphModule) -> None:
         captured.train()

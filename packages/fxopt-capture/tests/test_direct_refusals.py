@@ -107,6 +107,8 @@ def both_ways() -> Callable[[str], tuple[GraphModule, GraphModule]]:
     def ways(name: str) -> tuple[GraphModule, GraphModule]:
         if name not in made:
             captured = CAPTURES[name]()
+            args, kwargs = right_calls(name)[0]
+            assert goes_directly(captured, *args, **kwargs)
             made[name] = captured, the_long_way(captured)
         return made[name]
 
@@ -129,7 +131,7 @@ def right_calls(name: str, rows: int = 6) -> list[tuple[tuple[Any, ...], dict[st
     entries = {"a": [x * 2, m * 3], "b": (x + 1,)}
     calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
         "layer": [((x,), {}), ((), {"input": x})],
-        "cast layer": [((x,), {}), ((x.double(),), {}), ((x.bfloat16(),), {})],
+        "cast layer": [((x.double(),), {}), ((x,), {}), ((x.bfloat16(),), {})],
         "tokens": [((x.long().abs(),), {}), ((x.abs().int(),), {})],
         "options": [((x, m), {}), ((x,), {"mask": m}), ((), {"mask": m, "x": x, "scale": None}), ((x, m, 1.0), {})],
         "constants": [((x,), {"scale": 2.0, "negate": True}), ((x, None, 2.0), {"negate": True})],
@@ -180,7 +182,7 @@ def test_any_call_gives_the_same_either_way(
     @given(calls_like_right_ones(name))
     def check(call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         expected = outcome(slow, *copy.deepcopy(call))
-        for _ in range(3):
+        for _ in range(2):
             agree(outcome(captured, *call), expected)
 
     check()

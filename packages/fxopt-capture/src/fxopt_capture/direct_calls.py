@@ -1,7 +1,7 @@
 """Calls of captured modules that go straight to the graph's operators.
 
 A call goes by the pre-hook `InputBinding`, torch's code for nested inputs and the module `InputGuards` before the first
-operator runs, which may take as long as the layers of a small model. From the third call on, one whose arguments are
+operator runs, which may take as long as the layers of a small model. From the tenth call on, one whose arguments are
 recognised as right (`direct_arguments`) runs the operators alone (`direct_graph`). All others go the long way: those
 with something wrong, so that there is one place that says what, and those that a hook or a trace is to see.
 """
