@@ -209,6 +209,9 @@ class InputBinding:
         structures: the dataclasses that the graph's inputs and outputs consist of.
         nestings: how the containers of each input nest, by name; what is not here is not checked.
 
+    Attributes:
+        names: of the inputs that it returns, in order.
+
     >>> form = CallForm((Parameter("x", True, True, True), Parameter("mask", True, True, False)), ("x",))
     >>> InputBinding(form, "Model")(None, (torch.ones(1),), {"mask": None})
     ((), {'x': tensor([1.])})
@@ -225,6 +228,7 @@ class InputBinding:
         self.model_name = model_name
         self.structures = structures
         self.nestings = dict(nestings or {})
+        self.names = form.inputs
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Take over the state; another process has yet to register the dataclasses of inputs and outputs."""

@@ -49,7 +49,7 @@ class _Writer:
     """Writes one function: its lines, the tests of its last line, and the values that it refers to by name."""
 
     def __init__(self, binding: Any, guards: Any) -> None:
-        self.form, self.nestings = binding.form, binding.nestings
+        self.form, self.nestings, self.names = binding.form, binding.nestings, binding.names
         self.guards = guards
         self.lines: list[str] = []
         self.tests: list[str] = []
@@ -95,7 +95,7 @@ class _Writer:
         for name in names:
             if name not in named and name in self.form.fixed:  # an input of the graph that has one value only
                 named[name] = self._constant(self.form.fixed[name])
-        if named.keys() != set(names):
+        if tuple(names) != self.names or named.keys() != set(names):  # checked in one order, given in another
             raise _NotPlain
         return [(name, named[name], spec) for name, spec in zip(names, in_spec.child(1).children(), strict=True)]
 
