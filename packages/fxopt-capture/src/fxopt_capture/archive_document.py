@@ -25,7 +25,7 @@ from fxopt_core.registry import registry
 from fxopt_core.shape_inference import infer_shapes
 
 from .archive_digest import program_digest
-from .archive_inputs import GuardedCall, ProgramInputs, guards_row, read_inputs, with_row
+from .archive_inputs import ProgramInputs, guards_row, read_inputs, with_row
 from .archive_ledger import read_ledger, write_ledger
 from .archive_modules import module_rows, tree_of
 from .archive_raising import binding_of
@@ -33,7 +33,8 @@ from .archive_table import check_names, graph_rows, read_graph
 from .archive_values import Json, Unarchivable, from_json, to_json
 from .arguments import CallForm, InputBinding, Parameter
 from .caches import CacheReturn
-from .captured import GUARDS, CapturedModule, assemble
+from .captured import CapturedModule, assemble
+from .guards import GUARDS, GuardedCall
 
 FILE = "fxopt.json"
 """The name of the extra file."""

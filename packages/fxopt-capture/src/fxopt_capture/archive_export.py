@@ -19,11 +19,10 @@ from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
 
 from .archive_conditions import normal_form
-from .archive_inputs import GuardedCall
 from .conditions import read_guards, size_expression
 from .exporting import ready_to_export
 from .failure import source_of
-from .guards import InputGuards
+from .guards import GuardedCall, InputGuards
 from .room import with_room
 from .small_sizes import open_questions
 

@@ -145,21 +145,6 @@ class ArchivedBinding(InputBinding):
         return (), {name: inputs[name] if name in inputs else self.form.fixed[name] for name in self.names}
 
 
-@dataclass(frozen=True)
-class GuardedCall:
-    """A forward pre-hook that checks the inputs of a graph which does not call its guards itself."""
-
-    guards: InputGuards
-
-    def __call__(self, module: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Check the inputs.
-
-        Raises:
-            CaptureError: the graph is not valid for them.
-        """
-        self.guards(*pytree.tree_leaves((args, dict(kwargs))))
-
-
 _READ_OFF_THE_PROGRAM = frozenset({"name", "kind", "sizes", "value"})
 _KEPT = tuple(field.name for field in fields(InputSpec) if field.name not in _READ_OFF_THE_PROGRAM)
 
