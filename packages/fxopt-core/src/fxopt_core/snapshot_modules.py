@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -62,6 +62,15 @@ class ModuleState:
                 self.attributes[key] = type(self.attributes[key])
         for parent in self.parents:
             parent.loosen()
+
+    def known(self) -> nn.Module | None:
+        """Return the module, or None where it is gone."""
+        return self.reference() if self.module is None and self.reference is not None else self.module
+
+    def items_of(self, group: str) -> list[tuple[str, Any]]:
+        """Return the records in ``_parameters``, ``_buffers`` or ``_modules``, by key."""
+        contents = self.contents.get(group)
+        return list(contents.items()) if isinstance(contents, dict) else []
 
     def close(self) -> None:
         """Let go of the records of others, each of which refers to this one."""
@@ -129,6 +138,16 @@ class Tree:
             if isinstance(found, TensorState):
                 return found
         raise FxoptError(f"the snapshot knows no tensor {name!r}; give its full name as before the transformation")
+
+    def by_name(self) -> Iterator[tuple[str, ModuleState]]:
+        """Yield the records of all modules by full name, as `fxopt_core.graph.modules_by_name` orders them."""
+        waiting = [("", self.root)]
+        while waiting:
+            name, state = waiting.pop()
+            yield name, state
+            prefix = f"{name}." if name else ""
+            children = [(f"{prefix}{key}", child) for key, child in state.items_of("_modules") if child is not None]
+            waiting += reversed(children)
 
     def close(self) -> None:
         """Let go of all modules and tensors."""
