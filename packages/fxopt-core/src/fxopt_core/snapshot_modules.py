@@ -74,7 +74,8 @@ class ModuleState:
 
     def close(self) -> None:
         """Let go of the records of others, each of which refers to this one."""
-        self.attributes, self.contents, self.parents = {}, {}, []
+        self.attributes = self.contents = _NO_RECORDS
+        self.parents = _NO_PARENTS
 
     def revive(self) -> nn.Module:
         """Return the module, a new one of its class if it is gone; its attributes are set by `restore`."""
@@ -154,7 +155,8 @@ class Tree:
         for module in self.modules.values():
             module.close()
         for tensor in self.tensors.values():
-            tensor.close()
+            if tensor.inner or tensor.grad is not None:
+                tensor.close()
         self.modules, self.tensors = {}, {}
 
     def _record(self, module: nn.Module, name: str, *, root: bool = False) -> ModuleState:
@@ -223,6 +225,10 @@ class Tree:
             state.parents.append(parent)
             children[key] = state
         return fresh
+
+
+_NO_RECORDS: dict[str, Any] = {}
+_NO_PARENTS: list[ModuleState] = []
 
 
 def _holds_states(contents: Contents) -> bool:

@@ -34,8 +34,7 @@ class Resized:
     Of values that are alike, the first one is worked out, and the others go by it: torch takes a tenth of a millisecond
     for each tensor of symbolic sizes that it makes. Such tensors share their memory, which is none.
 
-    >>> graph = torch.fx.symbolic_trace(torch.relu).graph
-    >>> node = graph.output_node()
+    >>> node = torch.fx.symbolic_trace(nn.ReLU()).graph.output_node()
     >>> node.meta["val"] = torch.empty(2, 3, device="meta")
     >>> Resized().entries(node, 5)["val"].shape
     torch.Size([2, 5])
