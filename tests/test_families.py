@@ -21,6 +21,7 @@ PASSES = {
     "convert-to-channels-last": ("fxopt-onednn", True),
     "pack-convolutions": ("fxopt-onednn", True),
     "pack-linears": ("fxopt-onednn", True),
+    "fuse-regions": ("fxopt-onednn", True),
 }
 REVERSIBLE = "merge-linears,fuse-bias-in-linear,change-true-div-to-mul-by-inverse"
 ALL = f"fuse-batch-norm2d-in-conv2d,fuse-batch-norm1d-in-linear,{REVERSIBLE}"

@@ -81,6 +81,21 @@ def test_a_step_changes_the_caller_s_cache(llama: Any, tmp_path: Path) -> None:
         loaded(tokens(2, 1), mask[:, :3], past_key_values=llama(tokens(2, 4)).past_key_values)
 
 
+def test_a_step_within_a_sliding_window(transformers: ModuleType, tmp_path: Path) -> None:
+    """The number of tokens in a cache is not fixed by saving, and a single token is taken as before."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+    config = transformers.MistralConfig(vocab_size=99, num_hidden_layers=2, sliding_window=16, **sizes)
+    model = transformers.MistralForCausalLM(config).eval()
+    captured = capture(model, (tokens(2, 1),), {"past_key_values": model(tokens(2, 5)).past_key_values})
+    save(captured, tmp_path / "step.pt2")
+    loaded = load(tmp_path / "step.pt2")
+    for batch, length in ((2, 5), (3, 9), (2, 15)):
+        own = model(tokens(batch, length)).past_key_values
+        given, token = copy.deepcopy(own), tokens(batch, 1)
+        check_same(loaded(token, past_key_values=given), model(token, past_key_values=own))
+        assert given.get_seq_length() == length + 1
+
+
 def test_dtypes_that_the_model_reads(llama: Any, tmp_path: Path) -> None:
     """What guards know besides what the program says comes back."""
     captured = capture(llama, kwargs={"inputs_embeds": torch.randn(2, 4, 32), "use_cache": False})

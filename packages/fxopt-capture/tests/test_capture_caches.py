@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxopt_capture import capture, symbolic_trace
+from fxopt_capture.structures import register_structures
 from fxopt_core.errors import CaptureError
 
 VOCABULARY = 99
@@ -32,6 +33,8 @@ LLAMA = {
 SEQ2SEQ = {"d_model": 32, "vocab_size": VOCABULARY, "decoder_start_token_id": 1, **SPECIAL}
 MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": {**LLAMA, "sliding_window": 64},
+    "Gemma2ForCausalLM": {**LLAMA, "num_hidden_layers": 2, "head_dim": 8},
     "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": VOCABULARY, **SPECIAL},
     "OPTForCausalLM": {
         "hidden_size": 32,
@@ -113,6 +116,42 @@ def test_prefill_and_three_steps(transformers: ModuleType, name: str) -> None:
         check_same(found, expected)
         assert found.past_key_values is cache
         assert cache.get_seq_length() == length
+
+
+def test_a_step_within_a_window_takes_every_length_until_it_is_full(transformers: ModuleType) -> None:
+    """Layers count their tokens in a number, which is the number of keys until the window is full."""
+    model = build(transformers, "MistralForCausalLM", sliding_window=8)
+    step = capture(model, (tokens(2, 1),), {"past_key_values": model(tokens(2, 5)).past_key_values})
+    for length in (1, 3, 6, 7):
+        own = model(tokens(3, length)).past_key_values
+        cache, token = copy.deepcopy(own), tokens(3, 1)
+        check_same(step(token, past_key_values=cache), model(token, past_key_values=own))
+        check_same(cache, own)
+        assert cache.get_seq_length() == own.get_seq_length() == length + 1
+    full = model(tokens(3, 8)).past_key_values
+    with pytest.raises(CaptureError, match=r"cumulative_length 8, where it was captured with .* 'keys.shape"):
+        step(tokens(3, 1), past_key_values=full)
+    assert full.get_seq_length() == 8
+
+
+def test_a_step_with_a_full_window_takes_its_own_length_alone(transformers: ModuleType) -> None:
+    model = build(transformers, "MistralForCausalLM", sliding_window=4)
+    step = capture(model, (tokens(2, 1),), {"past_key_values": model(tokens(2, 6)).past_key_values})
+    own = model(tokens(3, 6)).past_key_values
+    cache, token = copy.deepcopy(own), tokens(3, 1)
+    check_same(step(token, past_key_values=cache), model(token, past_key_values=own))
+    for length in (2, 3, 5, 7):
+        with pytest.raises(CaptureError, match="where it was captured with layers"):
+            step(tokens(3, 1), past_key_values=model(tokens(3, length)).past_key_values)
+
+
+def test_caches_are_known_to_pytrees_by_the_name_that_transformers_gives(transformers: ModuleType) -> None:
+    from transformers.exporters import exporter_dynamo
+
+    register_structures([transformers.DynamicCache()])
+    given = pytree.SUPPORTED_SERIALIZED_TYPES[transformers.DynamicCache].serialized_type_name
+    assert given == exporter_dynamo._class_to_path(transformers.DynamicCache)
+    exporter_dynamo.register_pytree_node(transformers.DynamicCache)  # finds it registered
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ def save(
     call, form = call_to_save(graph_module, _positional(args), _by_name(kwargs), dynamic_shapes)
     guards = guards_to_state(graph_module, call) if dynamic_shapes is None else InputGuards([], [])
     program = export_graph(graph_module, call, guards)
-    extra = _extra_files(graph_module, program, form) if ledger else {}
+    extra = _extra_files(graph_module, program, form, dynamic_shapes is not None) if ledger else {}
     write_archive(program, target, extra)
 
 
@@ -116,9 +116,9 @@ def _by_name(kwargs: object) -> Mapping[str, object] | None:
     raise CaptureError(f"kwargs is a {type(kwargs).__name__}; give a dictionary from names of inputs to their values")
 
 
-def _extra_files(graph_module: GraphModule, program: ExportedProgram, form: CallForm) -> dict[str, str]:
+def _extra_files(graph_module: GraphModule, program: ExportedProgram, form: CallForm, narrowed: bool) -> dict[str, str]:
     try:
-        return {FILE: write_document(graph_module, program, form, _mode(graph_module))}
+        return {FILE: write_document(graph_module, program, form, _mode(graph_module), narrowed=narrowed)}
     except Unarchivable as error:
         if not _has_history(graph_module):
             return {}  # the program says all that there is to say

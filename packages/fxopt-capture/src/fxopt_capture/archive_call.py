@@ -16,10 +16,9 @@ from fxopt_core.graph import iter_nodes
 
 from .archive_export import ArchiveCall
 from .arguments import CallForm, InputBinding, Parameter, bind_call
-from .captured import GUARDS
 from .conditions import relations
 from .dynamic import automatic_shapes, batch_dimension, requested_shapes
-from .guards import InputGuards
+from .guards import GUARDS, InputGuards
 
 _GIVE = "give example inputs to save it with: save(graph_module, path, args, kwargs)"
 _TRIED = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)

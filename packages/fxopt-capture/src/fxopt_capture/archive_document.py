@@ -17,13 +17,15 @@ from torch.fx import Graph, GraphModule
 from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_core.export_inputs import InputChecks, ModulesAsInputs
 from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger import Ledger, set_ledger
+from fxopt_core.known_classes import class_path
+from fxopt_core.ledger import Ledger, ledger_of, set_ledger
 from fxopt_core.ledger_codec import tag_from_json, tag_to_json
 from fxopt_core.marks import META_KEY
+from fxopt_core.registry import registry
 from fxopt_core.shape_inference import infer_shapes
 
 from .archive_digest import program_digest
-from .archive_inputs import GuardedCall, ProgramInputs, guards_row, read_inputs, with_row
+from .archive_inputs import ProgramInputs, guards_row, read_inputs, with_row
 from .archive_ledger import read_ledger, write_ledger
 from .archive_modules import module_rows, tree_of
 from .archive_raising import binding_of
@@ -31,7 +33,8 @@ from .archive_table import check_names, graph_rows, read_graph
 from .archive_values import Json, Unarchivable, from_json, to_json
 from .arguments import CallForm, InputBinding, Parameter
 from .caches import CacheReturn
-from .captured import GUARDS, CapturedModule, assemble
+from .captured import CapturedModule, assemble
+from .guards import GUARDS, GuardedCall
 
 FILE = "fxopt.json"
 """The name of the extra file."""
@@ -43,7 +46,9 @@ _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, Recur
 _OWN_HOOKS = (InputBinding, GuardedCall, InputChecks, ModulesAsInputs)
 
 
-def write_document(graph_module: GraphModule, program: ExportedProgram, form: CallForm, mode: bool | None) -> str:
+def write_document(
+    graph_module: GraphModule, program: ExportedProgram, form: CallForm, mode: bool | None, *, narrowed: bool
+) -> str:
     """Return the text of the document.
 
     Args:
@@ -51,6 +56,7 @@ def write_document(graph_module: GraphModule, program: ExportedProgram, form: Ca
         program: the program that it was exported to.
         form: how it is called.
         mode: the mode that it is valid in, or None for both.
+        narrowed: whether the program is for fewer sizes than the graph module, because its caller has asked for that.
 
     Raises:
         Unarchivable: a node, a module or a record cannot be written; the message names it.
@@ -61,7 +67,7 @@ def write_document(graph_module: GraphModule, program: ExportedProgram, form: Ca
         "name": type(graph_module).__name__,
         "mode": mode,
         "form": _form_rows(form),
-        "checks": guards_row(graph_module._modules.get(GUARDS)),
+        "checks": guards_row(graph_module._modules.get(GUARDS), complete=not narrowed),
         "caches": _cache_rows(graph_module),
         "modules": module_rows(graph_module, (GUARDS,), lambda graph: graph_rows(graph, tag_to_json)),
         "graph": graph_rows(graph_module.graph, tag_to_json),
@@ -180,7 +186,23 @@ def _restore(document: Json, program: ExportedProgram) -> CapturedModule:
     if document["ledger"] is not None:
         set_ledger(restored, read_ledger(document["ledger"]))
     _infer(restored, inputs)
+    _replace_code_generator(restored)
     return restored
+
+
+def _replace_code_generator(restored: CapturedModule) -> None:
+    """Let passes that are installed, and did no more than that, replace the code generator as they had done."""
+    try:
+        records = ledger_of(restored).records
+    except FxoptError:  # of a newer version, which is kept and not read
+        return
+    for record in records:
+        info = registry().available().get(record.pass_name) if record.state == "applied" else None
+        if info is None or class_path(info.transformation) != record.transformation:
+            continue
+        if info.transformation.replaces_code_generator:
+            info.transformation(**dict(record.options)).transform(restored)
+            restored.recompile()
 
 
 def _check_regions(graph: Graph, tree: nn.Module, calls_guards: bool) -> None:

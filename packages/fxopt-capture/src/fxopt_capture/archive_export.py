@@ -19,11 +19,12 @@ from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
 
 from .archive_conditions import normal_form
-from .archive_inputs import GuardedCall
-from .conditions import size_expression
+from .conditions import read_guards, size_expression
 from .exporting import ready_to_export
 from .failure import source_of
-from .guards import InputGuards
+from .guards import GuardedCall, InputGuards
+from .room import with_room
+from .small_sizes import open_questions
 
 _PREFIX = "L__self__"
 
@@ -52,12 +53,13 @@ def export_graph(graph_module: GraphModule, call: ArchiveCall, guards: InputGuar
     that it comes from. The graph module is left as it was.
 
     A graph that was captured has all guards that it needs, and an export may find others, which refuse sizes that the
-    graph is right for: of the export that allows sizes of 0 and 1 and the usual one, the one that finds fewer is taken.
+    graph is right for: of the export that allows sizes of 0 and 1 and the usual one, the one that refuses fewer of
+    these sizes is taken, and of two alike the one that finds fewer guards.
 
     Raises:
         CaptureError: the graph does not run on these inputs, or ``torch.export`` cannot say it.
     """
-    found: list[tuple[int, ExportedProgram]] = []
+    found: list[tuple[tuple[int, int], ExportedProgram]] = []
     failure: CaptureError | None = None
     for small_sizes in (True, False) if guards.specs else (False,):
         try:
@@ -65,8 +67,10 @@ def export_graph(graph_module: GraphModule, call: ArchiveCall, guards: InputGuar
         except CaptureError as error:
             failure = error
             continue
-        found.insert(0, (_state(program, call, guards), program))
-        if not found[0][0]:
+        refused = _refused_sizes(program, call, guards) if guards.specs else 0
+        own = _state(program, call, guards)
+        found.insert(0, ((refused, own), program))
+        if not own:
             break
     if not found and failure is not None:
         raise failure
@@ -80,7 +84,9 @@ def _export(graph_module: GraphModule, call: ArchiveCall, *, small_sizes: bool) 
     try:
         with ready_to_export(graph_module, small_sizes=small_sizes):
             host = _Host(graph_module, call)
-            program = torch.export.export(host, args, kwargs, dynamic_shapes=call.shapes, strict=False)
+            program = with_room(
+                lambda: torch.export.export(host, args, kwargs, dynamic_shapes=call.shapes, strict=False)
+            )
     except CaptureError as error:  # to which the interpreter has added the node that it was at
         raise CaptureError(str(error).partition("\n\nWhile executing")[0]) from error
     except Exception as error:  # whatever torch or the graph raises while it is traced
@@ -217,6 +223,13 @@ def _state(program: ExportedProgram, call: ArchiveCall, guards: InputGuards) -> 
     own = [code for code in program._guards_code if normal_form(code) not in known]
     program._guards_code[:] = [*stated, *own]
     return len(own)
+
+
+def _refused_sizes(program: ExportedProgram, call: ArchiveCall, guards: InputGuards) -> int:
+    """Return how many of the small sizes that `guards` let pass a program refuses."""
+    values = user_values(program)
+    strict = read_guards(program, call.inputs, values, None)
+    return len(open_questions(values, guards, strict, pytree.tree_leaves(dict(call.inputs))))
 
 
 def _in_terms_of(code: str, paths: Sequence[pytree.KeyPath]) -> str:

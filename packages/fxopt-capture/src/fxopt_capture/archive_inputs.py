@@ -145,36 +145,28 @@ class ArchivedBinding(InputBinding):
         return (), {name: inputs[name] if name in inputs else self.form.fixed[name] for name in self.names}
 
 
-@dataclass(frozen=True)
-class GuardedCall:
-    """A forward pre-hook that checks the inputs of a graph which does not call its guards itself."""
-
-    guards: InputGuards
-
-    def __call__(self, module: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Check the inputs.
-
-        Raises:
-            CaptureError: the graph is not valid for them.
-        """
-        self.guards(*pytree.tree_leaves((args, dict(kwargs))))
-
-
 _READ_OFF_THE_PROGRAM = frozenset({"name", "kind", "sizes", "value"})
 _KEPT = tuple(field.name for field in fields(InputSpec) if field.name not in _READ_OFF_THE_PROGRAM)
 
 
-def guards_row(guards: object) -> Json:
-    """Return what guards demand: dtypes, which a program does not say, and sizes, which it may say in other words."""
+def guards_row(guards: object, *, complete: bool) -> Json:
+    """Return what guards demand: dtypes, which a program does not say, and sizes, which it may say in other words.
+
+    Args:
+        guards: those of the graph module that is saved; None where it has none.
+        complete: whether the program is to demand no more than they do. An export may find further conditions, which
+            are those of the program and not of the graph.
+    """
     if not isinstance(guards, InputGuards):
         return None
     specs = [{name: to_json(getattr(spec, name)) for name in _KEPT} for spec in guards.specs]
     conditions = [[condition.code, condition.text] for condition in guards.conditions]
-    return {"specs": specs, "conditions": conditions, "module_dtype": to_json(guards.module_dtype)}
+    kept = {"specs": specs, "conditions": conditions, "module_dtype": to_json(guards.module_dtype)}
+    return {**kept, "complete": complete}
 
 
 def with_row(guards: InputGuards, row: Json) -> InputGuards:
-    """Return the guards of a program that demand what `guards_row` has written, too.
+    """Return the guards of a program that demand what `guards_row` has written, and that alone if that is complete.
 
     Raises:
         ValueError: it was written for other inputs.
@@ -187,6 +179,7 @@ def with_row(guards: InputGuards, row: Json) -> InputGuards:
     ]
     conditions = [Condition(str(code), str(text)) for code, text in row["conditions"]]
     check_conditions(conditions)
-    known = {normal_form(condition.code) for condition in conditions}
-    conditions += [condition for condition in guards.conditions if normal_form(condition.code) not in known]
+    if not row.get("complete"):
+        known = {normal_form(condition.code) for condition in conditions}
+        conditions += [condition for condition in guards.conditions if normal_form(condition.code) not in known]
     return InputGuards(specs, conditions, guards.mode, from_json(row["module_dtype"]))

@@ -15,7 +15,7 @@ from torch import nn
 from torch.fx import Graph, Node
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 
-from fxopt_core.graph import iter_nodes
+from fxopt_core.graph import generator_class, iter_nodes
 from fxopt_core.graph_building import add_node, set_order
 from fxopt_core.marks import NodeTag, set_tag, tag_of
 
@@ -32,14 +32,15 @@ def graph_rows(graph: Graph, write_tag: Callable[[NodeTag], Json]) -> Json:
     Raises:
         Unarchivable: a node calls or holds what an archive cannot; the message names it.
     """
-    if type(graph._codegen) not in (CodeGen, _PyTreeCodeGen):
+    generator = generator_class(graph)
+    if generator not in (CodeGen, _PyTreeCodeGen):
         raise Unarchivable(f"the graph has a code generator of its own, {type(graph._codegen).__qualname__}")
     nodes = list(iter_nodes(graph))
     positions = {node: index for index, node in enumerate(nodes)}
     rows = [_row(node, positions, write_tag) for node in nodes]
     names = graph._graph_namespace
     return {
-        "pytree": type(graph._codegen) is _PyTreeCodeGen,
+        "pytree": generator is _PyTreeCodeGen,
         "rows": rows,
         "orders": list(_orders(nodes, positions)),
         "names": sorted(names._used_names.difference(node.name for node in nodes)),

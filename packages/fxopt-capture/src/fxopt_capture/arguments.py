@@ -209,6 +209,9 @@ class InputBinding:
         structures: the dataclasses that the graph's inputs and outputs consist of.
         nestings: how the containers of each input nest, by name; what is not here is not checked.
 
+    Attributes:
+        names: of the inputs that it returns, in order.
+
     >>> form = CallForm((Parameter("x", True, True, True), Parameter("mask", True, True, False)), ("x",))
     >>> InputBinding(form, "Model")(None, (torch.ones(1),), {"mask": None})
     ((), {'x': tensor([1.])})
@@ -225,6 +228,7 @@ class InputBinding:
         self.model_name = model_name
         self.structures = structures
         self.nestings = dict(nestings or {})
+        self.names = form.inputs
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Take over the state; another process has yet to register the dataclasses of inputs and outputs."""
@@ -240,7 +244,7 @@ class InputBinding:
             CaptureError: an argument is missing, unknown, given twice, was not given when the model was captured, or
                 consists of other containers than it did then.
         """
-        values = self._by_name(args, kwargs)
+        values = self.by_name(args, kwargs)
         inputs = {name: values.pop(name) for name in self.form.inputs if name in values}
         missing = [name for name in self.form.inputs if inputs.get(name) is None]
         if missing:
@@ -254,7 +258,12 @@ class InputBinding:
             check_nesting(inputs[name], self.nestings[name], name, self.model_name)
         return (), inputs
 
-    def _by_name(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, object]:
+    def by_name(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, object]:
+        """Return all arguments by name.
+
+        Raises:
+            CaptureError: there are too many, or one is given twice.
+        """
         names = [parameter.name for parameter in self.form.parameters if parameter.positional]
         if len(args) > len(names):
             raise CaptureError(

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
+
+from .cache_lengths import with_lengths, without_lengths
 
 CACHES_MODULE = "transformers.cache_utils"
 
@@ -27,17 +30,50 @@ def is_cache_type(kind: object) -> bool:
     return loaded is not None and isinstance(kind, type) and issubclass(kind, loaded.Cache)
 
 
+def register_cache_types() -> None:
+    """Register all classes of caches that have been loaded; transformers would, in its own way, those left out."""
+    waiting = [sys.modules[CACHES_MODULE].Cache] if CACHES_MODULE in sys.modules else []
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        register_cache_type(kind)
+
+
 def register_cache_type(kind: type) -> None:
     """Make torch's pytrees see into one class of caches, as transformers' exporters do.
 
-    Registering a class lasts for the process, and changes nothing else about it. Besides, `torch.compile` is told to
-    take the class of a cache that a graph returns for a constant: it cannot follow how transformers looks it up.
+    In addition, layers with a sliding window say the number of their tokens by the size of their keys, so that a graph
+    can take another number; see `cache_lengths`. Registering a class lasts for the process, and changes nothing else
+    about it. Besides, `torch.compile` is told to take the class of a cache that a graph returns for a constant: it
+    cannot follow how transformers looks it up.
     """
     exporter = importlib.import_module("transformers.exporters.exporter_dynamo")
-    exporter.register_pytree_node(kind)
+    if kind not in pytree.SUPPORTED_NODES:
+        exporter.register_pytree_node(_AnyObject)
+        _register(kind, pytree.SUPPORTED_NODES[_AnyObject])
     lookup = getattr(exporter, "_path_to_class", None)
     if lookup is not None:
         torch.compiler.assume_constant_result(lookup)  # type: ignore[no-untyped-call]  # so it is in torch
+
+
+def _register(kind: type, plain: pytree.NodeDef) -> None:
+    """Register a class of caches by what flattens any object, around which lengths are taken out and put in."""
+    keyed = plain.flatten_with_keys_fn
+
+    def flatten_with_keys(cache: Any) -> Any:
+        return None if keyed is None else keyed(without_lengths(cache))
+
+    pytree.register_pytree_node(
+        kind,
+        lambda cache: plain.flatten_fn(without_lengths(cache)),
+        lambda leaves, context: with_lengths(plain.unflatten_fn(leaves, context)),
+        serialized_type_name=f"{kind.__module__}:{kind.__qualname__}",
+        flatten_with_keys_fn=flatten_with_keys if keyed is not None else None,
+    )
+
+
+class _AnyObject:
+    """Registered in place of a class of caches, to learn how transformers flattens such objects."""
 
 
 class CacheReturn:

@@ -19,11 +19,11 @@ from . import huggingface
 from .arguments import CallForm, InputBinding, bind_call
 from .assertions import with_asserted_dtypes, with_read_dtypes
 from .caches import CacheReturn
-from .captured import GUARDS, CapturedModule, assemble
+from .captured import CapturedModule, assemble
 from .comparing import effect_of
 from .computed_buffers import computed_buffers
 from .example_tensors import distinct_tensors
-from .guards import InputGuards
+from .guards import GUARDS, InputGuards
 from .modes import training_note
 from .names import check_unused
 from .nesting import nesting_of

@@ -7,17 +7,16 @@ import warnings
 from typing import Any
 
 from torch import nn
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph
 
 from fxopt_core import pickling
 
 from .arguments import InputBinding
-from .guards import InputGuards, check_mode
+from .direct_calls import DirectCalls
+from .guards import GUARDS, InputGuards, check_mode
 
-GUARDS = "_guards_fn"  # the name that torch.export gives its own check
 
-
-class CapturedModule(GraphModule):
+class CapturedModule(DirectCalls):
     """A captured model: a ``torch.fx.GraphModule`` that knows which mode its graph is valid for.
 
     ``train()`` and ``eval()`` to the mode that it was captured in work as usual; to the other mode they raise a

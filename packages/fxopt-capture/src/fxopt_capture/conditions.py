@@ -13,7 +13,8 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from fxopt_core.errors import CaptureError
 
-from .guards import Condition, InputGuards, InputSpec, kind_of
+from .dtype_kinds import kind_of
+from .guards import Condition, InputGuards, InputSpec
 from .inequalities import joined
 
 

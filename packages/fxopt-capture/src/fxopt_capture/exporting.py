@@ -17,6 +17,7 @@ from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_sh
 from .arguments import CallForm
 from .observing import Observer, Steps
 from .preserving import preserved
+from .room import with_room
 from .root_call import root_call
 from .structures import register_structures
 
@@ -44,7 +45,9 @@ def export_program(
     """
     observed = _flat_forward(model, form, observer or Observer())
     with ready_to_export(model, small_sizes=small_sizes), observed, _quiet_failure():
-        return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic_shapes, strict=False)
+        return with_room(
+            lambda: torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic_shapes, strict=False)
+        )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from fxopt_core.errors import CheckpointError
 from fxopt_core.key_map import KeyMap
 from fxopt_core.self_loading import SelfLoading, loads_itself
 
-from .guards import kind_of
+from .dtype_kinds import kind_of
 from .placement import Placement
 from .safetensors_files import Reader, StoredTensor
 from .stored_names import stored_names_of

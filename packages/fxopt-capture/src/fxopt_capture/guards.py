@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+from torch.utils import _pytree as pytree
 
 from fxopt_core.errors import CaptureError
 
+from .direct_plan import DirectPlan
+from .dtype_kinds import kind_of
+
+GUARDS = "_guards_fn"
+"""The name of the guards in a captured module: that of torch.export's own check."""
 _ADVICE = "capture the model again with such an input, or with `dynamic_shapes` that allow it"
 
 
@@ -52,13 +58,6 @@ class Condition:
     text: str
 
 
-def kind_of(dtype: torch.dtype) -> str:
-    """Return ``bool``, ``integer``, ``floating`` or ``complex``."""
-    if dtype.is_complex or dtype.is_floating_point:
-        return "complex" if dtype.is_complex else "floating"
-    return "bool" if dtype is torch.bool else "integer"
-
-
 class InputGuards(nn.Module):
     """Refuses inputs that a captured graph is not valid for, instead of computing something wrong with them.
 
@@ -94,6 +93,7 @@ class InputGuards(nn.Module):
         self.mode = mode
         self.module_dtype = module_dtype
         self._failing = _compiled(self.conditions)
+        self.plan = DirectPlan()
 
     def forward(self, *inputs: Any) -> None:
         """Check the inputs.
@@ -144,11 +144,27 @@ class InputGuards(nn.Module):
         return ", ".join(condition.text for condition in self.conditions)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_failing"}
+        return {name: value for name, value in vars(self).items() if name not in ("_failing", "plan")}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         super().__setstate__(dict(state))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._failing = _compiled(self.conditions)
+        self.plan = DirectPlan()
+
+
+@dataclass(frozen=True)
+class GuardedCall:
+    """A forward pre-hook that checks the inputs of a graph which does not call its guards itself."""
+
+    guards: InputGuards
+
+    def __call__(self, module: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """Check the inputs.
+
+        Raises:
+            CaptureError: the graph is not valid for them.
+        """
+        self.guards(*pytree.tree_leaves((args, dict(kwargs))))
 
 
 def check_mode(captured: bool | None, mode: bool) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .arguments import CallForm
+from .caches import register_cache_types
 
 if TYPE_CHECKING:
     from .strategy import Preparation
@@ -80,6 +81,7 @@ def _prepared(model: nn.Module, *, patched: bool) -> Iterator[None]:
             from transformers.exporters import exporter_dynamo
             from transformers.exporters.utils import apply_patches
 
+            register_cache_types()
             exporter_dynamo.register_cache_pytrees_for_model(model)
             stack.enter_context(apply_patches("dynamo"))
             stack.enter_context(exporter_dynamo.reset_model_state(model))

@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .caches import is_cache
+from .dtype_kinds import kind_of
 from .failure import line_of_frame
-from .guards import kind_of
 
 _GETTERS = tuple(getattr(torch.Tensor, name).__get__ for name in ("dtype", "itemsize", "nbytes"))
 _PLAIN = (int, float, str)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 from torch.fx import Graph, Node
+from torch.fx.graph import CodeGen
 
 
 def iter_nodes(graph: Graph) -> Iterator[Node]:
@@ -20,6 +21,21 @@ def iter_nodes(graph: Graph) -> Iterator[Node]:
     ['placeholder', 'call_function', 'output']
     """
     yield from graph.nodes
+
+
+def generator_class(graph: Graph) -> type[CodeGen]:
+    """Return the class of a graph's code generator, or that of torch which it says that it stands for.
+
+    A pass may change how a graph is run by a generator of its own, derived from torch's, whose class attribute
+    ``stands_for`` names that one: inputs and outputs are the same.
+
+    >>> import torch
+    >>> generator_class(torch.fx.symbolic_trace(torch.nn.ReLU()).graph).__name__
+    'CodeGen'
+    """
+    cls = type(graph._codegen)
+    stands_for: type[CodeGen] = getattr(cls, "stands_for", cls)
+    return stands_for
 
 
 class TargetNodes:

@@ -24,6 +24,7 @@ _OFFERED_BY = {
     "fuse-batch-norm2d-in-conv2d": "fxopt-norm",
     "fuse-batch-norm3d-in-conv3d": "fxopt-norm",
     "fuse-bias-in-linear": "fxopt-linear",
+    "fuse-regions": "fxopt-onednn",
     "merge-linears": "fxopt-linear",
     "pack-convolutions": "fxopt-onednn",
     "pack-linears": "fxopt-onednn",

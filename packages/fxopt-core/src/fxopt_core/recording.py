@@ -40,6 +40,7 @@ class State:
 
     def __init__(self, graph_module: GraphModule, snapshot: Snapshot | None = None) -> None:
         """Take a graph module down; of its modules, a snapshot of it as it is knows the same already."""
+        self._codegen = graph_module.graph._codegen
         self._nodes = list(iter_nodes(graph_module.graph))
         self._fields = list(map(_FIELDS, self._nodes))
         self._snapshot, self._rows = snapshot, None if snapshot is not None else _modules(graph_module)
@@ -62,7 +63,9 @@ class State:
         return {name for node, (name, *_) in nodes if META_KEY in node.meta and has_mark(node, signature)}
 
     def is_that_of(self, graph_module: GraphModule) -> bool:
-        """Return whether a graph module has these nodes, modules and tensors still, all unchanged."""
+        """Return whether a graph module has these nodes, modules, tensors and code generator still, all unchanged."""
+        if graph_module.graph._codegen is not self._codegen:
+            return False
         nodes = list(iter_nodes(graph_module.graph))
         if len(nodes) != len(self._nodes) or not all(map(is_, nodes, self._nodes)):
             return False

@@ -51,6 +51,9 @@ class Transformation(ABC):
     preserves_computation: ClassVar[bool] = False
     """Whether the result computes what the input did, up to rounding."""
 
+    replaces_code_generator: ClassVar[bool] = False
+    """Whether it only replaces the graph's code generator, so that it is called again on what an archive held."""
+
     _edits: ClassVar[bool] = True  # whether there may be anything to undo
 
     _bound: dict[str, object]

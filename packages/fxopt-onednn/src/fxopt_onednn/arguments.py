@@ -15,7 +15,7 @@ UNKNOWN = object()
 """Stands for an argument that the graph computes."""
 
 _HOLDERS = (torch, F, torch._C._nn)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def operation_of(node: Node) -> str | None:
@@ -70,6 +70,6 @@ def _constant(given: object) -> object:
 
 def calls_plainly(module: nn.Module | None, node: Node, value: Node) -> bool:
     """Return whether a node calls a module on a value alone, and the call is its class's ``forward`` and no more."""
-    if module is None or "forward" in vars(module) or any(vars(module).get(name) for name in _HOOKS):
+    if module is None or "forward" in vars(module) or any(vars(module).get(name) for name in HOOKS):
         return False
     return (node.args == (value,) and not node.kwargs) or (not node.args and dict(node.kwargs) == {"input": value})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -183,6 +184,21 @@ class PackedConv2d(PackedLayer):
         result = F.conv2d(padded, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
         return applied(self._unary, result if other is None else result + other)
 
+    def by_torch(self) -> Callable[..., Tensor]:
+        """Return what computes the same by torch's own functions, with the present weights as constants."""
+        bias = None if self.bias is None else self.bias.detach()
+        weight, padding = self.weight.detach(), self.padding
+        even = evenly_padded(weight, padding, self.dilation)
+        sides = None if even is not None else (*padding[1], *padding[0])
+        weight, zeros = (weight, (0, 0)) if even is None else even
+        rest = (self.stride, zeros, self.dilation, self.groups)
+
+        def computed(input: Tensor, other: Tensor | None = None) -> Tensor:
+            result = F.conv2d(input if sides is None else F.pad(input, sides), weight, bias, *rest)
+            return applied(self._unary, result if other is None else result + other)
+
+        return computed
+
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and the weight can be watched for changes."""
         self.packing.forget()
@@ -231,6 +247,24 @@ class PackedConv2d(PackedLayer):
         shown += ", channels_last=True" if self.channels_last else ""
         shown += ", overwrites=True" if self.overwrites else ""
         return shown if self.activation == NONE else f"{shown}, activation={self.activation}"
+
+
+def evenly_padded(weight: Tensor, padding: tuple[Pair, Pair], dilation: Pair) -> tuple[Tensor, Pair] | None:
+    """Return a kernel and a padding that is the same on both sides, which compute what these do; None where none do.
+
+    With as many zeros before as after, a kernel reaches that many places too far back. Zeros at its beginning let it
+    see nothing there.
+
+    >>> weight, padding = evenly_padded(torch.ones(1, 1, 2, 2), ((0, 1), (0, 0)), (1, 1))
+    >>> weight.flatten(0, 2).tolist(), padding
+    ([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]], (1, 0))
+    """
+    added: list[int] = []
+    for (before, after), step in zip(padding[::-1], dilation[::-1], strict=True):
+        if (after - before) % step:
+            return None
+        added += [max(after - before, 0) // step, max(before - after, 0) // step]
+    return F.pad(weight, added) if any(added) else weight, (max(padding[0]), max(padding[1]))
 
 
 def _first_place(before: int, after: int, stride: int) -> int:

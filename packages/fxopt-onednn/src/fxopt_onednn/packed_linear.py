@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -76,6 +78,11 @@ class PackedLinear(PackedLayer):
     def _plain(self, input: Tensor) -> Tensor:
         """Return the result by torch's own functions."""
         return applied(self._unary, F.linear(input, self.weight, self.bias))
+
+    def by_torch(self) -> Callable[..., Tensor]:
+        """Return what computes the same by torch's own functions, with the present weights as constants."""
+        weight, bias = self.weight.detach(), None if self.bias is None else self.bias.detach()
+        return lambda input: applied(self._unary, F.linear(input, weight, bias))
 
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and the weight can be watched for changes."""

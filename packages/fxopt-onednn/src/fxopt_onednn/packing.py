@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from fxopt_core import TensorRef
@@ -100,6 +101,10 @@ class PackedLayer(nn.Module):
         """What is applied at the end."""
         return Activation(*self._unary)
 
+    def by_torch(self) -> Callable[..., Tensor]:
+        """Return what computes the same by torch's own functions, with the present weights as constants."""
+        raise NotImplementedError
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes, which is all that is copied and saved."""
         return dict(vars(self))
@@ -112,9 +117,15 @@ class PackedLayer(nn.Module):
 
 
 def as_parameter(ref: TensorRef) -> nn.Parameter:
-    """Return the parameter that a layer has, which its packed form takes over: no memory, and no copy, is needed."""
+    """Return the parameter that a layer has, which its packed form takes over: no memory, and no copy, is needed.
+
+    One that was made in inference mode, by a fold say, is copied: it could not be watched for changes.
+    """
     assert isinstance(ref.tensor, nn.Parameter)  # the readers of layers let nothing else through
-    return ref.tensor
+    if not ref.tensor.is_inference():
+        return ref.tensor
+    with torch.inference_mode(False), torch.no_grad():
+        return nn.Parameter(ref.tensor.clone(), requires_grad=ref.tensor.requires_grad)
 
 
 def goes_with(bias: Tensor | None, weight: Tensor) -> bool:

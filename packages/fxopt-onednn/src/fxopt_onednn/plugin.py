@@ -17,11 +17,12 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
         fxopt_onednn.ConvertToChannelsLast,
         fxopt_onednn.PackConvolutions,
         fxopt_onednn.PackLinears,
+        fxopt_onednn.FuseRegions,
     )
 
 
 @hookimpl
 def fxopt_pipelines() -> Mapping[str, str]:
     """Return the pipeline for convolutional models; it begins with the folds of fxopt-norm."""
-    passes = ["remove-identities", "fold-batch-norm", "convert-to-channels-last", "pack-convolutions", "pack-linears"]
-    return {"cpu-inference": ",".join(passes)}
+    prepared = ["remove-identities", "fold-batch-norm", "convert-to-channels-last"]
+    return {"cpu-inference": ",".join([*prepared, "pack-convolutions", "pack-linears", "fuse-regions"])}

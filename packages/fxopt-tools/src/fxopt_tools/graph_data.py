@@ -17,6 +17,7 @@ from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.fx.passes.shape_prop import TensorMetadata
 
 from fxopt_core import PreconditionError, iter_nodes
+from fxopt_core.graph import generator_class
 from fxopt_core.graph_building import add_node
 from fxopt_tools.data_values import DataReader, DataWriter, function_name, is_plain_method
 from fxopt_tools.inputs import Inputs
@@ -155,7 +156,7 @@ def placeholder_values(graph_module: GraphModule, inputs: Inputs) -> list[Any]:
     graph.output(tuple(copies))
     if isinstance(codegen, _PyTreeCodeGen):
         graph.set_codegen(_PyTreeCodeGen(codegen.pytree_info._replace(out_spec=None)))
-    elif type(codegen) is not CodeGen:
+    elif generator_class(graph_module.graph) is not CodeGen:
         raise PreconditionError(f"the graph has a code generator of its own, {type(codegen).__name__}")
     try:
         return list(GraphModule(nn.Module(), graph)(*inputs.args, **inputs.kwargs))

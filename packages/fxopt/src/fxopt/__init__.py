@@ -147,6 +147,7 @@ if TYPE_CHECKING:
     from fxopt_onednn import (
         Activation as Activation,
         ConvertToChannelsLast as ConvertToChannelsLast,
+        FuseRegions as FuseRegions,
         PackConvolutions as PackConvolutions,
         PackedConv2d as PackedConv2d,
         PackedLinear as PackedLinear,
@@ -310,6 +311,7 @@ _HOMES = {
     "fxopt_onednn": (
         "Activation",
         "ConvertToChannelsLast",
+        "FuseRegions",
         "PackConvolutions",
         "PackLinears",
         "PackedConv2d",

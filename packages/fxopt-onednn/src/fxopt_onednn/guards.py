@@ -1,0 +1,111 @@
+"""`Guard`: whether modules and tensors are the very ones, unchanged, for which something was prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import repeat
+from operator import attrgetter, contains, eq, getitem, is_
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.nn.modules import module as global_hooks
+
+from fxopt_onednn.arguments import HOOKS
+from fxopt_onednn.packing import PackedLayer
+
+_version = attrgetter("_version")
+_FORWARD = repeat("forward")
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+
+
+class Guard:
+    """What a region calls and reads: its modules, where they hang, their attributes, hooks and tensors.
+
+    The settings of a packed layer are those that it was made with, so that its attributes are not compared.
+
+    All of it is compared in a few calls, each of which runs over all modules at once and keeps nothing, because it is
+    done at each call of the region.
+
+    Args:
+        graph_module: where the region is.
+        nodes: its nodes.
+
+    >>> import torch
+    >>> graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
+    >>> guard = Guard(graph_module, graph_module.graph.nodes)
+    >>> before = guard.holds()
+    >>> with torch.no_grad():
+    ...     _ = graph_module.get_parameter("0.weight").add_(1)
+    >>> before, guard.holds()
+    (True, False)
+    """
+
+    def __init__(self, graph_module: GraphModule, nodes: Iterable[Node]) -> None:
+        self._places: list[Any] = []
+        self._names: list[str] = []
+        self._found: list[Any] = []
+        self._noted: set[tuple[int, str]] = set()
+        modules: dict[nn.Module, None] = {}
+        for target in dict.fromkeys(str(node.target) for node in nodes if node.op in ("call_module", "get_attr")):
+            owner = self._walk(graph_module, target)
+            if owner is not None:
+                modules[owner] = None
+        for module in modules:
+            for table in (module._parameters, module._buffers):
+                for name in table:
+                    self._add(table, name)
+        self._owned = [vars(module) for module in modules]
+        self._packed = [module for module in modules if isinstance(module, PackedLayer)]
+        others = [module for module in modules if not isinstance(module, PackedLayer)]
+        self._others, self._attributes = others, [dict(vars(module)) for module in others]
+        self._hooks = [vars(module)[name] for module in modules for name in HOOKS]
+        self._hooks += [getattr(global_hooks, name) for name in _GLOBAL_HOOKS]
+        found = (each for each in self._found if isinstance(each, Tensor))
+        self._tensors = list({id(tensor): tensor for tensor in found}.values())
+        self._versions = list(map(_version, self._tensors))
+        self._pointers = list(map(Tensor.data_ptr, self._tensors))
+
+    def holds(self) -> bool:
+        """Return whether all is as it was, and no hook is there."""
+        try:
+            return (
+                all(map(is_, map(getitem, self._places, self._names), self._found))
+                and not any(self._hooks)
+                and all(map(eq, map(_version, self._tensors), self._versions))
+                and all(map(eq, map(Tensor.data_ptr, self._tensors), self._pointers))
+                and not any(map(contains, self._owned, _FORWARD))
+                and all(map(eq, map(vars, self._others), self._attributes))
+            )
+        except Exception:  # something is gone, or there are attributes that cannot be compared
+            return False
+
+    def release_packed(self) -> None:
+        """Let the packed layers go of their packed weights, until they next run."""
+        for layer in self._packed:
+            layer.packing.forget()
+
+    def _add(self, place: Any, name: str) -> Any:
+        """Note what is found at a place, once."""
+        found = place[name]
+        if (id(place), name) not in self._noted:
+            self._noted.add((id(place), name))
+            self._places.append(place)
+            self._names.append(name)
+            self._found.append(found)
+        return found
+
+    def _walk(self, graph_module: GraphModule, target: str) -> nn.Module | None:
+        """Note the way to a module or a tensor; return the module, or None for a tensor."""
+        owner: nn.Module = graph_module
+        for name in target.split("."):
+            for table in (owner._modules, owner._parameters, owner._buffers):
+                if name in table:
+                    found = self._add(table, name)
+                    break
+            else:  # a plain attribute
+                found = self._add(vars(owner), name)
+            if not isinstance(found, nn.Module):
+                return None
+            owner = found
+        return owner
