@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import DeepCopy, undo
 from fxopt_core.checkpoints import load_original_state_dict, original_state_dict
-from fxopt_core.values import resized_value
+from fxopt_core.values import Resized
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_fake_tensors_of_one_mode_are_resized_in_several_threads() -> None:
     node = next(node for node in exported().graph.nodes if node.op == "call_function" and node.meta["val"].dim() == 2)
 
     def resize(size: int) -> list[tuple[int, ...]]:
-        return [tuple(resized_value(node, size)["val"].shape) for _ in range(200)]  # type: ignore[attr-defined]  # a tensor
+        return [tuple(Resized().entries(node, size)["val"].shape) for _ in range(200)]
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(resize, range(1, 5)))

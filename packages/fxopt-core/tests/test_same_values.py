@@ -113,3 +113,14 @@ def test_it_takes_linear_time(steps_of: Callable[[Callable[[], object]], int]) -
         return steps_of(lambda: [index.same_value(node, output) for node in index.nodes])
 
     assert steps(400) < 2.6 * steps(200)
+
+
+def test_a_view_that_nothing_can_be_like_costs_little(steps_of: Callable[[Callable[[], object]], int]) -> None:
+    def steps(call: Callable[[Any], Any]) -> int:
+        index = GraphIndex(symbolic_trace(Model(call)))
+        output = index.nodes[-1]
+        _ = index.effects
+        return steps_of(lambda: [index.same_value(node, output) for node in index.nodes])
+
+    alone = steps(lambda x: [(x + number).view(-1, 4) for number in range(100)])
+    assert alone < steps(lambda x: [x.view(-1, 4 + number) for number in range(100)]) / 2

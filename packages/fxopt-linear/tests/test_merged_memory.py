@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
 from fxopt_core import undo
-from fxopt_linear import FuseBiasInLinear, MergeLinears
+from fxopt_core.row_copies import copy_into
+from fxopt_linear import FuseBiasInLinear, MergeLinears, merge_linears
 
 
 class Pair(nn.Module):
@@ -51,6 +53,36 @@ def test_weights_are_there_once(transformation: MergeLinears | FuseBiasInLinear,
         assert elements_alive(size * size) - before == weights
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_weight_is_gone_before_the_next_one_is_copied(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(300, size) for size in (300, 500, 400)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            values = [x, x + 1][:rows]
+            return torch.cat([layer(value) for value in values for layer in self.layers], -1)
+
+    graph_module = symbolic_trace(Several().eval())
+    originals = [weakref.ref(layer.weight) for layer in graph_module.get_submodule("layers").children()]
+    gc.collect()
+    alive: list[int] = []
+
+    def counting(target: Tensor, source: Tensor) -> None:
+        alive.append(sum(original() is not None for original in originals))
+        copy_into(target, source)
+
+    monkeypatch.setattr(merge_linears, "copy_into", counting)
+    gc.disable()
+    try:
+        MergeLinears()(graph_module, expect=1)
+    finally:
+        gc.enable()
+    assert alive == [3, 2, 1]
+    assert all(original() is None for original in originals)
 
 
 def test_no_random_values_are_drawn() -> None:

@@ -51,7 +51,7 @@ from fxopt_core.recording import signature_or_empty
 from fxopt_core.rewiring import Rewiring, places_of
 from fxopt_core.runs import Frame, current_frame, release_for
 from fxopt_core.transformation import Transformation
-from fxopt_core.values import VALUE_KEYS, resized_value
+from fxopt_core.values import VALUE_KEYS, Resized
 
 _NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
 
@@ -82,7 +82,7 @@ class Editor:
         self._targets: TargetNodes | None = None
         self._noted: set[Node] = set()
         self._noted_inputs: set[Node] = set()
-        self._counts, self._rewiring = NameCounts(self.graph), Rewiring()
+        self._counts, self._rewiring, self._resized = NameCounts(self.graph), Rewiring(), Resized()
         self._frame.closing.append(self._rewiring.flush)
         self._site: list[list[str]] = [[], [], [], []]
 
@@ -188,7 +188,7 @@ class Editor:
         if last_dim is not None:
             for key in VALUE_KEYS:
                 meta.pop(key, None)
-            meta.update(resized_value(value_of, last_dim))
+            meta.update(self._resized.entries(value_of, last_dim))
         name = node.name
         origin = (self._name, tuple([each.name for each in like]))
         number = self._ids[node] = self._frame.new_id()

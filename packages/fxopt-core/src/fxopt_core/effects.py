@@ -113,6 +113,8 @@ class Effects:
         places = [self._positions.get(start), self._positions.get(end)]
         if node not in self._positions or places[0] is None or places[1] is None:
             return True
+        if not self._written and not self._mode_changes:  # as in most graphs
+            return False
         first, last = min(places[0], places[1]), max(places[0], places[1])
         if _any_between(self._mode_changes, first, last):
             return True
@@ -126,7 +128,7 @@ class Effects:
 
         By an in-place operation on what a ``get_attr`` node reads, by batch norm in train mode, by an opaque module.
         """
-        return self._classes.find(_storage_of(tensor)) in self._written
+        return bool(self._written) and self._classes.find(_storage_of(tensor)) in self._written
 
     def alias_closure(self, node: Node) -> frozenset[Node]:
         """Return a node and what follows from it and may share its memory: its views, their views, and so on."""

@@ -13,7 +13,7 @@ from fxopt_core import pickling
 from fxopt_core.checks import check_graph_module
 from fxopt_core.copying import faithful_copy
 from fxopt_core.errors import NotReversibleError, PassError, PostconditionError, PreconditionError
-from fxopt_core.instruments import PassRun, current_run, inside
+from fxopt_core.instruments import PassRun, active_instruments, current_run, inside
 from fxopt_core.ledger import Record, adopt_records, append_record, ledger_of, mark_undone, set_ledger
 from fxopt_core.marks import META_KEY
 from fxopt_core.observing import lint_and_recompile, observed, written_note
@@ -230,7 +230,9 @@ def transform_by_hand(transformation: Transformation, graph_module: GraphModule)
         frame.flush()
     info = PassRun(transformation, parent=current_run())
     with inside(info):
-        result, record = _apply(ledger_of(graph_module).next_run, Frame(graph_module), info, graph_module)
+        result, record = _apply(
+            ledger_of(graph_module).next_run, Frame(graph_module), info, graph_module, State(graph_module)
+        )
     append_record(result, record)
     pickling.install(result)
     return result
@@ -238,11 +240,16 @@ def transform_by_hand(transformation: Transformation, graph_module: GraphModule)
 
 def apply_pass(run: Run, info: PassRun, graph_module: GraphModule) -> tuple[GraphModule, Record]:
     """Call ``transform`` or ``reverse``, and return its result with the record of it."""
-    return _apply(run.number, Frame(graph_module, undoes_from=_undoes_from(run, info)), info, graph_module)
+    frame = Frame(graph_module, undoes_from=_undoes_from(run, info))
+    first = run.started == 1 and graph_module is run.graph_module and not active_instruments()
+    before = State(graph_module, run.snapshot if first else None)
+    return _apply(run.number, frame, info, graph_module, before)
 
 
-def _apply(number: int, frame: Frame, info: PassRun, graph_module: GraphModule) -> tuple[GraphModule, Record]:
-    transformation, before = info.transformation, State(graph_module)
+def _apply(
+    number: int, frame: Frame, info: PassRun, graph_module: GraphModule, before: State
+) -> tuple[GraphModule, Record]:
+    transformation = info.transformation
     known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
     marked = before.marked(signature)
     taken_back = _to_take_back(frame, graph_module, transformation, marked) if info.reverse else []

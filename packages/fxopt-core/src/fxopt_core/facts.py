@@ -16,6 +16,7 @@ from torch.fx.passes.shape_prop import TensorMetadata
 
 from fxopt_core.shape_inference import infer_shapes
 from fxopt_core.value_kinds import Kind, kind_of
+from fxopt_core.values import expression
 
 __all__ = ["TensorFacts", "infer_shapes", "is_python_number", "same_size", "tensor_facts"]
 
@@ -114,11 +115,4 @@ def same_size(a: int | SymInt, b: int | SymInt) -> bool:
     >>> same_size(8, 8), same_size(8, 9)
     (True, False)
     """
-    return a is b or bool(_expression(a) == _expression(b))
-
-
-def _expression(size: int | SymInt) -> object:
-    if not isinstance(size, SymInt):
-        return size
-    expression: object = getattr(size.node, "expr", None)
-    return size.node if expression is None else expression
+    return a is b or bool(expression(a) == expression(b))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -111,23 +112,28 @@ class GraphIndex:
         return self._tensor_names.get(id(tensor), [])
 
     @cached_property
+    def _tied(self) -> set[int]:
+        """The ids of registered tensors that have several names, or share memory with another one."""
+        return self._overlapping() | {key for key, names in self._tensor_names.items() if len(names) > 1}
+
     def _overlapping(self) -> set[int]:
         """The ids of registered tensors that share memory with another registered tensor."""
-        sharing: dict[object, dict[int, Tensor]] = {}
-        for module in self.modules.values():
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                storage = None if tensor is None else _storage_of(tensor)
-                if tensor is not None and storage is not None:
-                    sharing.setdefault(storage, {})[id(tensor)] = tensor
+        tensors = [t for m in self.modules.values() for held in (m._parameters, m._buffers) for t in held.values()]
+        unique = {id(tensor): tensor for tensor in tensors if tensor is not None}
+        storages = list(map(_storage_of, unique.values()))
+        several = {storage for storage, count in Counter(storages).items() if count > 1 and storage is not None}
+        sharing: dict[object, dict[int, Tensor]] = {storage: {} for storage in several}
+        for storage, (key, tensor) in zip(storages, unique.items(), strict=True) if several else ():
+            if storage in several:
+                sharing[storage][key] = tensor
         found: set[int] = set()
-        for tensors in sharing.values():
-            if len(tensors) > 1:
-                found |= _overlapping_of(tensors)
+        for group in sharing.values():
+            found |= _overlapping_of(group)
         return found
 
     def is_tied(self, tensor: Tensor) -> bool:
         """Return whether a tensor has several names, or shares memory with another parameter or buffer."""
-        return len(self.tensor_names(tensor)) > 1 or id(tensor) in self._overlapping
+        return id(tensor) in self._tied
 
     @cached_property
     def _readers(self) -> dict[int, dict[Node, None]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 from fxopt_core.graph import iter_nodes, modules_by_name
 from fxopt_core.known_classes import class_path
@@ -18,6 +18,8 @@ from fxopt_core.ledger import ModuleAdded, ModuleRemoved, Record, Rewrite, Tenso
 from fxopt_core.marks import META_KEY, has_mark
 from fxopt_core.module_state import is_plain_data
 from fxopt_core.runs import Frame
+from fxopt_core.snapshot_tensors import TensorState
+from fxopt_core.transaction import Snapshot
 from fxopt_core.transformation import ReversibleTransformation, Transformation
 
 
@@ -36,12 +38,20 @@ class State:
     that a pass which drops them frees their memory.
     """
 
-    def __init__(self, graph_module: GraphModule) -> None:
+    def __init__(self, graph_module: GraphModule, snapshot: Snapshot | None = None) -> None:
+        """Take a graph module down; of its modules, a snapshot of it as it is knows the same already."""
         self._codegen = graph_module.graph._codegen
         self._nodes = list(iter_nodes(graph_module.graph))
         self._fields = list(map(_FIELDS, self._nodes))
-        self._modules = _modules(graph_module)
+        self._snapshot, self._rows = snapshot, None if snapshot is not None else _modules(graph_module)
         self._records = len(ledger_of(graph_module).records)
+
+    @property
+    def _modules(self) -> list[tuple[object, ...]]:
+        if self._rows is None:
+            assert self._snapshot is not None
+            self._rows = _recorded_modules(self._snapshot)
+        return self._rows
 
     def names(self) -> set[str]:
         """Return the names of the nodes."""
@@ -80,6 +90,24 @@ def _modules(graph_module: GraphModule) -> list[tuple[object, ...]]:
     return rows
 
 
+def _recorded_modules(snapshot: Snapshot) -> list[tuple[object, ...]]:
+    """Return what `_modules` returned when a snapshot was taken."""
+    rows: list[tuple[object, ...]] = []
+    for name, module in snapshot.modules_by_name():
+        tensors = [*module.items_of("_parameters"), *module.items_of("_buffers")]
+        states = [(key, *_recorded_state(tensor)) for key, tensor in tensors]
+        rows.append((name, _Same(module.known()), module.attributes["training"], *states))
+    return rows
+
+
+def _recorded_state(tensor: TensorState | None) -> tuple[object, ...]:
+    if tensor is None:
+        return (None,)
+    form, lazy = tensor.form_then(), issubclass(tensor.cls, (UninitializedBuffer, UninitializedParameter))
+    shape, version = (None, None) if lazy else (tuple(form.shape), tensor.version)
+    return _Same(tensor.known()), version, tensor.requires_grad, form.dtype, form.device, shape
+
+
 def _state(tensor: Tensor | None) -> tuple[object, ...]:
     if tensor is None:
         return (None,)
@@ -107,13 +135,17 @@ def _replayed(shapes: dict[str, object], records: Iterable[Record]) -> dict[str,
     return shapes
 
 
+def _nothing() -> None:
+    """Stand for a weak reference to what is gone."""
+
+
 class _Same:
     """A weak reference that equals another one exactly where both refer to the same living object."""
 
     __slots__ = ("_reference",)
 
     def __init__(self, item: object) -> None:
-        self._reference = weakref.ref(item)
+        self._reference = _nothing if item is None else weakref.ref(item)
 
     def __eq__(self, other: object) -> bool:
         item = self._reference()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Container, Hashable
 from typing import Any
 
 from torch.fx import Node
@@ -32,8 +32,12 @@ class SameValues:
         self._effects = effects
         self._firsts: dict[Node, Node] = {}
         made: dict[Hashable, Node] = {}
+        candidates: set[Node] = set()
         for node in nodes:
-            key = self._key(node) if is_view(node) else None
+            if not is_view(node) or not _may_have_a_twin(node, candidates):
+                continue
+            candidates.add(node)
+            key = self._key(node)
             if key is None:
                 continue
             first = made.setdefault(key, node)
@@ -62,6 +66,12 @@ class SameValues:
 def is_view(node: Node) -> bool:
     """Return whether a node is a view, or a shape, that may go as soon as nothing reads it."""
     return _name(node) in VIEWS
+
+
+def _may_have_a_twin(node: Node, candidates: Container[Node]) -> bool:
+    """Return whether another node may read what a node reads: that has other users, or may have a twin itself."""
+    value = node.args[0] if node.args else None
+    return not isinstance(value, Node) or len(value.users) > 1 or value in candidates
 
 
 def _name(node: Node) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -63,9 +63,19 @@ class ModuleState:
         for parent in self.parents:
             parent.loosen()
 
+    def known(self) -> nn.Module | None:
+        """Return the module, or None where it is gone."""
+        return self.reference() if self.module is None and self.reference is not None else self.module
+
+    def items_of(self, group: str) -> list[tuple[str, Any]]:
+        """Return the records in ``_parameters``, ``_buffers`` or ``_modules``, by key."""
+        contents = self.contents.get(group)
+        return list(contents.items()) if isinstance(contents, dict) else []
+
     def close(self) -> None:
         """Let go of the records of others, each of which refers to this one."""
-        self.attributes, self.contents, self.parents = {}, {}, []
+        self.attributes = self.contents = _NO_RECORDS
+        self.parents = _NO_PARENTS
 
     def revive(self) -> nn.Module:
         """Return the module, a new one of its class if it is gone; its attributes are set by `restore`."""
@@ -130,12 +140,23 @@ class Tree:
                 return found
         raise FxoptError(f"the snapshot knows no tensor {name!r}; give its full name as before the transformation")
 
+    def by_name(self) -> Iterator[tuple[str, ModuleState]]:
+        """Yield the records of all modules by full name, as `fxopt_core.graph.modules_by_name` orders them."""
+        waiting = [("", self.root)]
+        while waiting:
+            name, state = waiting.pop()
+            yield name, state
+            prefix = f"{name}." if name else ""
+            children = [(f"{prefix}{key}", child) for key, child in state.items_of("_modules") if child is not None]
+            waiting += reversed(children)
+
     def close(self) -> None:
         """Let go of all modules and tensors."""
         for module in self.modules.values():
             module.close()
         for tensor in self.tensors.values():
-            tensor.close()
+            if tensor.inner or tensor.grad is not None:
+                tensor.close()
         self.modules, self.tensors = {}, {}
 
     def _record(self, module: nn.Module, name: str, *, root: bool = False) -> ModuleState:
@@ -204,6 +225,10 @@ class Tree:
             state.parents.append(parent)
             children[key] = state
         return fresh
+
+
+_NO_RECORDS: dict[str, Any] = {}
+_NO_PARENTS: list[ModuleState] = []
 
 
 def _holds_states(contents: Contents) -> bool:

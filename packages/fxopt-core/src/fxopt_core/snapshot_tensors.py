@@ -127,7 +127,7 @@ class TensorState:
 
         `done` collects the storages whose contents were already copied back.
         """
-        tensor = self._live()
+        tensor = self.known()
         if tensor is None:
             tensor = self._rebuilt()
         elif not self._contents_back(tensor, done):
@@ -138,7 +138,15 @@ class TensorState:
         if not self._flags_back(tensor):
             yield self.name
 
-    def _live(self) -> Tensor | None:
+    def form_then(self) -> _Form:
+        """Return shape, dtype and device as they were."""
+        if self.form is not None:  # which is set where the alias is let go
+            return self.form
+        assert self.alias is not None
+        return _Form.of(self.alias)
+
+    def known(self) -> Tensor | None:
+        """Return the tensor, or None where it is gone."""
         return self.reference() if self.tensor is None and self.reference is not None else self.tensor
 
     def _parts(self) -> Iterator[TensorState]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fxopt_core.ledger import Piece
+from fxopt_core.row_copies import copy_into
 
 
 def copied(piece: Tensor, strides: tuple[int, ...] | None) -> Tensor:
@@ -15,7 +16,8 @@ def copied(piece: Tensor, strides: tuple[int, ...] | None) -> Tensor:
     if strides is None and piece.dim() > 2 and not piece.is_contiguous():
         return piece.clone()
     empty = piece.new_empty(piece.shape) if strides is None else piece.new_empty_strided(piece.shape, strides)
-    return empty.copy_(piece)
+    copy_into(empty, piece)
+    return empty
 
 
 def joined(

@@ -96,6 +96,10 @@ class Snapshot:
         state.release(rebuild)
         return True
 
+    def modules_by_name(self) -> Iterator[tuple[str, ModuleState]]:
+        """Yield the records of all modules by full name, in torch's order; one under two names comes twice."""
+        return self._tree.by_name()
+
     def __del__(self) -> None:
         """Let go of everything at once.
 

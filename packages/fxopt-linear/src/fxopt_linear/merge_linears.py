@@ -31,6 +31,7 @@ from fxopt_core import (
     tensors_refusal,
 )
 from fxopt_core.module_state import module_with
+from fxopt_core.row_copies import copy_into
 from fxopt_core.same_values import is_view
 from fxopt_linear.gate import Gate
 from fxopt_linear.near_misses import Layer, NearMisses
@@ -48,10 +49,16 @@ class LinearGroup:
         measured: what was measured of it, in words; empty where nothing was.
     """
 
-    layers: tuple[LinearCall, ...]
-    rows: tuple[tuple[LinearCall, ...], ...]
+    layers: list[LinearCall]
+    rows: list[tuple[LinearCall, ...]]
     copied: frozenset[Node]
     measured: str = ""
+
+    def taken(self) -> Iterator[LinearCall]:
+        """Yield the layers and forget each, so that the memory of one is free before the next one is copied."""
+        self.rows.clear()
+        while self.layers:
+            yield self.layers.pop(0)
 
     @property
     def label(self) -> str:
@@ -99,8 +106,8 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
 
     Cost:
         As many multiplications as before, in one call instead of several, and zeros where a bias was missing; whether
-        that is faster depends on the machine. The pass copies each weight once, one group at a time. It is linear in
-        the number of nodes.
+        that is faster depends on the machine. The pass copies each weight once, and lets go of each before the next.
+        It is linear in the number of nodes.
 
     >>> class Attention(torch.nn.Module):
     ...     def __init__(self):
@@ -161,15 +168,16 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         """Put the merged layer in, its slices in place of the results, and take the originals out."""
         if site.measured:
             edit.note(site.measured)
-        biased, merged = any(call.bias is not None for call in site.layers), _merged(site.layers)
+        biased, merged = any(call.bias is not None for call in site.layers), _unfilled(site.layers)
         parent, names = site.names
         label = "_".join([*(names if len(names) <= 4 else (names[0], "to", names[-1])), "merged"])
         name = edit.add_module(f"{parent}.{label}" if parent else label, label, merged)
         regions = _regions(site.layers)
-        for row in site.rows:
-            _rewrite_row(row, name, regions, site.copied, edit)
-        for call in site.layers:
-            region = ((0, *regions[id(call.weight.tensor)]),)
+        _rewrite_rows(site, name, regions, edit)
+        for call in site.taken():
+            rows = regions[id(call.weight.tensor)]
+            _fill(merged, call, *rows)
+            region = ((0, *rows),)
             weight = Piece(f"{name}.weight", region, transposed=call.transposed)
             pieces: dict[str, Piece | None] = {call.weight.key: weight}
             if call.bias is not None:
@@ -177,7 +185,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
             elif biased:
                 edit.neutral(Piece(f"{name}.bias", region))
             if self.share_storage:
-                _share(call, merged, *regions[id(call.weight.tensor)])
+                _share(call, merged, *rows)
             edit.drop(call, pieces, twin=name)
 
 
@@ -260,9 +268,9 @@ def _site(group: Sequence[Layer], runs: Sequence[Sequence[LinearCall]], index: G
     """Return the site of a group, in the order in which its layers are called."""
     group = sorted(group, key=lambda layer: index.position[layer.first.node])
     mine = {id(call) for layer in group for call in layer.calls}
-    rows = tuple(tuple(call for call in runs[place] if id(call) in mine) for place in sorted(group[0].runs))
+    rows = [tuple(call for call in runs[place] if id(call) in mine) for place in sorted(group[0].runs)]
     copied = (call.node for row in rows for call in row if index.effects.needs_own_memory(call.node))
-    return LinearGroup(tuple(layer.first for layer in group), rows, frozenset(copied))
+    return LinearGroup([layer.first for layer in group], rows, frozenset(copied))
 
 
 def _gated(site: LinearGroup, gate: Gate | None) -> LinearGroup | Refusal:
@@ -289,6 +297,12 @@ def _regions(calls: Sequence[LinearCall]) -> dict[int, tuple[int, int]]:
     sizes = [call.out_features for call in calls]
     starts = accumulate(sizes, initial=0)
     return {id(call.weight.tensor): (start, size) for call, start, size in zip(calls, starts, sizes, strict=False)}
+
+
+def _rewrite_rows(site: LinearGroup, name: str, regions: dict[int, tuple[int, int]], edit: Editor) -> None:
+    """Replace all calls of a group."""
+    for row in site.rows:
+        _rewrite_row(row, name, regions, site.copied, edit)
 
 
 def _rewrite_row(
@@ -322,19 +336,24 @@ def _erase_unused_views(values: Iterable[Node], edit: Editor) -> None:
             edit.erase(node)
 
 
-def _merged(calls: Sequence[LinearCall]) -> nn.Linear:
-    """Return the merged layer; its weight is the concatenation of the weights along dimension 0."""
-    weight, biases = calls[0].weight.tensor, [call.bias.tensor.detach() for call in calls if call.bias is not None]
+def _unfilled(calls: Sequence[LinearCall]) -> nn.Linear:
+    """Return the merged layer without values; its weight is to be that of all layers along dimension 0."""
+    weight, biases = calls[0].weight.tensor, [call.bias.tensor for call in calls if call.bias is not None]
     total = sum(call.out_features for call in calls)
-    merged: dict[str, nn.Parameter] = {}
-    with torch.no_grad():
-        merged["weight"] = nn.Parameter(torch.cat([call.matrix for call in calls]), weight.requires_grad)
-        if biases:
-            parts = [biases[0].new_zeros(c.out_features) if c.bias is None else c.bias.tensor.detach() for c in calls]
-            trains = any(call.bias is not None and call.bias.tensor.requires_grad for call in calls)
-            merged["bias"] = nn.Parameter(torch.cat(parts), trains)
+    made = weight.detach().new_empty(total, calls[0].in_features)
+    merged = {"weight": nn.Parameter(made, weight.requires_grad)}
+    if biases:
+        trains = any(bias.requires_grad for bias in biases)
+        merged["bias"] = nn.Parameter(biases[0].detach().new_zeros(total), trains)
     module = module_with(merged, nn.Linear, calls[0].in_features, total, bias=bool(biases))
     return module.train(calls[0].training)
+
+
+def _fill(merged: nn.Linear, call: LinearCall, start: int, size: int) -> None:
+    """Write the values of a layer into its rows of the merged one."""
+    copy_into(merged.weight.detach().narrow(0, start, size), call.matrix)
+    if call.bias is not None:
+        merged.bias.detach().narrow(0, start, size).copy_(call.bias.tensor.detach())
 
 
 def _share(call: LinearCall, merged: nn.Linear, start: int, size: int) -> None:

@@ -55,12 +55,14 @@ class Statistics:
         return self._found[id(norm)][1]
 
     def _find(self) -> None:
-        groups: dict[tuple[object, ...], list[BatchNormCall]] = {}
+        groups: dict[tuple[object, ...], list[tuple[BatchNormCall, list[Tensor | None]]]] = {}
         for norm in self._waiting.values():
-            groups.setdefault(_kind(norm), []).append(norm)
+            tensors = _tensors(norm)
+            groups.setdefault(_kind(norm, tensors), []).append((norm, tensors))
         self._waiting.clear()
         for group in groups.values():
-            for norm, affine in zip(group, _affines_of(group), strict=True):
+            norms, rows = zip(*group, strict=True)
+            for norm, affine in zip(norms, _affines_of(rows, norms[0].eps), strict=True):
                 self._found[id(norm)] = (norm, affine)
 
 
@@ -87,11 +89,11 @@ def _is_plain(norm: BatchNormCall) -> bool:
     )
 
 
-def _kind(norm: BatchNormCall) -> tuple[object, ...]:
+def _kind(norm: BatchNormCall, tensors: Sequence[Tensor | None]) -> tuple[object, ...]:
     """Return what batch norms have in common that are computed together."""
-    dtypes = tuple(None if tensor is None else tensor.dtype for tensor in _tensors(norm))
-    mean = norm.running_mean
-    return norm.eps, dtypes, None if mean is None else mean.tensor.device
+    mean, *_ = tensors
+    dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
+    return norm.eps, None if mean is None else mean.device, *dtypes
 
 
 def _affine_of(norm: BatchNormCall) -> Affine:
@@ -107,14 +109,14 @@ def _measured(scale: Tensor, shift: Tensor) -> Affine:
     return Affine(scale, shift, scale.abs().amax().item(), shift.abs().amax().item())
 
 
-def _affines_of(norms: Sequence[BatchNormCall]) -> list[Affine]:
-    """Return what batch norms of one kind compute."""
-    columns = zip(*map(_tensors, norms), strict=True)
+def _affines_of(rows: Sequence[Sequence[Tensor | None]], eps: float) -> list[Affine]:
+    """Return what batch norms of one kind compute, by the tensors of each."""
+    columns = zip(*rows, strict=True)
     mean, var, weight, bias = (None if column[0] is None else torch.cat(column) for column in columns)
     assert mean is not None
     assert var is not None
-    scale, shift = scale_and_shift(mean, var, weight, bias, norms[0].eps)
-    sizes = [norm.running_mean.tensor.shape[0] for norm in norms if norm.running_mean is not None]
+    scale, shift = scale_and_shift(mean, var, weight, bias, eps)
+    sizes = [tensor.shape[0] for tensor, *_ in rows if tensor is not None]
     parts = list(zip(torch.split(scale, sizes), torch.split(shift, sizes), strict=True))
     if 0 in sizes or not bool((scale + shift).isfinite().all()):
         return [_measured(*part) for part in parts]
