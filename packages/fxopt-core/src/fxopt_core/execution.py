@@ -147,7 +147,8 @@ def in_transaction(
                 pickling.install(result)
         except BaseException as error:
             _roll_back(snapshot, transformation, error)
-        return result
+    del run, snapshot  # which takes a while, and belongs to the transaction
+    return result
 
 
 def _roll_back(snapshot: Snapshot, transformation: Transformation, error: BaseException) -> NoReturn:

@@ -91,9 +91,37 @@ def _is_fusible(index: GraphIndex, node: Node, run: dict[Node, bool]) -> bool:
         return reads_sizes(node, effect.operation) or not any(numbers)
     if effect.opaque or effect.operation is None or effect.operation.removesuffix("_") not in _KNOWN:
         return False
+    if not _is_known_use(effect.operation.removesuffix("_"), node):
+        return False
     if module is not None and (module.training or not _is_bare(module) or any(module.children())):
         return False
     return all(run.get(value, False) for value in effect.writes)
+
+
+def _is_known_use(operation: str, node: Node) -> bool:
+    """Return whether sizes of a result follow from sizes alone, and oneDNN Graph takes the operation in this form."""
+    if operation == "getitem":
+        index = node.args[1]
+        return all(map(_is_basic, index if isinstance(index, tuple) else (index,)))
+    if operation == "where":
+        return len(node.args) + len(node.kwargs) == 3
+    # Where oneDNN Graph does not take one operation, it takes none of the region.
+    if operation == "mean":
+        return bool(_argument(node, 2, "keepdim"))
+    if operation == "max_pool2d" and node.op == "call_function":
+        return bool(_argument(node, 2, "stride"))
+    return True
+
+
+def _argument(node: Node, place: int, name: str) -> object:
+    return node.kwargs.get(name, node.args[place] if len(node.args) > place else None)
+
+
+def _is_basic(index: object) -> bool:
+    """Return whether a part of an index takes the same places for all values."""
+    if isinstance(index, Node):
+        return bool(is_python_number(index))
+    return index is None or index is Ellipsis or type(index) in (int, slice)
 
 
 def _is_own(index: GraphIndex, node: Node, run: dict[Node, bool]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from itertools import repeat
 from operator import attrgetter, contains, eq, getitem, is_
 from typing import Any
@@ -15,6 +16,7 @@ from fxopt_onednn.arguments import HOOKS
 from fxopt_onednn.packing import PackedLayer
 
 _version = attrgetter("_version")
+_generation = attrgetter("generation")
 _FORWARD = repeat("forward")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
@@ -58,13 +60,17 @@ class Guard:
         self._owned = [vars(module) for module in modules]
         self._packed = [module for module in modules if isinstance(module, PackedLayer)]
         others = [module for module in modules if not isinstance(module, PackedLayer)]
-        self._others, self._attributes = others, [dict(vars(module)) for module in others]
+        self._others, self._attributes = others, [_noted(module) for module in others]
+        self._modules, self._types = list(modules), list(map(type, modules))
+        self._packings = [layer.packing for layer in self._packed]
+        self._generations = list(map(_generation, self._packings))
         self._hooks = [vars(module)[name] for module in modules for name in HOOKS]
         self._hooks += [getattr(global_hooks, name) for name in _GLOBAL_HOOKS]
         found = (each for each in self._found if isinstance(each, Tensor))
         self._tensors = list({id(tensor): tensor for tensor in found}.values())
         self._versions = list(map(_version, self._tensors))
         self._pointers = list(map(Tensor.data_ptr, self._tensors))
+        self._strides, self._sizes = list(map(Tensor.stride, self._tensors)), list(map(Tensor.size, self._tensors))
 
     def holds(self) -> bool:
         """Return whether all is as it was, and no hook is there."""
@@ -74,6 +80,10 @@ class Guard:
                 and not any(self._hooks)
                 and all(map(eq, map(_version, self._tensors), self._versions))
                 and all(map(eq, map(Tensor.data_ptr, self._tensors), self._pointers))
+                and all(map(eq, map(Tensor.stride, self._tensors), self._strides))
+                and all(map(eq, map(Tensor.size, self._tensors), self._sizes))
+                and all(map(eq, map(_generation, self._packings), self._generations))
+                and all(map(is_, map(type, self._modules), self._types))
                 and not any(map(contains, self._owned, _FORWARD))
                 and all(map(eq, map(vars, self._others), self._attributes))
             )
@@ -83,7 +93,7 @@ class Guard:
     def release_packed(self) -> None:
         """Let the packed layers go of their packed weights, until they next run."""
         for layer in self._packed:
-            layer.packing.forget()
+            layer.packing.clear()
 
     def _add(self, place: Any, name: str) -> Any:
         """Note what is found at a place, once."""
@@ -109,3 +119,8 @@ class Guard:
                 return None
             owner = found
         return owner
+
+
+def _noted(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module; what can change in place, as a copy."""
+    return {name: copy(value) if type(value) in (list, dict, set) else value for name, value in vars(module).items()}

@@ -112,9 +112,12 @@ class PackedConv2d(PackedLayer):
             return self._plain(input, other)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
-        if weight is None or not is_plain(input, weight.dtype) or needs_gradient(input, weight, bias, other):
+        if weight is None or not is_plain(input, weight.dtype):
             return self._plain(input, other)
         packing = self.packing
+        if needs_gradient(input, weight, bias, other):
+            packing.forget_trained(weight)
+            return self._plain(input, other)
         packed = packing.packed(weight, bias)
         if packed is None:
             packed = self._pack(weight, bias, input)
@@ -201,7 +204,7 @@ class PackedConv2d(PackedLayer):
 
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and the weight can be watched for changes."""
-        self.packing.forget()
+        self.packing.clear()
         expected = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
         unfit = weight.shape != expected or not goes_with(bias, weight)
         if unfit or weight.is_inference() or against_operators(weight.dtype, weight.device) is not None:

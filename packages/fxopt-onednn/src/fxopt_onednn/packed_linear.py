@@ -63,7 +63,10 @@ class PackedLinear(PackedLayer):
             return self._plain(input)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
-        if weight is None or not is_plain(input, weight.dtype) or needs_gradient(input, weight, bias):
+        if weight is None or not is_plain(input, weight.dtype):
+            return self._plain(input)
+        if needs_gradient(input, weight, bias):
+            self.packing.forget_trained(weight)
             return self._plain(input)
         if input.dim() < 2 or input.shape[-1] != self.in_features or input.numel() < _FEWEST_ROWS * self.in_features:
             return self._plain(input)
@@ -86,7 +89,7 @@ class PackedLinear(PackedLayer):
 
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and the weight can be watched for changes."""
-        self.packing.forget()
+        self.packing.clear()
         unfit = weight.shape != (self.out_features, self.in_features) or not goes_with(bias, weight)
         if unfit or weight.is_inference() or not weight.is_cpu or weight.numel() == 0:
             return None

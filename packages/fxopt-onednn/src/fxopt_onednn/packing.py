@@ -23,35 +23,49 @@ class Packing(Generic[PlanT]):
 
     Attributes:
         plans: by shape; None where a shape has to go the plain way.
+        generation: how often that was asked for, `forget`.
     """
 
-    __slots__ = ("_bias", "_packed", "_pointer", "_version", "_weight", "plans")
+    __slots__ = ("_bias", "_packed", "_place", "_version", "_weight", "generation", "plans")
 
     def __init__(self) -> None:
-        self.forget()
+        self.generation = 0
+        self.clear()
 
     def forget(self) -> None:
-        """Let go of everything."""
+        """Let go of everything, and let what was made from the layer besides be made anew."""
+        self.generation += 1
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of everything here."""
         self.plans: dict[tuple[int, ...], PlanT | None] = {}
         self._weight: Callable[[], Tensor | None] = lambda: None
         self._bias: Callable[[], Tensor | None] = lambda: None
-        self._version, self._pointer = -1, -1
+        self._version = -1
+        self._place: tuple[int, tuple[int, ...]] = (-1, ())
         self._packed: Tensor | None = None
 
     def packed(self, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Return the packed copy of a weight; None where there is none, or where weight or bias is another one now."""
         if self._weight() is not weight or self._bias() is not bias:
             return None
-        if self._version == weight._version and self._pointer == weight.data_ptr():
+        if self._version == weight._version and self._place == (weight.data_ptr(), weight.stride()):
             return self._packed
         return None
 
     def keep(self, weight: Tensor, bias: Tensor | None, packed: Tensor) -> Tensor:
         """Keep the packed copy of a weight, and return it."""
         self._bias = (lambda: None) if bias is None else weakref.ref(bias)
-        self._weight, self._version, self._pointer = weakref.ref(weight), weight._version, weight.data_ptr()
+        self._weight, self._version = weakref.ref(weight), weight._version
+        self._place = weight.data_ptr(), weight.stride()
         self._packed = packed
         return packed
+
+    def forget_trained(self, weight: Tensor) -> None:
+        """Let go of everything where a weight is differentiated: some optimizers change it without a trace."""
+        if weight.requires_grad:
+            self.forget()
 
     def plan(self, shape: tuple[int, ...], plan: PlanT | None) -> PlanT | None:
         """Keep the plan for a shape, and return it; the oldest ones are dropped where shapes never repeat."""

@@ -65,12 +65,18 @@ class _Attempt:
         self._convolves = any(isinstance(_found(graph_module, name), PackedConv2d) for name in _targets(region))
         self._as_they_are = {target: _found(graph_module, target) for target in _targets(region)}
         # A layer may write over an input that nothing else reads any more.
-        self.expected = self._one_by_one(*map(_like, self._tensors))
+        given = list(map(_like, self._tensors))
+        self.expected = self._one_by_one(*given)
+        self._written = [not _equal(*pair) for pair in zip(given, self._tensors, strict=True)]
+        made = [each for each in self.expected if isinstance(each, Tensor)]
+        self._gives_own_memory = not _share([*given, *self._held()], made)
 
     def program(self) -> Program | None:
         """Return the program, if it is right and pays."""
         if any(not isinstance(each, Tensor) and _has_tensor(each) for each in self.expected):
             return None  # a list of tensors, say
+        if not self._gives_own_memory:
+            return None
         places = [place for place, each in enumerate(self.expected) if isinstance(each, Tensor)]
         candidates = [self._candidate(places, fusing=True)]
         if not self._convolves:  # for a few rows, torch's own product starts sooner
@@ -85,11 +91,23 @@ class _Attempt:
         """Return a program that was optimised, if it is right."""
         expected = [self.expected[place] for place in places]
         program = self._recorded(places)
+        found: Sequence[Tensor] = ()
         with _fusing() if fusing else nullcontext():
-            for _ in range(_RUNS_UNTIL_FUSED):
-                found = program(*map(_like, self._tensors))
-        right = _are_alike(found, expected) and not _share(self._tensors, found) and not _share(self._tensors, expected)
-        return program if right else None
+            for _ in range(_RUNS_UNTIL_FUSED + 1):
+                before, given = found, list(map(_like, self._tensors))
+                found = program(*given)
+        # TorchScript gives a constant for what depends on weights alone, and `x` itself for `x * 1`.
+        if not _are_alike(found, expected) or _share([*before, *given, *self._held()], found):
+            return None
+        kept = zip(given, self._tensors, self._written, strict=True)
+        return program if all(written or _equal(one, other) for one, other, written in kept) else None
+
+    def _held(self) -> list[Tensor]:
+        """Return the tensors of the modules that the region calls, and those that it reads."""
+        held: list[Tensor] = []
+        for found in self._as_they_are.values():
+            held += [found] if isinstance(found, Tensor) else [*found.parameters(), *found.buffers()]
+        return held
 
     def _recorded(self, places: Sequence[int]) -> Program:
         """Return what TorchScript records of the outputs at some places, with weights as constants."""
@@ -103,11 +121,14 @@ class _Attempt:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated, and sizes are meant to be constants
-            trace: Any = torch.jit.trace
-            program: Any = trace(computed, tuple(self._tensors), check_trace=False)
-        program._torchdynamo_inline = None  # it would keep the graph module alive
-        made: Program = program
-        return made
+            # Not `torch.jit.trace`, which keeps each function and its constants until the process ends.
+            library: Any = torch._C
+            names = [f"input_{place}" for place in range(len(self._tensors))]
+            graph, _ = library._create_graph_by_tracing(
+                computed, tuple(self._tensors), _no_name, True, False, None, names
+            )
+        program: Program = library._create_function_from_graph("region", graph)
+        return program
 
     def _one_by_one(self, *tensors: Tensor) -> list[Any]:
         """Return the outputs for inputs, as the layers compute them."""
@@ -136,6 +157,10 @@ class _Attempt:
                 best[place] = min(best[place], time.perf_counter() - start)
         fastest = best.index(min(best))
         return programs[fastest - 1] if fastest else None
+
+
+def _no_name(value: object) -> str:
+    return ""
 
 
 def _filled(program: Program, others: Mapping[int, Any], count: int) -> Program:
@@ -223,6 +248,10 @@ def _are_alike(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
         if not same:
             return False
     return True
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def _share(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -146,7 +146,7 @@ def _kind_of(values: tuple[Any, ...]) -> tuple[object, ...] | None:
                 return None
             kind += (value.shape, value.stride())
         elif type(value) in (int, float, bool):
-            kind += (type(value), value)
+            kind += (type(value), value.hex() if type(value) is float else value)  # 0.0 is not -0.0
         else:
             return None
     return tuple(kind)
