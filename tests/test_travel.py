@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from graph_picture import Picture, Task, difference, members, outputs, picture, same_bits
-from test_real_models import efficientnet, sentence_encoder as sentence_encoder, tokens
+from published_weights import efficientnet
+from test_real_models import sentence_encoder as sentence_encoder, tokens
 from torch import nn
 from torch.fx import GraphModule
 

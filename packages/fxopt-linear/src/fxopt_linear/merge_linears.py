@@ -57,8 +57,9 @@ class LinearGroup:
     def taken(self) -> Iterator[LinearCall]:
         """Yield the layers and forget each, so that the memory of one is free before the next one is copied."""
         self.rows.clear()
+        self.layers.reverse()  # a list gives its last item for nothing, and its first for all the others
         while self.layers:
-            yield self.layers.pop(0)
+            yield self.layers.pop()
 
     @property
     def label(self) -> str:
