@@ -14,8 +14,9 @@ import hashlib
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nox
 
@@ -29,10 +30,10 @@ PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
 EXAMPLES = {path.parent.name: path.parent for path in sorted(ROOT.glob("docs/examples/*/pyproject.toml"))}
 DISTRIBUTIONS = PACKAGES | EXAMPLES
-# Packages with tests that need models, or other packages, which `alone` skips.
-MORE_WITH_MODELS = ("fxopt-capture", "fxopt-tools", "fxopt")
 # Each of pytest's processes has models in memory, and takes whole files: what their tests share is made once.
 IN_PROCESSES = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
+# What `alone` reports of each package that it tested in this run of nox: `together` tests what was skipped there.
+REPORTS: dict[str, Path] = {}
 # Models come from packages: nothing may wait for a hub. Nothing but the session's environment may be imported.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
 
@@ -46,25 +47,30 @@ def tests(session: nox.Session) -> None:
 @nox.session(requires=["torch", "wheels"])
 @nox.parametrize("name", [nox.param(name, id=name) for name in DISTRIBUTIONS])
 def alone(session: nox.Session, name: str) -> None:
-    """One package's tests, with only what it declares (as wheels), pytest and hypothesis."""
+    """One package's tests, with only what it declares (as wheels), pytest, pytest-xdist and hypothesis."""
     directory = DISTRIBUTIONS[name]
     names = [name, *siblings_for_tests(name)]
-    install(session, ["test"], names)
+    install(session, ["test", "processes"], names)
     session.run("python", "tests/isolation.py", *names, env=ENVIRONMENT)
     if not any(directory.glob("tests/**/test_*.py")):
         session.warn(f"{name} has no tests yet")
         return
     # The conftest of the whole may ask for more than the package declares.
-    run_pytest(session, f"--confcutdir={directory}", str(directory / "tests"))
+    report = REPORTS[name] = Path(session.cache_dir, f"alone-{name}.xml").resolve()
+    options = (*IN_PROCESSES, f"--confcutdir={directory}", f"--junitxml={report}", "--override-ini=junit_family=xunit1")
+    run_pytest(session, *options, str(directory / "tests"), threads=1)
 
 
 @nox.session(requires=["torch", "wheels"])
 def together(session: nox.Session) -> None:
-    """All packages with real models: tests that need these, tests of the whole, docstring examples, documents."""
+    """All packages with real models: tests that `alone` skipped, tests of the whole, docstring examples, documents."""
     install(session, ["test", "processes", "documents", "reports", "template"], PACKAGES)
     install_models(session)
-    for name in MORE_WITH_MODELS:
-        run_pytest(session, *IN_PROCESSES, f"--confcutdir={PACKAGES[name]}", str(PACKAGES[name] / "tests"), threads=1)
+    left = [test for name in PACKAGES for test in left_by_alone(name)]
+    if left:
+        arguments = Path(session.cache_dir, "left.txt").resolve()
+        arguments.write_text("\n".join(left), encoding="utf-8")
+        run_pytest(session, *IN_PROCESSES, f"@{arguments}", threads=1)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
     run_pytest(session, *IN_PROCESSES, "--doctest-modules", "--pyargs", *modules, "tests", threads=1)
 
@@ -101,10 +107,13 @@ def types(session: nox.Session) -> None:
     """mypy --strict over packages, tests, typing cases, documented examples and this file."""
     install(session, ["types"], [])
     places = ["noxfile.py", "benchmarks", "docs", "tests", *glob("packages/*/src"), *glob("packages/*/tests")]
-    session.run("mypy", *session.posargs, *(place for place in places if holds_python(Path(place))))
-    # One run of mypy takes one file of a name, and pytest fixes this one.
-    for conftest in [*glob("tests/conftest.py"), *glob("[!.]*/**/tests/conftest.py")]:
-        session.run("mypy", *session.posargs, conftest)
+    # One run of mypy takes one file of a name, and pytest fixes that of conftest.py: these are checked as copies.
+    copies = Path(session.create_tmp(), "conftests").resolve()
+    shutil.rmtree(copies, ignore_errors=True)
+    copies.mkdir()
+    for conftest in {*glob("tests/conftest.py"), *glob("[!.]*/**/tests/conftest.py")}:
+        shutil.copy(conftest, copies / f"{re.sub(r'[^a-z0-9]', '_', conftest.removesuffix('.py'))}.py")
+    session.run("mypy", *session.posargs, *(place for place in places if holds_python(Path(place))), str(copies))
 
 
 @nox.session
@@ -154,17 +163,21 @@ def wheels(session: nox.Session) -> None:
     directory = wheel_directory(session)
     shutil.rmtree(directory, ignore_errors=True)
     sources = [str(path) for path in DISTRIBUTIONS.values()]
-    session.run("python", "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(directory), *sources)
+    session.install(*requirements("wheels"))
+    # With the backend here, no environment has to be made for each of them.
+    options = ("-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory))
+    session.run("python", "-m", "pip", "wheel", *options, *sources)
 
 
 def install(session: nox.Session, groups: Iterable[str], names: Iterable[str]) -> None:
     """Install dependency groups and packages, with the siblings these declare, beside the shared torch."""
     script = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    purelib = session.run("python", "-c", script, silent=True)
-    Path(str(purelib).strip(), "shared_torch.pth").write_text(f"{torch_directory(session)}\n", encoding="utf-8")
+    purelib = Path(str(session.run("python", "-c", script, silent=True)).strip())
+    (purelib / "shared_torch.pth").write_text(f"{torch_directory(session)}\n", encoding="utf-8")
     files = [str(wheel_of(session, name)) for name in with_siblings(names)]
+    used_again = any(purelib.glob("fxopt*.dist-info"))
     session.install("-c", "constraints.txt", *requirements(*groups), *files)
-    if files:  # pip keeps an installed package of the same version in an environment that is used again
+    if used_again and files:  # pip keeps an installed package of the same version
         session.install("--no-deps", "--force-reinstall", *files)
 
 
@@ -215,6 +228,23 @@ def run_pytest(session: nox.Session, *arguments: str, profile: str = "ci", threa
     # With "ci", Hypothesis draws the same examples each time and sets no deadline; a plain `pytest` looks for new ones.
     settings = ["-c", "pyproject.toml", f"--rootdir={ROOT}", f"--hypothesis-profile={profile}"]
     session.run("pytest", *settings, *arguments, *session.posargs, env=environment, success_codes=codes)
+
+
+def left_by_alone(name: str) -> Iterator[str]:
+    """Yield the tests that `alone` skipped, as pytest names them; all tests of the package where it did not run."""
+    if name not in REPORTS:
+        yield str(PACKAGES[name] / "tests")
+        return
+    for case in ElementTree.parse(REPORTS[name]).iter("testcase"):
+        skipped = case.find("skipped")
+        if skipped is None or skipped.get("type") == "pytest.xfail":
+            continue
+        file, classes = case.get("file", ""), case.get("classname", "")
+        if not classes:  # the whole file was skipped
+            yield file
+            continue
+        inner = classes.removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
+        yield "::".join([file, *filter(None, inner.split(".")), case.get("name", "")])
 
 
 def glob(pattern: str) -> list[str]:

@@ -14,13 +14,10 @@ from torch.export import Dim
 from benchmarks.peers import peer
 from benchmarks.suite import Absent, Measured, Row, Settings, Table, Task, shuffled_once
 from fxopt_capture import capture
-from fxopt_capture.room import with_room
 
 CHOSEN = ("BERT", "GPT-2", "Llama", "Gemma 2", "T5", "ViT", "ResNet", "MobileNetV2", "Whisper")
 TEXT = """The small models of [architectures](architectures.md), all captured in the same run. Processor seconds, \
-since export is single-threaded; `torch.export` is given the dynamic dimensions that `capture` finds by itself. In \
-CPython 3.11 and 3.12, how long an export takes depends on how deep its caller is: what is often called from just \
-below the end of a chunk of the stack is slow. `capture` exports with room in one chunk, and so does *with room*."""
+since export is single-threaded; `torch.export` is given the dynamic dimensions that `capture` finds by itself."""
 
 
 def tables(settings: Settings) -> Iterator[Table]:
@@ -42,15 +39,14 @@ def tables(settings: Settings) -> Iterator[Table]:
     seconds = shuffled_once(makers, rounds, clock=process_time, seed=settings.seed)
     rows = []
     for name in chosen:
-        export, roomy, captured = (seconds[f"{name} {task}"] for task in ("export", "export with room", "capture"))
-        ratios = (Measured.ratio(captured, export), Measured.ratio(captured, roomy))
-        rows.append(Row(name, (*map(Measured.of, (export, roomy, captured)), *ratios)))
-    columns = ("architecture", "`torch.export`", "with room", "capture", "times as long", "as with room")
+        export, captured = (seconds[f"{name} {task}"] for task in ("export", "capture"))
+        rows.append(Row(name, (*map(Measured.of, (export, captured)), Measured.ratio(captured, export))))
+    columns = ("architecture", "`torch.export`", "capture", "times as long")
     yield Table("Export and capture", columns, tuple(rows), f"{TEXT} {rounds} rounds.")
 
 
 def tasks_of(name: str, model: nn.Module, example: dict[str, Any]) -> dict[str, Task]:
-    """Export, with and without room for its frames, and capture of the same call, with the same dimensions dynamic."""
+    """Export and capture of the same call, with the same dimensions dynamic."""
     kwargs: dict[str, Any] = {**example, **constants(model)}
     shapes = {**dynamic_shapes(example), **dict.fromkeys(constants(model))}
 
@@ -59,7 +55,6 @@ def tasks_of(name: str, model: nn.Module, example: dict[str, Any]) -> dict[str, 
 
     return {
         f"{name} export": export,
-        f"{name} export with room": lambda: with_room(export),
         f"{name} capture": lambda: capture(model, kwargs=kwargs),
     }
 

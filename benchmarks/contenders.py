@@ -15,7 +15,8 @@ from benchmarks.cases import NORMS, Case
 from benchmarks.peers import onnxruntime, optimum, torch_fuse
 from benchmarks.suite import Absent
 from fxopt_capture import capture
-from fxopt_core import history, infer_shapes
+from fxopt_core import history
+from fxopt_rewrite import infer_shapes
 
 Module = Callable[..., Any]
 PASSES: Mapping[str, str] = {

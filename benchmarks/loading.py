@@ -16,7 +16,8 @@ import torch
 from benchmarks.peak_memory import Peak, peak_of
 from benchmarks.peers import peer
 from benchmarks.suite import Absent, Measured, Row, Settings, Table
-from fxopt_capture import capture, load_checkpoint
+from fxopt_capture import capture
+from fxopt_checkpoints import load_checkpoint
 from fxopt_linear import MergeLinears
 
 GIGABYTES = 2.0

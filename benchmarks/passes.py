@@ -17,9 +17,8 @@ from benchmarks.drawing import drawn
 from benchmarks.peers import optimum, peer
 from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table
 from fxopt_capture import capture
-from fxopt_core import history, registry
-from fxopt_core.copying import faithful_copy
-from fxopt_core.transaction import Snapshot
+from fxopt_core import faithful_copy, history, registry
+from fxopt_core.state.snapshot import Snapshot
 
 OPTIMUM = {
     "merge-linears": "MergeLinears",

@@ -45,7 +45,7 @@ class Settings:
     busy: bool = False
 
     def clock(self, device: str) -> Clock:
-        """Return what tells the seconds of work that can be repeated on a device."""
+        """Return the clock that measures repeated work on a device."""
         if device != "cpu":
             return device_clock
         return process_time if self.busy else perf_counter

@@ -47,7 +47,7 @@ class Console:
 
 
 def checker(options: int) -> Callable[[str, str], None]:
-    """Return what checks the blocks of one document, each with the place where it stands."""
+    """Return what checks the blocks of one document, each with its place."""
     console = Console()
 
     def check(block: str, where: str) -> None:

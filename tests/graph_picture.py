@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxopt_core import Composition, FxoptError, Transformation, history, iter_nodes, registry, undo
-from fxopt_core.json_values import name_of
+from fxopt_core.values.names import name_of
 
 Picture = dict[str, Any]
 META = ("stack_trace", "nn_module_stack", "note")
@@ -119,7 +119,7 @@ def report(task: Task) -> dict[str, Any]:
     seen |= {"after": picture(graph_module), "outputs": outputs(graph_module, task.inputs)}
     again: GraphModule = torch.load(f"{task.path}.again", weights_only=False)
     try:
-        passes(again, reverse=True)
+        passes(again, reverse=True)  # type: ignore[arg-type]  # or be refused
     except FxoptError as error:
         seen["reverse refused"] = str(error)
     return seen | {"after reverse": picture(again)}

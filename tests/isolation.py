@@ -3,8 +3,8 @@
 Further names are packages that its tests need.
 
 Run by the session `alone` inside that package's environment, so that a test which passes there proves the declaration.
-Expected are the package, pytest, hypothesis and all that these and torch require: whatever else can be imported is an
-error.
+Expected are the package, pytest, pytest-xdist, hypothesis and all that these and torch require: whatever else can be
+imported is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pkgutil import iter_modules
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-TEST_TOOLS = ("pytest", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
 INSTALLER = "pip"  # every virtual environment has it, and no package imports it
 
 

@@ -12,7 +12,8 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxopt_capture import capture
-from fxopt_core import FxoptError, infer_shapes, iter_nodes
+from fxopt_core import FxoptError, iter_nodes
+from fxopt_rewrite import infer_shapes
 
 Results = list["Tensor | None"]
 FORMS = ("traced", "exported", "captured")

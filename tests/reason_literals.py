@@ -38,7 +38,7 @@ def codes_used(paths: Iterable[Path]) -> set[str]:
 
 
 def _own_nodes(function: ast.AST) -> list[ast.AST]:
-    """Return what stands in a function, but for the functions in it."""
+    """Return the nodes of a function, without the functions in it."""
     found: list[ast.AST] = []
     waiting = list(ast.iter_child_nodes(function))
     while waiting:
@@ -96,7 +96,7 @@ class _Reader:
         return {code for value in returned if value is not None for code in reader.codes(value, place)}
 
     def _assigned(self, name: str, place: int | None) -> set[str]:
-        """Return the codes that a name stands for; none for a parameter."""
+        """Return the codes that a name refers to; none for a parameter."""
         found: list[set[str]] = []
         for node in _own_nodes(self.function):
             targets = node.targets if isinstance(node, ast.Assign) else []

@@ -141,7 +141,7 @@ class FunctionalPair(Pair):
 
 
 class WritesBetween(Pair):
-    """Their input is written in place between them, as long as it is told to."""
+    """Their input is written in place between them, unless it is told not to."""
 
     in_place = True
 
@@ -152,7 +152,7 @@ class WritesBetween(Pair):
 
 
 class WritesWeight(Pair):
-    """One weight is written in the graph, as long as it is told to."""
+    """One weight is written in the graph, unless it is told not to."""
 
     in_place = True
 
@@ -176,7 +176,7 @@ class Biased(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Batch norm behind a convolution."""
+    """Batch norm after a convolution."""
 
     shape: ClassVar[tuple[int, ...]] = (2, 3, 5, 5)
     reads_between = False
@@ -194,7 +194,7 @@ class Convolution(nn.Module):
 
 
 class Apart(Convolution):
-    """Dropout stands between, as long as it is told to."""
+    """Dropout stands between, unless it is told not to."""
 
     apart = True
 
@@ -208,7 +208,7 @@ class Apart(Convolution):
 
 
 class Decomposed(Convolution):
-    """Batch norm as `run_decompositions` leaves it, as long as it is told to."""
+    """Batch norm as `run_decompositions` leaves it, unless it is told not to."""
 
     decomposed = True
 
@@ -255,7 +255,7 @@ class WrongSize(Convolution):
 
 
 class StrideOfShape(Convolution):
-    """A convolution whose stride the graph computes, as long as it is told to."""
+    """A convolution whose stride the graph computes, unless it is told not to."""
 
     computed = True
 
@@ -265,7 +265,7 @@ class StrideOfShape(Convolution):
 
 
 class Transposed(nn.Module):
-    """Batch norm behind a transposed convolution that is told the size of its output."""
+    """Batch norm after a transposed convolution that is told the size of its output."""
 
     shape: ClassVar[tuple[int, ...]] = (2, 3, 5, 5)
     sized = True
@@ -279,7 +279,7 @@ class Transposed(nn.Module):
 
 
 class Dense(nn.Module):
-    """Batch norm behind a linear layer."""
+    """Batch norm after a linear layer."""
 
     shape: ClassVar[tuple[int, ...]] = (3, 4)
 

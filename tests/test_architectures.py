@@ -315,7 +315,7 @@ def merge_and_undo(captured: GraphModule, model: nn.Module, groups: list[int], e
 
 
 def fold(captured: GraphModule, model: nn.Module, pairs: int, example: Inputs) -> None:
-    """Fold every batch norm behind a convolution."""
+    """Fold every batch norm after a convolution."""
     kinds = (nn.BatchNorm2d,)
     operators = [node for node in iter_nodes(captured.graph) if node.target is aten.batch_norm.default]
     norms = len(layer_calls(captured, *kinds)) + len(operators)

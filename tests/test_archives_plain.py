@@ -106,7 +106,7 @@ def t5() -> Exported:
 
 
 def lite0() -> Exported:
-    """EfficientNet-Lite0 with its weights: a batch norm behind each convolution."""
+    """EfficientNet-Lite0 with its weights: a batch norm after each convolution."""
     return Exported(efficientnet(), images("inputs"), 1, FOLD, [49], ["efficientnet_lite_pytorch"])
 
 
@@ -155,9 +155,14 @@ def test_torch_exports_and_others_rewrite_and_undo(
     calls = [made.inputs(*size) for size in SIZES]
     with torch.no_grad():
         outputs = [tensors(made.model(**call, **made.fixed)) for call in calls]
-    told = {"calls": calls, "outputs": outputs, "keys": list(made.model.state_dict())}
-    told |= {"pipeline": made.pipeline, "absent": made.absent, "fixed": made.fixed, "reversible": made.pipeline != FOLD}
-    told["types"] = ["transformers.modeling_outputs"] if made.absent[0].startswith("transformers") else []
-    torch.save(told, tmp_path / "told.pt")
+    given = {"calls": calls, "outputs": outputs, "keys": list(made.model.state_dict())}
+    given |= {
+        "pipeline": made.pipeline,
+        "absent": made.absent,
+        "fixed": made.fixed,
+        "reversible": made.pipeline != FOLD,
+    }
+    given["types"] = ["transformers.modeling_outputs"] if made.absent[0].startswith("transformers") else []
+    torch.save(given, tmp_path / "given.pt")
     assert elsewhere("rewrite", tmp_path) == made.counts
     elsewhere("check", tmp_path)

@@ -15,8 +15,7 @@ from published_weights import efficientnet
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_capture import capture
-from fxopt_capture.archive import load, save
+from fxopt_capture import capture, load, save
 from fxopt_core import history, iter_nodes, registry, undo
 
 PIPELINE = "merge-linears,change-true-div-to-mul-by-inverse"
@@ -176,9 +175,9 @@ def test_another_process_undoes_and_loads_the_checkpoint(tmp_path: Path) -> None
     torch.save(model.state_dict(), tmp_path / "state.pt")
     script = """
         import torch
-        from fxopt_capture.archive import load
+        from fxopt_capture.archive.files import load
         from fxopt_core import history, undo
-        from fxopt_core.checkpoints import original_state_dict
+        from fxopt_checkpoints.load import original_state_dict
         loaded, told, state = load("model.pt2"), torch.load("call.pt"), torch.load("state.pt")
         with torch.no_grad():
             found = loaded(**told["call"])

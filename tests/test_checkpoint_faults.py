@@ -1,4 +1,4 @@
-"""Loading a checkpoint of the original model, or asking for one, fails at any call and leaves nothing behind."""
+"""Loading a checkpoint of the original model, or asking for one, fails at any call without a trace."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from hypothesis import settings
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_core import Transformation, compose, infer_shapes, load_original_state_dict, original_state_dict
+from fxopt_checkpoints import load_original_state_dict, original_state_dict
+from fxopt_core import Transformation, compose
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear
+from fxopt_rewrite import infer_shapes
 from fxopt_testing.faults import Choice, InjectedFault, InjectedInterrupt, Moment, at_each_place, inject_faults, some
 from fxopt_testing.footprints import bits_of
 
@@ -38,7 +40,7 @@ class Counted(nn.ReLU):
 
 
 class Model(nn.Module):
-    """Layers that are merged, one with a tied bias, and one with a batch norm behind it, among layers that stay."""
+    """Layers that are merged, one with a tied bias, and one with a batch norm after it, among layers that stay."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_capture import capture, symbolic_trace
-from fxopt_core import Transformation, compose, infer_shapes, registry, undo
-from fxopt_core.checkpoints import load_original_state_dict, original_state_dict
-from fxopt_core.errors import NotReversibleError
-from fxopt_core.key_map import Derivation, KeyMap
-from fxopt_core.key_tracing import key_map
-from fxopt_core.key_tree import is_baked
+from fxopt_checkpoints import KeyMap, key_map, load_original_state_dict, original_state_dict
+from fxopt_checkpoints.tensor_map import Derivation
+from fxopt_checkpoints.trace import is_baked
+from fxopt_core import NotReversibleError, Transformation, compose, registry, undo
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
+from fxopt_rewrite import infer_shapes
 
 
 def fine_tuned(model: nn.Module) -> dict[str, Tensor]:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from reason_cases import CASES, Case
 
-from fxopt.commands.exit_codes import ExitCode
+from fxopt.commands.failures import ExitCode
 from fxopt.commands.main import build_app
-from fxopt.refusing import reasons_of
 from fxopt_core import registry
 
 PAGE = (Path(__file__).parent.parent / "docs" / "command.md").read_text(encoding="utf-8")
@@ -27,10 +26,10 @@ def test_all_commands_are_documented() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_reasons_that_are_shown_cover_those_that_are_given(case: Case) -> None:
-    assert case.code in reasons_of(type(case.by))
+    assert case.code in case.by.reasons
 
 
 def test_every_pass_that_refuses_shows_reasons() -> None:
     for info in registry().available().values():
         refuses = info.family != "core" and not info.transformation.replaces_code_generator
-        assert bool(reasons_of(info.transformation)) == refuses
+        assert bool(info.transformation.reasons) == refuses

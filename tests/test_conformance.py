@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from fxopt_core import Transformation, compose
+from fxopt_core import compose
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
 from fxopt_onednn import FuseRegions, PackConvolutions, PackLinears
-from fxopt_testing import check_transformation, conformance_tests, passes_of, zoo
+from fxopt_testing import Property, conformance_tests, passes_of
+from fxopt_testing.conformance import applicable, check_property, chosen_properties, subjects_of
+from fxopt_testing.plugin import run_check
+from fxopt_testing.trial import Subject
 
 SHIPPED = ("fxopt-linear", "fxopt-norm", "fxopt-arith", "fxopt-onednn", "fxopt-core")
 # Their results are what they were given, so that no model shows a change; or they read what another pass has made.
 CHANGE_NOTHING = {"deep-copy", "lint-and-recompile", "fuse-regions"}
 
-test_shipped_passes = conformance_tests(*SHIPPED)
+SUBJECTS = subjects_of(each for name in SHIPPED for each in passes_of(name))  # tried on the zoo once, for all tests
+
 test_merging_with_other_options = conformance_tests(MergeLinears(min_group=3, where="*q*"))
 test_a_composition = conformance_tests(
     compose(FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), MergeLinears(), inplace=False)
@@ -23,7 +27,17 @@ test_packing = conformance_tests(compose(PackConvolutions(), PackLinears(), Fuse
 test_a_reversible_composition = conformance_tests(compose(FuseBiasInLinear(), MergeLinears()))
 
 
-@pytest.mark.parametrize("made", [each for name in SHIPPED for each in passes_of(name)], ids=lambda made: made.name)
-def test_every_shipped_pass_finds_sites_in_the_zoo(made: Transformation) -> None:
-    report = check_transformation(made, models=zoo(), properties=["finds-sites", "checkpoints-load", "traces-kept"])
-    assert bool(report.findings) == (made.name in CHANGE_NOTHING), report
+def name_of(value: Subject | Property) -> str:
+    return value.transformation.name if isinstance(value, Subject) else value.name
+
+
+@pytest.mark.parametrize(("subject", "rule"), [(s, rule) for s in SUBJECTS for rule in applicable(s)], ids=name_of)
+def test_shipped_passes(subject: Subject, rule: Property) -> None:
+    run_check(subject, rule)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=name_of)
+def test_every_shipped_pass_finds_sites_in_the_zoo(subject: Subject) -> None:
+    rules = chosen_properties(["finds-sites", "checkpoints-load", "traces-kept"])
+    findings = [finding for rule in rules for finding in check_property(subject, rule).findings]
+    assert bool(findings) == (subject.transformation.name in CHANGE_NOTHING), findings

@@ -1,6 +1,6 @@
 """Every Python example in the documents runs: those of `docs/`, the README, and the READMEs of the packages.
 
-How they are written is told by `document_examples`. Examples in docstrings are run by `pytest --doctest-modules`.
+`document_examples` says how they are written. Examples in docstrings are run by `pytest --doctest-modules`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ WRONG = {
     "command": (AssertionError, "```console\n$ fxopt --version\nanother\n```\n"),
     "unknown command": (AssertionError, "```console\n$ ls\n```\n"),
     "command without prompt": (AssertionError, "```console\nfxopt --version\n```\n"),
-    "output told twice": (AssertionError, "```python\nprint(1)\n```\n```output\n1\n```\n```output\n1\n```\n"),
+    "output given twice": (AssertionError, "```python\nprint(1)\n```\n```output\n1\n```\n```output\n1\n```\n"),
 }
 
 

@@ -30,7 +30,6 @@ from fxopt_core import (
     Transformation,
     compose,
     history,
-    infer_shapes,
     instrumented,
     iter_nodes,
     undo,
@@ -43,6 +42,7 @@ from fxopt_norm import (
     FuseBatchNorm3dInConv3d,
     FuseBatchNormInConvTranspose,
 )
+from fxopt_rewrite import infer_shapes
 from fxopt_testing.faults import (
     Action,
     Choice,
@@ -82,7 +82,7 @@ class Attention(nn.Module):
 
 
 def normed(layer: nn.Module, norm: nn.Module, dimensions: int) -> tuple[Callable[[], nn.Module], tuple[int, ...]]:
-    """Return what makes a model of a layer behind itself and a batch norm, and the shape of its input."""
+    """Return a function that makes a model of a layer and a batch norm, and the shape of its input."""
 
     def model() -> nn.Module:
         made = nn.Sequential(nn.Sequential(layer, norm), nn.ReLU(), nn.Dropout(0.1))

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt import ChangeTrueDivToMulByInverse, Transformation, as_inductor_pass, iter_nodes
+from fxopt_arith import ChangeTrueDivToMulByInverse
+from fxopt_core import Transformation, as_inductor_pass, iter_nodes
 
 pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no compiler for C++")
 

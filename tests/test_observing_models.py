@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxopt import FuseBatchNorm2dInConv2d, MergeLinears, capture, compose, history, undo
-from fxopt_core import iter_nodes
-from fxopt_tools import Inputs
-from fxopt_tools.observation import observing
+from fxopt_capture import capture
+from fxopt_core import compose, history, iter_nodes, undo
+from fxopt_linear import MergeLinears
+from fxopt_norm import FuseBatchNorm2dInConv2d
+from fxopt_tools import Inputs, observing
 
 
 class Attention(nn.Module):

@@ -85,7 +85,7 @@ def returning_a_cache() -> Case:
 
 def loaded() -> Case:
     """The same BERT, merged after it was written to an archive of torch.export and read again."""
-    archive = pytest.importorskip("fxopt_capture.archive")
+    archive = pytest.importorskip("fxopt_capture.archive.files")
     case = bert()
     with TemporaryDirectory() as directory:
         archive.save(capture(case.model, kwargs=tokens(2, 10)), Path(directory, "model.pt2"))
@@ -226,7 +226,7 @@ def test_what_the_graph_refuses_stays_refused() -> None:
 
 @pytest.fixture
 def quiet_export() -> Iterator[None]:
-    """Torch copies specifications in a way that it deprecates itself, and tells of axis names that are used twice."""
+    """Torch copies specifications in a way that it deprecates itself, and warns of axis names used twice."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         warnings.filterwarnings("ignore", message="# The axis name", category=UserWarning)
@@ -328,5 +328,5 @@ def test_quantizing_first_is_refused_with_the_reason(quantize: Callable[[nn.Modu
 
 @pytest.fixture(autouse=True)
 def quiet_logs(caplog: pytest.LogCaptureFixture) -> None:
-    """torchao tells which of its kernels do not load on this machine."""
+    """torchao says which of its kernels do not load on this machine."""
     caplog.set_level(logging.ERROR)

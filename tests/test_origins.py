@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import Transformation, compose, history, iter_nodes
-from fxopt_core.provenance import Provenance, provenance
+from fxopt_rewrite import Provenance, provenance
 
 ALL: list[type[Transformation]] = [*EXPECTED, ChangeTrueDivToMulByInverse]
 

@@ -259,7 +259,7 @@ def check_undo(
         if how == "elsewhere":
             undone = elsewhere.undone(graph_module, reversible)
         else:
-            undone = pipeline(graph_module, reverse=True) if how == "reverse" else undo(graph_module)
+            undone = pipeline(graph_module, reverse=True) if how == "reverse" else undo(graph_module)  # type: ignore[arg-type]  # or be refused
     except UndoError as error:
         assert trained
         assert "stand-in" in str(error)
@@ -351,7 +351,7 @@ class TwoLayers(nn.Module):
     ],
     ids=repr,
 )
-def test_equal_passes_of_a_composition_undo_each_what_it_did(passes: tuple[Transformation, ...]) -> None:
+def test_equal_passes_of_a_composition_undo_each_what_it_did(passes: tuple[ReversibleTransformation, ...]) -> None:
     graph_module = torch.fx.symbolic_trace(TwoLayers().eval())
     before = graph_of(graph_module)
     composition = compose(*passes)

@@ -6,10 +6,10 @@ The codes covered are those that exist, and those that the sources use.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,31 +22,31 @@ from torch.utils._pytree import tree_leaves
 
 from fxopt_core import (
     REASONS,
-    Editor,
-    GraphIndex,
     Instrument,
     PassRun,
     PostconditionError,
     PreconditionError,
-    Ratio,
     Refusal,
-    SitePass,
-    Speedup,
     Transformation,
-    comparing_with,
+    compose,
     history,
-    infer_shapes,
     instrumented,
     iter_nodes,
+    registry,
 )
 from fxopt_linear import MergeLinears
+from fxopt_rewrite import Editor, GraphIndex, Ratio, SitePass, Speedup, comparing_with, infer_shapes
 
 SOURCES = sorted(Path(__file__).parent.parent.glob("packages/*/src/**/*.py"))
+ALL_REASONS = {
+    **REASONS,
+    **{code: text for info in registry().available().values() for code, text in info.transformation.reasons.items()},
+}
 NOTHING_HELPS = "Nothing to do"
-BY_CORE = {"overlapping", "instrument"}  # what core refuses whichever pass it is: see the tests behind the cases
+BY_CORE = {"overlapping", "instrument"}  # what core refuses whichever pass it is: see the tests after the cases
 BY_MACHINE = {"not-on-cpu"}  # what another machine is needed for, or played: see the tests of fxopt-onednn
 HOPELESS_BY_MACHINE = {"no-operators"}
-MEASURED = {"no-measured-benefit"}  # what depends on the machine: see the test behind the cases
+MEASURED = {"no-measured-benefit"}  # what depends on the machine: see the test after the cases
 
 
 class FunctionTracer(torch.fx.Tracer):
@@ -167,7 +167,7 @@ class TestEachCase:
 
 @dataclass(frozen=True, eq=False)
 class TwoRelus:
-    """A relu behind a relu."""
+    """A relu after a relu."""
 
     first: Node
     second: Node
@@ -250,14 +250,22 @@ def test_what_does_not_pay_is_merged_by_the_pass_that_does_not_ask() -> None:
 
 class TestTheTable:
     def test_every_code_is_provoked(self) -> None:
-        assert {case.code for case in CASES} | BY_CORE | MEASURED | BY_MACHINE | HOPELESS_BY_MACHINE == set(REASONS)
+        assert {case.code for case in CASES} | BY_CORE | MEASURED | BY_MACHINE | HOPELESS_BY_MACHINE == set(ALL_REASONS)
 
     def test_every_code_has_a_remedy_that_is_tested_or_says_that_nothing_helps(self) -> None:
         mended = {case.code for case in CASES if case.mend is not None} | BY_CORE | MEASURED | BY_MACHINE
-        assert {code for code, text in REASONS.items() if NOTHING_HELPS not in text} == mended
+        assert {code for code, text in ALL_REASONS.items() if NOTHING_HELPS not in text} == mended
 
     def test_the_sources_use_just_these_codes(self) -> None:
-        assert codes_used(SOURCES) == set(REASONS)
+        assert codes_used(SOURCES) == set(ALL_REASONS)
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_what_a_pass_gives_is_general_or_declared_by_it(self, case: Case) -> None:
+        assert case.code in REASONS or case.code in case.by.reasons
+
+    def test_families_do_not_mean_different_things_by_one_code(self) -> None:
+        declared = {pair for info in registry().available().values() for pair in info.transformation.reasons.items()}
+        assert len(declared) == len({code for code, _ in declared})
 
     @pytest.mark.parametrize(
         ("source", "expected"),
@@ -332,7 +340,22 @@ class TestDemands:
             assert f"  What to do for {code}: {REASONS[code]}" in lines
         assert not history(graph_module)
 
-    def test_a_code_of_a_plugin_has_no_remedy_here(self) -> None:
+    def test_what_a_pass_declares_is_told_as_the_remedy(self) -> None:
+        class Declares(DropDoubleRelus):
+            reasons: ClassVar[Mapping[str, str]] = {"too-tall": "It is too tall. Make it smaller."}
+
+            def check(self, site: TwoRelus, index: GraphIndex) -> Refusal | None:
+                return index.refuse(site.label, "too-tall", f"`{site.label}` is too tall", *site.nodes)
+
+        class Inherits(Declares):
+            reasons: ClassVar[Mapping[str, str]] = {"too-wide": "It is too wide. Make it smaller."}
+
+        assert set(Inherits.reasons) == {*REASONS, "too-tall", "too-wide"}
+        for by in (Declares(), compose(MergeLinears(), Inherits())):
+            with pytest.raises(PreconditionError, match=r"What to do for too-tall: It is too tall\. Make it smaller"):
+                by(torch.fx.symbolic_trace(ThreeRelus()), strict=True)
+
+    def test_a_code_that_nothing_declares_has_no_remedy(self) -> None:
         class Refuses(DropDoubleRelus):
             def check(self, site: TwoRelus, index: GraphIndex) -> Refusal | None:
                 return index.refuse(site.label, "too-tall", f"`{site.label}` is too tall", *site.nodes)

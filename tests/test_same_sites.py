@@ -12,9 +12,10 @@ from torch.fx import GraphModule
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_capture import capture
-from fxopt_core import Record, ReversibleTransformation, Transformation, history, infer_shapes, iter_nodes
+from fxopt_core import Record, ReversibleTransformation, Transformation, history, iter_nodes
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
+from fxopt_rewrite import infer_shapes
 
 
 class Sites(nn.Module):

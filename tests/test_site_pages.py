@@ -1,4 +1,4 @@
-"""The reference is made from what is installed, and the links of a built site are checked."""
+"""The reference is made from what is installed, the page on architecture shows what is there, and links are checked."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import re
 from pathlib import Path
 
 import pytest
+from test_floors import FLOORS
 
 from check_links import broken_links, links_elsewhere, main
 from site_pages.references import groups_of, installed_packages, write_references
 
-PACKAGES = sorted(path.parent.name.replace("-", "_") for path in Path(__file__).parent.parent.glob("packages/*/src"))
+ROOT = Path(__file__).parent.parent
+PACKAGES = sorted(path.parent.name.replace("-", "_") for path in ROOT.glob("packages/*/src"))
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
 def test_all_packages_are_there() -> None:
@@ -50,6 +53,28 @@ def test_names_are_documented_as_they_are_imported(tmp_path: Path) -> None:
     assert all(hasattr(importlib.import_module(module), name) for module, name in paths)
     assert "Reason code to meaning and remedy." in (stale.parent / "fxopt_core" / "reasons.md").read_text()
     assert all(f"\n{name}\n" in (stale.parent / "index.md").read_text() for name in PACKAGES)
+
+
+def test_the_table_of_floors_is_the_one_that_is_checked() -> None:
+    shown = {}
+    for row in re.findall(r"^\| `(fxopt\w*(?:\.\w+)*)` \|.*\|(.*)\|$", ARCHITECTURE, re.MULTILINE):
+        distribution = row[0].partition(".")[0]
+        below = re.findall(r"`(.+?)`", row[1])
+        shown[row[0]] = {f"{distribution}{each}" if each.startswith(".") else each for each in below}
+    assert shown == {unit: {*below} for unit, below in FLOORS.items()}
+
+
+def test_the_picture_of_floors_has_every_unit() -> None:
+    picture = (ROOT / "docs" / "_static" / "floors.svg").read_text(encoding="utf-8")
+    words = {*re.findall(r"[\w-]+", " ".join(re.findall(r"<text[^>]*>(.*?)</text>", picture)))}
+    assert words >= {unit.rpartition(".")[2].replace("fxopt_", "fxopt-") for unit in FLOORS}
+
+
+def test_the_files_that_the_page_on_architecture_names_are_there() -> None:
+    named = {*re.findall(r"`(\w+/[\w/]*(?:\.py)?)`", ARCHITECTURE)}
+    assert len(named) > 50
+    missing = [name for name in named if not any(ROOT.glob(f"packages/*/src/{name}")) and not (ROOT / name).exists()]
+    assert not sorted(missing)
 
 
 @pytest.mark.parametrize("name", ["public_names", "references"])

@@ -15,8 +15,9 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxopt import capture, load_checkpoint, original_state_dict, undo
-from fxopt_core import CheckpointError, Transformation, compose, history, registry
+from fxopt_capture import capture
+from fxopt_checkpoints import load_checkpoint, original_state_dict
+from fxopt_core import CheckpointError, Transformation, compose, history, registry, undo
 from fxopt_linear import MergeLinears
 
 transformers = pytest.importorskip("transformers")

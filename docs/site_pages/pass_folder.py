@@ -12,7 +12,7 @@ from site_pages.pass_page import Page, page_of_pass
 
 
 def write_pages(folder: Path, passes: Registry | None = None) -> list[Page]:
-    """Write the pages of all passes that are registered, and one that lists them; what was in the folder goes.
+    """Write the pages of all passes that are registered, and one that lists them, into a folder that is emptied first.
 
     Args:
         folder: where to write.
@@ -62,5 +62,5 @@ _INTRODUCTION = """\
 
 Each pass has a page: the rewrite as an equation, a model before and after, its options, the reasons for which it leaves
 a site alone, what it costs, and an example. The pages are made from the passes themselves whenever this site is built,
-so that those of any installed family are here. In a shell, `fxopt list` and `fxopt show PASS` tell the same.\
+so that those of any installed family are here. In a shell, `fxopt list` and `fxopt show PASS` print the same.\
 """

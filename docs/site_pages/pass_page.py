@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import Parameter
 
-from fxopt.documented import Documented, parse_docstring
-from fxopt.refusing import reasons_of
+from fxopt.docstrings import Documented, parse_docstring
 from fxopt_core import REASONS, PassInfo, PipelineSyntaxError
-from fxopt_core.coercion import show_annotation
 from fxopt_core.naming import option_text
-from fxopt_core.pipeline import parse_pipeline
+from fxopt_core.registry.pipeline import parse_pipeline
+from fxopt_core.values.coercion import show_annotation
 from site_pages.programs import session_of
 from site_pages.public_names import public_module
 from site_pages.showing import Shown, show, size_of
@@ -135,16 +134,21 @@ def _pipeline(info: PassInfo) -> str:
 
 
 def _refusals(info: PassInfo) -> Iterator[str]:
-    codes = sorted(reasons_of(info.transformation))
-    if not codes:
-        yield "The pass records no refusals of fxopt's codes."
+    reasons = info.transformation.reasons
+    if not reasons:
+        yield "The pass declares no reasons."
         return
     yield (
-        "It may give these codes, each with a sentence that names modules and nodes. "
-        "[Why was it not applied?](../refusals.md) tells how to read them; an instrument may leave out any site."
+        "Each refusal has a code and a sentence that names modules and nodes: see "
+        "[Why was it not applied?](../refusals.md)."
     )
-    rows = (f"| {{ref}}`{code} <reason-{code}>` | {_inline(REASONS[code])} |" for code in codes)
-    yield "\n".join(["| code | meaning and remedy |", "|---|---|", *rows])
+    own = sorted(reasons.keys() - REASONS)
+    if own:
+        yield "Codes of this pass:"
+        rows = (f"| `{code}` | {_inline(reasons[code])} |" for code in own)
+        yield "\n".join(["| code | meaning and remedy |", "|---|---|", *rows])
+    general = (f"{{ref}}`{code} <reason-{code}>`" for code in sorted(reasons.keys() & REASONS))
+    yield f"General codes: {', '.join(general)}."
 
 
 def _cost(documented: Documented, shown: Shown | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ from types import ModuleType
 def public_module(value: object) -> str | None:
     """Return the package to import a class or function from: the outermost one that has it; None where none has.
 
-    >>> from fxopt_core.ledger import Record
+    >>> from fxopt_core.ledger.records import Record
     >>> public_module(Record)
     'fxopt_core'
     """

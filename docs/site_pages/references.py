@@ -49,7 +49,7 @@ def installed_packages() -> list[str]:
 
 
 def write_references(folder: Path, packages: Iterable[str] | None = None) -> None:
-    """Write the reference; what was in the folder goes.
+    """Write the reference into a folder that is emptied first.
 
     Args:
         folder: where to write.
@@ -77,20 +77,11 @@ def groups_of(package: ModuleType) -> list[Group]:
     """
     data = _data_of(package)
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for name, place in _exported(package).items():
-        module = _home(getattr(place, name), name, data) or package.__name__
+    for name in getattr(package, "__all__", ()):
+        module = _home(getattr(package, name), name, data) or package.__name__
         if f"{module}.".startswith(f"{package.__name__}."):
             found[module].add(name)
     return [Group(module, tuple(sorted(found[module]))) for module in sorted(found)]
-
-
-def _exported(package: ModuleType) -> dict[str, ModuleType]:
-    """Return the public names of a package, each with where to import it from.
-
-    Those of the umbrella's subpackage for reports are among them: it documents what `report` and `picture` return.
-    """
-    places = [importlib.import_module("fxopt.reporting")] if package.__name__ == "fxopt" else []
-    return {name: place for place in (*places, package) for name in getattr(place, "__all__", ())}
 
 
 def _home(value: object, name: str, data: Mapping[str, tuple[str, str]]) -> str:
@@ -161,17 +152,16 @@ def _links(package: str, group: Group) -> str:
 def _group_page(package: ModuleType, group: Group) -> str:
     shown = group.names[:3]
     title = ", ".join(shown) + (f" and {len(group.names) - 3} more" if len(group.names) > 3 else "")
-    places = _exported(package)
-    said = {inspect.cleandoc(getattr(places[name], name).__doc__ or "").partition("\n")[0] for name in group.names}
+    said = {inspect.cleandoc(getattr(package, name).__doc__ or "").partition("\n")[0] for name in group.names}
     parts = [f"# {title}", "" if group.summary in said else group.summary]
     parts += [f"```{{eval-rst}}\n{directive}\n```" for directive in _directives(package, group)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _directives(package: ModuleType, group: Group) -> Iterator[str]:
-    data, places = _data_of(package), _exported(package)
+    data = _data_of(package)
     for name in group.names:
-        value, path = getattr(places[name], name), f"{places[name].__name__}.{name}"
+        value, path = getattr(package, name), f"{package.__name__}.{name}"
         if inspect.isclass(value):
             yield f".. autoclass:: {path}"
         elif inspect.isroutine(value):

@@ -19,8 +19,9 @@ _PAGES: list[Page] = []
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Connect what has to be done."""
+    """Connect the handlers below to the events of a build."""
     app.connect("builder-inited", _write)
+    app.connect("autodoc-skip-member", _skips_field)
     app.connect("autodoc-process-signature", _signature_of_pass)
     app.connect("autodoc-process-docstring", _plain_first_line, priority=100)  # before napoleon
     app.connect("doctree-read", _anchor_codes)
@@ -31,6 +32,11 @@ def setup(app: Sphinx) -> dict[str, Any]:
 def _write(app: Sphinx) -> None:
     _PAGES[:] = write_pages(Path(app.srcdir, "passes"))
     write_references(Path(app.srcdir, "reference"))
+
+
+def _skips_field(app: Sphinx, what: str, name: str, value: object, skip: bool, options: object) -> bool | None:
+    """Leave out the fields of named tuples: the docstring of the class describes them."""
+    return True if str(value.__doc__).startswith("Alias for field number") else None
 
 
 def _signature_of_pass(
@@ -48,7 +54,7 @@ def _signature_of_pass(
 
 
 def _plain_first_line(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
-    """Keep napoleon from reading what stands before a colon in the docstring of a property as its type."""
+    """Keep napoleon from taking the words before a colon in the docstring of a property for its type."""
     if what in ("attribute", "data", "property") and lines:
         lines[:0] = ["..", ""]  # an empty comment, which leaves no trace
 

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from arith_forms import setitem
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_arith.rounding import RoundedValues
-from fxopt_core import GraphIndex, infer_shapes, iter_nodes
+from fxopt_core import iter_nodes
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_testing import count_steps
+from fxopt_testing.rewrites import setitem
 
 
 def rounded_by(function: Callable[..., Any], *inputs: Tensor) -> dict[str, str | None]:
@@ -80,7 +83,7 @@ def test_unknown_functions_count_as_rounding() -> None:
     assert found.by(relu) is not None
 
 
-def test_it_is_linear_in_the_size_of_the_graph(steps_of: Callable[[Callable[[], object]], int]) -> None:
+def test_it_is_linear_in_the_size_of_the_graph() -> None:
     def chain(length: int) -> GraphModule:
         graph = torch.fx.Graph()
         value = hub = graph.placeholder("x")
@@ -91,7 +94,7 @@ def test_it_is_linear_in_the_size_of_the_graph(steps_of: Callable[[Callable[[], 
 
     def steps(length: int) -> int:
         index = GraphIndex(chain(length))
-        return steps_of(lambda: RoundedValues(index))
+        return count_steps(lambda: RoundedValues(index))
 
     steps(10)  # what is found out once is found out here
     assert steps(1000) < 4.2 * steps(250)

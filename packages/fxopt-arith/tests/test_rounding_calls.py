@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pytest
 import torch
 import torch.nn.functional as F
-from arith_forms import graph_of, refused
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import history
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import graph_of, refused
 
 aten = torch.ops.aten
-FORMS = ("modules", "functions", "export", "bare")
+Tried: TypeAlias = Form | Literal["bare"]
+FORMS: tuple[Tried, ...] = ("modules", "functions", "export", "bare")
 
 
 class Apply(nn.Module):
@@ -42,7 +44,7 @@ class Behind(nn.Module):
         return self.read(self.module(x / self.constant))
 
 
-def graph_in(form: str, model: nn.Module, x: Tensor) -> GraphModule:
+def graph_in(form: Tried, model: nn.Module, x: Tensor) -> GraphModule:
     return torch.fx.symbolic_trace(model) if form == "bare" else graph_of(model, form, x)
 
 
@@ -115,7 +117,7 @@ JUMPING: dict[str, Callable[[Tensor, float], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", JUMPING)
-def test_quotients_before_a_jump_stay(form: str, name: str) -> None:
+def test_quotients_before_a_jump_stay(form: Form, name: str) -> None:
     graph_module = graph_in(form, Apply(JUMPING[name], 7), square())
     ChangeTrueDivToMulByInverse()(graph_module, expect=0)
     assert {reason for _, reason in refused(graph_module)} == {"rounded-quotient"}
@@ -154,7 +156,7 @@ POOLS: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", POOLS)
-def test_indices_tell_the_order_and_values_do_not(form: str, name: str) -> None:
+def test_indices_tell_the_order_and_values_do_not(form: Form, name: str) -> None:
     both: dict[str, tuple[Callable[[Any], Any], float, int]] = {
         "both": (lambda result: (result[0], result[1]), 7, 0),
         "indices": (lambda result: result[1], 7, 0),
@@ -235,7 +237,8 @@ MODULES: dict[str, tuple[nn.Module, Callable[[Any], Any], int]] = {
 @pytest.mark.parametrize("name", MODULES)
 def test_modules(name: str) -> None:
     module, read, sites = MODULES[name]
-    for form in ("modules", "bare"):
+    forms: tuple[Tried, ...] = ("modules", "bare")
+    for form in forms:
         ChangeTrueDivToMulByInverse()(graph_in(form, Behind(module, 7, read), image()), expect=sites)
         ChangeTrueDivToMulByInverse()(graph_in(form, Behind(module, 8, read), image()), expect=1)
 
@@ -301,7 +304,7 @@ CONTINUOUS: dict[str, Callable[[Tensor, float], Any]] = {
 
 @pytest.mark.parametrize("form", ["modules", "functions", "export"])
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_quotients_before_what_is_continuous_change(form: str, name: str) -> None:
+def test_quotients_before_what_is_continuous_change(form: Form, name: str) -> None:
     graph_module = graph_of(Apply(CONTINUOUS[name], 7), form, square())
     x = square()
     torch.manual_seed(0)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
-from arith_forms import FORMS, TRACED, check, graph_of, refused, structure
 from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import history, iter_nodes, undo
+from fxopt_testing.forms import TRACED, Form
+from fxopt_testing.rewrites import FORMS, check_rewrite, graph_of, refused, structure
 
 aten = torch.ops.aten
 
@@ -67,10 +68,17 @@ SITES = {"parts": 2}
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", OUT_OF_PLACE)
-def test_every_form_of_division(form: str, name: str) -> None:
+def test_every_form_of_division(form: Form, name: str) -> None:
     others = [(torch.tensor([[0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-42]]),), (torch.randn(0, 6),)]
     sites = SITES.get(name, 1)
-    check(ChangeTrueDivToMulByInverse(), Apply(OUT_OF_PLACE[name]), form, torch.randn(3, 6), sites=sites, others=others)
+    check_rewrite(
+        ChangeTrueDivToMulByInverse(),
+        Apply(OUT_OF_PLACE[name]),
+        torch.randn(3, 6),
+        sites=sites,
+        form=form,
+        others=others,
+    )
 
 
 ATEN = {
@@ -117,9 +125,11 @@ IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_in_place_forms_write_the_callers_tensor_as_before(form: str, name: str) -> None:
+def test_in_place_forms_write_the_callers_tensor_as_before(form: Form, name: str) -> None:
     model = Apply(IN_PLACE[name])
-    rewritten = check(ChangeTrueDivToMulByInverse(), model, form, torch.randn(3, 6), sites=1, backward=False)
+    rewritten = check_rewrite(
+        ChangeTrueDivToMulByInverse(), model, torch.randn(3, 6), sites=1, form=form, backward=False
+    )
     x, y = torch.ones(3, 6), torch.ones(3, 6)
     rewritten(x)
     model(y)
@@ -129,19 +139,19 @@ def test_in_place_forms_write_the_callers_tensor_as_before(form: str, name: str)
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
-def test_dtypes_of_the_dividend(form: str, dtype: torch.dtype) -> None:
+def test_dtypes_of_the_dividend(form: Form, dtype: torch.dtype) -> None:
     x = torch.arange(12).view(3, 4).to(dtype)
     tolerance = 1e-2 if dtype in (torch.float16, torch.bfloat16) else 1e-6
-    check(ChangeTrueDivToMulByInverse(), Apply(lambda x: x / 7), form, x, sites=1, tolerance=tolerance)
+    check_rewrite(ChangeTrueDivToMulByInverse(), Apply(lambda x: x / 7), x, sites=1, form=form, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
 @pytest.mark.parametrize("constant", [8, -2, 0.25, 1024, 1.0])
-def test_powers_of_two_are_exact(form: str, dtype: torch.dtype, constant: float) -> None:
+def test_powers_of_two_are_exact(form: Form, dtype: torch.dtype, constant: float) -> None:
     x = (torch.randn(5, 4) * 100).to(dtype)
     model = Apply(lambda x: x / constant)
-    check(ChangeTrueDivToMulByInverse(), model, form, x, sites=1, tolerance=0.0)
+    check_rewrite(ChangeTrueDivToMulByInverse(), model, x, sites=1, form=form, tolerance=0.0)
 
 
 @given(constant=st.floats(allow_nan=True, allow_infinity=True) | st.integers(-(2**63), 2**63 - 1), known=st.booleans())
@@ -164,7 +174,7 @@ def test_any_constant_is_safe(constant: float, known: bool) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("constant", [0, 0.0, -0.0, 1e-40, 1e-320, float("inf"), float("nan"), 1e39, 10**400])
-def test_constants_without_a_safe_inverse_stay(form: str, constant: float) -> None:
+def test_constants_without_a_safe_inverse_stay(form: Form, constant: float) -> None:
     if constant == 10**400:
         form = "modules"
         graph_module = traced(lambda x: x / constant)
@@ -192,9 +202,9 @@ def test_constants_without_a_safe_inverse_stay(form: str, constant: float) -> No
         (torch.int64, 1e300, 0),
     ],
 )
-def test_the_limits_are_those_of_the_computation(form: str, dtype: torch.dtype, constant: float, sites: int) -> None:
-    rewritten = check(
-        ChangeTrueDivToMulByInverse(), Apply(lambda x: x / constant), form, torch.ones(3, dtype=dtype), sites=sites
+def test_the_limits_are_those_of_the_computation(form: Form, dtype: torch.dtype, constant: float, sites: int) -> None:
+    rewritten = check_rewrite(
+        ChangeTrueDivToMulByInverse(), Apply(lambda x: x / constant), torch.ones(3, dtype=dtype), sites=sites, form=form
     )
     assert [reason for _, reason in refused(rewritten)] == ["unsafe-constant"] * (1 - sites)
 
@@ -209,10 +219,9 @@ def test_where_the_dtype_matters_and_is_not_known_the_site_is_refused() -> None:
 def test_half_precision_in_the_default_dtype() -> None:
     try:
         torch.set_default_dtype(torch.float64)
-        check(
+        check_rewrite(
             ChangeTrueDivToMulByInverse(),
             Apply(lambda x: x / 1e300),
-            "modules",
             torch.ones(3, dtype=torch.int64),
             sites=1,
         )
@@ -240,7 +249,7 @@ SHAPE_ARITHMETIC: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("form", [*TRACED, "bare"])
 @pytest.mark.parametrize("name", SHAPE_ARITHMETIC)
-def test_shape_arithmetic_stays(form: str, name: str) -> None:
+def test_shape_arithmetic_stays(form: Form | Literal["bare"], name: str) -> None:
     model = Apply(SHAPE_ARITHMETIC[name])
     graph_module = torch.fx.symbolic_trace(model) if form == "bare" else graph_of(model, form, torch.randn(2, 6))
     ChangeTrueDivToMulByInverse()(graph_module, expect=0)
@@ -251,7 +260,7 @@ def test_symbolic_sizes_stay_in_an_export() -> None:
     def function(x: Tensor) -> Tensor:
         return x * (x.shape[0] / 7) + x / 7
 
-    check(ChangeTrueDivToMulByInverse(), Apply(function), "export-dynamic", torch.randn(4, 6), sites=1)
+    check_rewrite(ChangeTrueDivToMulByInverse(), Apply(function), torch.randn(4, 6), sites=1, form="export-dynamic")
 
 
 def test_a_tensor_made_of_sizes_is_a_tensor() -> None:
@@ -293,7 +302,7 @@ ROUNDED: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("form", [*FORMS, "bare"])
 @pytest.mark.parametrize("name", ROUNDED)
-def test_quotients_that_are_rounded_later_stay(form: str, name: str) -> None:
+def test_quotients_that_are_rounded_later_stay(form: Form | Literal["bare"], name: str) -> None:
     model = Apply(ROUNDED[name])
     graph_module = torch.fx.symbolic_trace(model) if form == "bare" else graph_of(model, form, torch.ones(2, 3))
     ChangeTrueDivToMulByInverse()(graph_module, expect=0)
@@ -302,9 +311,14 @@ def test_quotients_that_are_rounded_later_stay(form: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("form", TRACED)
-def test_powers_of_two_may_be_rounded_later(form: str) -> None:
-    check(
-        ChangeTrueDivToMulByInverse(), Apply(lambda x: (x / 8).floor()), form, torch.randn(3, 4), sites=1, tolerance=0.0
+def test_powers_of_two_may_be_rounded_later(form: Form) -> None:
+    check_rewrite(
+        ChangeTrueDivToMulByInverse(),
+        Apply(lambda x: (x / 8).floor()),
+        torch.randn(3, 4),
+        sites=1,
+        form=form,
+        tolerance=0.0,
     )
 
 
@@ -323,7 +337,7 @@ NOT_ROUNDED: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NOT_ROUNDED)
-def test_quotients_that_nothing_rounds_change(form: str, name: str) -> None:
+def test_quotients_that_nothing_rounds_change(form: Form, name: str) -> None:
     graph_module = graph_of(Apply(NOT_ROUNDED[name]), form, torch.randn(4, 4))
     ChangeTrueDivToMulByInverse()(graph_module, strict=True)
     assert len(history(graph_module)[-1].rewrites) == 1 + (name == "shape only")
@@ -398,7 +412,7 @@ OTHER_DIVISIONS: dict[str, tuple[Callable[[Tensor], Any], list[str]]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", OTHER_DIVISIONS)
-def test_other_divisions_stay(form: str, name: str) -> None:
+def test_other_divisions_stay(form: Form, name: str) -> None:
     function, reasons = OTHER_DIVISIONS[name]
     graph_module = graph_of(Apply(function), form, torch.ones(3, 4))
     before = graph_module.code
@@ -416,7 +430,7 @@ def test_a_division_with_out_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # torch copies its own specs of trees
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("constant", [49, 49.0, 0.1, -3, 7])
-def test_undo_gives_back_the_very_constant(form: str, constant: float) -> None:
+def test_undo_gives_back_the_very_constant(form: Form, constant: float) -> None:
     graph_module = graph_of(Apply(lambda x: x / constant), form, torch.ones(3))
     start = structure(graph_module)
     ChangeTrueDivToMulByInverse()(graph_module, expect=1)
@@ -433,7 +447,7 @@ def test_gradients_and_memory_formats() -> None:
     model = Apply(lambda x: (x / 7).relu())
     images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     others = [(images,), (torch.randn(5, 3).t(),), (torch.randn(()),)]
-    rewritten = check(ChangeTrueDivToMulByInverse(), model, "modules", torch.randn(3, 4), sites=1, others=others)
+    rewritten = check_rewrite(ChangeTrueDivToMulByInverse(), model, torch.randn(3, 4), sites=1, others=others)
     assert rewritten(images).is_contiguous(memory_format=torch.channels_last)
 
 

@@ -10,18 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from fxopt_core import (
-    Editor,
-    GraphIndex,
-    LinearCall,
-    Piece,
-    Refusal,
-    ReversibleSitePass,
-    iter_nodes,
-    read_linear,
-    sharing_refusal,
-    tensors_refusal,
-)
+from fxopt_core import Refusal, iter_nodes
+from fxopt_rewrite.calls.readers import read_linear
+from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.journal.edits import Piece
+from fxopt_rewrite.legality import sharing_refusal, tensors_refusal
+from fxopt_rewrite.site_pass import ReversibleSitePass
 
 
 class Varied(nn.Module):

@@ -17,7 +17,7 @@ from archive_models import PadOutputs, Perceptron
 from torch import Tensor, nn
 
 from fxopt_capture import capture
-from fxopt_capture.archive import load, save
+from fxopt_capture.archive.files import load, save
 from fxopt_core import history, undo
 from fxopt_core.errors import CaptureError, FxoptError
 
@@ -143,7 +143,7 @@ MALFORMED: dict[str, Callable[[Any], None]] = {
     "mode": lambda document: document.update(mode="eval"),
     "no modules": lambda document: document.update(modules=[]),
     "no nodes": lambda document: document["graph"].update(rows=[]),
-    "order of users": lambda document: document["graph"].update(orders=[[0, [1, 1]]]),
+    "order of users": lambda document: document["graph"].update(users=[[0, [1, 1]]]),
     "no such tensor": lambda document: document["modules"][-1]["parameters"][0].__setitem__(1, "other"),
     "unknown module": lambda document: document["graph"]["rows"][2].update(target="other"),
     "two nodes of one name": lambda document: document["graph"]["rows"][2].update(name="x"),
@@ -162,8 +162,8 @@ def test_a_document_with_something_wrong(path: Path, change: Callable[[Any], Non
 
 
 def test_a_document_of_a_newer_version(path: Path) -> None:
-    newer = with_document(path, lambda document: document.update(format=2))
-    with pytest.raises(CaptureError, match=r"was written in format 2, .* up to 1: upgrade it"):
+    newer = with_document(path, lambda document: document.update(format=3))
+    with pytest.raises(CaptureError, match=r"was written in format 3, .* up to 2: upgrade it"):
         load(newer)
     assert history(load(newer, ledger=False)) == ()
 
@@ -207,34 +207,38 @@ def test_weights_may_be_others(path: Path) -> None:
 # -- what a file must not do ------------------------------------------------------------------------------------------
 
 
+def calling(name: str, **row: Any) -> Callable[[Any], None]:
+    return lambda document: document["graph"]["rows"][4].update(op="call_function", target={"name": name}, **row)
+
+
 HOSTILE: dict[str, Callable[[Any], None]] = {
-    "a function": lambda document: document["graph"]["rows"][4].update(op="call_function", target="os.system"),
-    "a builtin": lambda document: document["graph"]["rows"][4].update(op="call_function", target="builtins.eval"),
-    "torch.load": lambda document: document["graph"]["rows"][4].update(op="call_function", target="torch.load"),
-    "a loader": lambda document: document["graph"]["rows"][4].update(
-        op="call_function", target="torch.ops.load_library.x"
+    "a function": calling("os:system"),
+    "a builtin": calling("builtins:eval"),
+    "torch.load": calling("torch:load"),
+    "a loader": calling("torch:ops.load_library.x"),
+    "a function as text": lambda document: document["graph"]["rows"][4].update(op="call_function", target="os:system"),
+    "a class of torch to call": calling("torch.package:PackageImporter"),
+    "an enumeration": lambda document: document["graph"]["rows"][4].update(args=[{"enum": ["http:HTTPStatus", 200]}]),
+    "a named tuple": lambda document: document["graph"]["rows"][4].update(
+        args=[{"namedtuple": ["platform:uname_result", []]}]
     ),
     "a method": lambda document: document["graph"]["rows"][4].update(op="call_method", target="__reduce_ex__"),
-    "an attribute": lambda document: document["graph"]["rows"][4].update(
-        op="call_function", target="builtins.getattr", args=[{"node": 0}, "__class__"]
-    ),
-    "a computed attribute": lambda document: document["graph"]["rows"][4].update(
-        op="call_function", target="builtins.getattr", args=[{"node": 0}, {"node": 0}]
-    ),
+    "an attribute": calling("builtins:getattr", args=[{"node": 0}, "__class__"]),
+    "a computed attribute": calling("builtins:getattr", args=[{"node": 0}, {"node": 0}]),
     "a name of a node": lambda document: document["graph"]["rows"][4].update(name="x = 1; import os"),
     "a name of an input": lambda document: document["graph"]["rows"][0].update(target="x=print(1)"),
     "a name of an argument": lambda document: document["graph"]["rows"][4].update(kwargs={"a=print(1)": 1}),
     "an attribute of the module": lambda document: document["graph"]["rows"][2].update(
         op="get_attr", target="forward.__globals__", args=[]
     ),
-    "a class": lambda document: document["modules"][1].update({"class": "subprocess.Popen"}),
-    "a class of torch": lambda document: document["modules"][1].update({"class": "torch.nn.Parameter"}),
+    "a class": lambda document: document["modules"][1].update({"class": "subprocess:Popen"}),
+    "a class of torch": lambda document: document["modules"][1].update({"class": "torch.nn.parameter:Parameter"}),
     "an attribute of a class": lambda document: document["modules"][1]["attributes"].append(["__class__", 1]),
     "the state of a module": lambda document: document["modules"][1]["attributes"].append(["_modules", 1]),
     "a name of a module": lambda document: document["modules"].append(
         {**document["modules"][1], "name": 'x"); import os; ("'}
     ),
-    "a value": lambda document: document["modules"][1].update(attributes=[["x", {"target": "os.system"}]]),
+    "a value": lambda document: document["modules"][1].update(attributes=[["x", {"name": "os:system"}]]),
     "a class in the ledger": lambda document: document.update(
         ledger=document["ledger"].replace("torch.nn.modules.linear:Linear", "subprocess:Popen")
     ),

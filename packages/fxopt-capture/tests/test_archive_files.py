@@ -15,7 +15,7 @@ from archive_models import PadOutputs, Perceptron, layout
 from torch import nn
 
 from fxopt_capture import capture
-from fxopt_capture.archive import load, save
+from fxopt_capture.archive.files import load, save
 from fxopt_core import history
 from fxopt_core.errors import CaptureError, FxoptError
 

@@ -16,10 +16,10 @@ from torch.export import Dim
 from torch.fx import GraphModule
 
 from fxopt_capture import CapturedModule, capture
-from fxopt_capture.archive import load
+from fxopt_capture.archive.files import load
 from fxopt_core import iter_nodes
 from fxopt_core.errors import CaptureError
-from fxopt_core.facts import tensor_facts
+from fxopt_rewrite.shapes.facts import tensor_facts
 
 
 def exported(model: nn.Module, path: Path, *args: Any, shapes: Any = None, **kwargs: Any) -> GraphModule:
@@ -175,7 +175,7 @@ def test_it_needs_no_source(tmp_path: Path) -> None:
     torch.save({"ids": IDS, "mask": MASK, "expected": expected}, tmp_path / "call.pt")
     script = """
         import sys, torch
-        from fxopt_capture.archive import load
+        from fxopt_capture.archive.files import load
         loaded, call = load("model.pt2"), torch.load("call.pt")
         assert torch.equal(loaded(call["ids"], mask=call["mask"])["logits"], call["expected"])
         assert type(loaded.frozen) is torch.nn.Linear and type(loaded.norm) is torch.nn.BatchNorm1d

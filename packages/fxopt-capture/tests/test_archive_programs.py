@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from fxopt_capture import capture
-from fxopt_capture.archive import load, save
+from fxopt_capture.archive.files import load, save
 from fxopt_core import history, undo
 from fxopt_core.errors import CaptureError
 

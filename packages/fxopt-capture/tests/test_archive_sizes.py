@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fxopt_capture import capture
-from fxopt_capture.archive import load, save
+from fxopt_capture.archive.files import load, save
 from fxopt_core.errors import CaptureError
 
 

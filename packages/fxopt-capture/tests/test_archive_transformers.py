@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fxopt_capture import capture
-from fxopt_capture.archive import load, save
+from fxopt_capture.archive.files import load, save
 from fxopt_core.errors import CaptureError
 
 LLAMA = {
@@ -115,7 +115,7 @@ def test_output_types_are_found_in_another_process(transformers: ModuleType, tmp
     torch.save({"ids": ids, "expected": model(ids).last_hidden_state}, tmp_path / "call.pt")
     script = """
         import sys, torch
-        from fxopt_capture.archive import load
+        from fxopt_capture.archive.files import load
         loaded, told = load("model.pt2"), torch.load("call.pt")
         with torch.no_grad():
             found = loaded(told["ids"])
@@ -126,7 +126,7 @@ def test_output_types_are_found_in_another_process(transformers: ModuleType, tmp
     without = """
         import sys
         sys.modules["transformers"] = None
-        from fxopt_capture.archive import load
+        from fxopt_capture.archive.files import load
         from fxopt_core.errors import CaptureError
         try:
             load("model.pt2")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxopt_capture import capture, symbolic_trace
-from fxopt_capture.structures import register_structures
+from fxopt_capture.call.structures import register_structures
 from fxopt_core.errors import CaptureError
 
 VOCABULARY = 99

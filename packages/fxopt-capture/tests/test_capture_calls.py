@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 
 from fxopt_capture import capture, load, save
-from fxopt_capture.arguments import InputBinding
+from fxopt_capture.call.arguments import InputBinding
 from fxopt_core.errors import CaptureError
 
 
@@ -262,7 +262,7 @@ def test_attention_captured_with_one_tensor_takes_three() -> None:
 
 def test_binding_pickles_and_copies() -> None:
     captured = capture(Masked().eval(), (X,), {"scale": 3.0})
-    (binding,) = captured._forward_pre_hooks.values()
+    binding = captured._input_binding
     for other in (pickle.loads(pickle.dumps(binding)), copy.deepcopy(binding)):
         assert isinstance(binding, InputBinding)
         assert isinstance(other, InputBinding)

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt_capture import InputGuards, capture
-from fxopt_capture.guards import Condition, InputSpec
+from fxopt_capture.call.guards import Condition, InputSpec
 from fxopt_core.errors import CaptureError
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxopt_capture import capture
-from fxopt_capture.nesting import check_nesting, nesting_of
+from fxopt_capture.call.nesting import check_nesting, nesting_of
 from fxopt_core.errors import CaptureError
 
 

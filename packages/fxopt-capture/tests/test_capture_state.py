@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_capture import capture
-from fxopt_capture.preserving import preserved
 from fxopt_core.errors import CaptureError
+from fxopt_core.state.snapshot import kept
 
 
 class Varied(nn.Module):
@@ -192,7 +192,7 @@ def test_tensors_of_inference_mode_keep_their_values() -> None:
     model = Counting().eval()
     with torch.inference_mode():
         model.plain = torch.full((1,), 3.0)
-    with preserved(model), torch.inference_mode():
+    with kept(model), torch.inference_mode():
         model.plain.add_(1)
     assert model.plain.tolist() == [3]
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fxopt_capture import symbolic_trace
+from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
 from fxopt_core import Transformation
-from fxopt_core.checkpoints import load_original_state_dict, original_state_dict
 
 
 class Part(nn.Module):

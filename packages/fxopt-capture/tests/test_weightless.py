@@ -13,7 +13,8 @@ from test_capture_transformers import MODELS
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_capture import InputGuards, capture, exporting, symbolic_trace, weightless
+from fxopt_capture import InputGuards, capture, symbolic_trace, weightless
+from fxopt_capture.export import program
 from fxopt_core import CaptureError, iter_nodes
 
 
@@ -100,14 +101,14 @@ def test_a_model_that_cannot_be_exported_is_as_before() -> None:
 def test_no_memory_is_taken_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     model = on_meta(lambda: nn.Linear(1 << 17, 1 << 16, bias=False))  # 32 GiB
     seen = []
-    original: Any = exporting.export_program
+    original: Any = program.export_program
 
     def noted(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         weight = model.get_parameter("0.weight")
         seen.append((weight.device.type, weight.untyped_storage().nbytes() < 8))
         return original(model, *args, **kwargs)
 
-    monkeypatch.setattr("fxopt_capture.strategy.export_program", noted)
+    monkeypatch.setattr("fxopt_capture.export.strategy.export_program", noted)
     captured = capture(nn.Sequential(model), torch.empty(2, 1 << 17))
     assert set(seen) == {("cpu", True)}
     assert [node.op for node in iter_nodes(captured.graph)].count("call_module") == 2

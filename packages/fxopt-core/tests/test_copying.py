@@ -17,10 +17,10 @@ from torch.export import Dim
 from torch.fx import GraphModule
 from torch.nn.utils import parametrize
 
-from fxopt_core.copying import faithful_copy
 from fxopt_core.errors import FxoptError
 from fxopt_core.graph import iter_nodes
-from fxopt_core.transaction import Snapshot
+from fxopt_core.state.copying import faithful_copy
+from fxopt_core.state.snapshot import Snapshot
 
 
 def hook(*_: object) -> None:

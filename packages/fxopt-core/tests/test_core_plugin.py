@@ -23,7 +23,7 @@ from fxopt_core import (
     registry,
     undo,
 )
-from fxopt_core.hookspec import TransformationsPlugin
+from fxopt_core.registry.hookspec import TransformationsPlugin
 
 PLUGIN: TransformationsPlugin = fxopt_core.plugin
 PASSES: dict[str, type[Transformation]] = {"deep-copy": DeepCopy, "lint-and-recompile": LintAndRecompile}

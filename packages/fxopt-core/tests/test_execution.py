@@ -25,7 +25,7 @@ from fxopt_core import (
     iter_nodes,
     undo,
 )
-from fxopt_core.runs import current_frame
+from fxopt_core.passes.context import current_frame
 
 Body = Callable[[GraphModule], object]
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_core import FxoptError, LintAndRecompile, Record, Refusal, Rewrite, compose, history, undo
-from fxopt_core.history import History
-from fxopt_core.ledger import append_record
+from fxopt_core.ledger.history import History
+from fxopt_core.ledger.records import append_record
 
 RECORD = Record(
     pass_name="merge-linears",

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.fx import Node, symbolic_trace
 
-from fxopt_core.graph import TargetNodes, iter_nodes
-from fxopt_core.marks import NodeTag, add_mark, forget_ids, has_mark, nodes_by_id, remove_mark, set_tag, tag_of
+from fxopt_core.graph import iter_nodes
+from fxopt_core.ledger.marks import NodeTag, add_mark, forget_ids, has_mark, remove_mark, set_tag, tag_of
 
 
 def a_node() -> Node:
@@ -73,30 +73,8 @@ class TestMarks:
 
 
 class TestNumbers:
-    def test_nodes_by_id_lists_all_that_share_one(self) -> None:
-        graph = symbolic_trace(nn.Sequential(nn.ReLU(), nn.Tanh())).graph
-        x, relu, tanh, _ = iter_nodes(graph)
-        set_tag(x, NodeTag(0))
-        set_tag(relu, NodeTag(7))
-        tanh.meta = dict(relu.meta)
-        assert nodes_by_id(graph) == {0: [x], 7: [relu, tanh]}
-
     def test_forgetting_them_keeps_the_marks(self) -> None:
         node = a_node()
         set_tag(node, NodeTag(1, ("a",)))
         forget_ids([node])
         assert tag_of(node) == NodeTag(None, ("a",))
-
-
-def test_target_nodes_follow_edits() -> None:
-    graph = symbolic_trace(nn.Sequential(nn.ReLU(), nn.Linear(1, 1))).graph
-    targets = TargetNodes(graph)
-    (relu,) = targets.of("call_module", "0")
-    with graph.inserting_before(relu):
-        other = graph.call_module("0", relu.args)
-        targets.add(other)
-    assert targets.of("call_module", "0") == [relu, other]
-    targets.discard(relu)
-    targets.discard(next(iter_nodes(graph)))
-    assert targets.of("call_module", "0") == [other]
-    assert targets.of("get_attr", "1.weight") == []

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch.fx import GraphModule
 
-from fxopt_core.coercion import coerce, show_annotation, show_value
 from fxopt_core.errors import PassOptionError
 from fxopt_core.naming import close_names, kebab_case, option_text
-from fxopt_core.options import bind, checked_options, construct, find_option, options_of
-from fxopt_core.transformation import Transformation
+from fxopt_core.passes.options import bind, checked_options, construct, find_option, options_of
+from fxopt_core.passes.transformation import Transformation
+from fxopt_core.values.coercion import coerce, show_annotation, show_value
 
 if TYPE_CHECKING:
     from decimal import Decimal  # a name that is known to type checkers alone

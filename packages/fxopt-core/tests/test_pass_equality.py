@@ -27,7 +27,7 @@ from fxopt_core import (
     hookimpl,
     iter_nodes,
 )
-from fxopt_core.options import is_placeholder, kept, options_of
+from fxopt_core.passes.options import is_placeholder, kept, options_of
 
 _UNSET: Any = object()
 

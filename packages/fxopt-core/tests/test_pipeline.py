@@ -11,7 +11,6 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 from torch.fx import GraphModule
 
-from fxopt_core.compose import compose
 from fxopt_core.errors import (
     FxoptError,
     PassOptionError,
@@ -20,12 +19,13 @@ from fxopt_core.errors import (
     RegistryError,
     UnknownPassError,
 )
-from fxopt_core.hookspec import hookimpl
-from fxopt_core.literals import LiteralError, literal_end, literal_text, read_literal
-from fxopt_core.pipeline import parse_pipeline
-from fxopt_core.registry import Registry
-from fxopt_core.signature import same_value
-from fxopt_core.transformation import Transformation
+from fxopt_core.passes.compose import compose
+from fxopt_core.passes.signature import same_value
+from fxopt_core.passes.transformation import Transformation
+from fxopt_core.registry.hookspec import hookimpl
+from fxopt_core.registry.pipeline import parse_pipeline
+from fxopt_core.registry.registry import Registry
+from fxopt_core.values.literals import LiteralError, literal_end, literal_text, read_literal
 
 
 class MergeLinears(Transformation):

@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from fxopt_core.graph import iter_nodes
-from fxopt_core.snapshot_containers import Containers, put_back, shallow_copy
-from fxopt_core.transaction import Snapshot
+from fxopt_core.state.containers import Containers, put_back, shallow_copy
+from fxopt_core.state.snapshot import Snapshot
 
 
 class Pair(NamedTuple):

@@ -7,9 +7,20 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
-from fxopt_core.tolerances import EXACT, Tolerance, close, tolerance
+from fxopt_core.tolerances import EXACT, Tolerance, tolerance
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, within: Tolerance | None = None) -> bool:
+    """Return whether two tensors have the same shape and dtype, and values that agree within a tolerance."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return False
+    within = tolerance(expected.dtype) if within is None else within
+    if within.is_exact and not (expected.is_floating_point() or expected.is_complex()):
+        return torch.equal(actual, expected)
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    return torch.allclose(actual.to(wide), expected.to(wide), rtol=within.rtol, atol=within.atol, equal_nan=True)
 
 
 @pytest.mark.parametrize(

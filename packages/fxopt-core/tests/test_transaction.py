@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize, prune
 from torch.utils._pytree import tree_map_only
 
 from fxopt_core.graph import iter_nodes
-from fxopt_core.transaction import Snapshot
+from fxopt_core.state.snapshot import Snapshot
 
 Damage: TypeAlias = Callable[[Any], None]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,8 +12,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxopt_core import history
 from fxopt_linear import FuseBiasInLinear, MergeLinears
+from fxopt_testing import count_steps
 
-Steps = Callable[[Callable[[], object]], int]
 FORMS = ("modules", "functions", "aten")
 
 
@@ -48,11 +47,11 @@ def layer(graph: Graph, form: str, block: nn.Module, owner: str, key: str, x: No
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("transformation", [MergeLinears(), FuseBiasInLinear()], ids=["merge", "fuse"])
 def test_twice_the_graph_takes_twice_the_steps(
-    steps_of: Steps, form: str, transformation: MergeLinears | FuseBiasInLinear, hub: bool
+    form: str, transformation: MergeLinears | FuseBiasInLinear, hub: bool
 ) -> None:
     def steps(count: int) -> int:
         graph_module = attentions(form, count, hub=hub)
-        found = steps_of(lambda: transformation(graph_module, lint_and_recompile=False))
+        found = count_steps(lambda: transformation(graph_module, lint_and_recompile=False))
         assert history(graph_module)[-1].rewrites
         return found
 
@@ -61,9 +60,9 @@ def test_twice_the_graph_takes_twice_the_steps(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_few_sites_cost_less_than_lint_and_recompile(steps_of: Steps, form: str) -> None:
+def test_few_sites_cost_less_than_lint_and_recompile(form: str) -> None:
     graph_module = attentions(form, 8, idle=140)
     MergeLinears()(attentions(form, 2), lint_and_recompile=False)  # what is looked up once
-    compiled = steps_of(graph_module.graph.lint) + steps_of(graph_module.recompile)
-    assert steps_of(lambda: MergeLinears()(graph_module, lint_and_recompile=False)) < compiled
+    compiled = count_steps(graph_module.graph.lint) + count_steps(graph_module.recompile)
+    assert count_steps(lambda: MergeLinears()(graph_module, lint_and_recompile=False)) < compiled
     assert len(history(graph_module)[-1].rewrites) == 8

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from linear_forms import FORMS, TRACED, check, graph_of, refused, structure
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_core import history, iter_nodes, undo
 from fxopt_linear import FuseBiasInLinear, MergeLinears
+from fxopt_testing import count_steps
+from fxopt_testing.forms import TRACED, Form
+from fxopt_testing.rewrites import FORMS, check_rewrite, graph_of, refused, structure
 
 
 class Network(nn.Module):
@@ -40,8 +41,10 @@ OTHERS: list[tuple[Tensor, ...]] = [
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("out_features", [1, 3])
-def test_every_bias_becomes_a_column(form: str, out_features: int) -> None:
-    fused = check(FuseBiasInLinear(), Network(out_features), form, torch.randn(3, 4), sites=2, others=OTHERS)
+def test_every_bias_becomes_a_column(form: Form, out_features: int) -> None:
+    fused = check_rewrite(
+        FuseBiasInLinear(), Network(out_features), torch.randn(3, 4), sites=2, form=form, others=OTHERS
+    )
     assert list(fused.state_dict()) == ["second.weight", "first_with_bias.weight", "last_with_bias.weight"]
     last = fused.get_submodule("last_with_bias")
     assert isinstance(last, nn.Linear)
@@ -55,21 +58,23 @@ def test_every_bias_becomes_a_column(form: str, out_features: int) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
-def test_inputs_of_any_rank(form: str, rank: int) -> None:
-    check(FuseBiasInLinear(), Network(), form, torch.randn(*range(2, rank + 1), 4), sites=2)
+def test_inputs_of_any_rank(form: Form, rank: int) -> None:
+    check_rewrite(FuseBiasInLinear(), Network(), torch.randn(*range(2, rank + 1), 4), sites=2, form=form)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_dtypes(form: str, dtype: torch.dtype) -> None:
+def test_other_dtypes(form: Form, dtype: torch.dtype) -> None:
     tolerance = 1e-4 if dtype == torch.float64 else 5e-2
     model = Network(out_features=1).to(dtype)
-    fused = check(FuseBiasInLinear(), model, form, torch.randn(3, 4, dtype=dtype), sites=2, tolerance=tolerance)
+    fused = check_rewrite(
+        FuseBiasInLinear(), model, torch.randn(3, 4, dtype=dtype), sites=2, form=form, tolerance=tolerance
+    )
     assert fused.get_parameter("last_with_bias.weight").dtype == dtype
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_bias_comes_back_in_one_dimension(form: str) -> None:
+def test_the_bias_comes_back_in_one_dimension(form: Form) -> None:
     graph_module = graph_of(Network(out_features=1), form, torch.randn(3, 4))
     FuseBiasInLinear()(graph_module, expect=2)
     undo(graph_module)
@@ -78,7 +83,7 @@ def test_the_bias_comes_back_in_one_dimension(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_layer_called_twice_is_fused_once(form: str) -> None:
+def test_a_layer_called_twice_is_fused_once(form: Form) -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -87,13 +92,13 @@ def test_a_layer_called_twice_is_fused_once(form: str) -> None:
         def forward(self, x: Tensor) -> Any:
             return self.layer(self.layer(x).relu())
 
-    fused = check(FuseBiasInLinear(), Twice(), form, torch.randn(3, 4), sites=1, others=OTHERS)
+    fused = check_rewrite(FuseBiasInLinear(), Twice(), torch.randn(3, 4), sites=1, form=form, others=OTHERS)
     assert list(fused.state_dict()) == ["layer_with_bias.weight"]
     assert [node.op for node in iter_nodes(fused.graph)].count("call_module") == 2 + form.startswith("export")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradients_are_columns_of_the_fused_gradient(form: str) -> None:
+def test_gradients_are_columns_of_the_fused_gradient(form: Form) -> None:
     x = torch.randn(3, 4)
     graph_module = graph_of(Network(), form, x)
     graph_module(x).square().sum().backward()
@@ -107,7 +112,7 @@ def test_gradients_are_columns_of_the_fused_gradient(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_meta_parameters_take_no_memory(form: str) -> None:
+def test_meta_parameters_take_no_memory(form: Form) -> None:
     graph_module = graph_of(Network().to("meta"), form, torch.randn(3, 4, device="meta"))
     start = structure(graph_module)
     FuseBiasInLinear()(graph_module, expect=2)
@@ -124,7 +129,7 @@ def test_flags_are_kept_and_a_mix_is_refused() -> None:
     assert not any(m.training for m in graph_module.modules())
     model.last.bias.requires_grad_(True)
     for form in FORMS:
-        fused = check(FuseBiasInLinear(), model, form, torch.randn(3, 4), sites=1)
+        fused = check_rewrite(FuseBiasInLinear(), model, torch.randn(3, 4), sites=1, form=form)
         assert refused(fused) == [("last", "mixed-requires-grad")]
 
 
@@ -137,12 +142,12 @@ def test_a_bias_of_another_dtype_is_refused() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_tied_and_shared_parameters_are_refused(form: str) -> None:
+def test_tied_and_shared_parameters_are_refused(form: Form) -> None:
     class Tied(Network):
         def forward(self, x: Tensor) -> Any:
             return F.linear(super().forward(x), self.last.weight.t(), self.first.bias)
 
-    fused = check(FuseBiasInLinear(), Tied(5), form, torch.randn(3, 4), sites=0)
+    fused = check_rewrite(FuseBiasInLinear(), Tied(5), torch.randn(3, 4), sites=0, form=form)
     reasons = dict(refused(fused))
     assert reasons.pop("first") == "tied-parameter"
     assert reasons.pop("last") == "tied-parameter"
@@ -150,7 +155,7 @@ def test_tied_and_shared_parameters_are_refused(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_one_weight_with_two_biases_is_refused(form: str) -> None:
+def test_one_weight_with_two_biases_is_refused(form: Form) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -159,7 +164,7 @@ def test_one_weight_with_two_biases_is_refused(form: str) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.linear(F.linear(x, self.w, self.a), self.w, self.b)
 
-    fused = check(FuseBiasInLinear(), Two(), form, torch.randn(3, 4), sites=0)
+    fused = check_rewrite(FuseBiasInLinear(), Two(), torch.randn(3, 4), sites=0, form=form)
     assert [reason for _, reason in refused(fused)] == ["tied-parameter"]
 
 
@@ -168,7 +173,7 @@ def test_a_module_whose_parameters_a_function_reads_is_left_alone() -> None:
         def forward(self, x: Tensor) -> Any:
             return F.linear(x, self.first.weight, self.first.bias) + self.first(x)
 
-    fused = check(FuseBiasInLinear(), Both(), "modules", torch.randn(3, 4), sites=0)
+    fused = check_rewrite(FuseBiasInLinear(), Both(), torch.randn(3, 4), sites=0)
     assert {reason for _, reason in refused(fused)} <= {"shared-module", "tied-parameter"}
 
 
@@ -182,7 +187,7 @@ def test_root_parameters_give_a_readable_name() -> None:
             return F.linear(x, self.w, self.b)
 
     for form in FORMS:
-        assert list(check(FuseBiasInLinear(), Root(), form, torch.randn(3, 4), sites=1).state_dict()) == [
+        assert list(check_rewrite(FuseBiasInLinear(), Root(), torch.randn(3, 4), sites=1, form=form).state_dict()) == [
             "w_with_bias.weight"
         ]
 
@@ -199,11 +204,11 @@ def test_an_input_that_is_written_later_keeps_its_effects() -> None:
             return y.add_(self.b(x)).view(-1)
 
     for form in FORMS:
-        check(FuseBiasInLinear(), Writes(), form, torch.randn(3, 4), sites=2, backward=False)
+        check_rewrite(FuseBiasInLinear(), Writes(), torch.randn(3, 4), sites=2, form=form, backward=False)
 
 
 @pytest.mark.parametrize("form", TRACED)
-def test_hooks_and_written_parameters_are_refused(form: str) -> None:
+def test_hooks_and_written_parameters_are_refused(form: Form) -> None:
     model = Network()
     model.first.register_forward_hook(lambda *_: None)
     graph_module = GraphModule(model, torch.fx.Tracer().trace(model))
@@ -221,7 +226,7 @@ def test_hooks_and_written_parameters_are_refused(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_goes_together_with_merging(form: str) -> None:
+def test_it_goes_together_with_merging(form: Form) -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -243,7 +248,7 @@ def test_it_goes_together_with_merging(form: str) -> None:
     assert [record.state for record in history(graph_module)] == ["undone", "undone"]
 
 
-def test_a_hub_costs_no_more_than_its_users(steps_of: Callable[[Callable[[], object]], int]) -> None:
+def test_a_hub_costs_no_more_than_its_users() -> None:
     class Hub(nn.Module):
         def __init__(self, count: int) -> None:
             super().__init__()
@@ -254,7 +259,7 @@ def test_a_hub_costs_no_more_than_its_users(steps_of: Callable[[Callable[[], obj
 
     def steps(count: int) -> int:
         graph_module = torch.fx.symbolic_trace(Hub(count))
-        return steps_of(lambda: FuseBiasInLinear().transform(graph_module))
+        return count_steps(lambda: FuseBiasInLinear().transform(graph_module))
 
     steps(10)  # what is found out once is found out here
     assert steps(400) < 4.2 * steps(100)

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from linear_forms import FORMS, graph_of
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
+from fxopt_checkpoints.trace import key_map
 from fxopt_core import NotReversibleError, compose, undo
-from fxopt_core.checkpoints import load_original_state_dict, original_state_dict
 from fxopt_core.errors import CheckpointError
-from fxopt_core.key_tracing import key_map
 from fxopt_linear import FuseBiasInLinear, MergeLinears
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import FORMS, graph_of
 
 ORDERS: dict[str, Callable[[], Any]] = {
     "merge": lambda: MergeLinears(),
@@ -55,7 +56,7 @@ def attention(seed: int = 0) -> Attention:
     return Attention().eval()
 
 
-def rewritten(order: str, form: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> GraphModule:
+def rewritten(order: str, form: Form, seed: int = 0, dtype: torch.dtype = torch.float32) -> GraphModule:
     result: GraphModule = ORDERS[order]()(graph_of(attention(seed).to(dtype), form, IDS))
     return result
 
@@ -68,7 +69,7 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @every_order
 @every_form
-def test_a_checkpoint_goes_in_and_comes_back_bit_for_bit(order: str, form: str) -> None:
+def test_a_checkpoint_goes_in_and_comes_back_bit_for_bit(order: str, form: Form) -> None:
     graph_module, new = rewritten(order, form), attention(1)
     before, checkpoint = (graph_of(model, form, IDS) for model in (attention(), new))
     assert list(key_map(graph_module).original_keys) == list(before.state_dict())
@@ -83,7 +84,7 @@ def test_a_checkpoint_goes_in_and_comes_back_bit_for_bit(order: str, form: str) 
 
 @every_order
 @every_form
-def test_undo_after_loading_gives_the_checkpoint(order: str, form: str) -> None:
+def test_undo_after_loading_gives_the_checkpoint(order: str, form: Form) -> None:
     graph_module = rewritten(order, form)
     load_original_state_dict(graph_module, graph_of(attention(1), form, IDS).state_dict())
     saved = original_state_dict(graph_module)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from linear_forms import FunctionTracer, check, graph_of, refusals, refused
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_linear import FuseBiasInLinear, MergeLinears
+from fxopt_testing.forms import Form, FunctionTracer
+from fxopt_testing.rewrites import check_rewrite, graph_of, refusals, refused
 
 X, MEMORY, NARROW = torch.randn(3, 5, 8), torch.randn(3, 4, 8), torch.randn(3, 4, 6)
 
@@ -47,34 +48,34 @@ EXPORTS = ("export", "export-dynamic")
 
 
 @pytest.mark.parametrize("form", EXPORTS)
-def test_packed_self_attention_has_nothing_to_merge(form: str) -> None:
-    merged = check(MergeLinears(), Attention(), form, X, sites=0, others=[(torch.randn(2, 5, 8),)])
+def test_packed_self_attention_has_nothing_to_merge(form: Form) -> None:
+    merged = check_rewrite(MergeLinears(), Attention(), X, sites=0, form=form, others=[(torch.randn(2, 5, 8),)])
     assert refused(merged) == []
 
 
 @pytest.mark.parametrize("form", EXPORTS)
-def test_cross_attention_has_nothing_to_merge(form: str) -> None:
-    assert refused(check(MergeLinears(), Attention(), form, X, MEMORY, sites=0)) == []
+def test_cross_attention_has_nothing_to_merge(form: Form) -> None:
+    assert refused(check_rewrite(MergeLinears(), Attention(), X, MEMORY, sites=0, form=form)) == []
 
 
 @pytest.mark.parametrize("form", EXPORTS)
-def test_separate_projections_of_one_memory_merge(form: str) -> None:
+def test_separate_projections_of_one_memory_merge(form: Form) -> None:
     model = Attention(kdim=6, vdim=6, bias=False)
-    merged = check(MergeLinears(), model, form, X, NARROW, sites=1)
+    merged = check_rewrite(MergeLinears(), model, X, NARROW, sites=1, form=form)
     name = "attention.k_proj_weight_v_proj_weight_merged"
     assert repr(merged.get_submodule(name)) == "Linear(in_features=6, out_features=16, bias=False)"
 
 
 @pytest.mark.parametrize("form", EXPORTS)
-def test_slices_of_a_packed_bias_are_refused_by_name(form: str) -> None:
-    merged = check(MergeLinears(), Attention(kdim=6, vdim=6), form, X, NARROW, sites=0)
+def test_slices_of_a_packed_bias_are_refused_by_name(form: Form) -> None:
+    merged = check_rewrite(MergeLinears(), Attention(kdim=6, vdim=6), X, NARROW, sites=0, form=form)
     assert [reason for _, reason in refused(merged)] == ["computed-weight"] * 2
     assert all("attention" in refusal.site for refusal in refusals(merged))
 
 
 @pytest.mark.parametrize("form", EXPORTS)
-def test_layers_beside_attention_merge(form: str) -> None:
-    merged = check(MergeLinears(), Both(), form, X, sites=1)
+def test_layers_beside_attention_merge(form: Form) -> None:
+    merged = check_rewrite(MergeLinears(), Both(), X, sites=1, form=form)
     assert "q_k_merged" in dict(merged.named_children())
     assert "attention.in_proj_weight" in merged.state_dict()
 
@@ -133,7 +134,7 @@ def test_stacks_that_are_called_as_a_whole_are_refused_by_name(name: str) -> Non
     MergeLinears()(graph_module, expect=0)
     (refusal,) = refusals(graph_module)
     assert (refusal.site, refusal.reason) == ("stack", "opaque-call")
-    assert f"with {layers} linear layers in it; capture the model by torch.export" in refusal.message
+    assert f"with {layers} linear layers inside; capture the model with torch.export" in refusal.message
     torch.testing.assert_close(graph_module(*inputs), model(*inputs))
 
 
@@ -142,7 +143,7 @@ def test_traced_attention_is_refused_by_name_and_the_rest_merges() -> None:
     expected = graph_module(X)
     MergeLinears()(graph_module, expect=1)
     assert refused(graph_module) == [("attention", "opaque-call")]
-    assert "(MultiheadAttention) is called as a whole, with 2 linear layers" in refusals(graph_module)[0].message
+    assert "(MultiheadAttention) is a single call with 2 linear layers inside" in refusals(graph_module)[0].message
     torch.testing.assert_close(graph_module(X), expected)
 
 

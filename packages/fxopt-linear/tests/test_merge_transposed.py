@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from linear_forms import FORMS, check, graph_of, outcome, refused, structure
 from torch import Tensor, nn
 from torch.fx import GraphModule, Tracer
 
 from fxopt_core import history, iter_nodes
 from fxopt_linear import FuseBiasInLinear, MergeLinears
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import FORMS, check_rewrite, graph_of, outcome, refused, structure
 
 
 class Conv1D(nn.Module):
@@ -64,10 +65,10 @@ def leaves(model: nn.Module) -> GraphModule:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_groups_of_unequal_size_merge_in_every_form(form: str) -> None:
+def test_groups_of_unequal_size_merge_in_every_form(form: Form) -> None:
     model = Pair()
     others = [(torch.randn(5, 3, 4),), (torch.randn(0, 3, 4),), (torch.randn(2, 3, 4),)]
-    merged = check(MergeLinears(), model, form, torch.randn(3, 3, 4), sites=1, others=others)
+    merged = check_rewrite(MergeLinears(), model, torch.randn(3, 3, 4), sites=1, form=form, others=others)
     assert repr(merged.q_k_merged) == "Linear(in_features=4, out_features=9, bias=True)"
     weight = torch.cat([model.q.weight, model.k.weight], dim=1).t()
     assert torch.equal(merged.q_k_merged.weight, weight)  # type: ignore[union-attr, arg-type]  # it is a Linear
@@ -77,7 +78,7 @@ def test_groups_of_unequal_size_merge_in_every_form(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_undo_gives_contiguous_tensors_and_current_values_back(form: str) -> None:
+def test_undo_gives_contiguous_tensors_and_current_values_back(form: Form) -> None:
     graph_module = graph_of(Pair(), form, torch.randn(3, 3, 4))
     before = {key: value.stride() for key, value in graph_module.state_dict().items()}
     MergeLinears()(graph_module, expect=1)
@@ -119,15 +120,15 @@ PRODUCTS: dict[str, Callable[[Any, Tensor], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_with_parameters(name: str, form: str) -> None:
+def test_products_with_parameters(name: str, form: Form) -> None:
     sites = 1 if name != "one addmm" else 0  # `x[0]` twice is two values
-    check(MergeLinears(), Pair(PRODUCTS[name]), form, torch.randn(3, 3, 4), sites=sites)
+    check_rewrite(MergeLinears(), Pair(PRODUCTS[name]), torch.randn(3, 3, 4), sites=sites, form=form)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_one_weight_read_both_ways_is_left_alone(form: str) -> None:
+def test_one_weight_read_both_ways_is_left_alone(form: Form) -> None:
     model = Pair(lambda m, x: (F.linear(x, m.square).relu(), (x @ m.square).tanh(), m.usual(x).exp()))
-    merged = check(MergeLinears(), model, form, torch.randn(3, 4), sites=0)
+    merged = check_rewrite(MergeLinears(), model, torch.randn(3, 4), sites=0, form=form)
     assert [reason for _, reason in refused(merged)][:2] == ["tied-parameter"] * 2
 
 
@@ -139,22 +140,22 @@ def _written(m: Any, x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_write_between_keeps_them_apart(form: str) -> None:
-    check(MergeLinears(), Pair(_written), form, torch.randn(3, 3, 4), sites=0, backward=False)
+def test_a_write_between_keeps_them_apart(form: Form) -> None:
+    check_rewrite(MergeLinears(), Pair(_written), torch.randn(3, 3, 4), sites=0, form=form, backward=False)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_equal_views_of_one_value_are_one_input(form: str) -> None:
+def test_equal_views_of_one_value_are_one_input(form: Form) -> None:
     def call(m: Any, x: Tensor) -> Any:
         flat = x.transpose(0, 1)
         return m.usual(flat).relu(), F.linear(x.transpose(0, 1), m.square).tanh()
 
-    merged = check(MergeLinears(), Pair(call), form, torch.randn(3, 2, 4), sites=1)
+    merged = check_rewrite(MergeLinears(), Pair(call), torch.randn(3, 2, 4), sites=1, form=form)
     assert sum("transpose" in str(node.target) for node in iter_nodes(merged.graph)) == 1
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_weight_that_is_a_transposed_view_comes_back_as_one(form: str) -> None:
+def test_a_weight_that_is_a_transposed_view_comes_back_as_one(form: Form) -> None:
     model = Pair(lambda m, x: (m.usual(x).relu(), m.other(x).tanh(), (x @ m.square).exp()))
     model.usual.weight = nn.Parameter(torch.randn(4, 5).t())
     model.square = nn.Parameter(torch.randn(4, 4).t())
@@ -164,11 +165,11 @@ def test_a_weight_that_is_a_transposed_view_comes_back_as_one(form: str) -> None
     MergeLinears()(graph_module, expect=1)
     MergeLinears()(graph_module, reverse=True)
     assert {key: value.stride() for key, value in graph_module.state_dict().items()} == before
-    check(MergeLinears(), model, form, torch.randn(3, 4), sites=1)
+    check_rewrite(MergeLinears(), model, torch.randn(3, 4), sites=1, form=form)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_original_parameters_may_share_the_storage(form: str) -> None:
+def test_original_parameters_may_share_the_storage(form: Form) -> None:
     model = Pair()
     values = {name: value.clone() for name, value in model.state_dict().items()}
     graph_module = graph_of(model, form, torch.randn(3, 3, 4))
@@ -179,8 +180,10 @@ def test_original_parameters_may_share_the_storage(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_biases_fuse_in_every_form(form: str) -> None:
-    check(FuseBiasInLinear(), Pair(), form, torch.randn(3, 3, 4), sites=2, others=[(torch.randn(5, 3, 4),)])
+def test_biases_fuse_in_every_form(form: Form) -> None:
+    check_rewrite(
+        FuseBiasInLinear(), Pair(), torch.randn(3, 3, 4), sites=2, form=form, others=[(torch.randn(5, 3, 4),)]
+    )
 
 
 def test_biases_of_modules_fuse(known: None) -> None:
@@ -194,9 +197,9 @@ def test_biases_of_modules_fuse(known: None) -> None:
 
 
 @pytest.mark.parametrize("form", ["modules", "functions"])
-def test_low_precision_and_meta_tensors(form: str) -> None:
+def test_low_precision_and_meta_tensors(form: Form) -> None:
     x = torch.randn(3, 3, 4, dtype=torch.bfloat16)
-    merged = check(MergeLinears(), Pair().bfloat16(), form, x, sites=1, tolerance=0.1)
+    merged = check_rewrite(MergeLinears(), Pair().bfloat16(), x, sites=1, form=form, tolerance=0.1)
     assert merged.get_parameter("q_k_merged.weight").dtype == torch.bfloat16
     graph_module = graph_of(Pair().to("meta"), form, torch.randn(3, 3, 4, device="meta"))
     MergeLinears()(graph_module, expect=1)

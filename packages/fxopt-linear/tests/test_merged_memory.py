@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
 from fxopt_core import undo
-from fxopt_core.row_copies import copy_into
 from fxopt_linear import FuseBiasInLinear, MergeLinears, merge_linears
+from fxopt_rewrite.calls.records import LinearCall
 
 
 class Pair(nn.Module):
@@ -71,11 +71,13 @@ def test_a_weight_is_gone_before_the_next_one_is_copied(monkeypatch: pytest.Monk
     gc.collect()
     alive: list[int] = []
 
-    def counting(target: Tensor, source: Tensor) -> None:
-        alive.append(sum(original() is not None for original in originals))
-        copy_into(target, source)
+    fill = merge_linears._fill
 
-    monkeypatch.setattr(merge_linears, "copy_into", counting)
+    def counting(merged: nn.Linear, call: LinearCall, start: int, size: int) -> None:
+        alive.append(sum(original() is not None for original in originals))
+        fill(merged, call, start, size)
+
+    monkeypatch.setattr(merge_linears, "_fill", counting)
     gc.disable()
     try:
         MergeLinears()(graph_module, expect=1)

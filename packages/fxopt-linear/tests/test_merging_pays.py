@@ -9,23 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from linear_forms import FORMS, graph_of
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_core import (
-    PassOptionError,
-    PreconditionError,
-    Ratio,
-    Speedup,
-    comparing_with,
-    history,
-    infer_shapes,
-    parse_pipeline,
-    registry,
-    undo,
-)
+from fxopt_core import PassOptionError, PreconditionError, history, parse_pipeline, registry, undo
 from fxopt_linear import MergeLinears
+from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite.speed import Ratio, Speedup, comparing_with
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import FORMS, graph_of
 
 FASTER, SLOWER = Speedup(Ratio(1.25, 1.2, 1.3), 0.02), Speedup(Ratio(0.8, 0.7, 0.9), 0.02)
 SAME = Speedup(Ratio(1.01, 0.99, 1.02), 0.02)
@@ -61,7 +53,7 @@ class Two(nn.Module):
 
 
 def gated(
-    model: nn.Module, measured: Measured, form: str = "modules", x: Tensor | None = None, **options: Any
+    model: nn.Module, measured: Measured, form: Form = "modules", x: Tensor | None = None, **options: Any
 ) -> GraphModule:
     graph_module = graph_of(model.eval(), form, torch.randn(5, 4) if x is None else x)
     with comparing_with(measured):
@@ -77,7 +69,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_group_is_decided_on_its_own_and_recorded(form: str) -> None:
+def test_each_group_is_decided_on_its_own_and_recorded(form: Form) -> None:
     model, x = Two().eval(), torch.randn(5, 4)
     graph_module = gated(model, Measured(FASTER, SLOWER), form, x)
     (record,) = history(graph_module)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from linear_forms import refusals
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_linear import MergeLinears
+from fxopt_testing import count_steps
+from fxopt_testing.rewrites import refusals
 
 
 class Layers(nn.Module):
@@ -58,7 +59,7 @@ DIFFERENCES: list[tuple[Callable[[Any], object], str, str]] = [
     (
         lambda m: setattr(m.train().k, "bias", None),
         "training",
-        "`q` has a bias and `k` has none, and zeros that stand in for it would be trained",
+        "`q` has a bias and `k` has none, and the zeros in its place would be trained",
     ),
     (lambda m: setattr(m, "k", nn.Linear(3, 4).eval()), "size-mismatch", "`q` takes 4 features and `k` 3"),
 ]
@@ -111,14 +112,12 @@ def test_a_neighbour_that_is_left_alone_is_named_with_its_reason() -> None:
     refused = told(Layers(both), where="q")
     assert refused["k"] == ("filtered", "linear `k` does not match where='q'")
     assert refused["q"][0] == "group-too-small"
-    assert refused["q"][1].endswith("since `k` on the same input is left alone (filtered)")
+    assert refused["q"][1].endswith("since `k` on the same input is refused (filtered)")
 
 
 def test_too_few() -> None:
     refused = told(Layers(both), min_group=3)
-    message = (
-        "linear `q`, `k`: 2 of the 3 layers that a group needs, since no other layer is called on just the same inputs"
-    )
+    message = "linear `q`, `k`: 2 of the 3 layers that a group needs, since no other layer is called on the same inputs"
     assert refused == {"q": ("group-too-small", message)}
 
 
@@ -134,9 +133,9 @@ class Hub(nn.Module):
         return [self.hub(y) * other(y) for other in self.others for y in [x.relu()]]
 
 
-def test_a_layer_of_many_calls_costs_in_proportion(steps_of: Callable[[Callable[[], object]], int]) -> None:
+def test_a_layer_of_many_calls_costs_in_proportion() -> None:
     def steps(size: int) -> int:
         graph_module: GraphModule = torch.fx.symbolic_trace(Hub(size).eval())
-        return steps_of(lambda: MergeLinears()(graph_module, lint_and_recompile=False))
+        return count_steps(lambda: MergeLinears()(graph_module, lint_and_recompile=False))
 
     assert steps(200) < 2.4 * steps(100)

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from norm_forms import graph_of, refused
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_core import history
 from fxopt_norm import FuseBatchNorm1dInConv1d, FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import graph_of, refused
 
 FORMS = ("modules", "functions", "export")
 BETWEEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
@@ -53,7 +54,7 @@ class OnRows(nn.Module):
         return z.reshape_as(y)
 
 
-def fold(model: nn.Module, form: str, x: Tensor) -> GraphModule:
+def fold(model: nn.Module, form: Form, x: Tensor) -> GraphModule:
     """Fold what can be; nothing can."""
     graph_module = graph_of(model.eval(), form, x)
     code = graph_module.code
@@ -66,16 +67,16 @@ VANISHES = {("identity", "functions"), ("identity", "export")}  # nothing of it 
 
 
 @pytest.mark.parametrize(("between", "form"), sorted({(b, f) for b in BETWEEN for f in FORMS} - VANISHES))
-def test_what_stands_between_is_named(between: str, form: str) -> None:
+def test_what_stands_between_is_named(between: str, form: Form) -> None:
     graph_module = fold(Model(BETWEEN[between]), form, torch.randn(2, 3, 5, 5))
     (refusal,) = history(graph_module)[-1].refusals
     assert refusal.reason == "not-adjacent"
     assert len(refusal.nodes) == 3
-    assert f"`{refusal.nodes[1]}` stands between layer `" in refusal.message
+    assert f"`{refusal.nodes[1]}` is between layer `" in refusal.message
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_linear_layers_on_rows(form: str) -> None:
+def test_linear_layers_on_rows(form: Form) -> None:
     graph_module = graph_of(OnRows().eval(), form, torch.randn(2, 3, 4))
     FuseBatchNorm1dInLinear()(graph_module, expect=0)
     assert [reason for _, reason in refused(graph_module)] == ["not-adjacent"]
@@ -115,7 +116,7 @@ class Decomposed(Model):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_decomposed_batch_norm_is_named(form: str) -> None:
+def test_a_decomposed_batch_norm_is_named(form: Form) -> None:
     (refusal,) = history(fold(Decomposed(BETWEEN["copy"]), form, torch.randn(2, 3, 5, 5)))[-1].refusals
     assert refusal.reason == "decomposed"
     assert "into `aten._native_batch_norm_legit_no_training.default`" in refusal.message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxopt_core import history
 from fxopt_norm import FuseBatchNorm2dInConv2d
+from fxopt_testing import count_steps
 
 
 def convolutions(count: int) -> GraphModule:
@@ -21,10 +21,10 @@ def convolutions(count: int) -> GraphModule:
     return symbolic_trace(nn.Sequential(*layers).eval())
 
 
-def test_twice_the_graph_takes_twice_the_steps(steps_of: Callable[[Callable[[], object]], int]) -> None:
+def test_twice_the_graph_takes_twice_the_steps() -> None:
     def steps(count: int) -> int:
         graph_module = convolutions(count)
-        found = steps_of(lambda: FuseBatchNorm2dInConv2d()(graph_module, lint_and_recompile=False))
+        found = count_steps(lambda: FuseBatchNorm2dInConv2d()(graph_module, lint_and_recompile=False))
         assert len(history(graph_module)[-1].rewrites) == count
         return found
 

@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from norm_forms import FORMS, TRACED, check, fingerprint, graph_of, refused
 from norm_models import Computes, chain, randomised
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_core import NotReversibleError, Transformation, history, infer_shapes, iter_nodes, undo
+from fxopt_core import NotReversibleError, Transformation, history, iter_nodes, undo
 from fxopt_norm import (
     FuseBatchNorm1dInConv1d,
     FuseBatchNorm2dInConv2d,
     FuseBatchNorm3dInConv3d,
     FuseBatchNormInConvTranspose,
 )
+from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_testing.forms import TRACED, Form
+from fxopt_testing.rewrites import FORMS, check_rewrite, fingerprint, graph_of, refused
 
 
 def pair(**options: Any) -> nn.Module:
@@ -32,9 +34,9 @@ OTHERS = [(torch.randn(5, 3, 8, 8),), (torch.randn(0, 3, 8, 8),), (torch.randn(1
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
-def test_the_pair_becomes_one_convolution(form: str, bias: bool, affine: bool) -> None:
+def test_the_pair_becomes_one_convolution(form: Form, bias: bool, affine: bool) -> None:
     model = chain(nn.Conv2d(3, 6, 3, bias=bias), nn.BatchNorm2d(6, affine=affine), nn.ReLU())
-    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1, others=OTHERS)
+    folded = check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=1, form=form, others=OTHERS)
     assert list(folded.state_dict()) == ["0_folded.weight", "0_folded.bias"]
     assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
     conv = folded.get_submodule("0_folded")
@@ -60,8 +62,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_of_the_convolution_are_kept(form: str, name: str) -> None:
-    check(FuseBatchNorm2dInConv2d(), pair(**SETTINGS[name]), form, torch.randn(2, 3, 8, 8), sites=1)
+def test_settings_of_the_convolution_are_kept(form: Form, name: str) -> None:
+    check_rewrite(FuseBatchNorm2dInConv2d(), pair(**SETTINGS[name]), torch.randn(2, 3, 8, 8), sites=1, form=form)
 
 
 OTHER_LAYERS: dict[str, tuple[type[Transformation], nn.Module, nn.Module, tuple[int, ...]]] = {
@@ -90,14 +92,14 @@ OTHER_LAYERS: dict[str, tuple[type[Transformation], nn.Module, nn.Module, tuple[
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", OTHER_LAYERS)
-def test_other_dimensions_and_transposed_convolutions(form: str, name: str) -> None:
+def test_other_dimensions_and_transposed_convolutions(form: Form, name: str) -> None:
     cls, layer, norm, size = OTHER_LAYERS[name]
-    folded = check(cls(), chain(layer, norm), form, torch.randn(*size), sites=1)
+    folded = check_rewrite(cls(), chain(layer, norm), torch.randn(*size), sites=1, form=form)
     assert type(folded.get_submodule("0_folded")) is type(layer)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_pass_folds_into_its_own_layers_only(form: str) -> None:
+def test_each_pass_folds_into_its_own_layers_only(form: Form) -> None:
     passes = {cls: name for name, (cls, *_) in OTHER_LAYERS.items()} | {FuseBatchNorm2dInConv2d: "2d"}
     for cls, mine in passes.items():
         for name, (own, layer, norm, size) in OTHER_LAYERS.items():
@@ -109,14 +111,14 @@ def test_each_pass_folds_into_its_own_layers_only(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_dtypes(form: str, dtype: torch.dtype) -> None:
+def test_other_dtypes(form: Form, dtype: torch.dtype) -> None:
     x, tolerance = torch.randn(2, 3, 8, 8, dtype=dtype), 1e-6 if dtype == torch.float64 else 5e-2
-    folded = check(
+    folded = check_rewrite(
         FuseBatchNorm2dInConv2d(),
         pair().to(dtype),
-        form,
         x,
         sites=1,
+        form=form,
         tolerance=tolerance,
         backward=dtype == torch.float64,
     )
@@ -125,16 +127,16 @@ def test_other_dtypes(form: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_statistics_in_float32_go_with_half_convolutions(form: str, dtype: torch.dtype) -> None:
+def test_statistics_in_float32_go_with_half_convolutions(form: Form, dtype: torch.dtype) -> None:
     model = chain(nn.Conv2d(3, 6, 3).to(dtype), nn.BatchNorm2d(6))
     x = torch.randn(2, 3, 8, 8, dtype=dtype)
-    check(FuseBatchNorm2dInConv2d(), model, form, x, sites=1, tolerance=5e-2, backward=False)
+    check_rewrite(FuseBatchNorm2dInConv2d(), model, x, sites=1, form=form, tolerance=5e-2, backward=False)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("eps", [1e-12, 1e-5, 0.5, 100.0])
 @pytest.mark.parametrize("variance", [1e-10, 1.0, 1e6])
-def test_extreme_eps_and_variances(form: str, eps: float, variance: float) -> None:
+def test_extreme_eps_and_variances(form: Form, eps: float, variance: float) -> None:
     model = chain(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=eps, momentum=None))
     norm = model.get_submodule("1")
     assert isinstance(norm, nn.BatchNorm2d)
@@ -142,7 +144,7 @@ def test_extreme_eps_and_variances(form: str, eps: float, variance: float) -> No
     norm.running_var.fill_(variance)
     norm.running_mean = torch.zeros(4)
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    check(FuseBatchNorm2dInConv2d(), model.double(), form, x, sites=1, backward=False)
+    check_rewrite(FuseBatchNorm2dInConv2d(), model.double(), x, sites=1, form=form, backward=False)
 
 
 def test_weights_that_overflow_are_refused() -> None:
@@ -160,37 +162,37 @@ def test_weights_that_overflow_are_refused() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_memory_formats(form: str) -> None:
+def test_memory_formats(form: Form) -> None:
     model = pair(padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's hints lack it
     others = [(x.to(memory_format=torch.channels_last),) for (x,) in OTHERS] + [
         (torch.randn(2, 8, 8, 3).movedim(3, 1),)
     ]
-    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1, others=others)
+    folded = check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=1, form=form, others=others)
     assert folded.get_parameter("0_folded.weight").is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_meta_tensors_take_no_memory(form: str) -> None:
+def test_meta_tensors_take_no_memory(form: Form) -> None:
     graph_module = graph_of(pair().to("meta"), form, torch.randn(2, 3, 8, 8, device="meta"))
     FuseBatchNorm2dInConv2d()(graph_module, expect=1)
     assert all(tensor.is_meta for tensor in graph_module.state_dict().values())
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_chains_fold_to_the_end(form: str) -> None:
+def test_chains_fold_to_the_end(form: Form) -> None:
     model = chain(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False), nn.Conv2d(4, 2, 1),
         nn.BatchNorm2d(2),
     )  # fmt: skip
-    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=4)
+    folded = check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=4, form=form)
     assert len(folded.state_dict()) == 4
     assert refused(folded) == []
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_keyword_calls(form: str) -> None:
+def test_keyword_calls(form: Form) -> None:
     model = Computes(lambda m, x: m.bn(input=m.conv(input=x)), conv=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4))
-    check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1)
+    check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=1, form=form)
 
 
 def functional(m: Any, x: Tensor) -> Tensor:
@@ -207,9 +209,9 @@ def torch_functions(m: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("forward", [functional, torch_functions])
-def test_functional_forms(form: str, forward: Callable[[Any, Tensor], Tensor]) -> None:
+def test_functional_forms(form: Form, forward: Callable[[Any, Tensor], Tensor]) -> None:
     model = Computes(forward, conv=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4))
-    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1)
+    folded = check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=1, form=form)
     assert "conv_folded.weight" in folded.state_dict()
     assert not any("bn" in key for key in folded.state_dict())
 
@@ -241,9 +243,9 @@ class SamePaddingConv2d(nn.Conv2d):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_subclasses_that_are_traced_through_are_folded(form: str) -> None:
+def test_subclasses_that_are_traced_through_are_folded(form: Form) -> None:
     model = chain(SamePaddingConv2d(3, 4, 3, stride=2), BatchNormAct2d(4), nn.Conv2d(4, 4, 1), BatchNormAct2d(4))
-    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=2)
+    folded = check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=2, form=form)
     assert len(folded.state_dict()) == 4
 
 
@@ -266,7 +268,7 @@ def test_unbatched_values_are_normalised_over_another_axis() -> None:
 
 
 @pytest.mark.parametrize("form", TRACED)
-def test_train_mode_is_refused(form: str) -> None:
+def test_train_mode_is_refused(form: Form) -> None:
     model = pair().train()
     graph_module = GraphModule(model, torch.fx.Tracer().trace(model))
     FuseBatchNorm2dInConv2d()(graph_module, expect=0)
@@ -278,17 +280,17 @@ def test_train_mode_is_refused(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_convolution_in_train_mode_in_front_of_frozen_statistics_is_folded(form: str) -> None:
+def test_a_convolution_in_train_mode_in_front_of_frozen_statistics_is_folded(form: Form) -> None:
     model = pair()
     model.train()
     model.get_submodule("1").eval()
-    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1)
+    folded = check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=1, form=form)
     if form == "modules":
         assert folded.get_submodule("0_folded").training
 
 
 @pytest.mark.parametrize("form", ["export", "export-dynamic"])
-def test_train_mode_of_an_export_is_refused(form: str) -> None:
+def test_train_mode_of_an_export_is_refused(form: Form) -> None:
     graph_module = graph_of(pair().train(), form, torch.randn(2, 3, 8, 8))
     FuseBatchNorm2dInConv2d()(graph_module, expect=0)
     assert {reason for _, reason in refused(graph_module)} == {"training"}
@@ -306,10 +308,10 @@ SHARED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", SHARED)
-def test_what_is_used_elsewhere_is_left_alone(form: str, name: str) -> None:
+def test_what_is_used_elsewhere_is_left_alone(form: Form, name: str) -> None:
     forward, reason = SHARED[name]
     model = Computes(forward, conv=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4))
-    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=0)
+    folded = check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=0, form=form)
     reasons = {reason for _, reason in refused(folded)}
     assert reasons == {reason} or (form != "modules" and reason == "shared-module" and reasons == {"tied-parameter"})
 
@@ -325,36 +327,36 @@ SHAPE_READS: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", SHAPE_READS)
-def test_who_asks_for_the_shape_between_them_gets_it(form: str, name: str) -> None:
+def test_who_asks_for_the_shape_between_them_gets_it(form: Form, name: str) -> None:
     def forward(m: Any, x: Tensor) -> Any:
         y = m.conv(x)
         return m.bn(y) * SHAPE_READS[name](y)
 
     model = Computes(forward, conv=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4))
-    check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1, tolerance=1e-3)
+    check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=1, form=form, tolerance=1e-3)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_batch_norm_shared_by_two_convolutions_is_left_alone(form: str) -> None:
+def test_a_batch_norm_shared_by_two_convolutions_is_left_alone(form: Form) -> None:
     model = Computes(
         lambda m, x: m.bn(m.a(x)) + m.bn(m.b(x)), a=nn.Conv2d(3, 4, 3), b=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4)
     )
-    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=0)
+    folded = check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=0, form=form)
     assert len(refused(folded)) == 2
     assert {reason for _, reason in refused(folded)} <= {"shared-module", "tied-parameter"}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_tied_tensors_are_left_alone(form: str) -> None:
+def test_tied_tensors_are_left_alone(form: Form) -> None:
     a, b = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
     b.weight = a.weight
     model = Computes(lambda m, x: m.bn(m.a(x)) + m.b(x), a=a, b=b, bn=nn.BatchNorm2d(4))
-    folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=0)
+    folded = check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=0, form=form)
     assert {reason for _, reason in refused(folded)} == {"tied-parameter"}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_in_place_operations_around_and_between(form: str) -> None:
+def test_in_place_operations_around_and_between(form: Form) -> None:
     def between(m: Any, x: Tensor) -> Any:
         y = m.conv(x)
         y.add_(1)
@@ -368,11 +370,11 @@ def test_in_place_operations_around_and_between(form: str) -> None:
 
     for forward, sites in ((between, 0), (around, 1)):
         model = Computes(forward, conv=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4))
-        check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=sites, backward=False)
+        check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=sites, form=form, backward=False)
 
 
 @pytest.mark.parametrize("form", TRACED)
-def test_statistics_that_are_written_in_the_graph_are_left_alone(form: str) -> None:
+def test_statistics_that_are_written_in_the_graph_are_left_alone(form: Form) -> None:
     def forward(m: Any, x: Tensor) -> Any:
         m.bn.running_mean.add_(1)
         return m.bn(m.conv(x))
@@ -387,17 +389,17 @@ def test_statistics_that_are_written_in_the_graph_are_left_alone(form: str) -> N
 def test_frozen_stays_frozen_and_a_mix_is_refused() -> None:
     model = pair().requires_grad_(False)
     for form in FORMS:
-        folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=1)
+        folded = check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=1, form=form)
         assert not any(parameter.requires_grad for parameter in folded.parameters())
     model.get_submodule("1").requires_grad_(True)
     for form in FORMS:
-        folded = check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 3, 8, 8), sites=0)
+        folded = check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=0, form=form)
         assert refused(folded) == [("0 + 1", "mixed-requires-grad")]
 
 
 def test_nothing_becomes_trainable_that_was_not() -> None:
     model = chain(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4, affine=False))
-    folded = check(FuseBatchNorm2dInConv2d(), model, "modules", torch.randn(2, 3, 8, 8), sites=1)
+    folded = check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), sites=1)
     assert [p.requires_grad for p in folded.parameters()] == [True, False]
 
 
@@ -467,19 +469,19 @@ def test_further_arguments_are_refused() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_cannot_be_undone(form: str) -> None:
+def test_it_cannot_be_undone(form: Form) -> None:
     graph_module = graph_of(pair(), form, torch.randn(2, 3, 8, 8))
     FuseBatchNorm2dInConv2d()(graph_module, expect=1)
     keys = list(graph_module.state_dict())
     with pytest.raises(NotReversibleError):
-        FuseBatchNorm2dInConv2d()(graph_module, reverse=True)
+        FuseBatchNorm2dInConv2d()(graph_module, reverse=True)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(NotReversibleError):
         undo(graph_module)
     assert list(graph_module.state_dict()) == keys
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_record_says_how_the_new_tensors_follow(form: str) -> None:
+def test_the_record_says_how_the_new_tensors_follow(form: Form) -> None:
     graph_module = graph_of(pair(), form, torch.randn(2, 3, 8, 8))
     before = {key: value.clone() for key, value in graph_module.state_dict().items()}
     FuseBatchNorm2dInConv2d()(graph_module, expect=1)
@@ -514,4 +516,4 @@ def test_a_residual_network_is_folded_everywhere() -> None:
 
     model = randomised(nn.Sequential(*(Block() for _ in range(3))))
     for form in FORMS:
-        check(FuseBatchNorm2dInConv2d(), model, form, torch.randn(2, 4, 8, 8), sites=6, tolerance=1e-3)
+        check_rewrite(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 4, 8, 8), sites=6, form=form, tolerance=1e-3)

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from norm_forms import FORMS, graph_of
 from norm_models import chain, randomised
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
+from fxopt_checkpoints.trace import key_map
 from fxopt_core import NotReversibleError, Transformation, compose
-from fxopt_core.checkpoints import load_original_state_dict, original_state_dict
 from fxopt_core.errors import CheckpointError
-from fxopt_core.key_tracing import key_map
 from fxopt_norm import (
     FuseBatchNorm1dInConv1d,
     FuseBatchNorm1dInLinear,
@@ -25,6 +24,8 @@ from fxopt_norm import (
     FuseBatchNormInConvTranspose,
 )
 from fxopt_norm.formulas import fold_after, fold_before, restore_after, restore_before
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import FORMS, graph_of
 
 IMAGES = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 ROWS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -90,7 +91,7 @@ def made(name: str, seed: int) -> nn.Module:
     return MODELS[name][0]()
 
 
-def folded(model: nn.Module, name: str, form: str) -> GraphModule:
+def folded(model: nn.Module, name: str, form: Form) -> GraphModule:
     _, make_pass, inputs = MODELS[name]
     dtype = next(model.parameters()).dtype
     graph_module = make_pass()(graph_of(model, form, inputs.to(dtype)), expect=None)
@@ -106,7 +107,7 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @every_model
 @every_form
-def test_loading_folds_on_the_way(name: str, form: str) -> None:
+def test_loading_folds_on_the_way(name: str, form: Form) -> None:
     graph_module, new = folded(made(name, 0), name, form), made(name, 1)
     load_original_state_dict(graph_module, graph_of(new, form, MODELS[name][2]).state_dict())
     assert_equal(graph_module.state_dict(), folded(new, name, form).state_dict())
@@ -116,7 +117,7 @@ def test_loading_folds_on_the_way(name: str, form: str) -> None:
 
 @every_model
 @every_form
-def test_what_is_saved_computes_the_same(name: str, form: str) -> None:
+def test_what_is_saved_computes_the_same(name: str, form: Form) -> None:
     graph_module = folded(made(name, 0), name, form)
     original, other = (graph_of(made(name, seed), form, MODELS[name][2]) for seed in (0, 1))
     before = {key: value.clone() for key, value in graph_module.state_dict().items()}
@@ -142,7 +143,7 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
     """A float32 checkpoint; the model had its dtype before the fold, or got it since."""
     checkpoint, reference = made(name, 1).state_dict(), made(name, 0).to(dtype)
     reference.load_state_dict(checkpoint)
-    form = "modules"
+    form: Form = "modules"
     expected = folded(reference, name, form).state_dict()
     for graph_module in (folded(made(name, 0).to(dtype), name, form), folded(made(name, 0), name, form).to(dtype)):
         load_original_state_dict(graph_module, checkpoint)

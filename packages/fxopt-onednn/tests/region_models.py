@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from onednn_forms import graph_of
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_core import compose
 from fxopt_onednn import FuseRegions, PackConvolutions, PackLinears
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import graph_of
 
 X = (2, 3, 12, 10)
 
@@ -32,7 +33,7 @@ class Net(nn.Module):
         return logits
 
 
-def prepared(model: nn.Module, *inputs: Tensor, form: str = "modules") -> GraphModule:
+def prepared(model: nn.Module, *inputs: Tensor, form: Form = "modules") -> GraphModule:
     """Return a graph with packed layers and regions."""
     graph_module = compose(PackConvolutions(), PackLinears())(graph_of(model, form, *inputs))
     return FuseRegions()(graph_module)

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from onednn_forms import FORMS, check, graph_of, operations, refused
+from onednn_forms import FORMS, check, operations
 from test_pack_convolutions import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_core import history, infer_shapes, iter_nodes
+from fxopt_core import history, iter_nodes
 from fxopt_onednn import ConvertToChannelsLast, PackConvolutions
+from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import graph_of, refused
 
 X = torch.randn(2, 3, 8, 8)
 OTHERS = [(torch.randn(5, 3, 8, 8),), (torch.randn(0, 3, 8, 8),), (torch.randn(1, 3, 8, 8),)]
@@ -58,9 +61,9 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Any], int]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", CASES)
-def test_a_region_is_converted_as_a_whole(form: str, case: str) -> None:
+def test_a_region_is_converted_as_a_whole(form: Form, case: str) -> None:
     function, count = CASES[case]
-    found = check(ConvertToChannelsLast(), Computes(function, **layers()), form, X, sites=1, others=OTHERS)
+    found = check(ConvertToChannelsLast(), Computes(function, **layers()), X, sites=1, form=form, others=OTHERS)
     assert len(conversions(found)) <= count, found.code
 
 
@@ -68,7 +71,7 @@ def test_a_region_is_converted_as_a_whole(form: str, case: str) -> None:
 @torch.no_grad()
 def test_results_are_laid_out_as_before(case: str) -> None:
     model = Computes(CASES[case][0], **layers())
-    graph_module = ConvertToChannelsLast()(graph_of(model, "export", X))
+    graph_module = ConvertToChannelsLast()(graph_of(model, "export-dynamic", X))
     for converted in (graph_module, PackConvolutions()(graph_module)):
         found, expected = converted(X), model(X)
         for one, other in zip(*((t,) if isinstance(t, Tensor) else t for t in (found, expected)), strict=True):

@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-from onednn_forms import FORMS, assert_computes, check, graph_of, packed, structure
+from onednn_forms import FORMS, assert_computes, check, packed
 from region_models import Net, X, prepared
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_core import ReversibleTransformation, compose, history, undo
-from fxopt_onednn import FuseRegions, PackConvolutions, PackLinears, programs, running
-from fxopt_onednn.generating import is_fusing
-from fxopt_onednn.running import programs_of
+from fxopt_onednn import FuseRegions, PackConvolutions, PackLinears
+from fxopt_onednn.fuse_regions import dispatch, programs
+from fxopt_onednn.fuse_regions.dispatch import programs_of
+from fxopt_onednn.fuse_regions.fuse_regions import is_fusing
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import graph_of, structure
 
 
 @pytest.fixture(autouse=True)
@@ -44,19 +47,19 @@ def net() -> tuple[nn.Module, GraphModule, Tensor]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_results_effects_gradients_and_undo(form: str) -> None:
+def test_results_effects_gradients_and_undo(form: Form) -> None:
     x = torch.randn(X)
     model = Net().eval()
     passes = compose(PackConvolutions(), PackLinears(), FuseRegions())
     assert isinstance(passes, ReversibleTransformation)
     others = [(torch.randn(batch, *X[1:]),) for batch in (1, 0)]
-    graph_module = check(passes, model, form, x, sites=5, others=others)
+    graph_module = check(passes, model, x, sites=5, form=form, others=others)
     assert is_fusing(graph_module.graph)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @torch.no_grad()
-def test_a_program_takes_the_place_of_the_layers_at_the_second_call(form: str) -> None:
+def test_a_program_takes_the_place_of_the_layers_at_the_second_call(form: Form) -> None:
     model, x = Net().eval(), torch.randn(X)
     graph_module = prepared(model, x, form=form)
     for count in (0, 1, 1):
@@ -140,7 +143,7 @@ def test_kinds_of_input_have_programs_of_their_own(net: tuple[nn.Module, GraphMo
     for count, each in enumerate((x, *kinds)):
         for _ in range(20):
             assert_computes(graph_module, model, each)
-        assert len(programs_of(graph_module)) == count % running._MOST_PROGRAMS + 1
+        assert len(programs_of(graph_module)) == count % dispatch._MOST_PROGRAMS + 1
     wide = copy.deepcopy(graph_module).double()
     assert_computes(wide, copy.deepcopy(model).double(), x.double())
     for _ in range(3):
@@ -150,7 +153,7 @@ def test_kinds_of_input_have_programs_of_their_own(net: tuple[nn.Module, GraphMo
 @torch.no_grad()
 def test_kinds_that_hardly_repeat_are_not_worth_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr(running, "made_program", lambda *args: made.append(args))
+    monkeypatch.setattr(dispatch, "make_program", lambda *args: made.append(args))
     model, x = Net().eval(), torch.randn(X)
     graph_module = prepared(model, x)
     for _ in range(2):

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from onednn_forms import FORMS, assert_computes, check, graph_of, operations, packed, refused
+from onednn_forms import FORMS, assert_computes, check, operations, packed
 from torch import Tensor, nn
 
-from fxopt_core import history, infer_shapes
+from fxopt_core import history
 from fxopt_onednn import ConvertToChannelsLast, PackConvolutions, PackedConv2d
+from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import graph_of, refused
 
 X = torch.randn(2, 3, 8, 8)
 OTHERS = [(torch.randn(5, 3, 8, 8),), (torch.randn(0, 3, 8, 8),), (torch.randn(1, 3, 8, 8),)]
@@ -43,10 +46,10 @@ ACTIVATIONS = [
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
-def test_an_activation_goes_along(form: str, activation: nn.Module) -> None:
+def test_an_activation_goes_along(form: Form, activation: nn.Module) -> None:
     layer = conv()
     model = nn.Sequential(layer, activation).eval()
-    found = check(PackConvolutions(), model, form, X, sites=1, others=OTHERS)
+    found = check(PackConvolutions(), model, X, sites=1, form=form, others=OTHERS)
     assert [name for name in operations(found) if name != "GuardsFn"] == ["PackedConv2d"]
     assert list(found.state_dict()) == ["0_packed.weight", "0_packed.bias"]
     assert found.state_dict()["0_packed.weight"].data_ptr() == layer.weight.data_ptr()
@@ -64,11 +67,11 @@ CALLS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
 }
 
 
-@pytest.mark.parametrize("form", ["modules", "export"])
+@pytest.mark.parametrize("form", ["modules", "export-dynamic"])
 @pytest.mark.parametrize("call", CALLS)
-def test_every_form_of_call_is_read(form: str, call: str) -> None:
+def test_every_form_of_call_is_read(form: Form, call: str) -> None:
     function, shown = CALLS[call]
-    found = check(PackConvolutions(), Computes(function, conv=conv()), form, X, sites=1)
+    found = check(PackConvolutions(), Computes(function, conv=conv()), X, sites=1, form=form)
     assert [str(layer.activation) for layer in packed(found)] == [shown]
 
 
@@ -84,8 +87,8 @@ NOT_ALONG: dict[str, Callable[[Any, Tensor], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", NOT_ALONG)
-def test_what_does_not_go_along_stays(form: str, case: str) -> None:
-    found = check(PackConvolutions(), Computes(NOT_ALONG[case], conv=conv()), form, X, sites=1)
+def test_what_does_not_go_along_stays(form: Form, case: str) -> None:
+    found = check(PackConvolutions(), Computes(NOT_ALONG[case], conv=conv()), X, sites=1, form=form)
     assert [str(layer.activation) for layer in packed(found)] == ["none"]
 
 
@@ -121,9 +124,9 @@ SUMS: dict[str, tuple[Callable[[Any, Tensor], Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("form", ["modules", "export"])
+@pytest.mark.parametrize("form", ["modules", "export-dynamic"])
 @pytest.mark.parametrize("case", SUMS)
-def test_a_sum_goes_along_where_it_may(form: str, case: str, last: bool) -> None:
+def test_a_sum_goes_along_where_it_may(form: Form, case: str, last: bool) -> None:
     function, shown = SUMS[case]
     layers = {"one": nn.Conv2d(3, 3, 3, padding=1), "two": nn.Conv2d(3, 3, 3, padding=1)}
     if "m.two" not in case and case not in ("two", "twice", "read by one that moves"):
@@ -136,7 +139,7 @@ def test_a_sum_goes_along_where_it_may(form: str, case: str, last: bool) -> None
             assert_computes(found, model, X)
             assert_computes(found, model, X.contiguous(memory_format=torch.channels_last))
     else:
-        found = check(PackConvolutions(), model, form, X, sites=len(shown), others=OTHERS)
+        found = check(PackConvolutions(), model, X, sites=len(shown), form=form, others=OTHERS)
     assert [str(layer.activation) for layer in packed(found)] == shown
 
 
@@ -174,24 +177,24 @@ PADDINGS: dict[str, tuple[nn.Module, dict[str, Any], bool]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", PADDINGS)
-def test_zeros_before_a_convolution_go_along(form: str, case: str) -> None:
+def test_zeros_before_a_convolution_go_along(form: Form, case: str) -> None:
     padding, options, along = PADDINGS[case]
     model = nn.Sequential(padding, conv(**options)).eval()
-    found = check(PackConvolutions(), model, form, X, sites=1, others=OTHERS)
+    found = check(PackConvolutions(), model, X, sites=1, form=form, others=OTHERS)
     assert len([name for name in operations(found) if name != "GuardsFn"]) == (1 if along else 2)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("padding", ["same", "valid", 1, (1, 2)])
-def test_padding_of_every_kind(form: str, padding: Any) -> None:
+def test_padding_of_every_kind(form: Form, padding: Any) -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, (4, 3), padding=padding, dilation=(1, 2), bias=False)).eval()
-    check(PackConvolutions(), model, form, X, sites=1, others=OTHERS)
+    check(PackConvolutions(), model, X, sites=1, form=form, others=OTHERS)
 
 
 def test_padded_values_that_are_read_elsewhere_stay() -> None:
     model = Computes(lambda m, x: (lambda y: (m.conv(y), y))(F.pad(x, (1, 1, 1, 1))), conv=conv())
-    found = check(PackConvolutions(), model, "modules", X, sites=1)
+    found = check(PackConvolutions(), model, X, sites=1)
     assert [layer.padding for layer in packed(found) if isinstance(layer, PackedConv2d)] == [((0, 0), (0, 0))]
 
 
@@ -205,21 +208,21 @@ WRITTEN: dict[str, Callable[[Any, Tensor], Any]] = {
 @pytest.mark.parametrize("case", WRITTEN)
 def test_values_that_are_written_between(case: str) -> None:
     model = Computes(WRITTEN[case], one=nn.Conv2d(3, 3, 3, padding=1))
-    check(PackConvolutions(), model, "modules", X, sites=1)
+    check(PackConvolutions(), model, X, sites=1)
 
 
 def test_a_rectifier_that_serves_twice_is_kept_as_long_as_something_calls_it() -> None:
     model = Computes(lambda m, x: m.act(m.two(m.act(m.one(x)))), one=conv(), two=nn.Conv2d(6, 3, 1), act=nn.ReLU())
-    found = check(PackConvolutions(), model, "modules", X, sites=2)
+    found = check(PackConvolutions(), model, X, sites=2)
     assert not hasattr(found, "act")
     model = Computes(lambda m, x: m.act(m.one(m.act(x))), one=conv(), act=nn.ReLU())
-    assert hasattr(check(PackConvolutions(), model, "modules", X, sites=1), "act")
+    assert hasattr(check(PackConvolutions(), model, X, sites=1), "act")
 
 
 def test_rectifiers_with_hooks_stay() -> None:
     hooked = nn.ReLU()
     hooked.register_forward_hook(lambda module, args, output: output * 3)
-    found = check(PackConvolutions(), nn.Sequential(conv(), hooked), "modules", X, sites=1)
+    found = check(PackConvolutions(), nn.Sequential(conv(), hooked), X, sites=1)
     assert hasattr(found, "1")
 
 
@@ -257,11 +260,11 @@ def test_a_processor_without_the_operators_is_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_another_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fxopt_onednn.operators import against_operators
+    from fxopt_onednn.operators import why_unsupported
 
-    assert against_operators(torch.float32, torch.device("cuda", 0)) == (
+    assert why_unsupported(torch.float32, torch.device("cuda", 0)) == (
         "not-on-cpu",
-        "is on cuda:0, and the operators work on the CPU",
+        "is on cuda:0; the oneDNN operators only run on the CPU",
     )
 
 

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from onednn_forms import FORMS, check, operations, packed, refused
+from onednn_forms import FORMS, check, operations, packed
 from torch import nn
 
 from fxopt_core import history
-from fxopt_onednn import PackedLinear, PackLinears, packed_linear
-from fxopt_onednn.activations import RELU
+from fxopt_onednn import PackedLinear, PackLinears
 from fxopt_onednn.operators import LINEAR
+from fxopt_onednn.packing import packed_linear
+from fxopt_onednn.packing.activations import RELU
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import refused
 
 X = torch.randn(3, 4)
 OTHERS = [(torch.randn(7, 4),), (torch.randn(0, 4),), (torch.randn(1, 4),)]
@@ -41,9 +44,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     [nn.Identity(), nn.ReLU(), nn.ReLU6(), nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Hardswish(), nn.LeakyReLU(0.2)],
     ids=str,
 )
-def test_an_activation_goes_along_with_a_product(form: str, bias: bool, activation: nn.Module) -> None:
+def test_an_activation_goes_along_with_a_product(form: Form, bias: bool, activation: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(4, 6, bias=bias), activation).eval()
-    found = check(PackLinears(), model, form, X, sites=1, others=OTHERS)
+    found = check(PackLinears(), model, X, sites=1, form=form, others=OTHERS)
     expected = (
         ["PackedLinear", "Identity"] if type(activation) is nn.Identity and form == "modules" else ["PackedLinear"]
     )
@@ -59,7 +62,7 @@ def test_inputs_of_more_dimensions() -> None:
         (torch.randn(4),),
         (torch.randn(9, 4),),
     ]
-    check(PackLinears(), model, "modules", torch.randn(2, 3, 4), sites=1, others=others)
+    check(PackLinears(), model, torch.randn(2, 3, 4), sites=1, others=others)
 
 
 @torch.no_grad()

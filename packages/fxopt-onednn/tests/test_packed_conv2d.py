@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fxopt_onednn import Activation, PackedConv2d, packed_conv
-from fxopt_onednn.activations import RELU, RELU6
+from fxopt_onednn import Activation, PackedConv2d
 from fxopt_onednn.operators import pack_convolution
+from fxopt_onednn.packing import packed_conv
+from fxopt_onednn.packing.activations import RELU, RELU6
 
 X = (2, 4, 9, 8)
 ACTIVATIONS: list[tuple[Activation, Callable[[Tensor], Tensor]]] = [

@@ -11,9 +11,10 @@ from region_models import Net, X, prepared
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_onednn import Activation, FuseRegions, PackConvolutions, PackedConv2d, programs
-from fxopt_onednn.fusible import regions_of
-from fxopt_onednn.running import programs_of
+from fxopt_onednn import Activation, FuseRegions, PackConvolutions, PackedConv2d
+from fxopt_onednn.fuse_regions import programs
+from fxopt_onednn.fuse_regions.dispatch import programs_of
+from fxopt_onednn.fuse_regions.fusible import regions_of
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,10 @@ from onednn_forms import assert_computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_onednn import FuseRegions, PackConvolutions, PackedConv2d, programs
-from fxopt_onednn.running import programs_of
+from fxopt_onednn import FuseRegions, PackConvolutions, PackedConv2d
+from fxopt_onednn.fuse_regions import programs
+from fxopt_onednn.fuse_regions.dispatch import programs_of
+from fxopt_testing.forms import Form
 
 X = (2, 4, 8, 8)
 
@@ -149,7 +151,7 @@ def test_minus_zero_is_another_number() -> None:
 
 @pytest.mark.parametrize("form", ["pool", "mean"])
 @torch.no_grad()
-def test_an_operation_that_is_not_fused_leaves_the_others_their_program(form: str) -> None:
+def test_an_operation_that_is_not_fused_leaves_the_others_their_program(form: Form) -> None:
     """Where oneDNN Graph fails at one operation, it would do none."""
     between = {"pool": lambda y: F.max_pool2d(y, 2), "mean": lambda y: y + y.mean((2, 3))[:, :, None, None]}[form]
     model, x = Pair(between, lambda self, x, y: None), torch.randn(X)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -288,4 +289,4 @@ class AddsEachTime(Preserving):
             with graph_module.graph.inserting_after(node):
                 again = graph_module.graph.call_function(torch.relu, (node,))
             again.meta.update({key: value for key, value in node.meta.items() if key != "fxopt"})
-            node.replace_all_uses_with(again, delete_user_cb=again.__ne__)
+            node.replace_all_uses_with(again, delete_user_cb=partial(operator.is_not, again))

@@ -12,21 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from fxopt_core import (
-    Editor,
-    GraphIndex,
-    LinearCall,
-    Piece,
-    Refusal,
-    ReversibleSitePass,
-    ReversibleTransformation,
-    SitePass,
-    Transformation,
-    iter_nodes,
-    read_linear,
-    sharing_refusal,
-    tensors_refusal,
-)
+from fxopt_core import Refusal, ReversibleTransformation, Transformation, iter_nodes
+from fxopt_rewrite.calls.readers import read_linear
+from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.journal.edits import Piece
+from fxopt_rewrite.legality import sharing_refusal, tensors_refusal
+from fxopt_rewrite.site_pass import ReversibleSitePass, SitePass
 
 
 def layers(graph_module: GraphModule) -> Iterator[tuple[Node, nn.Linear]]:
@@ -411,3 +404,11 @@ class RefusesBadly(SitePass[Layer]):
 
     def rewrite(self, site: Layer, edit: Editor) -> None:
         """Never called."""
+
+
+class RefusesForSecrets(RefusesBadly):
+    """Refuses for a reason that it does not declare."""
+
+    def check(self, site: Layer, index: GraphIndex) -> Refusal | None:
+        """Refuse."""
+        return index.refuse(site.label, "secret", f"`{site.label}` is left alone for some reason", *site.nodes)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import defects_of_computation as computation
 import defects_of_passes as passes
 import defects_of_results as results
 import pytest
 import torch
 from torch import nn
 
-from fxopt_core import PreconditionError
+from fxopt_core import FxoptError, PreconditionError, Transformation
 from fxopt_testing import assert_code, assert_left_alone, assert_rewrites, assert_round_trip, code_of, model_case
 from fxopt_testing.forms import Form
-from fxopt_testing.models.linear_models import Pair
+from fxopt_testing.models.linear import Pair
+from fxopt_testing.rewrites import FORMS, check_rewrite, refusals, refused
 from fxopt_tools import Inputs
 
 
@@ -90,10 +94,8 @@ def test_refusals_are_expected_by_their_reasons() -> None:
 
 
 def test_what_computes_something_else_is_shown() -> None:
-    from defects_of_computation import ClaimsWrongly
-
     with pytest.raises(AssertionError, match="computes something else"):
-        assert_rewrites(ClaimsWrongly(), Product(), torch.full((2,), 5.0))
+        assert_rewrites(computation.ClaimsWrongly(), Product(), torch.full((2,), 5.0))
 
 
 def test_near_misses_are_left_alone_for_a_reason() -> None:
@@ -114,6 +116,51 @@ def test_the_way_back_is_exact() -> None:
         assert_round_trip(results.UndoesInexactly(), Pair(), torch.ones(2, 4))
     with pytest.raises(AssertionError, match="changed nothing"):
         assert_round_trip(results.Padding(), Pair(), torch.ones(2, 4))
+
+
+class Of(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.layers(x))
+
+
+FROZEN = Of(lambda x: x * 2.0, nn.Linear(4, 4)).requires_grad_(False)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_that_holds_of_a_rewrite_is_checked_in_every_form(form: Form) -> None:
+    x, others = torch.ones(2, 4), [(torch.ones(5, 4),), (torch.ones(0, 4),)]
+    rewritten = check_rewrite(results.Padding(), Pair(bias=False).eval(), x, sites=2, form=form, others=others)
+    assert refusals(rewritten) == ()
+    with pytest.raises(FxoptError, match="rewrote 2 sites, expected exactly 1"):
+        check_rewrite(results.Padding(), Pair(bias=False).eval(), x, sites=1, form=form)
+
+
+@pytest.mark.parametrize(
+    ("transformation", "model", "sites", "found"),
+    [
+        (computation.ClaimsWrongly(), Of(lambda x: x * 2.0), 0, "result 0"),
+        (computation.WritesCopies(), Of(lambda x: x.mul_(2.0)), 0, "input 0 afterwards"),
+        (computation.Detaches(), Of(torch.tanh), 0, "result 0 has requires_grad=False"),
+        (computation.AddsEachTime(), Of(torch.relu), 0, "after a second run, order of nodes is"),
+        (results.WrongPiece(), Pair(bias=False), 2, "after undoing, values of `q.weight`"),
+        (results.WritesCaller(), FROZEN, 0, "in the caller's model, values of"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, (Transformation, nn.Module)) else None,
+)
+def test_what_does_not_hold_of_a_rewrite_is_found(
+    transformation: Transformation, model: nn.Module, sites: int, found: str
+) -> None:
+    with pytest.raises(AssertionError, match=found):
+        check_rewrite(transformation, model, torch.full((2, 4), 5.0), sites=sites)
+
+
+def test_refusals_of_a_rewrite_are_listed_with_their_reasons() -> None:
+    graph_module = model_case("called twice[modules]").capture().graph_module
+    assert {reason for _, reason in refused(results.RefusesBadly()(graph_module))} == {"Not Supported"}
 
 
 def test_what_is_no_model_is_said_so() -> None:

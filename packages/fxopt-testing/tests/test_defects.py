@@ -10,7 +10,7 @@ import defects_of_results as results
 import pytest
 
 from fxopt_core import Transformation
-from fxopt_testing import Report, check_transformation, model_case, zoo
+from fxopt_testing import ConformanceReport, check_transformation, model_case, zoo
 from fxopt_testing.cases import ModelCase
 
 NAMES = (
@@ -72,6 +72,7 @@ WRONG: dict[type[Transformation], tuple[str, ...]] = {
     results.UndoesNothing: ("exact-undo",),
     results.WrongPiece: ("exact-undo", "checkpoints-load"),
     results.RefusesBadly: ("refusals-explained",),
+    results.RefusesForSecrets: ("reasons-declared",),
     computation.ClaimsWrongly: ("same-outputs",),
     computation.ForgetsSharedModule: ("ties-kept", "same-outputs"),
     computation.TakesSubclasses: ("same-outputs",),
@@ -123,7 +124,7 @@ def models() -> tuple[ModelCase, ...]:
 
 
 @cache
-def report_of(cls: type[Transformation]) -> Report:
+def report_of(cls: type[Transformation]) -> ConformanceReport:
     made = cls(2.0) if cls is passes.NeedsPosition else cls()
     return check_transformation(made, models=models(), raises=False)
 

@@ -12,8 +12,9 @@ import pytest
 
 from fxopt_core import PreconditionError
 from fxopt_testing import conformance_tests, model_case, passes_of
+from fxopt_testing.conformance import subjects_of
 from fxopt_testing.findings import ConformanceError
-from fxopt_testing.parametrizing import Check, run_check, subjects_of
+from fxopt_testing.plugin import Check, run_check
 from fxopt_testing.properties import PROPERTIES
 
 PAIR = [model_case("pair[modules]")]

@@ -10,7 +10,10 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, Tracer
 
-from fxopt_core import Editor, GraphIndex, SitePass, Transformation, iter_nodes
+from fxopt_core import Transformation, iter_nodes
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.site_pass import SitePass
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,13 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, Tracer
 
-from fxopt_core import (
-    Editor,
-    GraphIndex,
-    LintAndRecompile,
-    PassError,
-    PreconditionError,
-    SitePass,
-    Transformation,
-    compose,
-    history,
-    iter_nodes,
-)
-from fxopt_tools import Benchmark, Ratio, Times, bench, tune
-from fxopt_tools.sampling import Sampler, interval
+from fxopt_core import LintAndRecompile, PassError, PreconditionError, Transformation, compose, history, iter_nodes
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.site_pass import SitePass
+from fxopt_rewrite.speed import Ratio, Times, interval
+from fxopt_tools import Benchmark, bench, tune
+from fxopt_tools.experiments.bench import Sampler
 
 X = torch.ones(2)
 
@@ -294,7 +287,7 @@ class TestTune:
         def measure(self: Sampler, *modules: nn.Module) -> list[Times]:
             return [Times((seconds,) * 8) for seconds in next(turns)]
 
-        monkeypatch.setattr("fxopt_tools.tuning.Sampler.measure", measure)
+        monkeypatch.setattr("fxopt_tools.experiments.tune.Sampler.measure", measure)
         result = self.tuned(model(a=1.0), Halve())
         assert not result
         assert result.decisions[0].reason == "all that was kept is no faster than the original (1.000 (1.000 to 1.000))"

@@ -100,7 +100,7 @@ class TestFinding:
         assert bisect(steps(TIMES), AddToSub(wrong_at=SUMS[5]), X, **tolerances).verdict == verdict
 
     def test_tolerances_are_not_for_a_function(self) -> None:
-        with pytest.raises(PreconditionError, match="let the function judge by tolerances of its own"):
+        with pytest.raises(PreconditionError, match="let the function use tolerances of its own"):
             bisect(steps(TIMES), AddToSub(), holds, rtol=0.1)
 
     def test_a_pass_without_sites_counts_as_one(self) -> None:

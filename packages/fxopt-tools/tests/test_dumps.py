@@ -14,15 +14,12 @@ from torch import nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from fxopt_core import (
-    Editor,
-    GraphIndex,
     Instrument,
     LintAndRecompile,
     PassError,
     PassRun,
     PreconditionError,
     Record,
-    ReversibleSitePass,
     Transformation,
     compose,
     history,
@@ -30,7 +27,10 @@ from fxopt_core import (
     iter_nodes,
     undo,
 )
-from fxopt_tools.dumps import Dumps
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_tools.watch.dumps import Dumps
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,8 @@ from fxopt_core import (
     compose,
     iter_nodes,
 )
-from fxopt_core.instruments import active_instruments
-from fxopt_tools.observation import observing
+from fxopt_core.passes.instruments import active_instruments
+from fxopt_tools.watch.observation import observing
 
 X = torch.linspace(-2, 2, 6)
 

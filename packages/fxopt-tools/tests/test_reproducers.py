@@ -26,14 +26,14 @@ from fxopt_core import (
     Transformation,
     VerificationError,
     compose,
-    infer_shapes,
     instrumented,
     iter_nodes,
     registry,
-    tensor_facts,
 )
+from fxopt_rewrite.plain_names import is_plain_method, plain_name
+from fxopt_rewrite.shapes.facts import tensor_facts
+from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_tools import Inputs, Reproducers, Verify, reproduce, verify, write_reproducer
-from fxopt_tools.data_values import is_plain, is_plain_method
 
 X = torch.tensor([1.0, -2.0, 7.0])
 
@@ -269,23 +269,33 @@ class TestTrust:
         ("key", "value"),
         [
             ("target", "os:system"),
-            ("target", "torch:os.system"),
-            ("target", "torch:load"),
-            ("target", "_operator:methodcaller"),
-            ("kwargs", {"dict": [["x=print(1)", 1]]}),
+            ("target", {"name": "os:system"}),
+            ("target", {"name": "torch:os.system"}),
+            ("target", {"name": "torch:load"}),
+            ("target", {"name": "_operator:methodcaller"}),
+            ("kwargs", {"x=print(1)": 1}),
             ("name", "x; import os"),
             ("op", "call"),
             ("value", ["load", [1], [1], False]),
+            ("args", [{"enum": ["http:HTTPStatus", 200]}]),
         ],
     )
     def test_what_is_no_arithmetic_is_refused(self, tmp_path: Path, key: str, value: Any) -> None:
         path = file_of(steps(1), tmp_path)
 
         def spoil(data: Any) -> None:
-            data["modules"][0]["graph"][1][key] = value
+            data["modules"][0]["graph"]["rows"][1][key] = value
 
         with pytest.raises(PreconditionError):
             reproduce(edited(path, spoil), transformation=LintAndRecompile())
+
+    def test_graphs_read_nothing_but_what_modules_have(self, tmp_path: Path) -> None:
+        def spoil(data: Any) -> None:
+            row = data["modules"][0]["graph"]["rows"][1]
+            row.update(op="get_attr", target="forward.__globals__", args=[])
+
+        with pytest.raises(PreconditionError, match="which no module has"):
+            reproduce(edited(file_of(steps(1), tmp_path), spoil), transformation=LintAndRecompile())
 
     @pytest.mark.parametrize(("method", "plain"), [("view", True), ("__add__", True), ("__reduce_ex__", False)])
     def test_methods_are_those_of_tensors(self, method: str, plain: bool) -> None:
@@ -293,9 +303,9 @@ class TestTrust:
 
     def test_functions_are_those_on_tensors(self) -> None:
         plain = [operator.add, torch.relu, torch.nn.functional.linear, torch.ops.aten.add.Tensor, getattr, torch.zeros]
-        assert all(map(is_plain, plain))
+        assert all(map(plain_name, plain))
         assert not any(
-            map(is_plain, [eval, os.system, torch.load, torch.save, open, operator.methodcaller, [], __import__])
+            map(plain_name, [eval, os.system, torch.load, torch.save, open, operator.methodcaller, [], __import__])
         )
 
 
@@ -351,7 +361,7 @@ class TestFiles:
 
         if not links:
             monkeypatch.setattr(os, "link", unsupported)
-        monkeypatch.setattr("fxopt_tools.reproducers.check_directory", lambda _: 0)  # two processes at once
+        monkeypatch.setattr("fxopt_tools.reproducers.write.check_directory", lambda _: 0)  # two processes at once
         one, other = file_of(steps(1), tmp_path), file_of(steps(1), tmp_path)
         assert (one.name, other.name) == ("000_fails.reproducer.zip", "001_fails.reproducer.zip")
         assert len(list(tmp_path.iterdir())) == 2
@@ -363,8 +373,8 @@ class TestFiles:
             with pytest.raises(PreconditionError, match="is no reproducer that can be read"):
                 reproduce(path)
         path = file_of(steps(1), tmp_path / "files")
-        with pytest.raises(PreconditionError, match="version 2, and this fxopt-tools reads up to 1"):
-            reproduce(edited(path, lambda data: data.update(version=2)))
+        with pytest.raises(PreconditionError, match="version 3, and this fxopt-tools reads up to 2"):
+            reproduce(edited(path, lambda data: data.update(version=3)))
         with pytest.raises(PreconditionError, match="is damaged: KeyError"):
             reproduce(edited(path, lambda data: data.pop("notes")))
 
@@ -403,7 +413,7 @@ class TestWhatCannotBeWritten:
         with instrumented(reproducers), pytest.raises(FxoptError):
             Writes()(symbolic_trace(nn.Sequential(nn.Linear(3, 3))))
         found = reproduce(reproducers.files[0], transformation=Fails())
-        assert any("wrote tensors in place" in note for note in found.notes)
+        assert any("wrote to tensors in place" in note for note in found.notes)
 
     def test_an_uninitialised_module_is_noted(self, tmp_path: Path) -> None:
         lazy = nn.Sequential(nn.LazyLinear(3))

@@ -12,22 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
-from fxopt_core import (
-    Editor,
-    GraphIndex,
-    Instrument,
-    PassError,
-    PassRun,
-    Record,
-    Refusal,
-    ReversibleSitePass,
-    Transformation,
-    compose,
-    instrumented,
-    undo,
-)
-from fxopt_core.recorded_pass import RecordedPass
-from fxopt_tools.statistics import Size, Statistics
+from fxopt_core import Instrument, PassError, PassRun, Record, Refusal, Transformation, compose, instrumented, undo
+from fxopt_core.passes.undo import RecordedPass
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_tools.watch.pass_statistics import Size, Statistics
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from fxopt_core import (
     undo,
 )
 from fxopt_core.errors import VetoError
-from fxopt_tools.timing import TimedRun, Timing
+from fxopt_tools.watch.timing import TimedRun, Timing
 
 
 def traced() -> GraphModule:

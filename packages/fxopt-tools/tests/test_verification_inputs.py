@@ -205,7 +205,7 @@ def test_parameters_that_a_run_writes_are_noted() -> None:
             return x * self.scale.add_(0)
 
     report = verify(Writes(), Writes(), X)
-    assert report and any("the original writes into its parameter `scale`" in note for note in report.notes)
+    assert report and any("the original writes to its parameter `scale`" in note for note in report.notes)
     assert len(report.notes) == 2
 
 

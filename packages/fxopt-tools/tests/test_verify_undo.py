@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from fxopt_core import (
-    Editor,
-    GraphIndex,
     PreconditionError,
-    ReversibleSitePass,
     ReversibleTransformation,
     VerificationError,
     compose,
@@ -25,6 +22,9 @@ from fxopt_core import (
     undo,
 )
 from fxopt_core.errors import VetoError
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.site_pass import ReversibleSitePass
 from fxopt_tools import Verify
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)

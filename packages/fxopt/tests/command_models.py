@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from fxopt_core import Editor, GraphIndex, SitePass, Transformation, hookimpl
+from fxopt_core import Transformation, hookimpl
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.site_pass import SitePass
 
 
 class Attention(nn.Module):

@@ -48,5 +48,5 @@ def process(*arguments: object, folder: Path, **extra: str) -> subprocess.Comple
 
 def use_registry(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> Registry:
     """Let this be the registry of the process for the time of a test."""
-    monkeypatch.setattr(importlib.import_module("fxopt_core.registry"), "_PROCESS_REGISTRY", registry)
+    monkeypatch.setattr(importlib.import_module("fxopt_core.registry.registry"), "_PROCESS_REGISTRY", registry)
     return registry

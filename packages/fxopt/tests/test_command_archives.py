@@ -9,7 +9,11 @@ import torch
 from command_models import attention, seeded
 from command_runs import fxopt, fxopt_json
 
-from fxopt import FuseBiasInLinear, MergeLinears, capture, history, load, save
+from fxopt_capture.archive.files import load, save
+from fxopt_capture.capture import capture
+from fxopt_core.ledger.history import history
+from fxopt_linear.fuse_bias import FuseBiasInLinear
+from fxopt_linear.merge_linears import MergeLinears
 
 
 @pytest.fixture
@@ -148,7 +152,7 @@ class TestDiff:
         with torch.no_grad():
             graph_module.get_parameter("v.bias").add_(1)
         save(graph_module, tmp_path / "other.pt2")
-        assert fxopt_json("diff", before, tmp_path / "other.pt2")["tensors_changed"] == {"v.bias": "other values"}
+        assert fxopt_json("diff", before, tmp_path / "other.pt2")["tensors_changed"] == {"v.bias": "different values"}
         save(graph_module.half(), tmp_path / "half.pt2")
         changed = fxopt_json("diff", before, tmp_path / "half.pt2")["tensors_changed"]
         assert changed["q.weight"] == "tensor float32[8, 8] -> tensor float16[8, 8]"

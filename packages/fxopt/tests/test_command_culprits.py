@@ -13,7 +13,8 @@ from command_runs import fxopt, fxopt_json, use_registry
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxopt_tools
-from fxopt import Registry, load
+from fxopt_capture.archive.files import load
+from fxopt_core.registry.registry import Registry
 
 ATTENTION = "command_models:attention"
 
@@ -95,7 +96,7 @@ class TestBisect:
 
     def test_tolerances_are_not_for_a_check_of_ones_own(self) -> None:
         arguments = ("bisect", ATTENTION, "--check", "command_models:has_q", "--rtol", "0.1")
-        assert "--check judges by tolerances of its own" in fxopt(*arguments, code=2).stderr
+        assert "--check does not use them" in fxopt(*arguments, code=2).stderr
 
     @pytest.mark.parametrize(
         ("check", "words"),
@@ -229,7 +230,7 @@ class TestReport:
         def interrupted(*arguments: Any, **options: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("fxopt.commands.optimization.report_on", interrupted)
+        monkeypatch.setattr("fxopt.commands.optimized.report_on", interrupted)
         fxopt("optimize", ATTENTION, "-o", "out.pt2", "--report", "report.html", code=130)
         assert list(folder.iterdir()) == []
 

@@ -11,8 +11,12 @@ import torch
 from command_models import Plugin, attention
 from command_runs import fxopt, fxopt_json, use_registry
 
-from fxopt import Registry, capture, history, load, save, undo
+from fxopt_capture.archive.files import load, save
+from fxopt_capture.capture import capture
 from fxopt_core import registry
+from fxopt_core.ledger.history import history
+from fxopt_core.passes.undo import undo
+from fxopt_core.registry.registry import Registry
 
 ATTENTION = "command_models:attention"
 
@@ -75,7 +79,7 @@ class TestAnswer:
         assert "+ q + k + v -> q_k_v_merged" in output
         assert "passed: 1 tensor compared" in output
         assert f"{out} (" in output
-        assert "1 sites rewritten" in output
+        assert "1 site rewritten" in output
 
     def test_data(self, out: Path) -> None:
         data = fxopt_json("optimize", ATTENTION, "-p", "merge-linears{min-group=3}", "-o", out)
@@ -161,7 +165,7 @@ class TestFailures:
         monkeypatch.setattr("fxopt.commands.sources.capture", broken)
         result = fxopt("optimize", ATTENTION, "-o", out, code=1)
         assert "Traceback" in result.stderr
-        assert "unforeseen AssertionError: a mistake" in result.stderr
+        assert "unexpected AssertionError: a mistake" in result.stderr
 
 
 class TestInterrupts:
@@ -179,7 +183,7 @@ class TestInterrupts:
         assert [path.name for path in out.parent.iterdir()] == ["out.pt2"]
         assert out.read_text() == "mine"
 
-    @pytest.mark.parametrize("place", ["fxopt.commands.sources.capture", "fxopt.commands.optimization.verify"])
+    @pytest.mark.parametrize("place", ["fxopt.commands.sources.capture", "fxopt.commands.optimized.verify"])
     def test_elsewhere(self, place: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*arguments: Any, **options: Any) -> None:
             raise KeyboardInterrupt

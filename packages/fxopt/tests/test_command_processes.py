@@ -50,7 +50,7 @@ def test_help_is_plain_without_a_terminal(tmp_path: Path) -> None:
 
 def test_importing_fxopt_loads_nothing_of_the_command() -> None:
     script = (
-        "import sys, fxopt, fxopt.optimizing; "
+        "import sys, fxopt, fxopt.optimization; "
         "assert not {'typer', 'rich', 'fxopt.commands'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, env=environment())

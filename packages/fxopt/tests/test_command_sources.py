@@ -14,9 +14,12 @@ from command_models import attention, seeded
 from command_runs import fxopt, fxopt_json
 from torch import Tensor, nn
 
-from fxopt import Inputs, MergeLinears, capture, load, save
 from fxopt.commands.factories import brief_traceback
 from fxopt.commands.model_inputs import drawn
+from fxopt_capture.archive.files import load, save
+from fxopt_capture.capture import capture
+from fxopt_linear.merge_linears import MergeLinears
+from fxopt_tools.inputs import Inputs
 
 FLAG = "--run-pickled-code"
 

@@ -14,20 +14,17 @@ from reporting_models import HOSTILE, Small, hostile, layers, traced
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxopt import (
-    ChangeTrueDivToMulByInverse,
-    FuseBatchNorm2dInConv2d,
-    FuseBiasInLinear,
-    MergeLinears,
-    Picture,
-    PreconditionError,
-    Transformation,
-    compose,
-    iter_nodes,
-    picture,
-    undo,
-)
 from fxopt.reporting.drawn import DrawnGraph
+from fxopt.reporting.pictures import Picture, picture
+from fxopt_arith.true_division import ChangeTrueDivToMulByInverse
+from fxopt_core.errors import PreconditionError
+from fxopt_core.graph import iter_nodes
+from fxopt_core.passes.compose import compose
+from fxopt_core.passes.transformation import Transformation
+from fxopt_core.passes.undo import undo
+from fxopt_linear.fuse_bias import FuseBiasInLinear
+from fxopt_linear.merge_linears import MergeLinears
+from fxopt_norm.convolutions import FuseBatchNorm2dInConv2d
 
 PASSES = compose(FuseBatchNorm2dInConv2d(), MergeLinears(), FuseBiasInLinear())
 

@@ -15,7 +15,10 @@ import pytest
 import torch
 from reporting_models import Small, hostile, layers, traced
 
-from fxopt import FuseBatchNorm2dInConv2d, MergeLinears, compose, report
+from fxopt.reporting.reports import report
+from fxopt_core.passes.compose import compose
+from fxopt_linear.merge_linears import MergeLinears
+from fxopt_norm.convolutions import FuseBatchNorm2dInConv2d
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -115,7 +118,7 @@ def test_choosing_a_node_leads_to_the_other_graph_and_back(opened: Opener, small
     assert "q_k_merged" in marked(page, "after", "chosen")
     page.keyboard.press("Escape")
     assert not marked(page, "after", "chosen")
-    assert "Nothing is chosen" in str(side.text_content())
+    assert "Nothing is selected" in str(side.text_content())
 
 
 def test_rows_of_the_tables_show_their_nodes(opened: Opener, small: Any) -> None:

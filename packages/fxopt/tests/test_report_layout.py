@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fxopt.reporting import layout
-from fxopt.reporting.layering import WIDEST_ROW, rows_of, shared_rows
-from fxopt.reporting.layout import FURTHEST, NODE_HEIGHT, Layout, lay_out
+from fxopt.reporting.layout import places
+from fxopt.reporting.layout.places import FURTHEST, NODE_HEIGHT, Layout, lay_out
+from fxopt.reporting.layout.rows import WIDEST_ROW, rows_of, shared_rows
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
@@ -40,7 +40,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "igraph":
         pytest.importorskip("igraph")
     else:
-        monkeypatch.setattr(layout, "_igraph", lambda: None)
+        monkeypatch.setattr(places, "_igraph", lambda: None)
     return str(request.param)
 
 
@@ -107,7 +107,7 @@ def test_crossings_are_undone(engine: str) -> None:
     names = [f"{side}{i}" for i in range(6) for side in ("ab" if i % 2 else "ba")]
     edges = [(f"{side}{i}", f"{side}{i + 1}") for side in "ab" for i in range(5)]
     rows = {name: int(name[1]) for name in names}
-    grid = layout._Grid(rows, edges, dict.fromkeys(names, 50.0))
+    grid = places._Grid(rows, edges, dict.fromkeys(names, 50.0))
     assert grid.crossings() == 5
     grid.sort()
     assert grid.crossings() == 0
@@ -153,7 +153,7 @@ def lines_of(function: Callable[[], object]) -> int:
 @pytest.mark.parametrize("hub", [False, True])
 def test_work_is_linear_in_nodes(hub: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where thousands of nodes read one value."""
-    monkeypatch.setattr(layout, "_igraph", lambda: None)
+    monkeypatch.setattr(places, "_igraph", lambda: None)
 
     def steps(count: int) -> int:
         names = [f"n{i}" for i in range(count)]

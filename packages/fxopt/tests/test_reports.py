@@ -16,17 +16,15 @@ import torch
 from reporting_models import HOSTILE, Small, hostile, layers, traced
 from torch.fx import GraphModule
 
-from fxopt import (
-    FuseBatchNorm2dInConv2d,
-    MergeLinears,
-    PreconditionError,
-    compose,
-    observing,
-    report,
-    undo,
-    verify,
-)
 from fxopt.reporting.markup import hash_source, tag
+from fxopt.reporting.reports import report
+from fxopt_core.errors import PreconditionError
+from fxopt_core.passes.compose import compose
+from fxopt_core.passes.undo import undo
+from fxopt_linear.merge_linears import MergeLinears
+from fxopt_norm.convolutions import FuseBatchNorm2dInConv2d
+from fxopt_tools.verification.verify import verify
+from fxopt_tools.watch.observation import observing
 
 VOID = {"meta", "input", "br", "circle", "line", "path", "rect", "polygon"}
 
@@ -113,7 +111,7 @@ def test_every_part_is_there(small: tuple[GraphModule, str]) -> None:
 
 
 def test_rewrites_and_refusals_name_lines_of_the_model() -> None:
-    from fxopt import capture
+    from fxopt_capture.capture import capture
 
     model = Small().eval()
     graph_module = MergeLinears()(capture(model, (torch.randn(2, 3, 6, 6),)))
@@ -293,7 +291,7 @@ def test_saving_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert path.stat().st_mode & stat.S_IRUSR
     with pytest.raises(PreconditionError, match="force=True"):
         made.save(path)
-    with pytest.raises(PreconditionError, match="is no folder"):
+    with pytest.raises(PreconditionError, match="there is no folder"):
         made.save(tmp_path / "none" / "report.html")
     with pytest.raises(PreconditionError, match="exists"):
         made.save(tmp_path, force=True)

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
-from fxopt import (
-    ChangeTrueDivToMulByInverse,
-    FuseBiasInLinear,
-    MergeLinears,
-    ReversibleTransformation,
-    UndoError,
-    infer_shapes,
-)
+from fxopt_arith.true_division import ChangeTrueDivToMulByInverse
+from fxopt_core.errors import UndoError
+from fxopt_core.passes.transformation import ReversibleTransformation
+from fxopt_linear.fuse_bias import FuseBiasInLinear
+from fxopt_linear.merge_linears import MergeLinears
+from fxopt_rewrite.shapes.infer import infer_shapes
 
 PASSES: dict[str, ReversibleTransformation] = {
     "merge": MergeLinears(),
@@ -63,12 +61,13 @@ def test_all_orders(order: tuple[str, ...], back: tuple[str, ...]) -> None:
 
 
 def reversed_or_refused(name: str, graph_module: GraphModule, order: tuple[str, ...], waiting: list[str]) -> bool:
-    """Reverse a pass; a merged layer whose bias was fused since is the one thing that has to wait."""
+    """Reverse a pass; one that a later pass builds on has to wait, and the error names that pass."""
     code = graph_module.code
     try:
         PASSES[name](graph_module, reverse=True)
-    except UndoError:
-        assert name == "merge" and "bias" in waiting and order.index("merge") < order.index("bias")
+    except UndoError as error:
+        later = [PASSES[other].name for other in waiting if order.index(other) > order.index(name)]
+        assert any(f"undo `{other}` first" in str(error) for other in later)
         assert graph_module.code == code
         return False
     return True

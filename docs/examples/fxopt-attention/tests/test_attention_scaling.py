@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fxopt_attention import FoldScaleInLinear
-from fxopt_core import load_original_state_dict, original_state_dict
+from fxopt_checkpoints import load_original_state_dict, original_state_dict
 from fxopt_testing import assert_left_alone, assert_rewrites, conformance_tests
 
 

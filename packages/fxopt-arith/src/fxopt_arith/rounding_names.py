@@ -1,7 +1,7 @@
-"""Names of the operations whose results may jump where an input changes in its last bit, and of those that absorb it.
+"""Names of the operations whose results may jump when the last bit of an input changes, and of those that absorb it.
 
-Names are those of `fxopt_core.Effects`: ``"floor"`` for function, method and operator alike, ``"nn.Threshold"`` for
-modules. Their leading ``special_`` and trailing ``_`` are left out.
+Names are those of `fxopt_rewrite.Effects`: ``"floor"`` for function, method and operator alike, ``"nn.Threshold"`` for
+modules, without a leading ``special_`` and a trailing ``_``.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ROUNDING = _names(
     linalg_cholesky_ex
     """
 )
-"""Operations that round, compare or cast to integers, or whose result tells the order of values or a branch."""
+"""Operations that round, compare or cast to integers, or whose result depends on an order of values or a branch."""
 
 ROUNDING_PREFIXES = ("quantize_per_", "fake_quantize_", "_fake_quantize_", "fused_moving_avg_obs", "choose_qparams")
-"""How operations begin that quantise."""
+"""Prefixes of operations that quantise."""
 
 ROUNDING_SUFFIXES = ("_backward", "_backward_data")
-"""How derivatives end: those of continuous functions may jump."""
+"""Suffixes of derivatives: those of continuous functions may jump."""
 
 WITH_INDICES = _names(
     """
@@ -47,22 +47,22 @@ WITH_INDICES = _names(
     fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices
     """
 )
-"""Operations that give values, which are continuous, and their indices, which are not."""
+"""Operations that return values, which are continuous, and their indices, which are not."""
 
 WITH_INDICES_OF_DIM = _names("max min median nanmedian")
-"""Operations that give values and indices where they are given a dimension."""
+"""Operations that return values and indices if they are given a dimension."""
 
 WITH_INDICES_IN_ATEN = _names(
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d"
 )
-"""Operators that give values and indices, where the functions of ``torch.nn.functional`` give values alone."""
+"""Operators that return values and indices, unlike the functions of ``torch.nn.functional`` with the same name."""
 
 RETURN_INDICES = {
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), 6),
     **dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"), 2),
     **dict.fromkeys(("fractional_max_pool2d", "fractional_max_pool3d"), 4),
 }
-"""Where a flag stands that tells a function to give indices too."""
+"""Position of the flag that makes a function return indices, too."""
 
 _POLYNOMIALS = "chebyshev_polynomial_"
 JUMPS_BY = {
@@ -81,19 +81,19 @@ JUMPS_BY = {
     **dict.fromkeys(("hermite_polynomial_h", "hermite_polynomial_he"), (1, "n")),
     **dict.fromkeys(("laguerre_polynomial_l", "legendre_polynomial_p"), (1, "n")),
 }
-"""The one argument that an operation rounds or compares, where it is continuous in all others: place and name."""
+"""The only argument that an operation rounds or compares, by position and name."""
 
 QUANTILES = _names("quantile nanquantile")
-"""Operations that round the share they are given, but for linear interpolation."""
+"""Operations that round ``q``, except with linear interpolation."""
 
 GRID_SAMPLERS = _names("grid_sample grid_sampler grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback")
-"""Operations that round the grid they are given in mode ``"nearest"``."""
+"""Operations that round the grid in mode ``"nearest"``."""
 
 ORDERS = {
     **dict.fromkeys(("norm", "linalg_norm", "linalg_vector_norm", "pdist", "_pdist_forward", "normalize"), (1, "p")),
     **dict.fromkeys(("dist", "cdist", "_cdist_forward", "pairwise_distance"), (2, "p")),
 }
-"""Norms, which count what is not zero where their order is 0: place and name of the order (``ord`` counts too)."""
+"""Norms, which count nonzero values if their order is 0: position and name of the order (or ``ord``)."""
 
 MIXING = _names(
     """
@@ -107,7 +107,7 @@ MIXING = _names(
     nn.MultiheadAttention nn.LSTM nn.GRU nn.RNN nn.LSTMCell nn.GRUCell nn.RNNCell
     """
 )
-"""Operations that sum products of many values, or normalise: behind them a last bit has no meaning of its own."""
+"""Operations that sum products of many values, or normalise: they round anyway, so a last bit is lost in them."""
 
 SHAPE_ONLY = _names(
     """
@@ -115,13 +115,13 @@ SHAPE_ONLY = _names(
     zeros_like ones_like empty_like rand_like randn_like new_zeros new_ones new_empty len isinstance
     """
 )
-"""Operations that read only the shape or the dtype of what they are given."""
+"""Operations that only read the shape or the dtype of their input."""
 
 CASTING_WRITES = _names("setitem __setitem copy fill")
-"""Writes that convert to the dtype of what they write to."""
+"""Writes that convert to the dtype of the tensor that they write to."""
 
 CASTS = _names("to type type_as _to_copy")
-"""Conversions whose dtype may be told by another value."""
+"""Conversions that may take their dtype from another value."""
 
 SELECTING = _names("getitem __getitem index _unsafe_index")
-"""Selections: what they are given to select by is compared, so to speak."""
+"""Selections: a change of an index jumps to another element."""

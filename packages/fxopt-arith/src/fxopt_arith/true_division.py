@@ -1,31 +1,27 @@
 """``x / c`` -> ``x * (1 / c)`` for a Python number ``c``, where that is safe.
 
-A product by a rounded inverse differs from the quotient in the last bit for a share of all values, unless ``c`` is a
-power of two. That matters only where the quotient is rounded to an integer or compared: such quotients are left alone.
+Unless ``c`` is a power of two, a product with the rounded inverse differs from the quotient in the last bit for some
+values. That matters only if the quotient is rounded to an integer or compared, so such divisions are refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.fx import Node
 
 from fxopt_arith.rounding import RoundedValues
-from fxopt_core import (
-    Editor,
-    GraphIndex,
-    Obstacle,
-    Refusal,
-    ReversibleSitePass,
-    TrueDivision,
-    is_python_number,
-    read_true_division,
-    tensor_facts,
-)
+from fxopt_core import Refusal
+from fxopt_rewrite.calls.readers import read_true_division
+from fxopt_rewrite.calls.records import Obstacle, TrueDivision
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.shapes.facts import is_python_number, tensor_facts
+from fxopt_rewrite.site_pass import ReversibleSitePass
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,17 +46,17 @@ class ConstantDivision:
 class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
     """``x / c`` -> ``x * (1 / c)`` for a Python number ``c``, where that is safe.
 
-    It is refused where ``1 / c`` is not finite and normal in the dtype of the computation, where ``x`` is shape
-    arithmetic, and where the quotient is floored, rounded, compared or turned into an integer later (powers of two
-    excepted, whose inverse is exact). Undoing gives back the very constant.
+    Refused if ``1 / c`` is not finite and normal in the dtype of the computation, if ``x`` is shape arithmetic, and if
+    the quotient is floored, rounded, compared or cast to an integer later (except for powers of two, whose inverse is
+    exact). Undoing restores the exact constant.
 
     Source:
-        IEEE 754-2019, section 5.4.1: quotient and product are each rounded once, so that a product by a rounded inverse
-        may differ in the last bit. Where the inverse is exact, as for powers of two, both round the same number.
+        IEEE 754-2019, section 5.4.1: quotient and product are each rounded once, so a product with a rounded inverse
+        may differ in the last bit. If the inverse is exact, as for powers of two, both round the same number.
 
     Cost:
-        As many operations as before, of a kind that is cheaper on most processors; where memory is the limit, as it is
-        for large tensors, they take the same time. The pass changes no tensor and is linear in the number of nodes.
+        As many operations as before, of a kind that is cheaper on most processors; on large tensors, memory bandwidth
+        is the limit and they take the same time. The pass changes no tensor and is linear in the number of nodes.
 
     >>> class Scale(torch.nn.Module):
     ...     def forward(self, x):
@@ -69,6 +65,15 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
     >>> print(graph_module.code.strip().splitlines()[1].strip())
     mul = x * 0.125;  x = None
     """
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        "unsafe-constant": "The constant's inverse is not finite or not normal in the dtype of the computation. "
+        "Compute in a wider dtype, if there is one that holds it.",
+        "shape-arithmetic": "The dividend is a Python number that is computed from shapes; a product would round. "
+        "Nothing to do: no tensor is divided.",
+        "rounded-quotient": "Later the quotient is rounded, compared, made an integer, or decides an index or a jump. "
+        "Nothing to do, but to divide by a power of two, whose inverse is exact.",
+    }
 
     def match(self, index: GraphIndex) -> Iterator[ConstantDivision | Refusal]:
         """Yield the divisions by Python numbers."""
@@ -81,41 +86,41 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
                 yield ConstantDivision(call, call.divisor, rounded.by(node))
 
     def check(self, site: ConstantDivision, index: GraphIndex) -> Refusal | None:
-        """Refuse unsafe constants, shape arithmetic and quotients whose last bit matters."""
+        """Refuse unsafe constants, shape arithmetic, and quotients whose last bit matters."""
         name, value = site.label, site.call.input
         if is_python_number(value):
-            message = f"node `{name}` divides `{value.name}`, a Python number; a product would round in another way"
+            message = f"node `{name}` divides `{value.name}`, a Python number; a product would round differently"
             return index.refuse(name, "shape-arithmetic", message, *site.nodes)
         facts = tensor_facts(value)
         dtype = _computed_in(facts.dtype) if facts is not None else torch.float16
         if not _has_safe_inverse(site.constant, dtype):
             if facts is None and _has_safe_inverse(site.constant, torch.float32):
                 message = f"whether the inverse of {site.constant} at node `{name}` is normal depends on the dtype of"
-                message = f"{message} `{value.name}`, which is not known; call infer_shapes first"
+                message = f"{message} `{value.name}`, which is unknown; call infer_shapes first"
                 return index.refuse(name, "shape-unknown", message, *site.nodes)
             message = f"the inverse of {site.constant} at node `{name}` is not finite and normal in {dtype}"
             return index.refuse(name, "unsafe-constant", message, *site.nodes)
         if site.rounded is not None and not _is_power_of_two(site.constant):
-            message = f"node `{site.rounded.name}` rounds or compares what node `{name}` computes, or may do so"
+            message = f"node `{site.rounded.name}` rounds or compares the result of node `{name}`, or may do so"
             return index.refuse(name, "rounded-quotient", message, *site.nodes)
         return None
 
     def rewrite(self, site: ConstantDivision, edit: Editor) -> None:
-        """Multiply in the same form: operator, function, method or in-place."""
+        """Multiply in the same form: operator, function, method or in place."""
         node, inverse = site.call.node, 1.0 / site.constant
         insert: Any = edit.call_method if node.op == "call_method" else edit.call_function
         edit.replace(node, insert(site.call.product, site.call.input, inverse, before=node, like=[node]))
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which a true division of such values is computed."""
+    """Return the dtype in which torch divides such values."""
     if dtype.is_complex:
         return {torch.complex32: torch.float16, torch.complex64: torch.float32}.get(dtype, torch.float64)
     return dtype if dtype.is_floating_point else torch.get_default_dtype()
 
 
 def _has_safe_inverse(constant: int | float, dtype: torch.dtype) -> bool:
-    """Return whether a constant is finite and not zero, and its inverse finite and normal in a dtype."""
+    """Return whether a constant is finite and nonzero, and its inverse finite and normal in a dtype."""
     try:
         inverse = abs(1.0 / constant)
     except (ZeroDivisionError, OverflowError):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from .archive import load, save
-from .capture import capture
-from .captured import CapturedModule
-from .guards import InputGuards
-from .streaming import load_checkpoint
-from .tracing import symbolic_trace
+from fxopt_capture.archive.files import load, save
+from fxopt_capture.call.guards import InputGuards
+from fxopt_capture.capture import capture
+from fxopt_capture.captured import CapturedModule
+from fxopt_capture.tracing import symbolic_trace
 
-__all__ = ["CapturedModule", "InputGuards", "capture", "load", "load_checkpoint", "save", "symbolic_trace"]
+__all__ = ["CapturedModule", "InputGuards", "capture", "load", "save", "symbolic_trace"]
 __version__ = "0.1.0"

@@ -12,33 +12,32 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
+from fxopt_capture.call.arguments import CallForm, InputBinding, bind_call
+from fxopt_capture.call.caches import CacheReturn
+from fxopt_capture.call.guards import GUARDS, InputGuards
+from fxopt_capture.call.names import check_unused
+from fxopt_capture.call.nesting import nesting_of
+from fxopt_capture.call.structures import name_inputs, register_structures, return_sizes, separate_names, structures_of
+from fxopt_capture.captured import CapturedModule, assemble
+from fxopt_capture.export.compare import effect_of
+from fxopt_capture.export.dynamic import distinct_tensors
+from fxopt_capture.export.modes import training_note
+from fxopt_capture.export.strategy import Export, Request, export
+from fxopt_capture.graph.assertions import with_asserted_dtypes, with_read_dtypes
+from fxopt_capture.graph.raising import raise_layers
+from fxopt_capture.graph.regions import hidden_note
+from fxopt_capture.graph.shells import attribute, owner_of, registered, shell_tree
+from fxopt_capture.graph.tidy import place_attributes, tidy
+from fxopt_capture.huggingface.computed_buffers import computed_buffers
+from fxopt_capture.huggingface.models import cache_choice, dynamic_dimensions, is_pretrained, no_cache, preparations
+from fxopt_capture.huggingface.stored_names import keep_stored_names
+from fxopt_capture.weightless import device_for, is_weightless, off_meta, with_values
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
 
-from . import huggingface
-from .arguments import CallForm, InputBinding, bind_call
-from .assertions import with_asserted_dtypes, with_read_dtypes
-from .caches import CacheReturn
-from .captured import CapturedModule, assemble
-from .comparing import effect_of
-from .computed_buffers import computed_buffers
-from .example_tensors import distinct_tensors
-from .guards import GUARDS, InputGuards
-from .modes import training_note
-from .names import check_unused
-from .nesting import nesting_of
-from .observing import Observer
-from .raising import raise_layers
-from .regions import hidden_note
-from .shells import attribute, shell_tree
-from .stored_names import keep_stored_names
-from .strategy import Export, Request, export
-from .structures import register_structures, return_sizes, structures_of
-from .tidying import place_attributes, tidy
-from .weightless import device_for, is_weightless, off_meta, with_values
-
 _LOGGER = logging.getLogger("fxopt_capture")
-_RESERVED = frozenset({"meta", GUARDS})  # attributes that a graph module's instances have, besides those of its class
+# Attributes that captured modules have besides those of their class.
+_RESERVED = frozenset({"meta", GUARDS, "_input_binding"})
 
 
 def capture(
@@ -96,12 +95,7 @@ def capture(
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a model.
-
-    Attributes:
-        form: how it is called.
-        inputs: what it is called with, by name.
-    """
+    """One call of a model: its form, and the inputs of the graph by name."""
 
     form: CallForm
     inputs: Mapping[str, object]
@@ -112,11 +106,7 @@ def read_call(
 ) -> Call:
     """Bind a call to the names of the model's ``forward``.
 
-    Args:
-        model: the model.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        without_cache: whether a Hugging Face model is to make no cache of keys and values, unless the arguments say so.
+    With `without_cache`, a Hugging Face model makes no cache of keys and values unless the arguments say so.
 
     Raises:
         CaptureError: `model` is no module that can be captured, or does not take these arguments.
@@ -124,8 +114,8 @@ def read_call(
     check_model(model)
     register_structures([*args, *kwargs.values()])
     form, inputs = bind_call(model, args, kwargs)
-    if huggingface.is_pretrained(model):
-        choice = huggingface.no_cache(form) if without_cache else huggingface.cache_choice(model, form)
+    if is_pretrained(model):
+        choice = no_cache(form) if without_cache else cache_choice(model, form)
         form = form.with_fixed(**choice)
     if is_weightless(model):
         inputs = with_values(inputs, device_for(model, inputs))
@@ -159,14 +149,14 @@ def _captured(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModu
 
 def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
     request = Request(model, call.form, call.inputs, dynamic_shapes)
-    if huggingface.is_pretrained(model):
-        request = replace(
-            request,
-            dimensions_of=huggingface.dynamic_dimensions,
-            preparations=huggingface.preparations(model),
-        )
+    if is_pretrained(model):
+        request = replace(request, dimensions_of=dynamic_dimensions, preparations=preparations(model))
     exported = export(request)
-    _check_caches(model, request.observer)
+    if lost := request.observer.lost:
+        raise CaptureError(
+            f"{type(model).__name__} adds to `{lost[0]}` and does not return it, so that the graph would lose what it "
+            f"adds; let the model return it, or capture it without `{lost[0]}`"
+        )
     _check_steps(request, exported)
     check_unused(model, call.form, _unused(exported))
     # Only now: a model's own containers may be known to torch's pytrees only since the export.
@@ -174,12 +164,12 @@ def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> Captured
     binding = InputBinding(call.form, type(model).__name__, structures_of(exported.module.graph), nestings)
     guards = with_read_dtypes(exported.guards, exported.values, request.observer.dtype_reads, model)
     captured = build_captured(model, replace(exported, guards=guards), binding)
-    if huggingface.is_pretrained(model):
+    if is_pretrained(model):
         keep_stored_names(captured, model)
-    if huggingface.is_pretrained(model) and is_weightless(model):
-        for name, values in computed_buffers(model, device_for(model, call.inputs)).items():
-            owner, _, key = name.rpartition(".")
-            captured.get_submodule(owner)._buffers[key] = values
+        computed = computed_buffers(model, device_for(model, call.inputs)) if is_weightless(model) else {}
+        for name, values in computed.items():
+            owner, key = owner_of(captured, name)
+            owner._buffers[key] = values
     for note in (hidden_note(captured), request.observer.note()):
         if note is not None:
             _LOGGER.warning("%s: %s", type(model).__name__, note)
@@ -194,14 +184,6 @@ def _unused(exported: Export) -> list[str]:
     names = [str(getattr(path[0], "key", path[0])) for path, _ in pytree.tree_leaves_with_path(dict(exported.inputs))]
     used = {name for name, node in zip(names, placeholders, strict=True) if node.users}
     return [name for name in dict.fromkeys(names) if name not in used]
-
-
-def _check_caches(model: nn.Module, observer: Observer) -> None:
-    if observer.lost:
-        raise CaptureError(
-            f"{type(model).__name__} adds to `{observer.lost[0]}` and does not return it, so that the graph would lose "
-            f"what it adds; let the model return it, or capture it without `{observer.lost[0]}`"
-        )
 
 
 def _check_steps(request: Request, exported: Export) -> None:
@@ -249,6 +231,8 @@ def build_captured(model: nn.Module, exported: Export, binding: InputBinding) ->
     layers = raise_layers(graph, model)
     place_attributes(graph)
     _place_guards(graph)
+    name_inputs(graph)
+    separate_names(graph)
     shell = shell_tree(model, layers)
     shell._modules.pop(GUARDS, None)  # of a module that was captured before; the new ones include them
     for name, value in constants.items():
@@ -282,22 +266,13 @@ def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[s
             continue
         target = str(node.target)
         value = attribute(source, target)
-        if isinstance(value, torch.Tensor) and _registered(model, target) is value:
+        if isinstance(value, torch.Tensor) and registered(model, target) is value:
             continue
         if target not in names:
             names[target] = _free(target.replace(".", "_"), taken)
             constants[names[target]] = value
         node.target = names[target]
     return constants
-
-
-def _registered(model: nn.Module, target: str) -> torch.Tensor | None:
-    """Return the parameter or buffer of this name, or None where there is none."""
-    path, _, name = target.rpartition(".")
-    owner = attribute(model, path) if path else model
-    if not isinstance(owner, nn.Module):
-        return None
-    return owner._parameters.get(name, owner._buffers.get(name))
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule
+from torch.fx.graph import PythonCode
 
-from fxopt_core import pickling
-
-from .arguments import InputBinding
-from .direct_calls import DirectCalls
-from .guards import GUARDS, InputGuards, check_mode
+from fxopt_capture.call.arguments import InputBinding
+from fxopt_capture.call.guards import GUARDS, InputGuards, check_mode
+from fxopt_core.travel import pickling
 
 
-class CapturedModule(DirectCalls):
-    """A captured model: a ``torch.fx.GraphModule`` that knows which mode its graph is valid for.
+class CapturedModule(GraphModule):
+    """A captured model: a ``torch.fx.GraphModule`` that is called as the model is, in the mode of the capture.
 
     ``train()`` and ``eval()`` to the mode that it was captured in work as usual; to the other mode they raise a
     `CaptureError`, where the mode changes what the model computes. Copies, and what ``pickle`` and ``torch.save``
-    write, keep the graph with all names, non-persistent buffers, ties, the order of keys, the refusals, and the
-    pre-hook that accepts calls as the model takes them.
+    write, keep the graph with all names, non-persistent buffers, ties, the order of keys, and the checks of calls.
     """
+
+    _input_binding: InputBinding
+
+    def recompile(self) -> PythonCode:
+        """Generate ``forward`` from the graph again; it takes calls as the model's ``forward`` does."""
+        code = super().recompile()
+        type(self).forward = _bound(type(self).forward)  # torch makes one class for each instance
+        return code
 
     def train(self, mode: bool = True) -> CapturedModule:
         """Set the training flag of all modules, or refuse a mode that the graph does not hold.
@@ -46,44 +54,42 @@ class CapturedModule(DirectCalls):
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:
+        # torch's own deep copy loses hooks, unread tensors and the order of keys.
+        copied = CapturedModule(nn.Module(), Graph(), class_name=type(self).__name__)
+        memo[id(self)] = copied
+        state: dict[str, Any] = self.__getstate__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        vars(copied).clear()  # a pickle of the copy has to read the attributes in this order
         with warnings.catch_warnings():
             # torch copies the specifications of inputs and outputs in a way that it deprecates itself.
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-            copied = super().__deepcopy__(memo)
-        type(copied).__name__ = type(self).__name__  # the class that torch makes for each instance
-        for name in ("_parameters", "_buffers", "_modules"):
-            content = vars(copied)[name]
-            content.clear()
-            content.update(copy.deepcopy(vars(self)[name], memo))
-        _copy_flags(self, copied)
-        for name in (
-            "_forward_pre_hooks",
-            "_forward_pre_hooks_with_kwargs",
-            "_forward_hooks",
-            "_forward_hooks_with_kwargs",
-        ):
-            vars(copied)[name] = copy.copy(vars(self)[name])
-        if not isinstance(copied, CapturedModule):
-            raise TypeError(f"copying a {type(self).__name__} gave a {type(copied).__name__}")
+            for name, value in state.items():
+                is_shared = name.endswith(("_hooks", "_hooks_with_kwargs"))
+                vars(copied)[name] = copy.copy(value) if is_shared else copy.deepcopy(value, memo)
+        copied.graph = copied._graph  # which makes the copy its owner
+        for hook in copied._deepcopy_hooks:
+            hook(copied)
         return copied
 
 
-def _copy_flags(source: nn.Module, target: nn.Module) -> None:
-    """Give a copy the training flags and the non-persistent buffers of what it was copied from."""
-    copies = dict(target.named_modules())
-    for name, module in source.named_modules():
-        copies[name]._non_persistent_buffers_set = set(module._non_persistent_buffers_set)
-        copies[name].training = module.training
+def _bound(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the generated ``forward`` with the arguments of a call sorted to the inputs of the graph.
+
+    A forward pre-hook could do that too, but torch then takes a path through ``nn.Module.__call__`` that costs several
+    microseconds, and calls of ``forward`` itself would go unchecked.
+    """
+
+    @functools.wraps(compute)
+    def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
+        inputs = self._input_binding(args, kwargs)
+        return compute(self, *args, **kwargs) if inputs is None else compute(self, **inputs)
+
+    return forward
 
 
 def assemble(shell: nn.Module, graph: Graph, guards: InputGuards, binding: InputBinding) -> CapturedModule:
-    """Return the captured module of a graph.
+    """Return the captured module of a graph that calls `guards`.
 
-    Args:
-        shell: holds, under their names, all modules, parameters and buffers of the result; used up by this.
-        graph: the graph; it calls the guards.
-        guards: the check of its inputs.
-        binding: accepts calls as the model's ``forward`` takes them.
+    `shell` holds, under their names, all modules, parameters and buffers of the result; it is used up.
     """
     captured = CapturedModule(nn.Module(), Graph(), class_name=binding.model_name)
     captured.training = guards.training = shell.training
@@ -92,7 +98,8 @@ def assemble(shell: nn.Module, graph: Graph, guards: InputGuards, binding: Input
     captured._parameters.update(shell._parameters)
     captured._buffers.update(shell._buffers)
     captured._non_persistent_buffers_set |= shell._non_persistent_buffers_set
+    # Before the graph: reading a pickle registers the containers of inputs here, and the graph's attributes name them.
+    captured._input_binding = binding
     captured.graph = graph
-    captured.register_forward_pre_hook(binding, with_kwargs=True)
     pickling.install(captured)
     return captured

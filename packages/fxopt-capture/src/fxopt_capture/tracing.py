@@ -10,17 +10,16 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from fxopt_capture.call.arguments import forward_signature
+from fxopt_capture.call.names import check_names
+from fxopt_capture.capture import Call, capture_call, check_model, read_call
+from fxopt_capture.export.compare import difference
+from fxopt_capture.export.failure import first_line, source_of
+from fxopt_capture.graph.keys import keep_keys
+from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
+from fxopt_capture.huggingface.models import is_pretrained
 from fxopt_core.errors import CaptureError
-
-from . import huggingface
-from .arguments import forward_signature
-from .capture import Call, capture_call, check_model, read_call
-from .comparing import difference
-from .dummy_inputs import default_names, dummy_inputs
-from .failure import source_of
-from .keeping_keys import keep_keys
-from .names import check_names
-from .preserving import preserved
+from fxopt_core.state.snapshot import kept
 
 Examples = torch.Tensor | Sequence[object] | Mapping[str, object]
 
@@ -56,34 +55,33 @@ def symbolic_trace(
     check_model(model)
     if input_names is not None:
         check_names(model, input_names)
-    if example_inputs is None and not huggingface.is_pretrained(model):
+    if example_inputs is None and not is_pretrained(model):
         return _trace_without_inputs(model, input_names)
-    call = _call(model, input_names, example_inputs)
+    call = read_call(model, *_arguments(model, input_names, example_inputs), without_cache=True)
     captured = capture_call(model, call, None)
     if not disable_check and not any(tensor.is_meta for tensor in model.state_dict().values()):
         _check(model, call, captured)
     return captured
 
 
-def _call(model: nn.Module, names: Sequence[str] | None, examples: Examples | None) -> Call:
+def _arguments(
+    model: nn.Module, names: Sequence[str] | None, examples: Examples | None
+) -> tuple[Sequence[object], Mapping[str, object]]:
+    """Return positional and keyword arguments to capture a model with."""
     if examples is None:
-        return _read(model, (), dummy_inputs(model, default_names(model) if names is None else names))
+        return (), dummy_inputs(model, default_names(model) if names is None else names)
     if isinstance(examples, torch.Tensor):
         examples = (examples,)
     if isinstance(examples, Mapping):
         missing = [name for name in names or () if name not in examples]
         if missing:
             raise CaptureError(f"example_inputs lack {missing[0]!r}, which input_names asks for")
-        return _read(model, (), {name: examples[name] for name in (examples if names is None else names)})
+        return (), {name: examples[name] for name in (examples if names is None else names)}
     if names is None:
-        return _read(model, tuple(examples), {})
+        return tuple(examples), {}
     if len(names) != len(examples):
         raise CaptureError(f"there are {len(names)} input_names and {len(examples)} example_inputs; give one of each")
-    return _read(model, (), dict(zip(names, examples, strict=True)))
-
-
-def _read(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
-    return read_call(model, args, kwargs, without_cache=True)
+    return (), dict(zip(names, examples, strict=True))
 
 
 def _check(model: nn.Module, call: Call, captured: GraphModule) -> None:
@@ -98,12 +96,12 @@ def _check(model: nn.Module, call: Call, captured: GraphModule) -> None:
 def _trace_without_inputs(model: nn.Module, names: Sequence[str] | None) -> GraphModule:
     constants = {} if names is None else _left_out(model, names)
     try:
-        with preserved(model):
+        with kept(model):
             traced = torch.fx.symbolic_trace(model, concrete_args=constants or None)
     except Exception as error:  # whatever the model does with a stand-in for a tensor
         place = source_of(error)
         raise CaptureError(
-            f"{type(model).__name__} cannot be traced without inputs: {type(error).__name__}: {_first_line(error)}"
+            f"{type(model).__name__} cannot be traced without inputs: {type(error).__name__}: {first_line(error)}"
             f"{f' at {place}' if place else ''}. Give example_inputs, with which the model is captured by torch.export"
         ) from error
     keep_keys(model, traced)
@@ -120,7 +118,3 @@ def _left_out(model: nn.Module, names: Sequence[str]) -> dict[str, Any]:
             raise CaptureError(f"{type(model).__name__}.forward needs {name!r}; add it to input_names")
         constants[name] = parameter.default
     return constants
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

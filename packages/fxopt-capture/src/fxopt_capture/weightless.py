@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
+from fxopt_capture.graph.shells import registered
+
 _KINDS = ("_parameters", "_buffers")
 _OFFSETS, _APART = 61, 1040  # how many beginnings windows have, and how far from each other
 _LARGEST = 1 << 29  # elements of a tensor; 2 GiB in float32
@@ -105,20 +107,9 @@ def put_back(exported: nn.Module, model: nn.Module) -> None:
         for kind in _KINDS:
             mapping: dict[str, Any] = vars(owner)[kind]
             for name in mapping:
-                tensor = _registered(model, f"{owner_name}.{name}".lstrip("."))
+                tensor = registered(model, f"{owner_name}.{name}".lstrip("."))
                 if _is_hollow(tensor):
                     mapping[name] = tensor
-
-
-def _registered(model: nn.Module, name: str) -> Tensor | None:
-    path, _, key = name.rpartition(".")
-    owner: Any = model
-    for part in path.split(".") if path else ():
-        owner = owner._modules.get(part)
-        if owner is None:
-            return None
-    found: Tensor | None = owner._parameters.get(key)
-    return owner._buffers.get(key) if found is None else found
 
 
 def is_too_large(model: nn.Module) -> bool:

@@ -1,12 +1,13 @@
-"""Typed walks over a graph."""
+"""Typed walks over a graph, and the check that there is one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from torch import nn
-from torch.fx import Graph, Node
-from torch.fx.graph import CodeGen
+from torch.fx import Graph, GraphModule, Node
+
+from fxopt_core.errors import PreconditionError
 
 
 def iter_nodes(graph: Graph) -> Iterator[Node]:
@@ -21,52 +22,6 @@ def iter_nodes(graph: Graph) -> Iterator[Node]:
     ['placeholder', 'call_function', 'output']
     """
     yield from graph.nodes
-
-
-def generator_class(graph: Graph) -> type[CodeGen]:
-    """Return the class of a graph's code generator, or that of torch which it says that it stands for.
-
-    A pass may change how a graph is run by a generator of its own, derived from torch's, whose class attribute
-    ``stands_for`` names that one: inputs and outputs are the same.
-
-    >>> import torch
-    >>> generator_class(torch.fx.symbolic_trace(torch.nn.ReLU()).graph).__name__
-    'CodeGen'
-    """
-    cls = type(graph._codegen)
-    stands_for: type[CodeGen] = getattr(cls, "stands_for", cls)
-    return stands_for
-
-
-class TargetNodes:
-    """The ``call_module`` and ``get_attr`` nodes of a graph by what they name, kept up while the graph is edited.
-
-    ``Graph.find_nodes`` walks all nodes of that kind each time.
-
-    >>> import torch
-    >>> targets = TargetNodes(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU())).graph)
-    >>> [str(node) for node in targets.of("call_module", "0")], targets.of("get_attr", "0")
-    (['_0'], [])
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self._nodes: dict[tuple[str, str], dict[Node, None]] = {}
-        for node in iter_nodes(graph):
-            self.add(node)
-
-    def add(self, node: Node) -> None:
-        """Take notice of a node that was put in."""
-        if node.op in ("call_module", "get_attr"):
-            self._nodes.setdefault((node.op, str(node.target)), {})[node] = None
-
-    def discard(self, node: Node) -> None:
-        """Take notice of a node that was taken out."""
-        if node.op in ("call_module", "get_attr"):
-            self._nodes.get((node.op, str(node.target)), {}).pop(node, None)
-
-    def of(self, op: str, target: str) -> list[Node]:
-        """Return the nodes with this operation that name this module or attribute."""
-        return list(self._nodes.get((op, target), ()))
 
 
 def modules_by_name(root: nn.Module) -> dict[str, nn.Module]:
@@ -87,8 +42,10 @@ def modules_by_name(root: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def identities(root: nn.Module) -> Iterator[int]:
-    """Yield the identity of every module and tensor once for each of its names."""
-    for _, module in root.named_modules(remove_duplicate=False):
-        yield id(module)
-        yield from (id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values()))
+def check_graph_module(graph_module: object, doing: str) -> None:
+    """Check that what is to be read or changed is a graph module; ``doing`` says who was given it."""
+    if not isinstance(graph_module, GraphModule):
+        raise PreconditionError(
+            f"{doing} is given a {type(graph_module).__name__}, expected a torch.fx.GraphModule: capture the model "
+            "first, for example by fxopt.symbolic_trace(model) or fxopt.capture(model, args)"
+        )

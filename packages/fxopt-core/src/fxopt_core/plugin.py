@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fxopt_core.hookspec import hookimpl
+from fxopt_core.registry.hookspec import hookimpl
 
 if TYPE_CHECKING:
-    from fxopt_core.transformation import Transformation
+    from fxopt_core.passes.transformation import Transformation
 
 
 @hookimpl
 def fxopt_transformations() -> Iterable[type[Transformation]]:
     """Return the passes that need no family."""
-    from fxopt_core.compose import DeepCopy, LintAndRecompile
+    from fxopt_core.passes.compose import DeepCopy, LintAndRecompile
 
     return (DeepCopy, LintAndRecompile)

@@ -29,17 +29,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far values may lie apart: ``|actual - expected| <= atol + rtol * |expected|``.
-
-    Attributes:
-        rtol: relative part.
-        atol: absolute part.
-    """
+    """How far values may lie apart: ``|actual - expected| <= atol + rtol * |expected|``."""
 
     rtol: float
     atol: float
@@ -75,25 +69,3 @@ def tolerance(dtype: torch.dtype) -> Tolerance:
         return EXACT
     unit = min(torch.finfo(real).eps, 0.25)
     return Tolerance(rtol=2 * unit, atol=unit)
-
-
-def close(actual: Tensor, expected: Tensor, within: Tolerance | None = None) -> bool:
-    """Return whether two tensors have the same shape and dtype, and values that agree within a tolerance.
-
-    Infinities agree with themselves, and NaN with NaN.
-
-    Args:
-        actual: what came out.
-        expected: what should have.
-        within: how far values may lie apart; that of the dtype if not given.
-
-    >>> close(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.00001]))
-    True
-    """
-    if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        return False
-    within = tolerance(expected.dtype) if within is None else within
-    if within.is_exact and not (expected.is_floating_point() or expected.is_complex()):
-        return torch.equal(actual, expected)
-    wide = torch.complex128 if expected.is_complex() else torch.float64
-    return torch.allclose(actual.to(wide), expected.to(wide), rtol=within.rtol, atol=within.atol, equal_nan=True)

@@ -1,4 +1,4 @@
-"""``x @ W.T + b`` -> ``pad(x, 1) @ [W | b].T``: the bias becomes one more column of the weight."""
+"""``x @ W.T + b`` -> ``pad(x, 1) @ [W | b].T``: the bias becomes a column of the weight."""
 
 from __future__ import annotations
 
@@ -10,25 +10,20 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import Node
 
-from fxopt_core import (
-    Editor,
-    GraphIndex,
-    LinearCall,
-    Obstacle,
-    Piece,
-    Refusal,
-    ReversibleSitePass,
-    mixed_flags_refusal,
-    read_linear,
-    sharing_refusal,
-    tensors_refusal,
-)
-from fxopt_core.module_state import module_with
+from fxopt_core import Refusal
+from fxopt_rewrite.calls.readers import read_linear
+from fxopt_rewrite.calls.records import LinearCall, Obstacle
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.journal.edits import Piece
+from fxopt_rewrite.layers import module_with
+from fxopt_rewrite.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
+from fxopt_rewrite.site_pass import ReversibleSitePass
 
 
 @dataclass(frozen=True, eq=False)
 class BiasedLinear:
-    """A linear layer with bias, at every place where it is called."""
+    """A linear layer with bias, and all its calls."""
 
     calls: tuple[LinearCall, ...]
 
@@ -44,17 +39,17 @@ class BiasedLinear:
 
 
 class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
-    """``x @ W.T + b`` -> ``pad(x, 1) @ [W | b].T``: the bias becomes one more column of the weight.
+    """``x @ W.T + b`` -> ``pad(x, 1) @ [W | b].T``: the bias becomes a column of the weight.
 
     ``x`` is (..., in_features), the new weight is (out_features, in_features + 1). This is a compatibility pass for
-    runtimes whose matrix products take no bias; it makes nothing faster by itself.
+    runtimes whose matrix products take no bias; by itself it makes nothing faster.
 
     Source:
         Homogeneous coordinates: an affine map is a linear map of the input with a one appended.
 
     Cost:
-        One column more in each product, and a copy of each input that has room for the ones. The pass copies each
-        weight once, one layer at a time. It is linear in the number of nodes.
+        One more column in each product, and a copy of each input to append the ones. The pass copies each weight once,
+        one layer at a time. It is linear in the number of nodes.
 
     >>> graph_module = FuseBiasInLinear()(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 8))))
     >>> getattr(graph_module, "0_with_bias")
@@ -74,7 +69,7 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
             yield BiasedLinear(tuple(mine))
 
     def check(self, site: BiasedLinear, index: GraphIndex) -> Refusal | None:
-        """Refuse what is shared, tied, written in place, or partly frozen."""
+        """Refuse shared, tied, mutated and partly frozen tensors."""
         first = site.calls[0]
         refusal = tensors_refusal(first, index) or sharing_refusal(first, site.nodes, index)
         if refusal is not None:
@@ -88,12 +83,12 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
             return index.refuse(site.label, "tied-parameter", message, *site.nodes)
         if weight.dtype != bias.dtype or weight.device != bias.device:
             found, other_found = (f"{tensor.dtype} on {tensor.device}" for tensor in (weight, bias))
-            message = f"the weight of linear `{site.label}` is {found}, and its bias {other_found}"
+            message = f"the weight of linear `{site.label}` is {found}, but its bias {other_found}"
             return index.refuse(site.label, "dtype-mismatch", message, *site.nodes)
         return mixed_flags_refusal(site.label, [first], index)
 
     def rewrite(self, site: BiasedLinear, edit: Editor) -> None:
-        """Put in a layer without bias whose input has a column of ones."""
+        """Insert a layer without bias whose input has a column of ones."""
         call = site.calls[0]
         assert call.bias is not None
         full = call.module_name or call.weight.name

@@ -1,7 +1,7 @@
-"""Whether merging pays: a group's products are measured apart and merged, in the shapes, dtype and place of the site.
+"""Whether merging pays: times a group's products, separate and merged, with the site's shapes, dtype and device.
 
-Merged, one product has all rows of the weights, and its results are slices; apart, each layer has its own. The weights
-of the measurement are random, and those apart are rows of the merged one: it takes the memory of one group.
+The weights are random. Those of the separate layers are rows of the merged one, so that a measurement takes the memory
+of one group.
 """
 
 from __future__ import annotations
@@ -9,36 +9,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import SymInt, Tensor
 from torch.fx import Node
 from torch.nn import functional
 
-from fxopt_core import (
-    GraphIndex,
-    LinearCall,
-    Refusal,
-    Speedup,
-    measured_speedup,
-    tensor_facts,
-)
-from fxopt_core.ledger import ledger_of
+from fxopt_core import Refusal
+from fxopt_core.ledger.records import ledger_of
+from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.shapes.facts import tensor_facts
+from fxopt_rewrite.speed import Speedup, measured_speedup
 
-_DRAWN = 1 << 20  # random numbers; they are repeated beyond, so that no more memory is taken than they fill
+_DRAWN = 1 << 20  # at most this many random numbers, which are repeated: drawing more takes long
 
 
 @dataclass(frozen=True)
 class Regime:
-    """What a measurement depends on.
+    """The conditions of a measurement.
 
     Attributes:
-        shapes: those of the inputs, one for each product.
-        sizes: the output features of the layers, and for each whether it has a bias and is stored transposed.
+        shapes: the shapes of the inputs, one for each product.
+        sizes: for each layer, its output features, whether it has a bias, and whether its weight is transposed.
         copies: for each product, which of its results are copied.
-        dtype: that of weights and inputs.
-        device: where they are.
-        threads: of torch, on the CPU.
+        dtype: the dtype of weights and inputs.
+        device: their device.
+        threads: the number of torch's threads on a CPU, else 0.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -49,7 +47,7 @@ class Regime:
     threads: int
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the conditions in words."""
         shapes = " and ".join(str(shape) for shape in dict.fromkeys(self.shapes))
         sizes = " + ".join(str(size) for size, _, _ in self.sizes)
         threads = f", {self.threads} thread{'s' if self.threads > 1 else ''}" if self.device.type == "cpu" else ""
@@ -57,11 +55,11 @@ class Regime:
 
 
 class Gate:
-    """Measures groups of one graph; each regime once.
+    """Measures the groups of a graph, each regime once.
 
     Args:
-        index: of the graph.
-        signature: of the pass: what it refused on this graph before is not measured again.
+        index: facts about the graph.
+        signature: the signature of the pass; groups that it has refused on this graph are not measured again.
     """
 
     def __init__(self, index: GraphIndex, signature: str) -> None:
@@ -72,39 +70,33 @@ class Gate:
         self._refused = {(each.site, each.nodes): each for each in refusals if each.reason == "no-measured-benefit"}
 
     def judge(self, label: str, rows: Sequence[Sequence[LinearCall]], copied: frozenset[Node]) -> Refusal | str:
-        """Return why a group is left alone, or what was measured of one that pays.
+        """Return the refusal of a group, or its measurement in words if merging pays.
 
         Args:
-            label: its name.
+            label: the name of the group.
             rows: its calls, one row for each input.
-            copied: those whose results are copied once merged.
+            copied: the calls whose results have to be copied after merging.
         """
         nodes = [call.node for row in rows for call in row]
         regime = _regime(rows, copied)
         if regime is None:
-            message = f"`{label}` cannot be measured, since the shape of `{rows[0][0].input.name}` is not known"
+            message = f"`{label}` cannot be measured, since the shape of `{rows[0][0].input.name}` is unknown"
             return self._index.refuse(label, "shape-unknown", message, *nodes)
         known = self._refused.get((label, tuple(node.name for node in nodes)))
-        if known is not None and known.message.endswith(_place(regime)):
+        if known is not None and known.message.endswith(f" at {regime}"):
             return known
         if regime not in self._measured:
             self._measured[regime] = measured_speedup(*_ways(regime), regime.device)
         found = self._measured[regime]
         if found.verdict == "faster":
-            return f"{found}{_place(regime)}"
-        message = f"merging `{label}` is {_WORDS[found.verdict]} ({found}){_place(regime)}"
+            return f"{found} at {regime}"
+        slower = "slower" if found.verdict == "slower" else "no faster beyond noise"
+        message = f"merging `{label}` is {slower} ({found}) at {regime}"
         return self._index.refuse(label, "no-measured-benefit", message, *nodes)
 
 
-_WORDS = {"slower": "slower", "within noise": "no faster beyond noise"}
-
-
-def _place(regime: Regime) -> str:
-    return f" at {regime}"
-
-
 def _regime(rows: Sequence[Sequence[LinearCall]], copied: frozenset[Node]) -> Regime | None:
-    """Return what a measurement of a group depends on; None where a size is not known."""
+    """Return the conditions of measuring a group; None if a size is unknown."""
     weight = rows[0][0].weight.tensor
     shapes = []
     device = weight.device
@@ -115,7 +107,7 @@ def _regime(rows: Sequence[Sequence[LinearCall]], copied: frozenset[Node]) -> Re
             return None
         shapes.append(tuple(size for size in sizes if size is not None))
         if device.type == "meta" and facts.device is not None:
-            device = facts.device  # a model whose weights are to come
+            device = facts.device  # the weights of the model are loaded later
     if device.type == "meta":
         return None
     layers = {id(call.weight.tensor): call for row in rows for call in row}.values()
@@ -130,7 +122,7 @@ def _regime(rows: Sequence[Sequence[LinearCall]], copied: frozenset[Node]) -> Re
 
 
 def _size(size: int | SymInt) -> int | None:
-    """Return a size; of a symbolic one, that of the example which the graph was captured with."""
+    """Return a size; for a symbolic one, that of the example input."""
     if not isinstance(size, SymInt):
         return int(size)
     hint = size.node.hint if size.node.has_hint() else None
@@ -138,7 +130,7 @@ def _size(size: int | SymInt) -> int | None:
 
 
 def _ways(regime: Regime) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return what computes the products of a group apart, and what computes them merged."""
+    """Return functions that compute the products of a group, separate and merged."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
@@ -150,28 +142,25 @@ def _ways(regime: Regime) -> tuple[Callable[[], object], Callable[[], object]]:
     inputs, weight = [drawn(*shape) for shape in regime.shapes], drawn(total, features)
     bias = drawn(total) if any(biased for _, biased, _ in regime.sizes) else None
     layers: list[tuple[Tensor, Tensor | None]] = []
-    starts: list[int] = []
-    start = 0
-    for size, biased, transposed in regime.sizes:
+    starts = list(accumulate((size for size, _, _ in regime.sizes), initial=0))
+    for start, (size, biased, transposed) in zip(starts, regime.sizes, strict=False):
         rows = weight.narrow(0, start, size)
         own = rows.t().contiguous().t() if transposed else rows
         own_bias = None if bias is None else bias.narrow(0, start, size)
         if own_bias is not None and not biased:
-            own_bias.zero_()  # they stand in
+            own_bias.zero_()  # as the merged layer has it
         layers.append((own, own_bias if biased else None))
-        starts.append(start)
-        start += size
 
-    def apart() -> object:
+    def separate() -> object:
         return [functional.linear(x, own, own_bias) for x in inputs for own, own_bias in layers]
 
     def merged() -> object:
         found = []
         for x, copies in zip(inputs, regime.copies, strict=True):
             product = functional.linear(x, weight, bias)
-            for begin, (size, _, _), copies_it in zip(starts, regime.sizes, copies, strict=True):
+            for begin, (size, _, _), copies_it in zip(starts, regime.sizes, copies, strict=False):
                 part = product.narrow(-1, begin, size)
                 found.append(part.clone(memory_format=torch.contiguous_format) if copies_it else part)
         return found
 
-    return apart, merged
+    return separate, merged

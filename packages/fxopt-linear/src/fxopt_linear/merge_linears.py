@@ -6,47 +6,40 @@ each result is a slice of one product. Whether that is faster depends on the mac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate
+from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.fx import Node
 
-from fxopt_core import (
-    Editor,
-    GraphIndex,
-    LinearCall,
-    Obstacle,
-    PassOptionError,
-    Piece,
-    Refusal,
-    ReversibleSitePass,
-    input_of,
-    read_linear,
-    sharing_refusal,
-    tensors_refusal,
-)
-from fxopt_core.module_state import module_with
-from fxopt_core.row_copies import copy_into
-from fxopt_core.same_values import is_view
+from fxopt_core import PassOptionError, Refusal
 from fxopt_linear.gate import Gate
-from fxopt_linear.near_misses import Layer, NearMisses
-from fxopt_linear.opaque import opaque_refusals
+from fxopt_linear.near_misses import Layer, NearMisses, opaque_refusals
+from fxopt_rewrite.calls.readers import input_of, read_linear
+from fxopt_rewrite.calls.records import LinearCall, Obstacle
+from fxopt_rewrite.effects.same_views import is_view
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.journal.edits import Piece
+from fxopt_rewrite.layers import module_with
+from fxopt_rewrite.legality import sharing_refusal, tensors_refusal
+from fxopt_rewrite.site_pass import ReversibleSitePass
 
 
 @dataclass(frozen=True, eq=False)
 class LinearGroup:
-    """Linear layers that share their input wherever they are called.
+    """Linear layers that are always called on the same inputs.
 
     Attributes:
-        layers: the layers, each as called first.
+        layers: the first call of each layer.
         rows: one row for each input, with the calls on it in order.
-        copied: the calls whose results need memory of their own.
-        measured: what was measured of it, in words; empty where nothing was.
+        copied: the calls whose results need their own memory.
+        measured: the measurement in words, if there was one.
     """
 
     layers: list[LinearCall]
@@ -55,9 +48,9 @@ class LinearGroup:
     measured: str = ""
 
     def taken(self) -> Iterator[LinearCall]:
-        """Yield the layers and forget each, so that the memory of one is free before the next one is copied."""
+        """Yield the layers and drop each, so that its memory is free before the next one is copied."""
         self.rows.clear()
-        self.layers.reverse()  # a list gives its last item for nothing, and its first for all the others
+        self.layers.reverse()  # popping the first item of a list moves all others
         while self.layers:
             yield self.layers.pop()
 
@@ -74,7 +67,7 @@ class LinearGroup:
 
     @cached_property
     def names(self) -> tuple[str, list[str]]:
-        """The full name of the module that all layers are in, and their names within it."""
+        """The full name of the module that contains all layers, and their names in it."""
         return _names(self.layers)
 
 
@@ -82,33 +75,33 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
     """``q(x), k(x), v(x)`` -> ``narrow(merged(x), -1, ...)``: linear layers that share their inputs become one.
 
     Sizes may differ, as in grouped-query attention; weights may be stored transposed, as in ``Conv1D`` of GPT-2,
-    ``torch.addmm`` and ``x @ weight``. In eval mode, layers with and without bias are merged with zeros
-    standing in; in train mode they form separate groups. Layers that are called several times are merged if all of
-    them are called on the same inputs. A layer that must be left alone leaves the rest of its group merged. Results
-    that need memory of their own (they are viewed across rows, written in place, or returned) are copied. Undoing cuts
-    the original parameters out of the merged ones; it refuses where stand-in zeros were trained into something else.
+    ``torch.addmm`` and ``x @ weight``. In eval mode, layers without bias are merged with others, with zeros as their
+    bias; in train mode they form separate groups. Layers that are called several times are merged if all of them are
+    called on the same inputs. A layer that is refused does not keep the rest of its group from being merged. Results
+    that need their own memory (they are viewed across rows, written in place, or returned) are copied. Undoing slices
+    the original parameters out of the merged ones; it refuses if the zeros have been trained into something else.
 
     Args:
-        min_group: how many layers a group needs at least.
+        min_group: the least number of layers in a group.
         where: glob pattern over full module names; layers with other names are left alone.
-        share_storage: whether the original Parameters become views of the merged ones, so that a model which still
-            holds them takes no memory besides. Its values stay; pickles of single layers grow, ``share_memory`` is
-            lost, and an in-place edit between forward and backward goes unseen.
-        only_if_faster: whether each group is measured first, on this machine, with the shapes that the graph says its
-            inputs have, their dtype and device, and the present number of threads. It is left alone unless the merged
-            product is faster beyond noise. `fxopt_core.comparing_with` puts another measurement in the place of this.
+        share_storage: whether the original Parameters become views of the merged ones, so that a model that still
+            holds them takes no extra memory. Their values are unchanged, but pickles of single layers grow,
+            ``share_memory`` is lost, and autograd misses an in-place edit between forward and backward.
+        only_if_faster: whether to measure each group first, on this machine, with the shapes, dtype and device that
+            its inputs have in the graph and the current number of threads, and to merge it only if that is faster
+            beyond noise. `fxopt_rewrite.comparing_with` replaces the measurement.
 
     Raises:
-        PassOptionError: ``min_group`` is no number from 2, or ``where`` is no text.
+        PassOptionError: ``min_group`` is not an integer of at least 2, or ``where`` is not a string.
 
     Source:
-        A product by a stack of matrices is the stack of the products: ``x @ [A; B].T == [x @ A.T, x @ B.T]``. Models do
-        it by hand as "packed" or "fused" query, key and value projections.
+        A product with stacked matrices is the stack of the products: ``x @ [A; B].T == [x @ A.T, x @ B.T]``. Models
+        have it by hand as "packed" or "fused" query, key and value projections.
 
     Cost:
-        As many multiplications as before, in one call instead of several, and zeros where a bias was missing; whether
-        that is faster depends on the machine. The pass copies each weight once, and lets go of each before the next.
-        It is linear in the number of nodes.
+        As many multiplications as before, in one call instead of several, and zeros for missing biases; whether that
+        is faster depends on the machine. The pass copies one weight at a time and frees the original. It is linear in
+        the number of nodes.
 
     >>> class Attention(torch.nn.Module):
     ...     def __init__(self):
@@ -121,21 +114,31 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
     Linear(in_features=4, out_features=10, bias=True)
     """
 
+    reasons: ClassVar[Mapping[str, str]] = {
+        "opaque-call": "The layers are inside of a module or operator that the graph calls as a whole. Capture the "
+        "model by torch.export, so that the graph shows them.",
+        "mixed-mode": "Some of the modules are in train mode and some in eval mode. Call eval() or train() on all.",
+        "group-too-small": "Fewer linear layers share this input than the pass is told to merge. Lower `min_group`, if "
+        "it is above 2; the message says what keeps others out.",
+        "no-measured-benefit": "The pass is told to measure first, and the rewrite is not faster on this machine "
+        "beyond noise. Run it without `only_if_faster`, or measure on the machine that the model is for.",
+    }
+
     def __init__(
         self, *, min_group: int = 2, where: str = "*", share_storage: bool = False, only_if_faster: bool = False
     ) -> None:
         if type(min_group) is not int or not isinstance(where, str):
             found = f"min_group={min_group!r}, where={where!r}"
-            raise PassOptionError(f"MergeLinears takes a number as min_group and text as where, and is given {found}")
+            raise PassOptionError(f"MergeLinears takes an integer as min_group and a string as where, not {found}")
         if min_group < 2:
-            raise PassOptionError(f"min_group is {min_group}, expected at least 2: a single linear layer is no group")
+            raise PassOptionError(f"min_group is {min_group}, expected at least 2: a single layer is not a group")
         self.min_group = min_group
         self.where = where
         self.share_storage = share_storage
         self.only_if_faster = only_if_faster
 
     def match(self, index: GraphIndex) -> Iterator[LinearGroup | Refusal]:
-        """Yield the groups of layers that share their inputs, and refusals for layers that cannot be in one."""
+        """Yield the groups of layers that share their inputs, and refusals of layers that cannot be in one."""
         runs, obstacles = _runs(index)
         for obstacle, node in obstacles:
             yield Refusal(obstacle.site, obstacle.reason, f"{obstacle.message}; it stays as it is", (node.name,))
@@ -152,10 +155,12 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
                 together.setdefault(layer.runs, []).append(layer)
         for layers in together.values():
             for group in _alike(layers):
-                if len(group) >= self.min_group:
-                    yield _gated(_site(group, runs, index), gate)
-                else:
+                if len(group) < self.min_group:
                     yield near_misses.refusal(group, layers, index)
+                    continue
+                site = _site(group, runs, index)
+                found = "" if gate is None else gate.judge(site.label, site.rows, site.copied)
+                yield found if isinstance(found, Refusal) else replace(site, measured=found)
 
     def _refusal(self, layer: Layer, index: GraphIndex) -> Refusal | None:
         """Return why a layer cannot be in any group."""
@@ -166,7 +171,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         return tensors_refusal(call, index) or sharing_refusal(call, nodes, index)
 
     def rewrite(self, site: LinearGroup, edit: Editor) -> None:
-        """Put the merged layer in, its slices in place of the results, and take the originals out."""
+        """Insert the merged layer, replace the results by its slices, and drop the originals."""
         if site.measured:
             edit.note(site.measured)
         biased, merged = any(call.bias is not None for call in site.layers), _unfilled(site.layers)
@@ -191,7 +196,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
 
 
 def _runs(index: GraphIndex) -> tuple[list[list[LinearCall]], list[tuple[Obstacle, Node]]]:
-    """Return the calls of linear layers by run, and the obstacles among those that share an input with others."""
+    """Return the calls of linear layers by run, and the unreadable ones among those that share an input."""
     on_value: dict[Node, list[LinearCall | Obstacle]] = {}
     nodes: dict[int, Node] = {}
     for node in index.nodes:
@@ -207,7 +212,7 @@ def _runs(index: GraphIndex) -> tuple[list[list[LinearCall]], list[tuple[Obstacl
     for value, calls in on_value.items():
         starts, previous = True, nodes[id(calls[0])]
         for call in calls:
-            # Layers that cannot be read, with hooks say, are taken to leave their input alone, as linear layers do.
+            # Unreadable layers, with hooks say, are assumed not to write their input, as linear layers do not.
             node = nodes[id(call)]
             starts = starts or index.effects.written_between(value, previous, node)
             previous = node
@@ -221,9 +226,9 @@ def _runs(index: GraphIndex) -> tuple[list[list[LinearCall]], list[tuple[Obstacl
 
 
 def _layers(runs: Sequence[Sequence[LinearCall]]) -> Iterator[Layer]:
-    """Yield the layers that share some input with others.
+    """Yield the layers that share an input with others.
 
-    The same weight with another bias is another layer, and so is a module beside a function that reads its weight.
+    The same weight with another bias is another layer, and so is a function that reads the weight of a module.
     """
     calls: dict[tuple[object, ...], list[LinearCall]] = {}
     places: dict[tuple[object, ...], list[int]] = {}
@@ -241,19 +246,19 @@ def _layers(runs: Sequence[Sequence[LinearCall]]) -> Iterator[Layer]:
 
 
 def _kind(call: LinearCall) -> tuple[object, ...]:
-    """Return what layers of one group have in common beside their bias."""
+    """Return what the layers of a group have in common besides their bias."""
     weight = call.weight.tensor
     return (weight.dtype, weight.device, weight.requires_grad, call.in_features, call.training)
 
 
 def _bias_kind(call: LinearCall) -> tuple[object, ...] | None:
-    """Return what the biases of one group have in common; None for a layer without."""
+    """Return what the biases of a group have in common; None for a layer without bias."""
     bias = None if call.bias is None else call.bias.tensor
     return None if bias is None else (bias.dtype, bias.device, bias.requires_grad)
 
 
 def _alike(layers: Iterable[Layer]) -> list[list[Layer]]:
-    """Return groups of layers that agree in all that matters; in eval mode, those without bias join others."""
+    """Return groups of layers of the same kind; in eval mode, those without bias join others."""
     kinds: dict[tuple[object, ...], dict[object, list[Layer]]] = {}
     for layer in layers:
         kinds.setdefault(_kind(layer.first), {}).setdefault(_bias_kind(layer.first), []).append(layer)
@@ -274,16 +279,8 @@ def _site(group: Sequence[Layer], runs: Sequence[Sequence[LinearCall]], index: G
     return LinearGroup([layer.first for layer in group], rows, frozenset(copied))
 
 
-def _gated(site: LinearGroup, gate: Gate | None) -> LinearGroup | Refusal:
-    """Return a group with what was measured of it, or why it is left alone."""
-    if gate is None:
-        return site
-    found = gate.judge(site.label, site.rows, site.copied)
-    return found if isinstance(found, Refusal) else replace(site, measured=found)
-
-
 def _names(calls: Sequence[LinearCall]) -> tuple[str, list[str]]:
-    """Return the full name of the module that all layers are in, and their names within it."""
+    """Return the full name of the module that contains all layers, and their names in it."""
     owners = [call.module_name for call in calls]
     full = owners if len(set(owners)) == len(owners) and "" not in owners else [call.weight.name for call in calls]
     paths = [name.split(".") for name in full]
@@ -294,22 +291,21 @@ def _names(calls: Sequence[LinearCall]) -> tuple[str, list[str]]:
 
 
 def _regions(calls: Sequence[LinearCall]) -> dict[int, tuple[int, int]]:
-    """Return for each weight, by id, where its rows start in the merged one and how many they are."""
+    """Return, for each weight by id, where its rows start in the merged one, and their number."""
     sizes = [call.out_features for call in calls]
     starts = accumulate(sizes, initial=0)
     return {id(call.weight.tensor): (start, size) for call, start, size in zip(calls, starts, sizes, strict=False)}
 
 
 def _rewrite_rows(site: LinearGroup, name: str, regions: dict[int, tuple[int, int]], edit: Editor) -> None:
-    """Replace all calls of a group."""
-    for row in site.rows:
+    for row in site.rows:  # in a function of its own: a row in a local variable would keep the weights of its calls
         _rewrite_row(row, name, regions, site.copied, edit)
 
 
 def _rewrite_row(
     row: Sequence[LinearCall], name: str, regions: dict[int, tuple[int, int]], copied: frozenset[Node], edit: Editor
 ) -> None:
-    """Replace the calls on one value by slices of one product; where they need it, in memory of their own."""
+    """Replace the calls on one value by slices of one product, copied where they need their own memory."""
     first, nodes = row[0].node, [call.node for call in row]
     width = sum(size for _, size in regions.values())
     merged = edit.call_module(name, row[0].input, before=first, like=nodes, last_dim=width)
@@ -328,7 +324,7 @@ def _rewrite_row(
 
 
 def _erase_unused_views(values: Iterable[Node], edit: Editor) -> None:
-    """Take out the views that only the replaced calls read, and the shapes that only those views read."""
+    """Erase the views that only the replaced calls read, and the shapes that only those views read."""
     waiting = [value for value in values if is_view(value)]
     while waiting:
         node = waiting.pop()
@@ -338,7 +334,7 @@ def _erase_unused_views(values: Iterable[Node], edit: Editor) -> None:
 
 
 def _unfilled(calls: Sequence[LinearCall]) -> nn.Linear:
-    """Return the merged layer without values; its weight is to be that of all layers along dimension 0."""
+    """Return the merged layer with an uninitialised weight, the layers along dimension 0, and zeros as bias."""
     weight, biases = calls[0].weight.tensor, [call.bias.tensor for call in calls if call.bias is not None]
     total = sum(call.out_features for call in calls)
     made = weight.detach().new_empty(total, calls[0].in_features)
@@ -352,13 +348,13 @@ def _unfilled(calls: Sequence[LinearCall]) -> nn.Linear:
 
 def _fill(merged: nn.Linear, call: LinearCall, start: int, size: int) -> None:
     """Write the values of a layer into its rows of the merged one."""
-    copy_into(merged.weight.detach().narrow(0, start, size), call.matrix)
+    merged.weight.detach().narrow(0, start, size).copy_(call.matrix)
     if call.bias is not None:
         merged.bias.detach().narrow(0, start, size).copy_(call.bias.tensor.detach())
 
 
 def _share(call: LinearCall, merged: nn.Linear, start: int, size: int) -> None:
-    """Let the original Parameters be views of the merged ones, for whoever holds them still."""
+    """Turn the original Parameters into views of the merged ones, for code that still holds them."""
     for original, now in ((call.weight, merged.weight), (call.bias, merged.bias)):
         if original is not None:
             part = now.detach().narrow(0, start, size)

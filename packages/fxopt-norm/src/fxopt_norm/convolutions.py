@@ -1,4 +1,4 @@
-"""``batch_norm(conv(x))`` -> ``folded_conv(x)``: batch norm behind convolutions."""
+"""``batch_norm(conv(x))`` -> ``folded_conv(x)``: batch norm after convolutions."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ from typing import ClassVar
 from torch import nn
 from torch.fx import Node
 
-from fxopt_core import ConvolutionCall, GraphIndex, Obstacle, read_convolution
 from fxopt_norm.folding import FoldBatchNorm
+from fxopt_rewrite.calls.readers import read_convolution
+from fxopt_rewrite.calls.records import ConvolutionCall, Obstacle
+from fxopt_rewrite.index import GraphIndex
 
 
 class _FoldInConvolution(FoldBatchNorm):
-    """Folds into plain convolutions over a number of dimensions, or into transposed ones over any."""
+    """``batch_norm(conv(x))`` -> ``folded_conv(x)``, for convolutions over ``dims`` dimensions, plain or transposed."""
 
     dims: ClassVar[tuple[int, ...]]
     transposed: ClassVar[bool] = False
     classes: ClassVar[tuple[type[nn.Module], ...]]
 
     def read_layer(self, index: GraphIndex, node: Node) -> ConvolutionCall | Obstacle | None:
-        """Read a convolution of the kind that this pass folds into."""
+        """Read a convolution that this pass folds into."""
         call = read_convolution(index, node)
         if isinstance(call, Obstacle):
             module = index.module_of(node)
-            mine = self._is_mine(node) if module is None else isinstance(module, self.classes)
+            mine = self._looks_like_mine(node) if module is None else isinstance(module, self.classes)
             return call if mine else None
         if call is None or call.dims not in self.dims or call.transposed != self.transposed:
             return None
         return call
 
-    def _is_mine(self, node: Node) -> bool:
-        """Return whether a function that cannot be read is, by its name, a convolution of this kind."""
+    def _looks_like_mine(self, node: Node) -> bool:
+        """Return whether a function that cannot be read is such a convolution by its name."""
         name = str(getattr(node.target, "__name__", ""))
         of_these_dims = any(f"{dims}d" in name for dims in self.dims)
         return "convolution" in name or (of_these_dims and ("transpose" in name) == self.transposed)
@@ -40,17 +42,8 @@ class FuseBatchNorm2dInConv2d(_FoldInConvolution):
     """``batch_norm(conv2d(x))`` -> ``folded_conv2d(x)``, for batch norm that uses its running statistics.
 
     With ``s = weight / sqrt(var + eps)`` over the output channels, the new weight is ``s * W`` and the new bias
-    ``s * (b - mean) + bias``. Refused in train mode, where the convolution's result is used elsewhere, and for shared,
-    tied or partly frozen tensors. It cannot be undone.
-
-    Source:
-        Ioffe and Szegedy, Batch Normalization, https://arxiv.org/abs/1502.03167, section 3.1: with its running
-        statistics, batch norm is an affine map of each channel.
-
-    Cost:
-        One operation less in each call. The tensors of the batch norm go, and a layer without bias gets one. The new
-        weights are computed once, in float64 where the device has it, else in float32, one layer at a time. The pass is
-        linear in the number of nodes.
+    ``s * (b - mean) + bias``. Refused in train mode, if something else uses the result of the convolution, and for
+    shared, tied or partly frozen tensors.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
@@ -64,22 +57,10 @@ class FuseBatchNorm2dInConv2d(_FoldInConvolution):
 
 
 class FuseBatchNorm1dInConv1d(_FoldInConvolution):
-    """``batch_norm(conv1d(x))`` -> ``folded_conv1d(x)``; needs known shapes, since conv1d takes unbatched input too.
-
-    With ``s = weight / sqrt(var + eps)`` over the output channels, the new weight is ``s * W`` and the new bias
-    ``s * (b - mean) + bias``. It cannot be undone.
-
-    Source:
-        Ioffe and Szegedy, Batch Normalization, https://arxiv.org/abs/1502.03167, section 3.1: with its running
-        statistics, batch norm is an affine map of each channel.
-
-    Cost:
-        One operation less in each call. The tensors of the batch norm go, and a layer without bias gets one. The new
-        weights are computed once, in float64 where the device has it, else in float32, one layer at a time. The pass is
-        linear in the number of nodes.
+    """``batch_norm(conv1d(x))`` -> ``folded_conv1d(x)``; needs known shapes, since conv1d also takes unbatched input.
 
     >>> import torch
-    >>> from fxopt_core import infer_shapes
+    >>> from fxopt_rewrite import infer_shapes
     >>> model = nn.Sequential(nn.Conv1d(3, 8, 3), nn.BatchNorm1d(8)).eval()
     >>> graph_module = infer_shapes(torch.fx.symbolic_trace(model), torch.zeros(2, 3, 9))
     >>> [name for name, _ in FuseBatchNorm1dInConv1d()(graph_module).named_children()]
@@ -92,18 +73,6 @@ class FuseBatchNorm1dInConv1d(_FoldInConvolution):
 
 class FuseBatchNorm3dInConv3d(_FoldInConvolution):
     """``batch_norm(conv3d(x))`` -> ``folded_conv3d(x)``.
-
-    With ``s = weight / sqrt(var + eps)`` over the output channels, the new weight is ``s * W`` and the new bias
-    ``s * (b - mean) + bias``. It cannot be undone.
-
-    Source:
-        Ioffe and Szegedy, Batch Normalization, https://arxiv.org/abs/1502.03167, section 3.1: with its running
-        statistics, batch norm is an affine map of each channel.
-
-    Cost:
-        One operation less in each call. The tensors of the batch norm go, and a layer without bias gets one. The new
-        weights are computed once, in float64 where the device has it, else in float32, one layer at a time. The pass is
-        linear in the number of nodes.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4)).eval()
@@ -118,18 +87,6 @@ class FuseBatchNorm3dInConv3d(_FoldInConvolution):
 
 class FuseBatchNormInConvTranspose(_FoldInConvolution):
     """``batch_norm(conv_transpose(x))`` -> ``folded_conv_transpose(x)``, over 1, 2 or 3 dimensions.
-
-    With ``s = weight / sqrt(var + eps)`` over the output channels, which are spread over the groups of a transposed
-    convolution, the new weight is ``s * W`` and the new bias ``s * (b - mean) + bias``. It cannot be undone.
-
-    Source:
-        Ioffe and Szegedy, Batch Normalization, https://arxiv.org/abs/1502.03167, section 3.1: with its running
-        statistics, batch norm is an affine map of each channel.
-
-    Cost:
-        One operation less in each call. The tensors of the batch norm go, and a layer without bias gets one. The new
-        weights are computed once, in float64 where the device has it, else in float32, one layer at a time. The pass is
-        linear in the number of nodes.
 
     >>> import torch
     >>> model = nn.Sequential(nn.ConvTranspose2d(4, 8, 2, stride=2), nn.BatchNorm2d(8)).eval()

@@ -2,7 +2,7 @@
 
 Batch norm with running statistics is affine: ``y = s * x + t`` with ``s = weight / sqrt(var + eps)`` and
 ``t = bias - s * mean`` (Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, section 3.1). A missing weight is one, a
-missing bias is zero. All is computed in float64 where the device has it, else in float32, and rounded once.
+missing bias is zero. Everything is computed in float64 (float32 on devices without it), and rounded once.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def fold_after(
     """Return weight and bias of ``batch_norm(layer(x))`` as one layer.
 
     Args:
-        weight: (out, in, ...), or (in, out / groups, ...) of a transposed convolution.
+        weight: (out, in, ...), or (in, out / groups, ...) for a transposed convolution.
         bias: (out,), or None.
         mean: running mean, (out,).
         var: running variance, (out,).
         norm_weight: (out,), or None for ones.
         norm_bias: (out,), or None for zeros.
-        eps: what the batch norm adds to the variance.
+        eps: constant that the batch norm adds to the variance.
         transposed: whether the layer is a transposed convolution.
-        groups: its groups.
+        groups: its number of groups.
 
     Returns:
         The new weight, of the shape, dtype and memory format of the old one, and the new bias.
@@ -105,14 +105,14 @@ def scaled_before(weight: Tensor, bias: Tensor | None, scale: Tensor, shift: Ten
 
 
 _BLOCK = 1 << 17
-"""How many elements are computed at once: so many in float64 stay in a core's cache."""
+"""Number of elements computed at once: in float64, they fit into a core's cache."""
 
 
 def _scaled(weight: Tensor, factors: Tensor) -> Tensor:
     """Return ``weight * factors``, rounded once; ``factors`` has as many rows, or is broadcast over the rest.
 
-    In float64 a large weight takes twice its memory, and the product as much again. Block by block it does not, and is
-    done in a third of the time.
+    In float64 a large weight takes twice its memory, and the product as much again. Computing it in blocks avoids that
+    and takes a third of the time.
     """
     whole = weight.numel() <= 2 * _BLOCK or weight.device.type != "cpu" or type(weight) not in (Tensor, nn.Parameter)
     if whole or weight.dtype == torch.float64 or factors.shape[0] != weight.shape[0]:
@@ -138,9 +138,9 @@ def restore_after(
 ) -> dict[str, Tensor]:
     """Return tensors from which `fold_after` computes this weight and bias again, bit for bit.
 
-    The layer has the folded weights, and no bias or one of zeros. The batch norm only adds the folded bias: by its own
-    bias, or else by a mean that is the negative of it. Its variance is ``1 - eps``; rounding that leaves ``s`` so close
-    to one that no weight changes.
+    The layer gets the folded weights, and no bias or zeros. The batch norm only adds the folded bias, by its own bias
+    or by its mean, the negative of it. Its variance is ``1 - eps``; even rounded, that leaves ``s`` so close to one
+    that no weight changes.
 
     Args:
         weight: the folded weight.
@@ -148,14 +148,14 @@ def restore_after(
         eps: as in `fold_after`.
         transposed: as in `fold_after`.
         groups: as in `fold_after`.
-        shapes: the shapes of the parameters of `fold_after`; None for absent ones.
+        shapes: the shapes of the arguments of `fold_after`; None for absent ones.
 
     >>> shapes = {"weight": (1, 1), "bias": None, "mean": (1,), "var": (1,), "norm_weight": None, "norm_bias": None}
     >>> found = restore_after(torch.ones(1, 1), torch.ones(1), eps=0.25, shapes=shapes)
     >>> {name: tensor.flatten().tolist() for name, tensor in found.items()}
     {'weight': [1.0], 'mean': [-1.0], 'var': [0.75]}
     """
-    # The shift is the batch norm's, so that another one before the layer can be restored, too, where it has no bias.
+    # The batch norm takes the shift, so that one before a layer without bias can be restored, too.
     found = {"weight": weight, **_adding(bias, eps, shapes)}
     return found if shapes["bias"] is None else {**found, "bias": torch.zeros_like(bias)}
 
@@ -165,9 +165,9 @@ def restore_before(
 ) -> dict[str, Tensor]:
     """Return tensors from which `fold_before` computes this weight and bias again.
 
-    As in `restore_after`, the layer has the folded weights. It has the folded bias as well; where it has none, the
-    batch norm has to add some ``t`` with ``W t = b``. There is one while ``b`` is what folding made of it, or if ``W``
-    has full row rank.
+    As in `restore_after`, the layer gets the folded weights, and also the folded bias. If it has no bias, the batch
+    norm has to add some ``t`` with ``W t = b``. That exists if ``b`` is unchanged since folding, or if ``W`` has full
+    row rank.
 
     Raises:
         NotReversibleError: The layer has no bias, and no ``t`` gives the folded one.
@@ -178,7 +178,7 @@ def restore_before(
 
 
 def _adding(shift: Tensor, eps: float, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Tensor]:
-    """Return a batch norm that adds a shift to its input, in the widest dtype."""
+    """Return the tensors of a batch norm that adds a shift to its input, in the widest dtype."""
     shift = _precise(shift)
     zeros = torch.zeros_like(shift)
     found = {"mean": -shift if shapes["norm_bias"] is None else zeros, "var": zeros + (1.0 - eps)}
@@ -192,12 +192,12 @@ def _solution(weight: Tensor, bias: Tensor) -> Tensor:
         return weight.new_empty(weight.shape[1])
     wide, wanted = _precise(weight).cpu(), _precise(bias).cpu()
     shift: Tensor = torch.linalg.lstsq(wide, wanted.unsqueeze(1), driver="gelsd").solution.squeeze(1)
-    # What rounding `bias`, and `t` to the dtype of the batch norm, may leave, and what solving may.
+    # The error of rounding `bias`, and `t` to the dtype of the batch norm, and that of solving.
     precision = 2 * torch.finfo(weight.dtype).eps + 16 * len(shift) * torch.finfo(wide.dtype).eps
     bound = precision * (wide.abs() @ shift.abs() + wanted.abs())
     if not bool(((wide @ shift.to(weight.dtype).to(wide.dtype) - wanted).abs() <= bound).all()):
         raise NotReversibleError(
-            "the linear layer behind the batch norm has no bias, and no shift of its input gives the folded bias, "
+            "the linear layer after the batch norm has no bias, and no shift of its input gives the folded bias, "
             "which was trained or loaded since. Save graph_module.state_dict(), or give the original layer a bias of "
             "zeros before folding"
         )

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from fxopt_core import GraphIndex, LinearCall, Obstacle, read_linear
 from fxopt_norm.folding import FoldBatchNorm
+from fxopt_rewrite.calls.readers import read_linear
+from fxopt_rewrite.calls.records import LinearCall, Obstacle
+from fxopt_rewrite.index import GraphIndex
 
 
 class FuseBatchNorm1dInLinear(FoldBatchNorm):
     """``batch_norm(linear(x))`` and ``linear(batch_norm(x))`` -> ``folded_linear(x)``, on 2-D values.
 
-    With ``s = weight / sqrt(var + eps)`` and ``t = bias - s * mean``: behind the layer, the new weight is
+    With ``s = weight / sqrt(var + eps)`` and ``t = bias - s * mean``: after the layer, the new weight is
     ``s[:, None] * W`` and the new bias ``s * b + t``; before it, they are ``W * s`` and ``W @ t + b``. On 3-D values,
-    batch norm works on dimension 1 and the layer on the last one, so those are refused, and so is a value whose rank is
-    not known: ``infer_shapes`` tells. It cannot be undone.
-
-    Source:
-        Ioffe and Szegedy, Batch Normalization, https://arxiv.org/abs/1502.03167, section 3.1: with its running
-        statistics, batch norm is an affine map of each channel.
-
-    Cost:
-        One operation less in each call. The tensors of the batch norm go, and a layer without bias gets one. The new
-        weights are computed once, in float64 where the device has it, else in float32, one layer at a time. The pass is
-        linear in the number of nodes.
+    batch norm works on dimension 1 and the layer on the last one, so those are refused, and so are values of unknown
+    rank (call ``infer_shapes`` first).
 
     >>> import torch
-    >>> from fxopt_core import infer_shapes
+    >>> from fxopt_rewrite import infer_shapes
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)).eval()
     >>> graph_module = infer_shapes(torch.fx.symbolic_trace(model), torch.zeros(2, 4))
     >>> [name for name, _ in FuseBatchNorm1dInLinear()(graph_module).named_children()]

@@ -1,16 +1,82 @@
-"""The oneDNN operators that ship with torch: whether this build and this processor have them, and what they take.
+"""Calls of torch's own operations, as graphs have them, and the oneDNN operators that take their place.
 
-`torch.ops.mkldnn._convolution_pointwise` and `_linear_pointwise` compute a layer, and what follows it element by
-element, in one call, from weights that were brought into the order that the processor's kernels read.
+`torch.ops.mkldnn._convolution_pointwise` and `_linear_pointwise` compute a layer and the element-wise operation after
+it in one call, from weights packed into the order that the processor's kernels read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.fx import Node
+
+UNKNOWN = object()
+"""Marks an argument that the graph computes."""
+
+_NAMESPACES = (torch, F, torch._C._nn)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def operation_of(node: Node) -> str | None:
+    """Return the name of the torch operation that a node calls, with its underscore if it works in place.
+
+    >>> graph = torch.fx.Graph()
+    >>> value = graph.placeholder("x")
+    >>> [operation_of(graph.call_function(f, (value,))) for f in (torch.relu, F.relu, torch.ops.aten.relu_.default, id)]
+    ['relu', 'relu', 'relu_', None]
+    """
+    if node.op == "call_method":
+        return str(node.target)
+    target: Any = node.target
+    if node.op != "call_function":
+        return None
+    if isinstance(target, OpOverload):
+        return str(target.overloadpacket.__name__) if target.namespace == "aten" else None
+    name = str(getattr(target, "__name__", ""))
+    known = any(getattr(namespace, name, None) is target for namespace in _NAMESPACES)
+    return name if known or getattr(target, "__module__", None) == "_operator" else None
+
+
+def settings_of(
+    node: Node, value: Node, parameters: Sequence[tuple[str, object]], *, renamed: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
+    """Return the arguments of a call on a value, by name and with defaults; None if its form is another.
+
+    Args:
+        node: the call.
+        value: the expected first argument.
+        parameters: the other parameters, in order, with their defaults.
+        renamed: parameter names by alias.
+    """
+    names = ("input", *(name for name, _ in parameters))
+    if len(node.args) > len(names):
+        return None
+    found: dict[str, Any] = dict(zip(names, node.args, strict=False))
+    for name, given in node.kwargs.items():
+        found[{"self": "input", **(renamed or {})}.get(name, name)] = given
+    if set(found) - set(names) or found.pop("input", None) is not value:
+        return None
+    return {name: _constant(found.get(name, default)) for name, default in parameters}
+
+
+def _constant(given: object) -> object:
+    if isinstance(given, list | tuple):
+        items = [_constant(item) for item in given]
+        return UNKNOWN if UNKNOWN in items else tuple(items)
+    return UNKNOWN if isinstance(given, Node) else given
+
+
+def calls_plainly(module: nn.Module | None, node: Node, value: Node) -> bool:
+    """Return whether a node calls a module with a value alone, and runs nothing but the ``forward`` of its class."""
+    if module is None or "forward" in vars(module) or any(vars(module).get(name) for name in HOOKS):
+        return False
+    return (node.args == (value,) and not node.kwargs) or (not node.args and dict(node.kwargs) == {"input": value})
+
 
 _NEEDED = (
     "_convolution_pointwise",
@@ -20,32 +86,40 @@ _NEEDED = (
     "_is_mkldnn_bf16_supported",
 )
 
-# Where torch comes without them, nothing calls what stands here instead: `against_operators` says so first.
+OPERATOR_REASONS = {
+    "not-on-cpu": "The layer is on another device, and the pass is for CPUs. Move the model: `model.to('cpu')`.",
+    "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",
+    "no-operators": "This build of torch, or this processor, has no oneDNN operators for the layer. Nothing to do: "
+    "it runs as it is.",
+}
+"""What the codes of `why_unsupported` mean."""
+
+# None where torch lacks them; `why_unsupported` keeps such layers from being packed.
 CONVOLUTION: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise", None), "default", None)
 SUM: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise", None), "binary", None)
 SUM_INTO: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise_", None), "binary", None)
 LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 
 
-def against_operators(dtype: torch.dtype, device: torch.device) -> tuple[str, str] | None:
-    """Return why the operators do not take a layer, as (reason code, predicate of the layer), or None.
+def why_unsupported(dtype: torch.dtype, device: torch.device) -> tuple[str, str] | None:
+    """Return why the operators cannot compute a layer, as (reason code, predicate of the layer), or None.
 
-    >>> against_operators(torch.float64, torch.device("cpu"))
-    ('unsupported-dtype', 'is torch.float64, and the operators take torch.float32 and torch.bfloat16')
+    >>> why_unsupported(torch.float64, torch.device("cpu"))
+    ('unsupported-dtype', 'is torch.float64; oneDNN takes torch.float32 and torch.bfloat16')
     """
     if device.type not in ("cpu", "meta"):
-        return "not-on-cpu", f"is on {device}, and the operators work on the CPU"
+        return "not-on-cpu", f"is on {device}; the oneDNN operators only run on the CPU"
     if not _are_available():
-        return "no-operators", "stays: this build of torch, or this processor, has no oneDNN operators"
+        return "no-operators", "cannot be packed: this build of torch, or this processor, lacks the oneDNN operators"
     if dtype not in (torch.float32, torch.bfloat16):
-        return "unsupported-dtype", f"is {dtype}, and the operators take torch.float32 and torch.bfloat16"
+        return "unsupported-dtype", f"is {dtype}; oneDNN takes torch.float32 and torch.bfloat16"
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "no-operators", "is torch.bfloat16, which this processor has no instructions for"
+        return "no-operators", "is torch.bfloat16, which this processor does not support"
     return None
 
 
 def _are_available() -> bool:
-    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # so it is in torch
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # untyped in torch
     return available and all(hasattr(torch.ops.mkldnn, name) for name in _NEEDED)
 
 
@@ -57,13 +131,13 @@ def pack_convolution(
     groups: int,
     shape: Sequence[int],
 ) -> Tensor:
-    """Return the weight of a convolution over two dimensions in oneDNN's own order, for inputs of about this shape."""
-    pack: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+    """Return the weight of a 2-D convolution in oneDNN's blocked layout, for inputs of about this shape."""
+    pack: Any = torch.ops.aten.mkldnn_reorder_conv2d_weight
     packed: Tensor = pack(weight.detach().to_mkldnn(), padding, stride, dilation, groups, shape)
     return packed
 
 
 def pack_linear(weight: Tensor, rows: int) -> Tensor:
-    """Return the weight of a linear layer, (out, in), in oneDNN's own order, for about this many rows of input."""
+    """Return the weight of a linear layer, (out, in), in oneDNN's blocked layout, for about this many rows of input."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
     return packed

@@ -15,50 +15,54 @@ if TYPE_CHECKING:
         assert_left_alone as assert_left_alone,
         assert_rewrites as assert_rewrites,
         assert_round_trip as assert_round_trip,
+        code_of as code_of,
     )
     from fxopt_testing.cases import ModelCase as ModelCase
-    from fxopt_testing.coding import code_of as code_of
-    from fxopt_testing.conformance import check_transformation as check_transformation
-    from fxopt_testing.distributions import passes_of as passes_of
+    from fxopt_testing.conformance import check_transformation as check_transformation, passes_of as passes_of
     from fxopt_testing.faults import FaultReport as FaultReport, inject_faults as inject_faults
-    from fxopt_testing.findings import ConformanceError as ConformanceError, Finding as Finding, Report as Report
+    from fxopt_testing.findings import (
+        ConformanceError as ConformanceError,
+        ConformanceReport as ConformanceReport,
+        Finding as Finding,
+    )
     from fxopt_testing.footprints import Footprint as Footprint
     from fxopt_testing.models import model_case as model_case, zoo as zoo
-    from fxopt_testing.parametrizing import conformance_tests as conformance_tests
+    from fxopt_testing.plugin import conformance_tests as conformance_tests
     from fxopt_testing.properties import PROPERTIES as PROPERTIES, Property as Property
+    from fxopt_testing.rewrites import check_rewrite as check_rewrite
     from fxopt_testing.steps import count_steps as count_steps
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "assertions": ("assert_code", "assert_left_alone", "assert_rewrites", "assert_round_trip"),
+    "assertions": ("assert_code", "assert_left_alone", "assert_rewrites", "assert_round_trip", "code_of"),
     "cases": ("ModelCase",),
-    "coding": ("code_of",),
-    "conformance": ("check_transformation",),
-    "distributions": ("passes_of",),
+    "conformance": ("check_transformation", "passes_of"),
     "faults": ("FaultReport", "inject_faults"),
-    "findings": ("ConformanceError", "Finding", "Report"),
+    "findings": ("ConformanceError", "ConformanceReport", "Finding"),
     "footprints": ("Footprint",),
-    "parametrizing": ("conformance_tests",),
-    "properties": ("PROPERTIES", "Property"),
-    "steps": ("count_steps",),
     "models": ("model_case", "zoo"),
+    "plugin": ("conformance_tests",),
+    "properties": ("PROPERTIES", "Property"),
+    "rewrites": ("check_rewrite",),
+    "steps": ("count_steps",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "PROPERTIES",
     "ConformanceError",
+    "ConformanceReport",
     "FaultReport",
     "Finding",
     "Footprint",
     "ModelCase",
     "Property",
-    "Report",
     "assert_code",
     "assert_left_alone",
     "assert_rewrites",
     "assert_round_trip",
+    "check_rewrite",
     "check_transformation",
     "code_of",
     "conformance_tests",

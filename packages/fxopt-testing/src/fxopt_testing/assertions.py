@@ -1,32 +1,104 @@
-"""Assertions for the tests of one pass: code before and after, exact counts, near misses, and the way back.
+"""Assertions for the tests of one pass: code before and after (`code_of`), exact counts, near misses, and the way back.
 
-All of them take a model, a graph module or a `ModelCase`, and what the model is called with; the model itself is never
-changed. What fails is an AssertionError that shows graphs and refusals.
+All of them take a model, a graph module or a `ModelCase`, and what the model is called with, and never change the
+model. A failure is an AssertionError that shows graphs and refusals.
 """
 
 from __future__ import annotations
 
+import ast
+import copy
 import difflib
+import textwrap
 from collections.abc import Collection
 from typing import NoReturn
 
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
-from fxopt_core import Record, Refusal, ReversibleTransformation, Transformation, faithful_copy, history
-from fxopt_testing.capturing import graph_module_of, inputs_of
+from fxopt_core import (
+    PreconditionError,
+    Record,
+    Refusal,
+    ReversibleTransformation,
+    Transformation,
+    faithful_copy,
+    history,
+)
 from fxopt_testing.cases import ModelCase
-from fxopt_testing.coding import code_of, normal_lines
-from fxopt_testing.forms import Form
+from fxopt_testing.forms import Form, graph_of
 from fxopt_testing.pictures import changes, picture
-from fxopt_tools import verify
+from fxopt_tools import Inputs, verify
 
 
-def assert_code(graph_module: GraphModule, expected: str) -> None:
-    """Assert that a graph is this code, whatever its layout; without ``def``, only the body is compared.
+def code_of(graph: GraphModule | Graph) -> str:
+    """Return a graph as code, one line for each node: without imports, annotations, and releases of values.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> print(code_of(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))))
+    def forward(self, input):
+        _0 = getattr(self, '0')(input)
+        _1 = getattr(self, '1')(_0)
+        return _1
+    """
+    graph = graph.graph if isinstance(graph, GraphModule) else graph
+    return "\n".join(normal_lines(graph.python_code("self").src))
+
+
+def normal_lines(text: str) -> list[str]:
+    """Return code as `code_of` writes it; a body without its ``def`` is indented as one.
 
     Raises:
-        AssertionError: It is another one; the message shows the difference.
+        PreconditionError: It is no Python.
+    """
+    text = textwrap.dedent(text).strip()
+    if "def " not in text:
+        text = f"def forward(self):\n{textwrap.indent(text, '    ')}"
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise PreconditionError(f"what a graph is to look like is no Python code: {error}") from None
+    function = next(each for each in tree.body if isinstance(each, ast.FunctionDef))
+    function.returns = None
+    names: dict[str, str] = {}  # of arguments, where torch had to find others: ``input_1 = input``
+    body = [line for line in map(_without_annotation, function.body) if not _is_bookkeeping(line, names)]
+    function.body = body or [ast.Pass()]
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name):
+            node.id = names.get(node.id, node.id)
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+    return ast.unparse(function).splitlines()
+
+
+def _without_annotation(line: ast.stmt) -> ast.stmt:
+    if not isinstance(line, ast.AnnAssign) or line.value is None:
+        return line
+    return ast.copy_location(ast.Assign([line.target], line.value), line)
+
+
+def _is_bookkeeping(line: ast.stmt, names: dict[str, str]) -> bool:
+    """Whether a line computes nothing; a second name of an argument goes into `names`."""
+    match line:
+        case ast.Assign(value=ast.Constant(value=None)):  # torch releases a value
+            return True
+        case ast.Assign(targets=[ast.Name(id=other)], value=ast.Name(id=argument)):
+            names[other] = argument
+            return True
+    return False
+
+
+def assert_code(graph_module: GraphModule, expected: str, *, what: str = "the graph") -> None:
+    """Assert that a graph is this code, whatever its layout; without ``def``, only the body is compared.
+
+    Args:
+        graph_module: the graph module.
+        expected: the code, as `code_of` writes it.
+        what: what the message calls the graph.
+
+    Raises:
+        AssertionError: The code is another one; the message shows the difference.
 
     >>> from torch.fx import symbolic_trace
     >>> assert_code(symbolic_trace(lambda x: x.relu() * 2), '''
@@ -35,7 +107,12 @@ def assert_code(graph_module: GraphModule, expected: str) -> None:
     ...     return mul
     ... ''')
     """
-    _assert_code(graph_module, expected, "the graph")
+    found, wanted = normal_lines(code_of(graph_module)), normal_lines(expected)
+    if "def " not in expected:
+        found, wanted = found[1:], wanted[1:]
+    if found != wanted:
+        difference = "\n".join(difflib.unified_diff(wanted, found, "expected", "found", lineterm="", n=99))
+        raise AssertionError(f"{what} is not what is expected:\n{difference}")
 
 
 def assert_rewrites(
@@ -54,7 +131,7 @@ def assert_rewrites(
         transformation: the pass.
         model: a model, a graph module, or a case.
         *inputs: what it is called with; `fxopt_tools.Inputs` for keyword arguments.
-        count: how many sites are rewritten; if None, one at least, or some change where the pass marks nothing.
+        count: how many sites are rewritten; if None, at least one, or some change by a pass that marks nothing.
         before: the code of the graph before the pass, as `code_of` writes it, or its body.
         after: the code of the graph after it.
         refused: the reason codes of the sites that are left alone, each as often as it occurs.
@@ -64,7 +141,7 @@ def assert_rewrites(
         The rewritten graph module.
 
     Raises:
-        AssertionError: Something is otherwise.
+        AssertionError: Something differs.
 
     >>> import torch
     >>> from fxopt_core import iter_nodes
@@ -79,10 +156,10 @@ def assert_rewrites(
     ...         return torch.relu(x)
     >>> result = assert_rewrites(Doubled(), Model(), torch.ones(2), after="relu = torch.tanh(x); return relu")
     """
-    given = inputs_of(model, inputs)
-    graph_module = graph_module_of(model, given, form)
+    given = _inputs_of(model, inputs)
+    graph_module = _graph_module_of(model, given, form)
     if before is not None:
-        _assert_code(graph_module, before, f"before {transformation.name}, the graph")
+        assert_code(graph_module, before, what=f"before {transformation.name}, the graph")
     source, former, known = faithful_copy(graph_module), picture(graph_module), len(history(graph_module))
     result = transformation(graph_module)
     records = history(result)[known:]
@@ -90,7 +167,7 @@ def assert_rewrites(
         _fail(f"{transformation.name} changed nothing", result, _refusals(records))
     _assert_sites(transformation.name, result, records, count, refused)
     if after is not None:
-        _assert_code(result, after, f"after {transformation.name}, the graph")
+        assert_code(result, after, what=f"after {transformation.name}, the graph")
     if transformation.preserves_computation:
         report = verify(source, faithful_copy(result), given)
         assert report, f"after {transformation.name}, the model computes something else: {report}\n{code_of(result)}"
@@ -124,7 +201,7 @@ def assert_left_alone(
     >>> assert_left_alone(LintAndRecompile(), nn.ReLU(), torch.ones(2))
     ()
     """
-    graph_module = graph_module_of(model, inputs_of(model, inputs), form)
+    graph_module = _graph_module_of(model, _inputs_of(model, inputs), form)
     former, known = picture(graph_module), len(history(graph_module))
     result = transformation(graph_module)
     records = history(result)[known:]
@@ -147,19 +224,38 @@ def assert_round_trip(
     Raises:
         AssertionError: The pass changed nothing, or something is not as it was.
     """
-    graph_module = graph_module_of(model, inputs_of(model, inputs), form)
+    graph_module = _graph_module_of(model, _inputs_of(model, inputs), form)
     before = picture(graph_module)
     result = transformation(graph_module)
     if before == picture(result):
-        _fail(
-            f"{transformation.name} changed nothing, so that there is nothing to undo",
-            result,
-            _refusals(history(result)),
-        )
+        found = f"{transformation.name} changed nothing, so that there is nothing to undo"
+        _fail(found, result, _refusals(history(result)))
     restored = transformation(result, reverse=True)
     for what, now, was in changes(before, picture(restored), limit=1):
         _fail(f"after undoing {transformation.name}, {what} is {now}, was {was}", restored, ())
     return restored
+
+
+def _graph_module_of(model: object, inputs: Inputs, form: Form) -> GraphModule:
+    """Return a graph module of a copy of a model, in a form; a graph module is copied as it is."""
+    if isinstance(model, ModelCase):
+        return model.capture().graph_module
+    if isinstance(model, GraphModule):
+        return faithful_copy(model)
+    if not isinstance(model, nn.Module):
+        made = f"; write {model.__name__}()" if isinstance(model, type) else ""
+        found = f"an assertion is given a {type(model).__name__}"
+        raise PreconditionError(f"{found}, expected a model or a ModelCase{made}")
+    return graph_of(copy.deepcopy(model), form, inputs)
+
+
+def _inputs_of(model: nn.Module | ModelCase, inputs: tuple[object, ...]) -> Inputs:
+    """Return what a model is called with: `Inputs` as they are, other values as positional arguments."""
+    if isinstance(model, ModelCase):
+        return model.example()
+    if len(inputs) == 1 and isinstance(inputs[0], Inputs):
+        return inputs[0]
+    return Inputs(*inputs)
 
 
 def _assert_sites(
@@ -171,15 +267,6 @@ def _assert_sites(
     if sorted(refused) != sorted(each.reason for each in refusals) and (refused or count is not None):
         wanted = ", ".join(sorted(refused)) or "none"
         _fail(f"{name} refused {len(refusals)} sites, expected reasons: {wanted}", result, refusals)
-
-
-def _assert_code(graph_module: GraphModule, expected: str, what: str) -> None:
-    found, wanted = normal_lines(code_of(graph_module)), normal_lines(expected)
-    if "def " not in expected:
-        found, wanted = found[1:], wanted[1:]
-    if found != wanted:
-        difference = "\n".join(difflib.unified_diff(wanted, found, "expected", "found", lineterm="", n=99))
-        raise AssertionError(f"{what} is not what is expected:\n{difference}")
 
 
 def _sites(records: Collection[Record]) -> int:

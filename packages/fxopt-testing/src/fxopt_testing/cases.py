@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -13,27 +12,23 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 
-from fxopt_testing.forms import FORMS, Form, exported, missing_for, traced
+from fxopt_testing.forms import FORMS, Form, exported, traced
 from fxopt_testing.pictures import tensors_of
 from fxopt_tools import Inputs
 
 OneInput: TypeAlias = "Tensor | tuple[Any, ...] | dict[str, Any] | Inputs"
 
-_known: weakref.WeakKeyDictionary[ModelCase, _Known] = weakref.WeakKeyDictionary()
-
-_grown: weakref.WeakKeyDictionary[ModelCase, dict[int, _Known]] = weakref.WeakKeyDictionary()
-
 
 @dataclass(frozen=True)
 class Captured:
-    """A caller's model, and the graph module that was made of it: a tracer lets both share modules and tensors."""
+    """A caller's model, and the graph module made from it; tracing makes both share modules and tensors."""
 
     model: nn.Module
     graph_module: GraphModule
 
 
 class _Known:
-    """A model with what was made of it, to be used again while the model is what it was."""
+    """A model and what was made from it, both used again as long as nobody writes into the model."""
 
     def __init__(self, model: nn.Module, made: ExportedProgram | Graph) -> None:
         self.model = model
@@ -42,13 +37,15 @@ class _Known:
 
     @property
     def intact(self) -> bool:
-        """Whether nobody has written into the model."""
         return dict(tensors_of(self.model)) == self._tensors
 
     def captured(self) -> Captured:
-        """Return the model with a graph module of its own."""
         made = self.made
-        return Captured(self.model, _with_graph(self.model, made) if isinstance(made, Graph) else made.module())
+        if not isinstance(made, Graph):
+            return Captured(self.model, made.module())
+        graph_module = GraphModule(self.model, copy.deepcopy(made))
+        graph_module.training = self.model.training
+        return Captured(self.model, graph_module)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +85,10 @@ class ModelCase:
     batched: bool = True
     grow: Callable[[int], nn.Module] | None = field(default=None, repr=False)
     real: bool = False
+    # By how many times as many sites it has; 0 for the model itself.
+    _known: dict[int, _Known] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check what can be checked at once."""
         if self.form not in FORMS:
             raise ValueError(f"case {self.name!r} has form {self.form!r}, expected one of {', '.join(FORMS)}")
         if isinstance(self.make, nn.Module):
@@ -108,11 +106,6 @@ class ModelCase:
         parts += ["train"] * self.training + ["meta"] * (self.device == "meta")
         return f"{self.name}[{'-'.join(parts)}]"
 
-    @property
-    def missing(self) -> str | None:
-        """What has to be installed to capture it, or None."""
-        return missing_for(self.form)
-
     def variant(self, **changes: Any) -> ModelCase:
         """Return the same model in another form, dtype or mode.
 
@@ -126,13 +119,18 @@ class ModelCase:
         return self._finished(self.make)
 
     def grown(self, times: int) -> Captured:
-        """Return it with ``times`` as many sites, captured."""
-        assert self.grow is not None
-        grow, known = self.grow, _grown.setdefault(self, {})
-        if times not in known or not known[times].intact:
-            model = self._finished(lambda: grow(times))
-            known[times] = _Known(model, traced(model, self.form, self.example()).graph)
-        return known[times].captured()
+        """Return the model with ``times`` as many sites, and its graph module."""
+        grow = self.grow
+        assert grow is not None
+        return self._captured(times, lambda: grow(times))
+
+    def _captured(self, times: int, make: Callable[[], nn.Module]) -> Captured:
+        if times not in self._known or not self._known[times].intact:
+            model = self._finished(make)
+            is_exported = self.form.startswith("export")
+            made = (exported if is_exported else traced)(model, self.form, self.example())
+            self._known[times] = _Known(model, made.graph if isinstance(made, GraphModule) else made)
+        return self._known[times].captured()
 
     def _finished(self, make: Callable[[], nn.Module]) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -144,25 +142,19 @@ class ModelCase:
         return model.to("meta") if self.device == "meta" else model
 
     def capture(self) -> Captured:
-        """Return the model and its graph module, always equal ones.
+        """Return the model and its graph module, equal ones each time.
 
-        Exporting and tracing is slow, so that the model is the same one until somebody writes into it, or `forget` is
-        called; the graph module is not.
+        Exporting and tracing is slow, so the model is made once, until somebody writes into it or `forget` is called.
+        The graph module is a new one each time.
         """
         if self.form in ("graph", "capture"):
             model = self.model()
             return Captured(model, traced(model, self.form, self.example()))
-        if self not in _known or not _known[self].intact:
-            model = self.model()
-            is_exported = self.form.startswith("export")
-            made = (exported if is_exported else traced)(model, self.form, self.example())
-            _known[self] = _Known(model, made.graph if isinstance(made, GraphModule) else made)
-        return _known[self].captured()
+        return self._captured(0, self.make)
 
     def forget(self) -> None:
         """Capture the model anew next time."""
-        _known.pop(self, None)
-        _grown.pop(self, None)
+        self._known.clear()
 
     def example(self) -> Inputs:
         """Return a fresh copy of the first inputs."""
@@ -201,12 +193,6 @@ class ModelCase:
     def _map(self, inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
         args, kwargs = torch.utils._pytree.tree_map_only(Tensor, function, (inputs.args, inputs.kwargs))
         return Inputs(*args, **kwargs)
-
-
-def _with_graph(model: nn.Module, graph: Graph) -> GraphModule:
-    graph_module = GraphModule(model, copy.deepcopy(graph))
-    graph_module.training = model.training
-    return graph_module
 
 
 def _spread(x: Tensor) -> Tensor:

@@ -1,20 +1,21 @@
-"""`check_transformation`: everything that has to hold of a pass, on every model of the zoo."""
+"""`check_transformation`: everything that every pass has to keep, on every model of the zoo."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, distribution
+from itertools import islice
 
-from fxopt_core import PreconditionError, Transformation
+from fxopt_core import PreconditionError, Registry, Transformation
 from fxopt_testing.cases import ModelCase
-from fxopt_testing.findings import Finding, Flaw, Report, Row
-from fxopt_testing.keeping import process_kept
+from fxopt_testing.findings import ConformanceReport, Finding, Flaw, Row, reproduction
 from fxopt_testing.models import zoo
 from fxopt_testing.properties import PROPERTIES, Property
-from fxopt_testing.reproductions import reproduction
-from fxopt_testing.trial import Subject, Trial
+from fxopt_testing.trial import Subject, Trial, process_kept
 
 
 def check_transformation(
@@ -25,7 +26,7 @@ def check_transformation(
     expected_failures: Mapping[str, str] | None = None,
     thorough: bool = False,
     raises: bool = True,
-) -> Report:
+) -> ConformanceReport:
     """Check that a pass keeps everything that every pass has to keep.
 
     Args:
@@ -56,17 +57,17 @@ def check_transformation(
     chosen_properties(known)
     subject = Subject(transformation, cases, own=models is not None, thorough=thorough)
     rows = tuple(check_property(subject, each, known.get(each.name)) for each in checked)
-    report = Report(subject.name, rows, subject.seconds)
+    report = ConformanceReport(subject.name, rows, subject.seconds)
     if raises:
         report.raise_if_failed()
     return report
 
 
 def check_pass(given: object) -> None:
-    """Check that something is a pass, and not a class or a name, say.
+    """Check that something is a pass, not a class or a name.
 
     Raises:
-        PreconditionError: It is none.
+        PreconditionError: It is no pass.
     """
     if not isinstance(given, Transformation):
         made = f"the class {given.__name__}; write {given.__name__}()" if isinstance(given, type) else repr(given)
@@ -77,7 +78,7 @@ def chosen_properties(names: Iterable[str] | None) -> tuple[Property, ...]:
     """Return the properties of these names in their order; all of them for None.
 
     Raises:
-        PreconditionError: There is none of a name.
+        PreconditionError: There is no property of that name.
     """
     if names is None:
         return PROPERTIES
@@ -89,8 +90,60 @@ def chosen_properties(names: Iterable[str] | None) -> tuple[Property, ...]:
     return tuple(each for each in PROPERTIES if each.name in asked)
 
 
+def passes_of(name: str) -> tuple[Transformation, ...]:
+    """Return all passes of an installed distribution, made with their defaults, by name.
+
+    Only its own plugins are read, so that no other one can interfere.
+
+    Args:
+        name: name of the distribution, such as "fxopt-linear".
+
+    Raises:
+        PreconditionError: It is not installed, or declares no plugin, or its plugins offer no pass.
+        PluginLoadError: One of its plugins cannot be loaded; the cause is chained.
+        PassOptionError: A pass cannot be made without options.
+
+    >>> [each.name for each in passes_of("fxopt-core")]
+    ['deep-copy', 'lint-and-recompile']
+    """
+    try:
+        points = distribution(name).entry_points
+    except PackageNotFoundError:
+        raise PreconditionError(f"distribution {name!r} is not installed: pip install {name}") from None
+    plugins = [point for point in points if point.group == "fxopt"]
+    if not plugins:
+        raise PreconditionError(
+            f"distribution {name!r} declares no plugin of fxopt: its pyproject.toml needs "
+            "[project.entry-points.fxopt]; install it again after changing that"
+        )
+    found = Registry(entry_points=plugins)
+    for error in found.failed.values():
+        raise error
+    if not found.available():
+        raise PreconditionError(f"the plugins of distribution {name!r} offer no pass")
+    return tuple(found.create(name) for name in found.available())
+
+
+def subjects_of(
+    passes: Iterable[Transformation], models: tuple[ModelCase, ...] | None = None, *, thorough: bool = False
+) -> list[Subject]:
+    """Pair passes with the models to try them on; nothing runs yet."""
+    cases = zoo(thorough=thorough) if models is None else models
+    return [Subject(each, cases, own=models is not None, thorough=thorough) for each in passes]
+
+
+def applicable(subject: Subject) -> Iterator[Property]:
+    """Yield the properties that apply to a pass."""
+    for rule in PROPERTIES:
+        if rule.not_applicable(subject) is None:
+            yield rule
+
+
 def check_property(subject: Subject, rule: Property, known: str | None = None) -> Row:
     """Check one property on all models of a subject."""
+    reason = rule.not_applicable(subject)
+    if reason is not None:
+        return Row(rule.name, not_applicable={reason: 1})
     started, running = time.perf_counter(), subject.seconds
     with warnings.catch_warnings(), process_kept():
         warnings.simplefilter("ignore")  # torch warns about itself, at places that no pass can help
@@ -101,9 +154,6 @@ def check_property(subject: Subject, rule: Property, known: str | None = None) -
 
 
 def _on_pass(subject: Subject, rule: Property) -> Row:
-    reason = rule.not_applicable(subject)
-    if reason is not None:
-        return Row(rule.name, not_applicable={reason: 1})
     assert rule.on_pass is not None
     flaws: list[Flaw] = []
     try:
@@ -116,9 +166,6 @@ def _on_pass(subject: Subject, rule: Property) -> Row:
 
 
 def _on_models(subject: Subject, rule: Property) -> Row:
-    reason = rule.not_applicable(subject)
-    if reason is not None:
-        return Row(rule.name, not_applicable={reason: 1})
     checked = unchanged = 0
     skipped: Counter[str] = Counter()
     found: list[tuple[Trial, Flaw]] = []
@@ -137,9 +184,10 @@ def _on_models(subject: Subject, rule: Property) -> Row:
 
 
 def _flaws(subject: Subject, rule: Property, trial: Trial) -> Sequence[Flaw]:
+    """Return the first flaw on a model, if there is one: others mostly follow from it."""
     assert rule.on_model is not None
     try:
-        return tuple(rule.on_model(subject, trial))
+        return tuple(islice(rule.on_model(subject, trial), 1))
     except Exception as error:
         return (_raised(error),)
 
@@ -175,8 +223,6 @@ def _finding(
 
 
 def _known(rule: Property, findings: tuple[Finding, ...], known: str | None) -> tuple[Finding, ...]:
-    from dataclasses import replace
-
     if known is None:
         return findings
     if any(each.severity == "error" for each in findings):

@@ -1,12 +1,12 @@
-"""Fault injection: let a function fail at any call that it makes, and prove that nothing of the attempt stays.
+"""Fault injection: make a function fail at any call that it makes, and prove that the attempt leaves no trace.
 
-The calls are those that Python's profiler sees code of fxopt, torch.fx and torch.nn make: of functions of fxopt and of
-torch, and of whatever is built in, torch's operations and the methods of tensors, dictionaries and lists included. A
-call fails before it does anything, or after it has done everything.
+The calls are those that Python's profiler sees code of fxopt, torch.fx and torch.nn make: calls of functions of fxopt
+and torch, and of built-in ones, such as torch's operations and the methods of tensors, dictionaries and lists. A call
+fails before it has done anything, or after it has done everything.
 
-Left out is what ends something that others began (leaving a ``with`` block, resetting a context variable), since no
-caller can do without it; what torch does while one of its own contexts begins or ends, which no caller could make good;
-and what happens inside of torch's operations, where torch keeps state of its own.
+Some calls never fail: those that end what something else began (leaving a ``with`` block, resetting a context
+variable), since no caller can do without them; those that torch makes while it enters or leaves a context of its own,
+which no caller could repair; and those inside torch's operations, where torch keeps state of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from inspect import CO_GENERATOR
 from pathlib import Path
 from types import CodeType, FrameType
@@ -75,7 +74,6 @@ class Call:
         return self.callee, self.caller, self.through
 
     def __str__(self) -> str:
-        """Return one line."""
         return f"call {self.number}, {self.callee} at {self.caller}, through {self.through}"
 
 
@@ -108,14 +106,14 @@ def some(limit: int) -> Choice:
 
 @dataclass
 class FaultReport:
-    """What a proof found.
+    """The result of injecting faults.
 
     Attributes:
         calls: how many calls the action makes.
         injected: how many faults were injected.
         survived: how many of them the action survived, as it may where it only tries something.
         seconds: how long it took.
-        traces: what faults left behind; empty if the proof holds.
+        traces: what the faults left behind; empty if there was nothing.
     """
 
     calls: int = 0
@@ -125,7 +123,6 @@ class FaultReport:
     traces: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Return one line."""
         left = f"{len(self.traces)} traces" if self.traces else "no trace"
         return f"{self.injected} faults at {self.calls} calls, {self.survived} survived, {left}, {self.seconds:.1f} s"
 
@@ -272,24 +269,24 @@ def inject_faults(
     files: Collection[str] = (),
     survived: Callable[[GraphModule], Iterable[str]] | None = None,
 ) -> FaultReport:
-    """Let an action on a graph module fail at its calls, and look for what it leaves behind.
+    """Make an action on a graph module fail at its calls, and look for what it leaves behind.
 
-    After each fault, the graph module and the other modules have to be what they were, bit for bit, and the graph
-    module has to compute what it did. At last the action is run without a fault, on the module that has been through
-    all of them, and has to give what it gives on an untouched twin.
+    After each fault, the graph module and the other modules must be what they were, bit for bit, and the graph module
+    must compute what it did. Finally the action runs without a fault on the module that has been through all of them,
+    and must give what it gives on an untouched twin.
 
     Args:
-        make: makes a graph module, always an equal one, and behind it other modules that have to stay as they are, such
-            as the model it was captured from.
-        action: what is to fail; returns a graph module, or None where that is the one it was given.
+        make: makes a graph module, an equal one each time, followed by other modules that have to stay as they are,
+            such as the model it was captured from.
+        action: what is to fail; returns a graph module, or None if that is the one it was given.
         inputs: the graph module's positional arguments.
         kwargs: its keyword arguments.
         choose: chooses the calls to fail at.
         moment: whether a call fails before or after it has done its work.
         error: what is raised.
-        identities: whether the very same objects are asked for; see `Footprint`.
+        identities: whether objects have to be the very same ones; see `Footprint`.
         files: source files whose calls fail too: those of a pass.
-        survived: says what is wrong with the graph module that an action returns in spite of a fault.
+        survived: yields what is wrong with a graph module that the action returns in spite of a fault.
     """
     kwargs = {} if kwargs is None else kwargs
     started, injector = time.perf_counter(), Injector(moment, files)
@@ -319,9 +316,8 @@ def _stays_intact(
 ) -> bool:
     """Inject a fault, add to the report what it left, and return whether the subject serves for another one."""
     returned: list[object] = []
-    attempt = partial(_kept, returned, action, subject.graph_module)
     try:
-        injector.fail(attempt, call.number, error(f"injected at {call}"))
+        injector.fail(lambda: returned.append(action(subject.graph_module)), call.number, error(f"injected at {call}"))
     except BaseException as raised:
         traces = subject.traces()
         if not _comes_from(raised, error):
@@ -335,10 +331,6 @@ def _stays_intact(
     return False
 
 
-def _kept(returned: list[object], action: Action, graph_module: GraphModule) -> None:
-    returned.append(action(graph_module))
-
-
 class _Subject:
     """Modules with their footprint, and what the graph module computes."""
 
@@ -348,17 +340,13 @@ class _Subject:
         self.modules = modules
         self.graph_module = _graph_module(modules)
         self._inputs, self._kwargs, self._identities = inputs, kwargs, identities
-        self._outputs = self._called()
+        self._outputs = called(self.graph_module, inputs, kwargs)
         self._before = Footprint(*modules, identities=identities)
 
-    def _called(self) -> list[object]:
-        return called(self.graph_module, self._inputs, self._kwargs)
-
     def traces(self) -> list[str]:
-        """Return what is different now."""
         found = self._before.differences(Footprint(*self.modules, identities=self._identities))
         try:
-            outputs = self._called()
+            outputs = called(self.graph_module, self._inputs, self._kwargs)
         except Exception as error:
             return [*found, f"the module fails: {type(error).__name__}: {error}"]
         return found if outputs == self._outputs else [*found, "the module computes something else"]

@@ -1,25 +1,31 @@
-"""What a check finds, and how it is told: `Finding`, `Report`, `ConformanceError`."""
+"""`Property`, what holds for every pass, and what checking it gives: `Finding` and `ConformanceReport`."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+from fxopt_core import Composition, Transformation
+from fxopt_core.text import text_table
+from fxopt_testing.cases import ModelCase
+from fxopt_testing.models import is_of_the_zoo
+from fxopt_testing.trial import Subject, Trial, members_of
 
 Severity: TypeAlias = Literal["error", "advice"]
 
 
 @dataclass(frozen=True)
 class Flaw:
-    """What a property's check yields where it does not hold.
+    """What the check of a property yields where the property does not hold.
 
     Attributes:
-        found: what is so.
-        expected: what should be.
-        advice: what to do, where the check knows more than the property does.
-        case: id of the model, where the check is one of the pass as a whole.
-        severity: "advice" does not make a check fail.
+        found: what was found.
+        expected: what was expected.
+        advice: what to do; by default, the property's advice.
+        case: id of the model, for a check of the pass as a whole.
+        severity: "advice" makes no check fail.
     """
 
     found: str
@@ -27,6 +33,50 @@ class Flaw:
     advice: str | None = None
     case: str | None = None
     severity: Severity = "error"
+
+
+OnModel: TypeAlias = Callable[[Subject, Trial], Iterable[Flaw]]
+OnPass: TypeAlias = Callable[[Subject], Iterable[Flaw]]
+Applies: TypeAlias = Callable[[Subject, "Trial | None"], "str | None"]
+
+
+@dataclass(frozen=True)
+class Property:
+    """Something that holds for every pass.
+
+    Attributes:
+        name: what findings call it.
+        statement: what holds, in a sentence.
+        advice: what to do where it does not.
+        on_model: checks it on one model, or None; of what it yields, the first is reported.
+        on_pass: checks it on the pass as a whole, or None.
+        applies: says why it does not apply, to the pass at all (without a trial) or to one model; or None.
+        if_changed: whether it holds by itself where the pass changed nothing.
+    """
+
+    name: str
+    statement: str
+    advice: str
+    on_model: OnModel | None = None
+    on_pass: OnPass | None = None
+    applies: Applies | None = None
+    if_changed: bool = True
+
+    def not_applicable(self, subject: Subject, trial: Trial | None = None) -> str | None:
+        """Return why it does not apply, or None where it does."""
+        return None if self.applies is None else self.applies(subject, trial)
+
+
+def if_preserving(subject: Subject, trial: Trial | None) -> str | None:
+    """Apply to passes that claim to preserve what is computed, on models that compute."""
+    if not subject.transformation.preserves_computation:
+        return "the pass does not claim preserves_computation"
+    return "nothing is computed on the meta device" if trial is not None and trial.case.device == "meta" else None
+
+
+def if_reversible(subject: Subject, trial: Trial | None) -> str | None:
+    """Apply to passes that can be reversed."""
+    return None if subject.reversible else "the pass is not reversible"
 
 
 @dataclass(frozen=True)
@@ -58,7 +108,7 @@ class Finding:
     known: str | None = None
 
     def __str__(self) -> str:
-        """Return it as advice of several lines."""
+        """Return rule, finding and advice, a line each, and the program."""
         where = f" on {self.case}" if self.case else ""
         head = f"{self.property}{where}" + (" (advice)" if self.severity == "advice" else "")
         more = f"the same on {len(self.also)} more: {', '.join(self.also[:4])}{', ...' if len(self.also) > 4 else ''}"
@@ -76,15 +126,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Row:
-    """What checking one property came to.
+    """The result of checking one property.
 
     Attributes:
-        name: that of the property.
+        name: name of the property.
         checked: on how many models it was checked; 1 for a property of the pass itself.
-        unchanged: how many models the pass left alone, so that it holds on them.
-        not_applicable: reasons why it could not be checked, with how often.
+        unchanged: how many models the pass left alone, so that there was nothing to check.
+        not_applicable: reasons why it could not be checked, and how often each occurred.
         findings: where it does not hold.
-        seconds: how long that took.
+        seconds: how long checking took.
     """
 
     name: str
@@ -96,7 +146,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """One word for it."""
+        """The result in one word."""
         if any(finding.severity == "error" and finding.known is None for finding in self.findings):
             return "FAILED"
         if any(finding.known is not None for finding in self.findings):
@@ -107,13 +157,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What checking a pass came to: true if everything holds, a table when printed.
+class ConformanceReport:
+    """The result of checking a pass: true if everything holds, a table when printed.
 
     Attributes:
         subject: the pass, as a call.
         rows: one for each property.
-        running: how many seconds capturing the models and running the pass on them took.
+        running: seconds spent on capturing the models and running the pass on them.
     """
 
     subject: str
@@ -122,7 +172,7 @@ class Report:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Everything that was found, what others follow from first."""
+        """Everything that was found, causes before their consequences."""
         return tuple(finding for row in self.rows for finding in row.findings)
 
     @property
@@ -141,36 +191,27 @@ class Report:
         return self.running + sum(row.seconds for row in self.rows)
 
     def __bool__(self) -> bool:
-        """Whether everything holds."""
         return not self.errors
 
     def raise_if_failed(self) -> None:
         """Raise an error that lists what was found.
 
         Raises:
-            ConformanceError: Something was.
+            ConformanceError: A property does not hold.
         """
         if self.errors:
             raise ConformanceError(self)
 
     def __str__(self) -> str:
-        """Return the table, and what was found beneath it."""
         table: list[tuple[str, ...]] = [("property", "verdict", "models", "left alone", "n/a", "s")]
         for row in self.rows:
             numbers = (row.checked, row.unchanged, sum(row.not_applicable.values()))
             table.append((row.name, row.verdict, *(str(n or "") for n in numbers), f"{row.seconds:.1f}"))
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-        ]
-        lines.append(f"capturing the models and running the pass on them: {self.running:.1f} s")
-        lines += [f"{row.name}: n/a, {reason}" for row in self.rows for reason in _whole_reasons(row)]
+        lines = [*text_table(table), f"capturing the models and running the pass on them: {self.running:.1f} s"]
+        not_applicable = (row for row in self.rows if row.verdict == "n/a")
+        lines += [f"{row.name}: n/a, {reason}" for row in not_applicable for reason in row.not_applicable]
         found = [f"\n{finding}" for finding in self.findings]
         return "\n".join([f"{self.subject}: {_count(self.errors)}", *lines, *found])
-
-
-def _whole_reasons(row: Row) -> Sequence[str]:
-    return tuple(row.not_applicable) if row.verdict == "n/a" else ()
 
 
 def _count(findings: Sequence[Finding]) -> str:
@@ -178,15 +219,37 @@ def _count(findings: Sequence[Finding]) -> str:
 
 
 class ConformanceError(AssertionError):
-    """A pass does not keep what every pass has to.
+    """A property that every pass has to keep does not hold.
 
     Attributes:
-        report: all of the report.
+        report: the whole report.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ConformanceReport) -> None:
         super().__init__(
             f"{report.subject} does not conform, {_count(report.errors)}; begin with the first, others may follow from "
             "it:\n\n" + "\n\n".join(map(str, report.errors))
         )
         self.report = report
+
+
+def reproduction(subject: Subject, property_name: str, case: ModelCase | None) -> str:
+    """Return a program that fails with the finding: the pass, the one model, the one property."""
+    names, models, note = "check_transformation", "", []
+    if case is not None and is_of_the_zoo(case):
+        names, models = "check_transformation, model_case", f", models=[model_case({case.id!r})]"
+    elif case is not None:
+        models, note = ", models=[case]", [f"# case: your ModelCase {case.name!r}, form={case.form!r}"]
+    elif subject.own:
+        models, note = ", models=cases", ["# cases: your ModelCases"]
+    passes = dict.fromkeys(_import_of(type(each)) for each in members_of(subject.transformation))
+    composed = ["from fxopt_core import compose"] if isinstance(subject.transformation, Composition) else []
+    lines = [f"from fxopt_testing import {names}", *composed, *passes, "", *note]
+    return "\n".join([*lines, f"check_transformation({subject.name}{models}, properties=[{property_name!r}])"]) + "\n"
+
+
+def _import_of(cls: type[Transformation]) -> str:
+    outermost = cls.__qualname__.partition(".")[0]
+    if "<locals>" in cls.__qualname__ or cls.__module__ in ("__main__", "builtins"):
+        return f"# {cls.__qualname__}: your pass"
+    return f"from {cls.__module__} import {outermost}"

@@ -1,8 +1,11 @@
-"""`Footprint`: all that is to be the same after a failure, as plain data that can be compared.
+"""`Footprint`: everything that must be the same after a failure, as plain data that can be compared.
 
-Taken of modules of any kind, graph modules with their graphs included: nodes with all their fields and orders, names
-that are taken, code, classes, module trees, hooks, flags, plain attributes to any depth of containers, parameters and
-buffers with memory and bits, gradients, ties; and the state of the process that a pass could leave changed.
+It covers modules of any kind, and the graphs of graph modules: nodes with all their fields and orders, names that are
+taken, code, classes, module trees, hooks, flags, plain attributes to any depth of containers, parameters and buffers
+with memory and bits, gradients, ties; and the state of the process that a pass could leave changed.
+
+This is the oracle for rollback. It reads torch's private fields itself, so that a mistake in fxopt's record of them
+cannot hide.
 """
 
 from __future__ import annotations
@@ -28,7 +31,6 @@ _PLAIN = (int, str, bool, float, complex, bytes, type(None), torch.dtype, torch.
 _CONTAINERS = (dict, list, set, deque, bytearray)
 _NODE_FIELDS = ("op", "target", "_args", "_kwargs", "name", "type", "_sort_key", "_erased", "_repr_fn", "graph")
 _CLASS_FIELDS_LEFT_OUT = ("__dict__", "__weakref__", "__doc__", "__abstractmethods__", "_abc_impl")
-_HASHED_FROM = 1 << 12
 
 
 class Footprint:
@@ -36,8 +38,8 @@ class Footprint:
 
     Args:
         roots: the modules.
-        identities: whether the very same tensors, modules and containers are asked for. Otherwise ties and shared
-            memory count still, and nothing is kept alive; a snapshot promises no more for large released tensors.
+        identities: whether tensors, modules and containers have to be the very same ones. Otherwise only ties and
+            shared memory count, and nothing is kept alive: a snapshot promises no more for large released tensors.
     """
 
     def __init__(self, *roots: nn.Module, identities: bool = True) -> None:
@@ -53,7 +55,7 @@ class Footprint:
         self._alive.clear()
 
     def differences(self, other: Footprint) -> list[str]:
-        """Return what another one has different, one line for each path."""
+        """Return how another footprint differs, one line for each path."""
         if self.rows == other.rows and list(self.rows) == list(other.rows):
             return []
         paths = dict.fromkeys([*self.rows, *other.rows])
@@ -65,7 +67,7 @@ class Footprint:
         return lines or ["the order of attributes"]
 
     def _same(self, item: object, path: str, *, always: bool = False) -> object:
-        """Return what says that this is the same object; where identities do not count, its first path."""
+        """Return what identifies an object: its id, or the first path to it where identities do not count."""
         if self._identities or always:
             self._kept.append(item)
             return id(item)
@@ -73,12 +75,11 @@ class Footprint:
         return self._seen.get(id(item), path)
 
     def _first(self, item: object, path: str) -> bool:
-        """Note an object; return whether it is the first time."""
+        """Note an object, and return whether this is the first path to it."""
         self._alive.append(item)
         return self._seen.setdefault(id(item), path) is path
 
     def _value(self, value: object, path: str) -> None:
-        """Add whatever hangs on an attribute, an entry, or an item."""
         if isinstance(value, float):
             self.rows[path] = (float, value.hex())
         elif type(value) in _PLAIN:
@@ -139,7 +140,7 @@ class Footprint:
         pointer, size = storage.data_ptr(), storage.nbytes()
         memory: object = pointer if self._identities else self._memory.setdefault(pointer, path)
         bits = ctypes.string_at(pointer, size) if size else b""
-        return (*form, memory, hashlib.blake2b(bits).digest() if size > _HASHED_FROM else bits)
+        return (*form, memory, hashlib.blake2b(bits).digest())
 
     def _attributes(self, attributes: dict[str, Any], path: str) -> None:
         self.rows[f"{path}.__dict__"] = tuple(attributes)
@@ -204,7 +205,7 @@ class Footprint:
 
 
 def _hashable(value: object) -> object:
-    """Return what stands for a key or an item of a set: itself where it is plain data, else its identity."""
+    """Return a key or an item of a set if it is plain data, else its identity."""
     if isinstance(value, tuple):
         return tuple(map(_hashable, value))
     return (type(value), value) if type(value) in _PLAIN else id(value)
@@ -216,7 +217,7 @@ def _short(value: object) -> str:
 
 
 def values_of(module: nn.Module) -> list[object]:
-    """Return structure and contents of a module apart from identities, to compare it with a twin's."""
+    """Return the structure and contents of a module without identities, to compare it with a twin."""
     rows: list[object] = [(name, type(child).__name__, child.training) for name, child in module.named_modules()]
     for name, tensor in module.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor):
@@ -235,7 +236,7 @@ def _node_text(node: Node) -> object:
 
 
 def target_text(target: object) -> str:
-    """Return what says which function, module or attribute is meant: of a function, its name, not where it lies."""
+    """Return the name of the function, module or attribute that a node calls or reads."""
     return target if isinstance(target, str) else getattr(target, "__qualname__", None) or str(target)
 
 
@@ -246,7 +247,12 @@ def bits_of(outputs: object) -> list[object]:
 
 
 def _bits(tensor: Tensor) -> object:
-    if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
-        return tuple(tensor.shape)
-    plain = tensor.detach().to_dense().contiguous()
-    return tensor.dtype, tuple(tensor.shape), ctypes.string_at(plain.data_ptr(), plain.nbytes)
+    return tensor.dtype, tuple(tensor.shape), contents_of(tensor)
+
+
+def contents_of(tensor: Tensor) -> bytes | None:
+    """Return what a tensor holds, bit for bit; None if it has no values."""
+    if tensor.is_meta or isinstance(tensor, FakeTensor) or nn.parameter.is_lazy(tensor):
+        return None
+    plain = tensor.detach().to_dense().cpu().contiguous()
+    return ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""

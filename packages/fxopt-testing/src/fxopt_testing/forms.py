@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from importlib.util import find_spec
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from fxopt_core import infer_shapes, iter_nodes
+from fxopt_capture import capture
+from fxopt_core import iter_nodes
+from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_tools import Inputs
 
 Form: TypeAlias = Literal["modules", "functions", "export", "export-dynamic", "capture", "graph"]
@@ -19,7 +21,8 @@ Form: TypeAlias = Literal["modules", "functions", "export", "export-dynamic", "c
 parameters as ``get_attr`` nodes. ``export``: the aten graph of `torch.export`; ``export-dynamic`` with a dynamic batch.
 ``capture``: the graph of `fxopt_capture.capture`. ``graph``: the model is a graph module already."""
 
-FORMS: tuple[Form, ...] = ("modules", "functions", "export", "export-dynamic", "capture", "graph")
+TRACED: tuple[Form, ...] = ("modules", "functions")
+FORMS: tuple[Form, ...] = (*TRACED, "export", "export-dynamic", "capture", "graph")
 
 
 class ModuleTracer(torch.fx.Tracer):
@@ -30,10 +33,9 @@ class ModuleTracer(torch.fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Leave subclasses of layers whole, too, as other tracers do: passes have to see that they are none."""
-        kinds = [
-            cls for cls in type(m).__mro__ if cls.__module__.startswith("torch.nn.modules") and cls is not nn.Module
-        ]
-        return bool(kinds) and not isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+        classes = (cls for cls in type(m).__mro__ if cls is not nn.Module)
+        is_layer = any(cls.__module__.startswith("torch.nn.modules") for cls in classes)
+        return is_layer and not isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
 
 
 class FunctionTracer(ModuleTracer):
@@ -48,9 +50,13 @@ class FunctionTracer(ModuleTracer):
         return False
 
 
-def missing_for(form: Form) -> str | None:
-    """Return what has to be installed for a form, or None where nothing is missing."""
-    return "fxopt-capture" if form == "capture" and find_spec("fxopt_capture") is None else None
+def graph_of(model: nn.Module, form: Form, inputs: Inputs) -> GraphModule:
+    """Return a model as a graph that shares its modules and tensors, with shapes known."""
+    if not form.startswith("export"):
+        return traced(model, form, inputs)
+    graph_module = exported(model, form, inputs).module()
+    assert isinstance(graph_module, GraphModule)
+    return graph_module
 
 
 def traced(model: nn.Module, form: Form, inputs: Inputs) -> GraphModule:
@@ -60,8 +66,6 @@ def traced(model: nn.Module, form: Form, inputs: Inputs) -> GraphModule:
             raise TypeError(f"the form is `graph`, and the model is a {type(model).__name__}, expected a GraphModule")
         return model
     if form == "capture":
-        from fxopt_capture import capture
-
         return capture(model, inputs.args, inputs.kwargs or None)
     graph_module = traced_by(ModuleTracer() if form == "modules" else FunctionTracer(), model)
     return infer_shapes(graph_module, *inputs.args, **inputs.kwargs)
@@ -82,7 +86,11 @@ def exported(model: nn.Module, form: Form, inputs: Inputs) -> ExportedProgram:
     """Return a model as an exported program."""
     dynamic = None
     if form == "export-dynamic":
-        dynamic = {name: _dynamic(value) for name, value in _by_name(model, inputs).items()}
+        arguments = inspect.signature(model.forward).bind(*inputs.args, **inputs.kwargs).arguments
+        dynamic = {
+            name: {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() > 1 else None
+            for name, value in arguments.items()
+        }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about itself
         return torch.export.export(
@@ -93,14 +101,3 @@ def exported(model: nn.Module, form: Form, inputs: Inputs) -> ExportedProgram:
             strict=False,
             preserve_module_call_signature=(),
         )
-
-
-def _by_name(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
-    import inspect
-
-    bound = inspect.signature(model.forward).bind(*inputs.args, **inputs.kwargs)
-    return dict(bound.arguments)
-
-
-def _dynamic(value: object) -> object:
-    return {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() > 1 else None

@@ -1,4 +1,4 @@
-"""`Outcome`: all that calling a module does, and how two of them compare."""
+"""`Outcome`: everything that calling a module does, and how two outcomes differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
-from fxopt_core import Tolerance, faithful_copy, tolerance
+from fxopt_core import faithful_copy
+from fxopt_core.tolerances import Tolerance, tolerance
 from fxopt_tools import Inputs
 
 _ARGUMENT = "argument"
@@ -21,7 +22,7 @@ _ARGUMENT = "argument"
 
 @dataclass
 class Outcome:
-    """What one call of a module gave and did.
+    """What one call of a module returned and changed.
 
     Attributes:
         outputs: paths to what was returned.
@@ -49,7 +50,7 @@ def outcome_of(graph_module: GraphModule, inputs: Inputs, *, gradients: bool = T
         Exception: Whatever the module raises.
     """
     with torch.no_grad():
-        outcome, _ = _run(faithful_copy(graph_module), inputs)
+        outcome = _run(faithful_copy(graph_module), inputs)
     if gradients:
         try:
             outcome.gradients = _gradients(faithful_copy(graph_module), inputs)
@@ -58,7 +59,7 @@ def outcome_of(graph_module: GraphModule, inputs: Inputs, *, gradients: bool = T
     return outcome
 
 
-def _run(graph_module: GraphModule, inputs: Inputs) -> tuple[Outcome, Any]:
+def _run(graph_module: GraphModule, inputs: Inputs) -> Outcome:
     with torch.random.fork_rng(devices=[]), contextlib.redirect_stderr(io.StringIO()):  # torch prints what it raises
         torch.manual_seed(0)
         result = graph_module(*inputs.args, **inputs.kwargs)
@@ -67,7 +68,7 @@ def _run(graph_module: GraphModule, inputs: Inputs) -> tuple[Outcome, Any]:
     leaves, _ = tree_flatten_with_path((list(inputs.args), inputs.kwargs))
     arguments = {f"{_ARGUMENT}{keystr(path[1:])}": leaf for path, leaf in leaves}
     buffers = {name: buffer.clone() for name, buffer in graph_module.named_buffers()}
-    return Outcome(outputs, arguments, buffers, str(spec), _passed_on(outputs, arguments)), result
+    return Outcome(outputs, arguments, buffers, str(spec), _passed_on(outputs, arguments))
 
 
 def _passed_on(outputs: dict[str, Any], arguments: dict[str, Any]) -> frozenset[tuple[str, str]]:
@@ -102,7 +103,7 @@ def _gradients(graph_module: GraphModule, inputs: Inputs) -> dict[str, Tensor | 
 
     leaves: list[Tensor] = []
     args, kwargs = tree_map_only(Tensor, given, (inputs.args, inputs.kwargs))
-    outcome, _ = _run(graph_module, Inputs(*args, **kwargs))
+    outcome = _run(graph_module, Inputs(*args, **kwargs))
     total = [_weighed(value) for value in outcome.outputs.values() if isinstance(value, Tensor) and value.requires_grad]
     if not total:
         return dict.fromkeys(known)
@@ -161,17 +162,11 @@ def _gradient_differences(expected: Outcome, found: Outcome, coarsest: torch.dty
     common = [name for name in expected.gradients if name in found.gradients]
     for name in common:
         mine, other = expected.gradients[name], found.gradients[name]
-        if mine is None and (other is None or not other.any()):
-            continue
-        if mine is None or other is None:
+        if mine is not None and other is not None:
+            yield from _tensors("gradients", f"gradient by `{name}`", mine, other, coarsest)
+        elif any(each is not None and each.any() for each in (mine, other)):  # none at all is as good as zeros
             now, before = ("none" if each is None else "one that is not zero" for each in (other, mine))
-            if other is None and mine is not None and not mine.any():
-                continue
             yield Difference("gradients", f"the gradient by `{name}` is {now}", before)
-        else:
-            yield from _compared(
-                "gradients", {f"gradient by `{name}`": mine}, {f"gradient by `{name}`": other}, coarsest
-            )
 
 
 def _compared(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxopt_core import iter_nodes
-from fxopt_testing.footprints import target_text
+from fxopt_testing.footprints import contents_of, target_text
 
 Picture: TypeAlias = "dict[str, object]"
 
@@ -19,7 +17,7 @@ Picture: TypeAlias = "dict[str, object]"
 def picture(graph_module: GraphModule, *, marks: bool = False) -> Picture:
     """Return nodes, modules, flags, tensors bit for bit, ties, keys and code of a graph module.
 
-    Left out are identities, and what stands in `meta`; with ``marks``, whether fxopt noted something is in it.
+    Identities and `meta` are left out; with ``marks``, what fxopt noted in `meta` is included.
     """
     rows: Picture = {}
     nodes = list(iter_nodes(graph_module.graph))
@@ -57,7 +55,7 @@ def _text(value: Any) -> str:
 
 def _module(module: nn.Module, *, is_root: bool) -> object:
     hooks = tuple((key, len(value)) for key, value in sorted(vars(module).items()) if _is_hooks(key) and value)
-    # The class of a graph module is its own, and its extra text tells sizes of the others.
+    # The class of a graph module is its own, and its extra text gives the sizes of the others.
     return ("the root" if is_root else f"{type(module).__name__}({module.extra_repr()})", module.training, hooks)
 
 
@@ -74,15 +72,7 @@ def tensors_of(root: nn.Module) -> Iterator[tuple[str, object]]:
             tied = first.setdefault(id(tensor), name)
             flags = (type(tensor).__name__, tensor.dtype, str(tensor.device), tuple(tensor.shape), tensor.requires_grad)
             yield f"{kind} `{name}`", (*flags, None if tied == name else f"tied to {tied}")
-            yield f"values of `{name}`", bits_of(tensor)
-
-
-def bits_of(tensor: Tensor) -> object:
-    """Return what a tensor holds, bit for bit; of one without values, its shape."""
-    if tensor.is_meta or nn.parameter.is_lazy(tensor):
-        return "no values"
-    plain = tensor.detach().to_dense().cpu().contiguous()
-    return ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""
+            yield f"values of `{name}`", contents_of(tensor)
 
 
 def changes(
@@ -105,14 +95,3 @@ def short(value: object, other: object = None) -> str:
         value = next((mine for mine, theirs in zip(value, other, strict=True) if mine != theirs), value)
     text = str(value)
     return text if len(text) <= 160 else f"{text[:100]} ... {text[-50:]}"
-
-
-def coarsest_dtype(*modules: nn.Module) -> torch.dtype:
-    """Return the floating-point dtype with the fewest digits among parameters and buffers; float32 if there is none."""
-    found = {
-        tensor.dtype
-        for module in modules
-        for tensor in (*module.parameters(), *module.buffers())
-        if tensor.dtype.is_floating_point
-    }
-    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)

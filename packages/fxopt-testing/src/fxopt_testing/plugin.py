@@ -1,19 +1,94 @@
-"""The plugin of pytest: ``pytest --fxopt-distribution NAME`` checks every pass of an installed distribution.
+"""Properties of passes as tests of pytest: `conformance_tests`, and ``pytest --fxopt-distribution NAME``.
 
-Each property of each pass is a test, ``NAME::merge-linears::exact-undo``, that ``-k`` selects and that fails with
-advice in place of a traceback. Nothing else of this package, and no torch, is imported unless the option is given.
+The option checks every pass of an installed distribution. Each property of each pass is a test,
+``NAME::merge-linears::exact-undo``, that ``-k`` selects and that fails with advice in place of a traceback. Every run
+of pytest loads this plugin, so it imports nothing else of this package, and no torch, until it is asked for a check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
 if TYPE_CHECKING:
+    from fxopt_core import Transformation
+    from fxopt_testing.cases import ModelCase
     from fxopt_testing.properties import Property
     from fxopt_testing.trial import Subject
+
+
+Check: TypeAlias = "tuple[Subject, Property, str | None]"
+"""A pass with its trials, a property of it, and why that is expected to fail, if it is."""
+
+
+def conformance_tests(
+    *passes: Transformation | str,
+    models: Iterable[ModelCase] | None = None,
+    properties: Iterable[str] | None = None,
+    expected_failures: Mapping[str, str] | None = None,
+    thorough: bool = False,
+) -> Callable[[Check], None]:
+    """Return a test function for pytest, parametrised by passes and properties.
+
+    Write ``test_conformance = conformance_tests(MyPass(), "my-distribution")`` into a file of tests. What a property
+    says nothing about, such as undoing a pass that is not reversible, is no test.
+
+    Args:
+        *passes: passes, or names of installed distributions, of which all passes are taken.
+        models: the models to try them on; the zoo if not given.
+        properties: names of the properties; all if not given.
+        expected_failures: names of properties that are known not to hold, each with the reason: those tests xfail.
+        thorough: whether to take minutes: more models, real ones where they are installed, more faults.
+
+    Raises:
+        PreconditionError: A distribution is not installed, or there is no property of a name.
+    """
+    from fxopt_testing.conformance import applicable, check_pass, chosen_properties, passes_of, subjects_of
+
+    known = dict(expected_failures or {})
+    chosen_properties(known)
+    chosen = [each.name for each in chosen_properties(properties)]
+    given = None if models is None else tuple(models)
+    made = [each for one in passes for each in (passes_of(one) if isinstance(one, str) else (one,))]
+    for each in made:
+        check_pass(each)
+    names = [each.name for each in made]
+    checks = [
+        pytest.param((subject, rule, known.get(rule.name)), id=f"{label}-{rule.name}")
+        for subject, label in zip(subjects_of(made, given, thorough=thorough), _labels(names), strict=True)
+        for rule in applicable(subject)
+        if rule.name in chosen
+    ]
+
+    @pytest.mark.parametrize("check", checks)
+    def test_conformance(check: Check) -> None:
+        """The property holds of the pass on all models."""
+        run_check(*check)
+
+    return test_conformance
+
+
+def _labels(names: list[str]) -> Iterator[str]:
+    """Yield a label for each pass: its name, with a number where several have it."""
+    for number, name in enumerate(names):
+        yield name if names.count(name) == 1 else f"{name}#{names[:number].count(name) + 1}"
+
+
+def run_check(subject: Subject, rule: Property, known: str | None = None) -> None:
+    """Check one property of a pass, as a test.
+
+    Raises:
+        ConformanceError: It does not hold; or it does, and was expected not to.
+    """
+    from fxopt_testing.conformance import check_property
+    from fxopt_testing.findings import ConformanceReport
+
+    row = check_property(subject, rule, known)
+    ConformanceReport(subject.name, (row,)).raise_if_failed()
+    if row.verdict == "known":
+        pytest.xfail(f"{known}: {row.findings[0].found}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,8 +129,7 @@ class DistributionCollector(pytest.Collector):
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         """Return a collector for each pass."""
         from fxopt_core import FxoptError
-        from fxopt_testing.distributions import passes_of
-        from fxopt_testing.parametrizing import subjects_of
+        from fxopt_testing.conformance import passes_of, subjects_of
 
         try:
             passes = passes_of(self.name)
@@ -77,7 +151,7 @@ class PassCollector(pytest.Collector):
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         """Return a test for each property."""
-        from fxopt_testing.parametrizing import applicable
+        from fxopt_testing.conformance import applicable
 
         return [
             PropertyItem.from_parent(self, name=rule.name, subject=self.subject, rule=rule)
@@ -94,8 +168,6 @@ class PropertyItem(pytest.Item):
 
     def runtest(self) -> None:
         """Check it."""
-        from fxopt_testing.parametrizing import run_check
-
         run_check(self.subject, self.rule)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
@@ -107,5 +179,5 @@ class PropertyItem(pytest.Item):
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[str, None, str]:
-        """Return what stands above a failure."""
+        """Return the heading of a failure."""
         return "fxopt", None, f"{self.subject.name}: {self.rule.name}"

@@ -1,23 +1,32 @@
-"""`Trial`: one run of a pass on one model, with what was so before it; `Subject`: a pass with all of its trials."""
+"""`Trial`: one run of a pass on one model, with the state before it; `Subject`: a pass with all of its trials."""
 
 from __future__ import annotations
 
 import copy
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch.fx import GraphModule
 
-from fxopt_core import Composition, ReversibleTransformation, Transformation, faithful_copy, iter_nodes
-from fxopt_core.options import construct
+from fxopt_core import (
+    Composition,
+    Refusal,
+    ReversibleTransformation,
+    Transformation,
+    faithful_copy,
+    history,
+    iter_nodes,
+)
+from fxopt_core.passes.options import construct
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.footprints import Footprint
-from fxopt_testing.keeping import process_kept
 from fxopt_testing.outcomes import Outcome, outcome_of
-from fxopt_testing.pictures import changes, coarsest_dtype, picture
+from fxopt_testing.pictures import changes, picture
 from fxopt_tools import Inputs
 
 _OF_THE_PROCESS = ("process", "context")
@@ -32,8 +41,8 @@ class Trial:
         source: the graph module as it was before the run, a copy.
         result: the graph module after it; None where the pass raised.
         error: what the pass raised, or None.
-        touched: what is different in the caller's model, a line each.
-        process: what is different in the process.
+        touched: how the caller's model changed, a line each.
+        process: how the state of the process changed, a line each.
         hooks: what has hooks in the graph module before the run; see `hooks_of`.
     """
 
@@ -63,7 +72,7 @@ class Trial:
 
     @property
     def changed(self) -> bool:
-        """Whether the pass made anything different."""
+        """Whether the pass changed anything."""
         return self.before != self.after
 
     @property
@@ -71,6 +80,12 @@ class Trial:
         """The result, of a run that raised nothing."""
         assert self.result is not None
         return self.result
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """The sites that the pass left alone; none where it raised."""
+        records = history(self.result) if isinstance(self.result, GraphModule) else ()
+        return [refusal for record in records for refusal in record.refusals]
 
     def fresh(self) -> GraphModule:
         """Return the graph module as it was, a copy to do anything with."""
@@ -87,8 +102,10 @@ class Trial:
 
     @cached_property
     def coarsest(self) -> torch.dtype:
-        """The dtype that says how exact the model is."""
-        return max(coarsest_dtype(self.source), self.case.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+        """The dtype with the fewest digits: how exact the model is."""
+        tensors = (*self.source.parameters(), *self.source.buffers())
+        dtypes = {self.case.dtype, *(tensor.dtype for tensor in tensors if tensor.is_floating_point())}
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
     @cached_property
     def expected(self) -> Outcome:
@@ -126,6 +143,7 @@ def called_modules(graph_module: GraphModule) -> set[str]:
     return {str(node.target) for node in iter_nodes(graph_module.graph) if node.op == "call_module"}
 
 
+@dataclass(eq=False)
 class Subject:
     """A pass, and the models that it is tried on; trials are made on first use and kept.
 
@@ -137,14 +155,11 @@ class Subject:
         seconds: how long capturing the models and running the pass on them took.
     """
 
-    def __init__(
-        self, transformation: Transformation, cases: Sequence[ModelCase], *, own: bool = False, thorough: bool = False
-    ) -> None:
-        self.transformation = transformation
-        self.cases = tuple(cases)
-        self.own = own
-        self.thorough = thorough
-        self.seconds = 0.0
+    transformation: Transformation
+    cases: tuple[ModelCase, ...]
+    own: bool = False
+    thorough: bool = False
+    seconds: float = field(default=0.0, init=False)
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
@@ -191,3 +206,22 @@ class Subject:
         made = construct(type(self.transformation), dict(self.transformation.options))
         assert isinstance(made, Transformation)
         return made
+
+
+def members_of(transformation: Transformation) -> list[Transformation]:
+    """Return the passes that a composition runs, at any depth; of another pass, itself."""
+    if transformation.members is None:
+        return [transformation]
+    return [member for each in transformation.members for member in members_of(each)]
+
+
+@contextmanager
+def process_kept() -> Iterator[None]:
+    """Bring grad mode, default dtype and random state back at the end, so that one check disturbs no other."""
+    was = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(was[0])
+        torch.set_default_dtype(was[1])
+        torch.set_rng_state(was[2])

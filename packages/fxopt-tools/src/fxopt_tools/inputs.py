@@ -1,4 +1,4 @@
-"""What a model is called with: how callers state it, and copies of it for one run each."""
+"""The inputs of a model: the forms in which callers give them, and copies for single runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fxopt_core import PreconditionError
-from fxopt_tools.structure import equal, leaves, tree_of
+from fxopt_tools.value_tree import equal, leaves, tree_of
 
 
 class Inputs:
@@ -21,14 +21,14 @@ class Inputs:
     Inputs(1, scale=2.0)
     """
 
-    __slots__ = ("args", "kwargs")  # also the names by which paths begin, as in ``args[0]``
+    __slots__ = ("args", "kwargs")  # paths begin with these names, as in ``args[0]``
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args = args
         self.kwargs = kwargs
 
     def __repr__(self) -> str:
-        """Return the call that makes equal inputs."""
+        """Return the expression that makes equal inputs."""
         return f"Inputs({', '.join([*map(repr, self.args), *(f'{k}={v!r}' for k, v in self.kwargs.items())])})"
 
     def leaves(self) -> Iterator[tuple[str, object]]:
@@ -45,12 +45,12 @@ OneInput: TypeAlias = "Tensor | tuple[Any, ...] | Mapping[str, Any] | Inputs"
 
 @dataclass(frozen=True)
 class Copied:
-    """A copy of inputs that one run may write into.
+    """A copy of inputs that one run may write to.
 
     Attributes:
         inputs: the copy.
         before: its tensors and other values by their paths, before the run.
-        versions: the version counters of the tensors before the run.
+        versions: how often the tensors had been written to.
     """
 
     inputs: Inputs
@@ -58,14 +58,14 @@ class Copied:
     versions: Mapping[str, int]
 
     def touched(self) -> frozenset[str]:
-        """Return the paths of what was written into, replaced, added or taken away since."""
+        """Return the paths of what was written to, replaced, added or removed since."""
         after = dict(self.inputs.leaves())
         both = self.before.keys() & after.keys()
         changed = {path for path in both if self._changed(path, after[path])}
         return frozenset(changed | (self.before.keys() ^ after.keys()))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of before the run by their paths."""
+        """Return the tensors as they were before the run, by their paths."""
         return {path: value for path, value in self.before.items() if isinstance(value, Tensor)}
 
     def _changed(self, path: str, now: object) -> bool:
@@ -75,16 +75,16 @@ class Copied:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was written into, as far as torch counts it."""
+    """Return how often a tensor was written to, as far as torch counts it."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def read_inputs(inputs: OneInput | Sequence[OneInput]) -> list[Inputs]:
-    """Return the calls that a caller's ``inputs`` stand for.
+    """Return the calls that a caller's ``inputs`` describe.
 
     Args:
         inputs: a tensor (one positional argument), a tuple (positional arguments), a mapping (keyword arguments),
-            `Inputs` (both), or a list of such.
+            `Inputs` (both), or a list of these.
 
     Raises:
         PreconditionError: They are something else, or an empty list.
@@ -99,10 +99,8 @@ def read_inputs(inputs: OneInput | Sequence[OneInput]) -> list[Inputs]:
 def _read(item: object, name: str) -> Inputs:
     if isinstance(item, Inputs):
         return item
-    if isinstance(item, Tensor):
-        return Inputs(item)
-    if isinstance(item, tuple):
-        return Inputs(*item)
+    if isinstance(item, (Tensor, tuple)):
+        return Inputs(*item) if isinstance(item, tuple) else Inputs(item)
     if isinstance(item, Mapping):
         odd = next((key for key in item if not isinstance(key, str)), None)
         if odd is None:
@@ -113,17 +111,15 @@ def _read(item: object, name: str) -> Inputs:
         )
     raise PreconditionError(
         f"{name} is a {type(item).__name__}, expected a tensor (one positional argument), a tuple (positional "
-        "arguments), a mapping (keyword arguments), fxopt_tools.Inputs (both), or a list of such for several inputs: "
+        "arguments), a mapping (keyword arguments), fxopt_tools.Inputs (both), or a list of these for several inputs: "
         "to pass one argument of another type, put it into a tuple"
     )
 
 
 def copied(inputs: Inputs, *, widened: bool = False) -> Copied:
-    """Copy inputs for one run; what shares memory in them shares memory in the copy.
+    """Copy inputs for one run; tensors that share memory share memory in the copy, too.
 
-    Args:
-        inputs: what to copy.
-        widened: whether floating-point tensors are to become float64, and complex ones complex128.
+    If ``widened``, floating-point tensors are cast to float64, and complex ones to complex128.
 
     Raises:
         PreconditionError: They cannot be copied.
@@ -131,13 +127,13 @@ def copied(inputs: Inputs, *, widened: bool = False) -> Copied:
     memo: dict[int, Any] = {}
     try:
         for tensor in inputs.tensors().values():
-            if id(tensor) not in memo:  # deepcopy refuses results of differentiable operations, hence one by one
+            if id(tensor) not in memo:  # one by one, since deepcopy rejects results of differentiable operations
                 memo[id(tensor)] = _copy(tensor, memo, widened)
         args, kwargs = copy.deepcopy((inputs.args, inputs.kwargs), memo)
     except Exception as error:
         raise PreconditionError(
             f"the inputs cannot be copied for a run: {type(error).__name__}: {error}. Each run gets a copy, so that a "
-            "model which writes into its inputs does not alter yours: pass values that copy.deepcopy can copy"
+            "model that writes to its inputs does not change yours: pass values that copy.deepcopy can copy"
         ) from error
     copy_of = Inputs(*args, **kwargs)
     found = dict(copy_of.leaves())

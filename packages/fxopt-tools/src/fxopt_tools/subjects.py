@@ -1,4 +1,4 @@
-"""What callers name in several ways: a model as a graph module, a pipeline as a pass."""
+"""Models and pipelines in any form that callers give them: as a graph module, as a pass."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ Pipeline: TypeAlias = "Transformation | str"
 
 
 def as_graph_module(model: object, who: str) -> GraphModule:
-    """Return a graph module itself, and any other model as ``torch.fx.symbolic_trace`` sees it.
-
-    Args:
-        model: the model.
-        who: the function that was given it, for messages.
+    """Return a graph module unchanged, and any other model traced; `who`, the function called, is for messages.
 
     Raises:
-        PreconditionError: It is no module, or cannot be traced.
+        PreconditionError: It is not a module, or cannot be traced.
     """
     if isinstance(model, GraphModule):
         return model
@@ -32,7 +28,7 @@ def as_graph_module(model: object, who: str) -> GraphModule:
         )
     try:
         return torch.fx.symbolic_trace(model)
-    except Exception as error:  # whatever the model raises when it is run on proxies
+    except Exception as error:  # running a model on proxies can raise anything
         raise PreconditionError(
             f"{who} is given a {type(model).__name__} that torch.fx.symbolic_trace cannot trace: "
             f"{type(error).__name__}: {error}. Expected a graph module: capture the model first, by "
@@ -41,7 +37,7 @@ def as_graph_module(model: object, who: str) -> GraphModule:
 
 
 def as_transformation(pipeline: object, who: str) -> Transformation:
-    """Return a pass itself, and the text of a pipeline as the composition that it describes.
+    """Return a pass unchanged, and the text of a pipeline as the composition that it describes.
 
     Raises:
         PreconditionError: It is neither.

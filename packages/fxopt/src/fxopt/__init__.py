@@ -6,385 +6,62 @@ loads the families that it names and no others.
 
 from __future__ import annotations
 
+import ast
 import importlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fxopt.optimizing import (
-        optimize as optimize,
-    )
-    from fxopt.reporting import (
-        Picture as Picture,
-        Report as Report,
-        picture as picture,
-        report as report,
-    )
-    from fxopt_arith import (
-        ChangeTrueDivToMulByInverse as ChangeTrueDivToMulByInverse,
-    )
-    from fxopt_capture import (
-        CapturedModule as CapturedModule,
-        InputGuards as InputGuards,
-        capture as capture,
-        load as load,
-        load_checkpoint as load_checkpoint,
-        save as save,
-        symbolic_trace as symbolic_trace,
-    )
-    from fxopt_core import (
-        REASONS as REASONS,
-        BatchNormCall as BatchNormCall,
-        CaptureError as CaptureError,
-        CheckpointError as CheckpointError,
-        Composition as Composition,
-        ConvolutionCall as ConvolutionCall,
-        DeepCopy as DeepCopy,
-        Derived as Derived,
-        Destination as Destination,
-        DuplicatePassError as DuplicatePassError,
-        Editor as Editor,
-        Effects as Effects,
-        FxoptError as FxoptError,
-        GraphIndex as GraphIndex,
-        History as History,
-        Instrument as Instrument,
-        InstrumentProtocol as InstrumentProtocol,
-        KeyMap as KeyMap,
-        Ledger as Ledger,
-        LinearCall as LinearCall,
-        LintAndRecompile as LintAndRecompile,
-        NotReversibleError as NotReversibleError,
-        Obstacle as Obstacle,
-        OptionInfo as OptionInfo,
-        OriginalTensor as OriginalTensor,
-        ParameterisedCall as ParameterisedCall,
-        PassError as PassError,
-        PassInfo as PassInfo,
-        PassOptionError as PassOptionError,
-        PassRun as PassRun,
-        Piece as Piece,
-        PipelineOptionError as PipelineOptionError,
-        PipelinesPlugin as PipelinesPlugin,
-        PipelineSyntaxError as PipelineSyntaxError,
-        PluginEntryPoint as PluginEntryPoint,
-        PluginLoadError as PluginLoadError,
-        PostconditionError as PostconditionError,
-        PreconditionError as PreconditionError,
-        Provenance as Provenance,
-        Ratio as Ratio,
-        Record as Record,
-        RecordedPass as RecordedPass,
-        Refusal as Refusal,
-        Registry as Registry,
-        RegistryError as RegistryError,
-        ReversibleComposition as ReversibleComposition,
-        ReversibleSitePass as ReversibleSitePass,
-        ReversibleTransformation as ReversibleTransformation,
-        Rewrite as Rewrite,
-        Site as Site,
-        SitePass as SitePass,
-        Speedup as Speedup,
-        TensorFacts as TensorFacts,
-        TensorRef as TensorRef,
-        Tolerance as Tolerance,
-        Transformation as Transformation,
-        TransformationsPlugin as TransformationsPlugin,
-        TrueDivision as TrueDivision,
-        UndoError as UndoError,
-        UnknownPassError as UnknownPassError,
-        VerificationError as VerificationError,
-        VetoError as VetoError,
-        as_inductor_pass as as_inductor_pass,
-        as_pass_base as as_pass_base,
-        bare_module as bare_module,
-        compare_speed as compare_speed,
-        comparing_with as comparing_with,
-        compose as compose,
-        faithful_copy as faithful_copy,
-        from_function as from_function,
-        from_torch_pass as from_torch_pass,
-        history as history,
-        hookimpl as hookimpl,
-        hookspec as hookspec,
-        infer_shapes as infer_shapes,
-        input_of as input_of,
-        instrumented as instrumented,
-        is_python_number as is_python_number,
-        iter_nodes as iter_nodes,
-        key_map as key_map,
-        load_original_state_dict as load_original_state_dict,
-        measured_speedup as measured_speedup,
-        mixed_flags_refusal as mixed_flags_refusal,
-        options_of as options_of,
-        original_state_dict as original_state_dict,
-        parse_pipeline as parse_pipeline,
-        provenance as provenance,
-        read_batch_norm as read_batch_norm,
-        read_convolution as read_convolution,
-        read_linear as read_linear,
-        read_true_division as read_true_division,
-        registry as registry,
-        same_size as same_size,
-        sharing_refusal as sharing_refusal,
-        signature_of as signature_of,
-        tensor_facts as tensor_facts,
-        tensors_refusal as tensors_refusal,
-        tolerance as tolerance,
-        undo as undo,
-        uuid_of as uuid_of,
-    )
-    from fxopt_linear import (
-        FuseBiasInLinear as FuseBiasInLinear,
-        MergeLinears as MergeLinears,
-    )
-    from fxopt_norm import (
-        FuseBatchNorm1dInConv1d as FuseBatchNorm1dInConv1d,
-        FuseBatchNorm1dInLinear as FuseBatchNorm1dInLinear,
-        FuseBatchNorm2dInConv2d as FuseBatchNorm2dInConv2d,
-        FuseBatchNorm3dInConv3d as FuseBatchNorm3dInConv3d,
-        FuseBatchNormInConvTranspose as FuseBatchNormInConvTranspose,
-    )
-    from fxopt_onednn import (
-        Activation as Activation,
-        ConvertToChannelsLast as ConvertToChannelsLast,
-        FuseRegions as FuseRegions,
-        PackConvolutions as PackConvolutions,
-        PackedConv2d as PackedConv2d,
-        PackedLinear as PackedLinear,
-        PackLinears as PackLinears,
-        RemoveIdentities as RemoveIdentities,
-    )
-    from fxopt_tools import (
-        Benchmark as Benchmark,
-        Bisection as Bisection,
-        BisectLimit as BisectLimit,
-        Check as Check,
-        Contribution as Contribution,
-        Decision as Decision,
-        Dumps as Dumps,
-        Inputs as Inputs,
-        LeaveOut as LeaveOut,
-        Measurement as Measurement,
-        Observation as Observation,
-        OutputReport as OutputReport,
-        PassStatistics as PassStatistics,
-        Reproducers as Reproducers,
-        Reproduction as Reproduction,
-        RewriteStep as RewriteStep,
-        Size as Size,
-        Statistics as Statistics,
-        TimedPass as TimedPass,
-        TimedRun as TimedRun,
-        Times as Times,
-        Timing as Timing,
-        Trial as Trial,
-        Tuning as Tuning,
-        VerificationReport as VerificationReport,
-        Verify as Verify,
-        Worst as Worst,
-        bench as bench,
-        bisect as bisect,
-        observing as observing,
-        reproduce as reproduce,
-        tune as tune,
-        verify as verify,
-        write_reproducer as write_reproducer,
-    )
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "fxopt_core": (
-        "REASONS",
-        "BatchNormCall",
-        "CaptureError",
-        "CheckpointError",
-        "Composition",
-        "ConvolutionCall",
-        "DeepCopy",
-        "Derived",
-        "Destination",
-        "DuplicatePassError",
-        "Editor",
-        "Effects",
-        "FxoptError",
-        "GraphIndex",
-        "History",
-        "Instrument",
-        "InstrumentProtocol",
-        "KeyMap",
-        "Ledger",
-        "LinearCall",
-        "LintAndRecompile",
-        "NotReversibleError",
-        "Obstacle",
-        "OptionInfo",
-        "OriginalTensor",
-        "ParameterisedCall",
-        "PassError",
-        "PassInfo",
-        "PassOptionError",
-        "PassRun",
-        "Piece",
-        "PipelineOptionError",
-        "PipelineSyntaxError",
-        "PipelinesPlugin",
-        "PluginEntryPoint",
-        "PluginLoadError",
-        "PostconditionError",
-        "PreconditionError",
-        "Provenance",
-        "Ratio",
-        "Record",
-        "RecordedPass",
-        "Refusal",
-        "Registry",
-        "RegistryError",
-        "ReversibleComposition",
-        "ReversibleSitePass",
-        "ReversibleTransformation",
-        "Rewrite",
-        "Site",
-        "SitePass",
-        "Speedup",
-        "TensorFacts",
-        "TensorRef",
-        "Tolerance",
-        "Transformation",
-        "TransformationsPlugin",
-        "TrueDivision",
-        "UndoError",
-        "UnknownPassError",
-        "VerificationError",
-        "VetoError",
-        "as_inductor_pass",
-        "as_pass_base",
-        "bare_module",
-        "compare_speed",
-        "comparing_with",
-        "compose",
-        "faithful_copy",
-        "from_function",
-        "from_torch_pass",
-        "history",
-        "hookimpl",
-        "hookspec",
-        "infer_shapes",
-        "input_of",
-        "instrumented",
-        "is_python_number",
-        "iter_nodes",
-        "key_map",
-        "load_original_state_dict",
-        "measured_speedup",
-        "mixed_flags_refusal",
-        "options_of",
-        "original_state_dict",
-        "parse_pipeline",
-        "provenance",
-        "read_batch_norm",
-        "read_convolution",
-        "read_linear",
-        "read_true_division",
-        "registry",
-        "same_size",
-        "sharing_refusal",
-        "signature_of",
-        "tensor_facts",
-        "tensors_refusal",
-        "tolerance",
-        "undo",
-        "uuid_of",
-    ),
-    "fxopt_linear": (
-        "FuseBiasInLinear",
-        "MergeLinears",
-    ),
-    "fxopt_norm": (
-        "FuseBatchNorm1dInConv1d",
-        "FuseBatchNorm1dInLinear",
-        "FuseBatchNorm2dInConv2d",
-        "FuseBatchNorm3dInConv3d",
-        "FuseBatchNormInConvTranspose",
-    ),
-    "fxopt_arith": ("ChangeTrueDivToMulByInverse",),
-    "fxopt_onednn": (
-        "Activation",
-        "ConvertToChannelsLast",
-        "FuseRegions",
-        "PackConvolutions",
-        "PackLinears",
-        "PackedConv2d",
-        "PackedLinear",
-        "RemoveIdentities",
-    ),
-    "fxopt_capture": (
-        "CapturedModule",
-        "InputGuards",
-        "capture",
-        "load",
-        "load_checkpoint",
-        "save",
-        "symbolic_trace",
-    ),
-    "fxopt_tools": (
-        "Benchmark",
-        "BisectLimit",
-        "Bisection",
-        "Check",
-        "Contribution",
-        "Decision",
-        "Dumps",
-        "Inputs",
-        "LeaveOut",
-        "Measurement",
-        "Observation",
-        "OutputReport",
-        "PassStatistics",
-        "Reproducers",
-        "Reproduction",
-        "RewriteStep",
-        "Size",
-        "Statistics",
-        "TimedPass",
-        "TimedRun",
-        "Times",
-        "Timing",
-        "Trial",
-        "Tuning",
-        "VerificationReport",
-        "Verify",
-        "Worst",
-        "bench",
-        "bisect",
-        "observing",
-        "reproduce",
-        "tune",
-        "verify",
-        "write_reproducer",
-    ),
-    "fxopt.optimizing": ("optimize",),
-    "fxopt.reporting": (
-        "Picture",
-        "Report",
-        "picture",
-        "report",
-    ),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME_OF)
+_HOMES = (
+    "fxopt_core",
+    "fxopt_rewrite",
+    "fxopt_checkpoints",
+    "fxopt_linear",
+    "fxopt_norm",
+    "fxopt_arith",
+    "fxopt_onednn",
+    "fxopt_capture",
+    "fxopt_tools",
+    "fxopt_testing",
+    "fxopt.reporting",
+    "fxopt.optimization",
+)
+"""The modules whose ``__all__`` is offered here; for type checkers, `__init__.pyi` imports from the same ones."""
 
 
 def __getattr__(name: str) -> object:
-    """Load a name from the package that it lives in."""
-    if name not in _HOME_OF:
+    """Load a name from its home."""
+    if name == "__all__":
+        return sorted(_home_of_names())
+    home = _home_of_names().get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_HOME_OF[name]), name)
+    value: object = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     """Return all names, loaded or not."""
-    return sorted({*globals(), *_HOME_OF})
+    return sorted({*globals(), *_home_of_names()})
+
+
+@cache
+def _home_of_names() -> dict[str, str]:
+    return {name: home for home in _HOMES for name in _names_of(home)}
+
+
+def _names_of(home: str) -> list[str]:
+    """Return the ``__all__`` of a module, read from its source.
+
+    Importing the homes to ask them would load torch, every family and pytest.
+    """
+    spec = find_spec(home)
+    if spec is None or spec.origin is None:
+        return []  # it is not installed
+    for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+            return list(ast.literal_eval(statement.value))
+    return []

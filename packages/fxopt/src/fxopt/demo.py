@@ -7,33 +7,29 @@ from __future__ import annotations
 
 import copy
 import importlib
-import random
-import statistics
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_capture import capture
 from fxopt_core import NotReversibleError, compose, history, iter_nodes, registry, undo
+from fxopt_rewrite import compare_speed
 from fxopt_tools import verify
+from fxopt_tools.verification.report import counted
 
 SENTENCES = [
     "A man is eating a bowl of pasta.",
     "Someone has spaghetti for lunch, and a glass of water with it.",
     "The stock market fell sharply on Monday.",
 ]
-STEPS = 7
 
 
 @dataclass(frozen=True)
@@ -47,10 +43,10 @@ class Subject:
         counted: the class of module whose number is reported.
         rtol: relative tolerance of the check.
         atol: absolute tolerance of the check.
-        reversible: a pipeline that is undone exactly; the first one, where it can be.
-        near_miss: what makes the pipeline illegal at some sites.
-        spoil: returns a copy of the model with that.
-        meaning: says in words what the output is.
+        reversible: a pipeline that can be undone exactly: the same one where possible.
+        near_miss: a change to the model that makes the pipeline illegal at some sites.
+        spoil: returns a copy of the model with that change.
+        meaning: says in words what the output means.
     """
 
     name: str
@@ -106,19 +102,10 @@ def load_efficientnet() -> tuple[nn.Module, dict[str, Any]]:
 
 def best_classes(inputs: Mapping[str, Any], output: Any) -> str:
     """Say which ImageNet classes the photographs are taken for."""
-    names = {
-        985: "daisy",
-        986: "yellow lady's slipper",
-        698: "palace",
-        832: "stupa",
-        538: "dome",
-        308: "fly",
-        309: "bee",
-    }
+    names = {985: "daisy", 986: "yellow lady's slipper", 698: "palace", 832: "stupa", 538: "dome", 309: "bee"}
     best = [int(index) for index in output.argmax(-1)]
-    return "flower.jpg, china.jpg -> ImageNet classes " + ", ".join(
-        f"{i} ({names.get(i, 'see ImageNet')})" for i in best
-    )
+    classes = ", ".join(f"{index} ({names.get(index, 'see ImageNet')})" for index in best)
+    return f"flower.jpg, china.jpg -> ImageNet classes {classes}"
 
 
 SUBJECTS = (
@@ -153,153 +140,73 @@ SUBJECTS = (
 def show(subject: Subject, console: Console) -> bool:
     """Run the main job on one model and print what happened; return whether all checks held."""
     console.rule(f"[bold]{subject.name}")
-    with steps(console) as step:
-        step("loading the model and its weights")
-        model, inputs = subject.load()
-        step("capturing it as a graph")
-        captured = capture(model, kwargs=inputs)
-        step(f"running {subject.pipeline}")
-        pipeline = registry().pipeline(subject.pipeline)
-        graph_module = compose(pipeline, inplace=False)(captured)
-        step("checking the numbers on real input")
-        report = verify(model, graph_module, inputs, rtol=subject.rtol, atol=subject.atol)
-        error = relative_error(graph_module(**inputs), model(**inputs))
-        step("timing both")
-        timings = measure({"original": lambda: model(**inputs), "transformed": lambda: graph_module(**inputs)})
-        step(f"trying it where it is not legal: {subject.near_miss}")
-        missed = registry().pipeline(subject.pipeline)(capture(subject.spoil(model), kwargs=inputs))
-        captured_lines = describe(model, captured, graph_module, subject)
-        tables = [table_of(graph_module, "Rewrites and refusals"), table_of(missed, f"The same, {subject.near_miss}")]
-        meaning = subject.meaning(inputs, graph_module(**inputs))
-        step("undoing")
-        undone = undo_exactly(subject, captured, graph_module, inputs)
-    for line in captured_lines:
-        console.print(line)
-    for table in tables:
-        console.print(table)
-    console.print(f"What it computes: {meaning}")
-    console.print(str(report), markup=False)
-    console.print(f"Largest error, relative to the largest output: {error:.1e}")
-    console.print(timing_table(timings))
-    for line in undone:
-        console.print(line)
-    return bool(report) and all("[red]" not in line for line in undone)
-
-
-def describe(model: nn.Module, captured: GraphModule, graph_module: GraphModule, subject: Subject) -> list[str]:
-    """Say what was captured, and what became of it."""
+    model, inputs = subject.load()
+    captured = capture(model, kwargs=inputs)
     kinds = Counter(type(module).__name__ for module in captured.modules())
-    kept = "kept" if list(captured.state_dict()) == list(model.state_dict()) else "[red]NOT kept[/]"
-    return [
-        f"Captured {len(captured.graph.nodes)} nodes: {summary(kinds)}",
-        f"All {len(captured.state_dict())} keys of the checkpoint: {kept}",
-        f"[bold]{subject.counted}: {count(captured, subject.counted)} -> {count(graph_module, subject.counted)}",
-    ]
+    modules = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if kind != "Module" and count > 1)
+    console.print(f"Captured {len(captured.graph.nodes)} nodes: {modules}")
+    keys = list(captured.state_dict())
+    same_keys = keys == list(model.state_dict())
+    console.print(f"All {len(keys)} keys of the checkpoint: {'kept' if same_keys else '[red]NOT kept[/]'}")
 
+    pipeline = registry().pipeline(subject.pipeline)
+    graph_module = compose(pipeline, inplace=False)(captured)
+    left = sum(type(module).__name__ == subject.counted for module in graph_module.modules())
+    console.print(f"[bold]{subject.counted}: {kinds[subject.counted]} -> {left}")
+    console.print(table_of(graph_module, "Rewrites and refusals"))
+    missed = pipeline(capture(subject.spoil(model), kwargs=inputs))
+    console.print(table_of(missed, f"The same pipeline on the model {subject.near_miss}"))
 
-def relative_error(found: Any, expected: Any) -> float:
-    """Return the largest absolute error of the first output over its largest magnitude."""
-    one, other = first_tensor(found), first_tensor(expected)
-    return ((one - other).abs().max() / other.abs().max()).item()
-
-
-@contextmanager
-def steps(console: Console) -> Iterator[Callable[[str], None]]:
-    """Show progress while the ``with`` block works; yield what announces the next step."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=STEPS)
-        count = 0
-
-        def step(description: str) -> None:
-            nonlocal count
-            progress.update(task, completed=count, description=description)
-            if not console.is_terminal:
-                console.print(f"  [{count + 1}/{STEPS}] {description} ...", markup=False)
-            count += 1
-
-        yield step
-
-
-def count(graph_module: GraphModule, kind: str) -> int:
-    """Return how many modules of a class there are."""
-    return sum(type(module).__name__ == kind for module in graph_module.modules())
-
-
-def summary(operations: Counter[str]) -> str:
-    """Return the classes of modules with their numbers, containers left out."""
-    return ", ".join(f"{number} {kind}" for kind, number in operations.most_common() if kind != "Module" and number > 1)
+    output, expected = graph_module(**inputs), model(**inputs)
+    console.print(f"What it computes: {subject.meaning(inputs, output)}")
+    report = verify(model, graph_module, inputs, rtol=subject.rtol, atol=subject.atol)
+    console.print(str(report), markup=False)
+    error = (first_tensor(output) - first_tensor(expected)).abs().max() / first_tensor(expected).abs().max()
+    console.print(f"Largest error, relative to the largest output: {error.item():.1e}")
+    speedup = compare_speed(lambda: model(**inputs), lambda: graph_module(**inputs), torch.device("cpu"), rounds=15)
+    console.print(f"Compared with the original, on {torch.get_num_threads()} threads: {speedup.verdict} ({speedup})")
+    return bool(report) and same_keys and undo_exactly(subject, captured, graph_module, inputs, console)
 
 
 def table_of(graph_module: GraphModule, title: str, limit: int = 7) -> Table:
     """Return a table of what was rewritten and refused, without the passes that found no site."""
     table = Table("pass", "site", "result", title=title)
     for record in history(graph_module):
-        if not record.rewrites and not record.refusals:
-            continue
-        for rewrite in record.rewrites[:limit]:
-            table.add_row(record.pass_name, rewrite.site, " + ".join(rewrite.modules_after))
-        if len(record.rewrites) > limit:
-            table.add_row(record.pass_name, f"... and {len(record.rewrites) - limit} more", "")
-        for refusal in record.refusals[:limit]:
-            table.add_row(record.pass_name, refusal.site, f"[yellow]refused[/], {refusal.reason}: {refusal.message}")
-        if len(record.refusals) > limit:
-            table.add_row(record.pass_name, f"... and {len(record.refusals) - limit} more refused", "")
-        table.add_row(
-            record.pass_name, "[bold]total", f"[bold]{len(record.rewrites)} rewritten, {len(record.refusals)} refused"
-        )
-    return table
-
-
-def measure(calls: Mapping[str, Callable[[], object]], rounds: int = 15) -> dict[str, list[float]]:
-    """Return the seconds of each call in every round, in shuffled order, after two rounds to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 2):
-        for name in random.sample(list(calls), len(calls)):
-            start = time.perf_counter()
-            calls[name]()
-            if turn >= 2:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def timing_table(timings: Mapping[str, list[float]]) -> Table:
-    """Return a table of medians, spreads and ratios."""
-    table = Table("", "median", "middle half", "speed", title=f"Time of one call, {torch.get_num_threads()} threads")
-    base = statistics.median(timings["original"])
-    for name, seconds in timings.items():
-        low, middle, high = statistics.quantiles(seconds, n=4)
-        table.add_row(name, f"{middle * 1e3:.1f} ms", f"{low * 1e3:.1f} to {high * 1e3:.1f} ms", f"{base / middle:.2f}")
+        rewritten = [(each.site, " + ".join(each.modules_after)) for each in record.rewrites]
+        refused = [(each.site, f"[yellow]refused[/], {each.reason}: {each.message}") for each in record.refusals]
+        for rows in (rewritten, refused):
+            for row in rows[:limit]:
+                table.add_row(record.pass_name, *row)
+            if len(rows) > limit:
+                table.add_row(record.pass_name, f"... and {len(rows) - limit} more", "")
+        if rewritten or refused:
+            total = f"[bold]{len(rewritten)} rewritten, {len(refused)} refused"
+            table.add_row(record.pass_name, "[bold]total", total)
     return table
 
 
 def undo_exactly(
-    subject: Subject, captured: GraphModule, graph_module: GraphModule, inputs: Mapping[str, Any]
-) -> list[str]:
-    """Undo what can be undone and compare it with the captured graph bit for bit; say what cannot be."""
-    lines = []
+    subject: Subject, captured: GraphModule, graph_module: GraphModule, inputs: Mapping[str, Any], console: Console
+) -> bool:
+    """Undo what can be undone, say what cannot be, and compare bit for bit with the captured graph."""
     if subject.reversible != subject.pipeline:
         try:
             undo(graph_module)
         except NotReversibleError as error:
-            lines.append(f"Undo of {subject.pipeline}: refused. {error}")
+            console.print(f"Undo of {subject.pipeline}: refused. {error}")
         graph_module = compose(registry().pipeline(subject.reversible), inplace=False)(captured)
-        sites = len(history(graph_module)[-1].rewrites)
-        lines.append(f"The captured graph was kept as it was; {subject.reversible} rewrote {sites} site of a copy.")
+        sites = counted(len(history(graph_module)[-1].rewrites), "site")
+        console.print(f"The captured graph was kept as it was; {subject.reversible} rewrote {sites} of a copy.")
     undo(graph_module)
     before, after = captured.state_dict(), graph_module.state_dict()
     same = list(before) == list(after) and all(torch.equal(before[key], after[key]) for key in before)
-    names = names_of(captured) == names_of(graph_module)
-    equal = torch.equal(first_tensor(captured(**inputs)), first_tensor(graph_module(**inputs)))
-    verdict = "[green]exact" if same and names and equal else "[red]NOT exact"
-    compared = f"{len(after)} tensors, their keys, {len(captured.graph.nodes)} nodes and the output"
-    lines.append(f"Undo of {subject.reversible}: {verdict}[/]; compared bit for bit: {compared}")
-    return lines
-
-
-def names_of(graph_module: GraphModule) -> list[str]:
-    """Return the names of the nodes, in order."""
-    return [node.name for node in iter_nodes(graph_module.graph)]
+    names = [node.name for node in iter_nodes(captured.graph)]
+    same = same and names == [node.name for node in iter_nodes(graph_module.graph)]
+    same = same and torch.equal(first_tensor(captured(**inputs)), first_tensor(graph_module(**inputs)))
+    compared = f"{len(after)} tensors, their keys, {len(names)} nodes and the output"
+    verdict = "[green]exact" if same else "[red]NOT exact"
+    console.print(f"Undo of {subject.reversible}: {verdict}[/]; compared bit for bit: {compared}")
+    return same
 
 
 def first_tensor(output: Any) -> torch.Tensor:

@@ -23,10 +23,9 @@ def page_of(name: str) -> str:
 def documentation_of(info: PassInfo) -> str:
     """Return where a pass is documented.
 
-    That is the address that its distribution states as ``Documentation`` among its project URLs: for the distributions
-    of fxopt a site with a page per pass, for others as it stands. Where none is stated, it is the page in the site that
-    `nox -s docs` builds in a checkout of fxopt, relative to that checkout, or, for other distributions, the command
-    that shows the docstring.
+    Its distribution states an address as ``Documentation`` among its project URLs; for the distributions of fxopt, that
+    is a site with a page for each pass. Without one, it is the page that `nox -s docs` builds in a checkout of fxopt,
+    relative to that checkout, or, for other distributions, the command that shows the docstring.
     """
     stated = _stated(info.distribution)
     if _is_of_fxopt(info.distribution):
@@ -42,7 +41,7 @@ def _stated(distribution: str) -> str:
     """Return the address of the documentation that a distribution states; "" for none."""
     try:
         lines = metadata(distribution).get_all("Project-URL") or []
-    except (PackageNotFoundError, ValueError):  # a plugin that was registered by hand has no distribution
+    except (PackageNotFoundError, ValueError):  # a plugin registered by hand has no distribution
         return ""
     for line in lines:
         label, _, address = str(line).partition(",")
@@ -52,10 +51,6 @@ def _stated(distribution: str) -> str:
 
 
 def _is_of_fxopt(distribution: str) -> bool:
-    """Whether a distribution is fxopt, or one that fxopt requires: those share one site."""
-    try:
-        required = requires("fxopt") or []
-    except PackageNotFoundError:
-        required = []
-    names = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in required}
-    return distribution in {"fxopt", *(name for name in names if name.startswith("fxopt-"))}
+    """Whether a distribution is fxopt, or one of its own that it requires: those share one site."""
+    names = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in requires("fxopt") or []}
+    return distribution == "fxopt" or (distribution.startswith("fxopt-") and distribution in names)

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from fxopt_core import Editor, GraphIndex, Refusal, ReversibleSitePass, input_of
+from fxopt_core import Refusal
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, input_of
 
 FUNCTIONS = (nn.functional.dropout, torch.dropout, torch.ops.aten.dropout.default)
 

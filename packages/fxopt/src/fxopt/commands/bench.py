@@ -1,4 +1,4 @@
-"""`fxopt bench SOURCE -p PIPELINE`: what a pipeline brings on this machine."""
+"""`fxopt bench SOURCE -p PIPELINE`: how much faster a pipeline makes a model."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fxopt.commands.answering import Answer, answer
-from fxopt.commands.measurements import Measurement, RoundsOption, ratio_data
+from fxopt.commands.answer import Answer, answer
+from fxopt.commands.failures import ExitCode, blaming
 from fxopt.commands.parameters import (
     InputsOption,
     JsonOption,
@@ -19,12 +19,13 @@ from fxopt.commands.parameters import (
 from fxopt.commands.terminal import Terminal
 
 if TYPE_CHECKING:
-    from fxopt_tools import Benchmark, Times
+    from fxopt_rewrite.speed import Ratio, Times
+    from fxopt_tools import Benchmark
 
-
+RoundsOption = Annotated[int, typer.Option("--rounds", min=8, help="How often each variant is measured.")]
 PerOption = Annotated[
     Literal["pipeline", "pass", "site"],
-    typer.Option("--per", help="Measure what each pass, or each rewrite, brings, too."),
+    typer.Option("--per", help="Also measure what each pass, or each rewrite, contributes."),
 ]
 
 
@@ -38,20 +39,21 @@ def bench(
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what a pipeline brings on a model and its inputs, on this machine, against the noise.
+    """Measure how much faster a pipeline makes a model on this machine, compared with the noise.
 
-    The captured model and what the pipeline makes of it take turns, in an order that is drawn. Nothing is saved.
+    The captured model and the transformed one take turns, in random order. Nothing is saved.
     """
 
-    def measured_by_tools(*given: Any, **settings: Any) -> Benchmark:
-        from fxopt_tools import bench
-
-        return bench(*given, per=per, **settings)
-
     def work(terminal: Terminal) -> Answer:
-        measurement = Measurement(source, pipeline, inputs, seed, rounds, run_pickled_code)
-        measured = measurement.made_by(terminal, measured_by_tools)
-        return Answer(_data(measured), lambda terminal: terminal.print(str(measured)))
+        with terminal.steps(4) as step:
+            from fxopt.commands.model_inputs import prepared
+            from fxopt_tools import bench as measure
+
+            model = prepared(step, source, pipeline, inputs, seed, run_pickled_code=run_pickled_code)
+            step("measuring")
+            with blaming(ExitCode.PASS):
+                found = measure(*model, per=per, rounds=rounds, seed=seed, progress=step.part)
+        return Answer(_data(found), lambda terminal: terminal.print(str(found)))
 
     answer(work, as_json=as_json)
 
@@ -72,3 +74,8 @@ def _data(measured: Benchmark) -> dict[str, Any]:
 
 def _times_data(times: Times) -> dict[str, float]:
     return {"median_seconds": times.median, "spread_seconds": times.spread, "rounds": len(times.seconds)}
+
+
+def ratio_data(ratio: Ratio) -> dict[str, float]:
+    """Return a ratio for scripts."""
+    return {"median": ratio.median, "low": ratio.low, "high": ratio.high}

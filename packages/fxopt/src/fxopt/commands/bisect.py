@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fxopt.commands.answering import Answer, answer
-from fxopt.commands.exit_codes import ExitCode
-from fxopt.commands.failures import CommandError, blaming
+from fxopt.commands.answer import Answer, answer
+from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.parameters import (
     AtolOption,
     InputsOption,
@@ -29,11 +28,10 @@ CheckOption = Annotated[
     typer.Option(
         "--check",
         metavar="MODULE:FUNCTION",
-        help="A function of the transformed module that returns false or raises where it is bad. Otherwise the module "
-        "has to compute what it does untransformed, on the inputs and within the tolerances.",
+        help="A function that takes the transformed module and returns false or raises if it is bad. By default, the "
+        "module has to compute the same as the untransformed one, on the inputs and within the tolerances.",
     ),
 ]
-_STEPS = {"loading torch": 3.0, "reading": 4.0, "capturing": 6.0, "checking": 5.0}
 _EXPECTED_CHECKS = 12
 
 
@@ -48,51 +46,37 @@ def bisect(
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the one rewrite of a pipeline that makes a check fail; exit with 9 where there is none.
+    """Find the one rewrite of a pipeline that makes a check fail; exit with 9 if there is none.
 
-    Of N rewrites, it is found by at most log2(N) + 2 checks. Nothing is saved.
+    Among N rewrites, it is found with at most log2(N) + 2 checks. Nothing is saved.
     """
 
     def work(terminal: Terminal) -> Answer:
         if check is not None and (rtol is not None or atol is not None):
-            message = "--rtol and --atol are for comparing outputs, and --check judges by tolerances of its own"
+            message = "--rtol and --atol are for comparing outputs; --check does not use them"
             raise CommandError(message, ExitCode.USAGE)
-        found = _found(terminal, source, pipeline, check, (inputs, seed, run_pickled_code), (rtol, atol))
+        with terminal.steps(4) as step:
+            from fxopt.commands.factories import named_function
+            from fxopt.commands.model_inputs import prepared
+            from fxopt_tools import bisect as search
+
+            function = None if check is None else named_function(check)
+            graph_module, transformation, calls = prepared(
+                step, source, pipeline, inputs, seed, run_pickled_code=run_pickled_code
+            )
+            step("checking")
+            done: list[str] = []
+
+            def report(line: str) -> None:
+                done.append(line)
+                step.part(min(len(done), _EXPECTED_CHECKS), _EXPECTED_CHECKS)
+
+            with blaming(ExitCode.FILE):
+                found = search(graph_module, transformation, function or calls, rtol=rtol, atol=atol, report=report)
         code = ExitCode.DONE if found else ExitCode.NOTHING_FOUND
         return Answer(_data(found), lambda terminal: terminal.print(str(found)), code)
 
     answer(work, as_json=as_json)
-
-
-def _found(
-    terminal: Terminal,
-    source: str,
-    pipeline: str,
-    check: str | None,
-    given: tuple[str | None, int, bool],
-    tolerances: tuple[float | None, float | None],
-) -> Bisection:
-    with terminal.steps(_STEPS) as step:
-        step("loading torch")
-        from fxopt.commands.captured_sources import captured_source
-        from fxopt.commands.factories import named_function
-        from fxopt_core import registry
-        from fxopt_tools import bisect as search
-
-        transformation = registry().pipeline(pipeline)
-        function = None if check is None else named_function(check)
-        inputs, seed, run_pickled_code = given
-        graph_module, calls = captured_source(step, source, inputs, seed, run_pickled_code=run_pickled_code)
-        step("checking")
-        done: list[str] = []
-
-        def report(line: str) -> None:
-            done.append(line)
-            step.part(min(len(done), _EXPECTED_CHECKS), _EXPECTED_CHECKS)
-
-        with blaming(ExitCode.FILE):
-            rtol, atol = tolerances
-            return search(graph_module, transformation, function or calls, rtol=rtol, atol=atol, report=report)
 
 
 def _data(found: Bisection) -> dict[str, Any]:

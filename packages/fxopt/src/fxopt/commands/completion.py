@@ -1,4 +1,4 @@
-"""What a shell completes: names of passes, pipelines, and options of passes inside of their braces."""
+"""Completion in shells: passes, pipelines, and the options of passes inside their braces."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Completions = list[tuple[str, str]]
 
 
 def complete_pass(incomplete: str) -> Completions:
-    """Return passes and pipelines that begin so, each with what it is."""
+    """Return the passes and pipelines that begin with a text, each with its summary."""
     return [(name, summary) for name, summary in _names() if name.startswith(incomplete)]
 
 
 def complete_family(incomplete: str) -> list[str]:
-    """Return families that begin so."""
+    """Return the families that begin with a text."""
     from fxopt_core import registry
 
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
@@ -24,7 +24,7 @@ def complete_family(incomplete: str) -> list[str]:
 
 
 def complete_pipeline(incomplete: str) -> Completions:
-    """Return how a pipeline's text may go on: another name behind a comma, an option inside of braces."""
+    """Return how the text of a pipeline may continue: another name after a comma, an option inside braces."""
     closed = incomplete.rfind("}")
     opened = incomplete.find("{", closed + 1)
     if opened >= 0:
@@ -35,8 +35,8 @@ def complete_pipeline(incomplete: str) -> Completions:
 
 def _options(incomplete: str, opened: int) -> Iterator[tuple[str, str]]:
     from fxopt_core import registry
-    from fxopt_core.coercion import show_annotation
     from fxopt_core.naming import option_text
+    from fxopt_core.values.coercion import show_annotation
 
     name = incomplete[:opened].rpartition(",")[2].strip()
     info = registry().available().get(name)

@@ -21,7 +21,7 @@ _FRAMES = 4
 
 
 def from_factory(text: str) -> tuple[nn.Module, Inputs | None]:
-    """Call a factory; modules are looked for in the current folder too.
+    """Call a factory; its module may also be in the current folder.
 
     Args:
         text: ``package.module:factory``.
@@ -30,7 +30,7 @@ def from_factory(text: str) -> tuple[nn.Module, Inputs | None]:
         The model, and the inputs that came with it.
 
     Raises:
-        FileError: It is not there, raises, or returns something else.
+        FileError: There is no such factory, it raises, or it returns something else.
     """
     factory = _named(text)
     if not callable(factory) or isinstance(factory, nn.Module):
@@ -42,7 +42,7 @@ def named_function(text: str) -> Callable[..., object]:
     """Return a function by its name, ``package.module:function``.
 
     Raises:
-        FileError: It is not there, or no function.
+        FileError: There is none, or it is not a function.
     """
     if not FACTORY.fullmatch(text):
         raise FileError(f"{text!r} does not name a function; expected package.module:function")

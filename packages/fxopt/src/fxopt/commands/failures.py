@@ -1,20 +1,48 @@
-"""Errors as the command tells them: an exit status, a kind for scripts, and a message without a traceback."""
+"""Exit codes, and errors as the command reports them: with a kind for scripts, and without a traceback."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import IntEnum
 
-from fxopt.commands.exit_codes import ExitCode
+
+class ExitCode(IntEnum):
+    """Exit codes of `fxopt`, documented in docs/command.md."""
+
+    DONE = 0
+    """Everything is done, and all checks passed."""
+    UNEXPECTED = 1
+    """An unexpected error, with a traceback: most likely a bug in fxopt or in a plugin."""
+    USAGE = 2
+    """The command line is wrong: an unknown option or pass, a pipeline that cannot be read."""
+    FILE = 3
+    """SOURCE, the inputs or the output: missing, unreadable, refused by the model, or an output that already exists."""
+    CAPTURE = 4
+    """The model cannot be captured as a graph, or the graph cannot be saved as an archive."""
+    PASS = 5
+    """A pass failed."""
+    DEMAND = 6
+    """``--strict`` or ``--expect`` is not met."""
+    DIFFERS = 7
+    """The numbers differ by more than is allowed."""
+    UNDO = 8
+    """There is nothing to undo, or it cannot be undone."""
+    NOTHING_FOUND = 9
+    """No culprit was found, or the failure of a reproducer did not happen."""
+    INTERRUPTED = 130
+    """Interrupted from the keyboard."""
+    TERMINATED = 143
+    """Terminated by the signal TERM."""
 
 
 class CommandError(Exception):
-    """What a command cannot do, for a reason that lies with what it was given.
+    """A command cannot do its work because of what it was given.
 
     Attributes:
-        code: the exit status.
-        kind: what scripts tell errors apart by: the name of a class of errors.
-        details: what else scripts are told.
+        code: the exit code.
+        kind: the name of a class of errors, by which scripts distinguish them.
+        details: further entries for scripts.
     """
 
     def __init__(
@@ -46,7 +74,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def blaming(code: ExitCode) -> Iterator[None]:
-    """Let errors of fxopt within the ``with`` block have this exit status, where they have none of their own."""
+    """Give errors of fxopt in the ``with`` block this exit code, unless their class always has the same one."""
     from fxopt_core import FxoptError
 
     try:
@@ -57,7 +85,7 @@ def blaming(code: ExitCode) -> Iterator[None]:
 
 
 def explained(error: BaseException) -> CommandError | None:
-    """Return an error as the command tells it, or None for one that nobody foresaw."""
+    """Return an error as the command reports it, or None for an unexpected one."""
     if isinstance(error, CommandError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -72,7 +100,7 @@ def explained(error: BaseException) -> CommandError | None:
 
 
 def _code_of(error: Exception) -> ExitCode | None:
-    """Return the status of errors that mean the same wherever they come from."""
+    """Return the exit code of errors that mean the same wherever they come from."""
     from fxopt_core import NotReversibleError, PipelineSyntaxError, RegistryError, VerificationError
 
     if isinstance(error, PipelineSyntaxError | RegistryError):

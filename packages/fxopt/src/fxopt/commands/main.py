@@ -16,11 +16,10 @@ from fxopt.commands.bench import bench
 from fxopt.commands.bisect import bisect
 from fxopt.commands.diff import diff
 from fxopt.commands.failures import Terminated
-from fxopt.commands.list_passes import list_passes
 from fxopt.commands.optimize import optimize
+from fxopt.commands.passes import list_passes, show_pass
 from fxopt.commands.reproduce import reproduce
 from fxopt.commands.show_history import show_history
-from fxopt.commands.show_pass import show_pass
 from fxopt.commands.tune import tune
 from fxopt.commands.undo import undo
 from fxopt.commands.verify import verify
@@ -44,19 +43,19 @@ def build_app(*, plain: bool) -> typer.Typer:
     """Return the application.
 
     Args:
-        plain: whether help and mistakes in the command line are told without frames and colours.
+        plain: whether help and usage errors are printed without frames and colours.
     """
-    made = typer.Typer(
+    app = typer.Typer(
         name="fxopt",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None if plain else "markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    made.callback()(_root)
+    app.callback()(_root)
     for name, command in _COMMANDS.items():
-        made.command(name)(command)
-    return made
+        app.command(name)(command)
+    return app
 
 
 def _version(wanted: bool) -> None:
@@ -78,9 +77,9 @@ def _root(
 
 
 def main() -> None:
-    """Run the command; a request to terminate cleans up as Ctrl-C does."""
+    """Run the command; the signal TERM cleans up as Ctrl-C does."""
     signal.signal(signal.SIGTERM, _terminated)
-    # torch can do without NumPy, and says so on stderr.
+    # Without NumPy, which fxopt does not need, torch warns on stderr.
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     build_app(plain=not (sys.stdout.isatty() and sys.stderr.isatty()))()
 

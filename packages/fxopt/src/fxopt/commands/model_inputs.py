@@ -1,4 +1,4 @@
-"""What a model is called with: read from a file, brought along by SOURCE, or drawn."""
+"""The inputs of a model: read from a file, returned by SOURCE, or random."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxopt.commands.failures import FileError
-from fxopt.commands.pickled import FLAG
-from fxopt.commands.sources import Source
-from fxopt_capture.archive_call import call_to_save
-from fxopt_capture.dummy_inputs import default_names, dummy_inputs
-from fxopt_core import CaptureError, PreconditionError, iter_nodes
+from fxopt.commands.model_files import FLAG
+from fxopt.commands.sources import Source, graph_of, read_source
+from fxopt.commands.terminal import Steps
+from fxopt_capture.archive.call import call_to_save
+from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
+from fxopt_core import CaptureError, PreconditionError, Transformation, iter_nodes, registry
 from fxopt_tools import Inputs
 from fxopt_tools.inputs import read_inputs
 
 _GIVE = "give them by --inputs FILE"
-_FORMS = "a tensor, a tuple of positional inputs, a dictionary of inputs by name, or a list of such for several calls"
+_FORMS = "a tensor, a tuple of positional inputs, a dictionary of inputs by name, or a list of these for several calls"
 _EMBEDDINGS = (torch.ops.aten.embedding.default, torch.nn.functional.embedding)
-_REACH = 200  # nodes to look at for the embedding that an input is an index of
+_REACH = 200  # how many nodes to search for the embedding that an input indexes
 
 
 def inputs_for(source: Source, file: str | None, seed: int, *, run_pickled_code: bool = False) -> list[Inputs]:
@@ -33,7 +34,7 @@ def inputs_for(source: Source, file: str | None, seed: int, *, run_pickled_code:
     Args:
         source: the model.
         file: the file of ``--inputs``, or None.
-        seed: of what is drawn.
+        seed: seed of random inputs.
         run_pickled_code: whether pickles may be opened.
 
     Raises:
@@ -50,14 +51,14 @@ def inputs_for(source: Source, file: str | None, seed: int, *, run_pickled_code:
             return [Inputs(**dummy_inputs(source.model, default_names(source.model)))]
     except CaptureError as error:
         reason = str(error).partition(";")[0]
-        raise FileError(f"no inputs for {source.text} can be drawn: {reason}; {_GIVE}") from error
+        raise FileError(f"no inputs for {source.text} can be made up: {reason}; {_GIVE}") from error
     raise FileError(
         f"{source.text} comes without inputs; let the factory return (model, args) or (model, args, kwargs), or {_GIVE}"
     )
 
 
 def read_file_of_inputs(path: Path, *, run_pickled_code: bool = False) -> list[Inputs]:
-    """Read inputs that ``torch.save`` or safetensors has written.
+    """Read inputs that ``torch.save`` or safetensors wrote.
 
     Raises:
         FileError: There is no such file, or it holds something else.
@@ -77,7 +78,7 @@ def _saved(path: Path, run_pickled_code: bool) -> Any:
     except Exception as error:  # a damaged file, or a pickle, may lead to anything
         reason = str(error).partition("\n")[0]
         if not run_pickled_code:
-            reason += f" -- files with other things than tensors, containers and numbers need {FLAG}"
+            reason += f" -- a file with anything but tensors, containers and numbers needs {FLAG}"
         raise FileError(f"{path} cannot be read as inputs: {type(error).__name__}: {reason}") from error
 
 
@@ -88,7 +89,7 @@ def _safetensors(path: Path) -> dict[str, torch.Tensor]:
         raise FileError(f"reading {path} needs safetensors: pip install safetensors") from error
     try:
         return dict(reader.load_file(path))
-    except Exception as error:  # of a class that safetensors has in its extension module
+    except Exception as error:  # its class is defined in an extension module
         raise FileError(f"{path} cannot be read as safetensors: {error}") from error
 
 
@@ -130,7 +131,7 @@ def _draw(leaf: object, node: Node | None, module: nn.Module, generator: torch.G
 
 
 def _tables(node: Node, module: nn.Module) -> Iterator[int]:
-    """Yield the numbers of rows of the embeddings that take a value as index, as it is or computed with."""
+    """Yield the numbers of rows of the embeddings that a value, or what is computed from it, indexes."""
     waiting, seen = [node], {node}
     while waiting and len(seen) < _REACH:
         value = waiting.pop()
@@ -143,7 +144,7 @@ def _tables(node: Node, module: nn.Module) -> Iterator[int]:
 
 
 def _rows(user: Node, index: Node, module: nn.Module) -> int | None:
-    """Return the number of rows of the table that a node looks values up in, or None where it does not."""
+    """Return the number of rows of the table in which a node looks up an index; None for other nodes."""
     if user.op == "call_module":
         called = module.get_submodule(str(user.target))
         if isinstance(called, nn.Embedding | nn.EmbeddingBag) and user.args[:1] == (index,):
@@ -158,3 +159,19 @@ def _rows(user: Node, index: Node, module: nn.Module) -> int | None:
     for name in str(table.target).split("."):
         weight = getattr(weight, name)
     return int(weight.shape[0])
+
+
+def prepared(
+    step: Steps, text: str, pipeline: str, inputs: str | None, seed: int, *, run_pickled_code: bool
+) -> tuple[GraphModule, Transformation, list[Inputs]]:
+    """Return the graph of a source, a pipeline, and inputs; the steps "reading" and "capturing" are announced.
+
+    Raises:
+        CommandError: There is no such source, file of inputs or pass, or the model cannot be captured.
+    """
+    transformation = registry().pipeline(pipeline)
+    step("reading")
+    source = read_source(text, run_pickled_code=run_pickled_code)
+    calls = inputs_for(source, inputs, seed, run_pickled_code=run_pickled_code)
+    step("capturing")
+    return graph_of(source, calls[0]), transformation, calls

@@ -1,27 +1,33 @@
-"""Whether the file that a command is to write may be written: asked before the work begins, and without torch."""
+"""The file that a command writes: checked before the work begins, without torch, and written at the end."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from fxopt.commands.failures import FileError
+from fxopt.commands.failures import ExitCode, FileError, blaming
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from fxopt_tools import Inputs
 
 
 def check_output(text: str, *, force: bool, suffix: str = ".pt2") -> Path:
-    """Return the path of the file that is to be written, once it is clear that it may be.
+    """Return the path of the file to write, after checking that it may be written.
 
-    Where a file is there already, the user is asked; without a terminal to ask in, that is an error.
+    If the file exists, the user is asked whether to replace it; without a terminal, that is an error.
 
     Raises:
-        FileError: It has another suffix, its folder is not there, or it exists and is to stay.
+        FileError: It has another suffix, its folder is not there, or it exists and is to be kept.
     """
     path = Path(text)
     if path.suffix != suffix:
-        raise FileError(f"the output {text!r} does not end in {suffix!r}, which is what is written")
+        raise FileError(f"the output {text!r} does not end in {suffix!r}, the format that is written")
     if path.is_dir() or not path.parent.is_dir():
         found = "is a folder" if path.is_dir() else f"cannot be written: there is no folder {str(path.parent)!r}"
         raise FileError(f"the output {text!r} {found}; give the path of a file")
@@ -40,16 +46,43 @@ def _ask(path: Path) -> None:
     except typer.Abort:
         raise KeyboardInterrupt from None
     if not replace:
-        raise FileError(f"{str(path)!r} stays as it is, and nothing was done")
+        raise FileError(f"{str(path)!r} was not replaced; nothing was done")
 
 
-def size_text(count: int) -> str:
-    """Return a number of bytes for readers.
+def write_graph(
+    graph_module: GraphModule, path: Path, inputs: Inputs | None = None, *, keep_history: bool = True
+) -> int:
+    """Save a graph module; a file at the path is replaced only once the new one is complete.
 
-    >>> size_text(512), size_text(90_870_598)
-    ('512 bytes', '90.9 MB')
+    Args:
+        graph_module: the graph module.
+        path: the file.
+        inputs: example inputs, for a graph that does not know the shapes of its inputs.
+        keep_history: whether to save its nodes and history too, or only the program.
+
+    Returns:
+        The size of the file in bytes.
+
+    Raises:
+        CommandError: It cannot be saved, or not at this path.
     """
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} bytes"
+    from fxopt_capture import save
+    from fxopt_core import CaptureError
+
+    with blaming(ExitCode.CAPTURE):
+        try:
+            call = () if inputs is None or _knows_its_inputs(graph_module) else (inputs.args, inputs.kwargs)
+            save(graph_module, path, *call, ledger=keep_history)
+        except CaptureError as error:
+            if isinstance(error.__cause__, OSError):
+                raise FileError(str(error)) from error
+            raise CaptureError(str(error).replace("ledger=False", "--no-history")) from error
+    return path.stat().st_size
+
+
+def _knows_its_inputs(graph_module: GraphModule) -> bool:
+    from fxopt_capture.archive.call import guards_in
+    from fxopt_core import iter_nodes
+
+    inputs = (node for node in iter_nodes(graph_module.graph) if node.op == "placeholder")
+    return guards_in(graph_module) is not None or all("val" in node.meta for node in inputs)

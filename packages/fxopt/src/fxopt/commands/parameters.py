@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ SOURCE_HELP = "A .pt2 archive, a folder in Hugging Face format, or package.modul
 
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
 ArchiveArgument = Annotated[
-    str, typer.Argument(metavar="ARCHIVE", help="A .pt2 archive, as `fxopt optimize` saves it.")
+    str, typer.Argument(metavar="ARCHIVE", help="A .pt2 archive, as written by `fxopt optimize`.")
 ]
 PipelineOption = Annotated[
     str,
@@ -20,34 +21,52 @@ PipelineOption = Annotated[
         "--pipeline",
         "-p",
         metavar="PIPELINE",
-        help="Passes separated by commas, with options in braces, or a named pipeline; `fxopt list` has them.",
+        help="Passes separated by commas, with options in braces, or a named pipeline: see `fxopt list`.",
         autocompletion=complete_pipeline,
     ),
 ]
 OutputOption = Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="The .pt2 archive to write.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace OUT where it exists, without asking.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace OUT without asking if it exists.")]
 InputsOption = Annotated[
     str | None,
     typer.Option(
         "--inputs",
         metavar="FILE",
-        help="Inputs of the model: a file of torch.save, or safetensors. Otherwise those that SOURCE brings, or random "
-        "ones of the sizes that it takes.",
+        help="Inputs of the model: a file written by torch.save, or safetensors. By default those that come with "
+        "SOURCE, or random ones of the right sizes.",
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs.")]
 RtolOption = Annotated[
-    float | None, typer.Option("--rtol", min=0.0, help="Relative tolerance, in place of that of the dtype.")
+    float | None, typer.Option("--rtol", min=0.0, help="Relative tolerance, instead of the default for the dtype.")
 ]
 AtolOption = Annotated[
-    float | None, typer.Option("--atol", min=0.0, help="Absolute tolerance, in place of that of the dtype.")
+    float | None, typer.Option("--atol", min=0.0, help="Absolute tolerance, instead of the default for the dtype.")
 ]
 PickleOption = Annotated[
     bool,
     typer.Option(
         "--run-pickled-code",
-        help="Open pickles in files that are named here. A pickle runs whatever code its author put in: only for files "
-        "that you trust as you trust a program.",
+        help="Open pickles in the files that are named. A pickle runs whatever code its author put into it: only for "
+        "files that you trust like a program.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `fxopt optimize` is asked to do, option by option."""
+
+    source: str
+    pipeline: str
+    inputs: str | None
+    seed: int
+    verify: bool
+    strict: bool
+    expect: int | None
+    rtol: float | None
+    atol: float | None
+    history: bool
+    reproducers: str | None
+    run_pickled_code: bool

@@ -1,4 +1,4 @@
-"""`fxopt reproduce FILE`: run a pass that failed on its graph once more."""
+"""`fxopt reproduce FILE`: run a failed pass again, on the graph that it failed on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fxopt.commands.answering import Answer, answer
-from fxopt.commands.exit_codes import ExitCode
-from fxopt.commands.failures import CommandError, FileError
+from fxopt.commands.answer import Answer, answer
+from fxopt.commands.failures import CommandError, ExitCode, FileError
 from fxopt.commands.parameters import JsonOption, PickleOption
 from fxopt.commands.terminal import Terminal
 
@@ -18,37 +17,31 @@ if TYPE_CHECKING:
 FileArgument = Annotated[
     str, typer.Argument(metavar="FILE", help="A reproducer: NUMBER_PASS.reproducer.zip, as `fxopt optimize` writes it.")
 ]
-_STEPS = {"loading torch": 3.0, "running the pass": 1.0}
 
 
 def reproduce(file: FileArgument, run_pickled_code: PickleOption = False, as_json: JsonOption = False) -> None:
-    """Run a pass that failed on the graph that it failed on; exit with 9 where it does not fail in the same way.
+    """Run a pass that failed on the graph that it failed on; exit with 9 if it does not fail in the same way.
 
-    A reproducer of a pass that no installed family offers needs --run-pickled-code: its module is imported then.
+    A pass that no installed family offers needs --run-pickled-code, since its module is imported.
     """
 
     def work(terminal: Terminal) -> Answer:
-        found = _reproduced(terminal, file, run_pickled_code)
+        with terminal.steps(2) as step:
+            from fxopt.commands.model_files import FLAG
+            from fxopt_core import PreconditionError, RegistryError
+            from fxopt_tools import reproduce as run_again
+
+            step("running the pass")
+            try:
+                found = run_again(file, trusted=run_pickled_code)
+            except PreconditionError as error:
+                raise FileError(str(error).replace("trusted=True", FLAG)) from error
+            except RegistryError as error:
+                raise CommandError(f"{file}: {error}", ExitCode.USAGE, kind=type(error).__name__) from error
         code = ExitCode.DONE if found else ExitCode.NOTHING_FOUND
         return Answer(_data(found), lambda terminal: terminal.print(str(found)), code)
 
     answer(work, as_json=as_json)
-
-
-def _reproduced(terminal: Terminal, file: str, run_pickled_code: bool) -> Reproduction:
-    with terminal.steps(_STEPS) as step:
-        step("loading torch")
-        from fxopt.commands.pickled import FLAG
-        from fxopt_core import PreconditionError, RegistryError
-        from fxopt_tools import reproduce as run_again
-
-        step("running the pass")
-        try:
-            return run_again(file, trusted=run_pickled_code)
-        except PreconditionError as error:
-            raise FileError(str(error).replace("trusted=True", FLAG)) from error
-        except RegistryError as error:
-            raise CommandError(f"{file}: {error}", ExitCode.USAGE, kind=type(error).__name__) from error
 
 
 def _data(found: Reproduction) -> dict[str, Any]:

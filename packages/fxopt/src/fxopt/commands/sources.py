@@ -11,11 +11,9 @@ from pathlib import Path
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt.commands.exit_codes import ExitCode
 from fxopt.commands.factories import FACTORY, from_factory
-from fxopt.commands.failures import CommandError, FileError, blaming
-from fxopt.commands.pickled import FLAG, from_pickle, is_program
-from fxopt.commands.pretrained import from_folder
+from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
+from fxopt.commands.model_files import FLAG, from_folder, from_pickle, is_program
 from fxopt_capture import capture, load
 from fxopt_core import CaptureError, faithful_copy
 from fxopt_tools import Inputs
@@ -26,12 +24,12 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True)
 class Source:
-    """What SOURCE stands for.
+    """A model, read from SOURCE.
 
     Attributes:
-        text: as it was given.
+        text: SOURCE, as it was given.
         model: the model, or the graph module of an archive.
-        inputs: those that came with it.
+        inputs: the inputs that came with it.
     """
 
     text: str
@@ -70,7 +68,9 @@ def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
         raise FileError(_missing(text, "expected a .pt2 archive"))
     model = read_file(path, run_pickled_code=run_pickled_code)
     if not isinstance(model, GraphModule):
-        raise FileError(f"{text} holds a {type(model).__name__}, expected a graph module, as `fxopt optimize` saves it")
+        raise FileError(
+            f"{text} holds a {type(model).__name__}, expected a graph module, as `fxopt optimize` writes it"
+        )
     return model
 
 
@@ -78,7 +78,7 @@ def read_file(path: Path, *, run_pickled_code: bool) -> nn.Module:
     """Read an archive, or a pickled model where that is allowed.
 
     Raises:
-        FileError: The file is no archive, or holds pickles that are not to be opened.
+        FileError: The file is not an archive, or holds pickles that may not be opened.
     """
     if run_pickled_code and path.is_file() and not is_program(path):
         return from_pickle(path)
@@ -90,7 +90,7 @@ def read_file(path: Path, *, run_pickled_code: bool) -> nn.Module:
 
 
 def graph_of(source: Source, inputs: Inputs) -> GraphModule:
-    """Return the graph of a source, which stays as it is.
+    """Return a graph of a source, which is not changed itself.
 
     Raises:
         CommandError: It cannot be captured, or does not take the inputs.
@@ -114,5 +114,5 @@ def _missing(text: str, expected: str = _EXPECTED) -> str:
     if close:
         return f"there is no file or folder {text!r}; did you mean {' or '.join(close)}?"
     if _HUB_NAME.fullmatch(text) and not folder.is_dir():
-        expected += ". Nothing is downloaded: get a model of a hub first (`hf download NAME --local-dir FOLDER`)"
+        expected += ". Nothing is downloaded: download a model from a hub first (`hf download NAME --local-dir FOLDER`)"
     return f"there is no file or folder {text!r}; {expected}"

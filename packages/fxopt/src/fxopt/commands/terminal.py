@@ -1,48 +1,78 @@
-"""What a command shows: in a terminal with colours and frames, elsewhere as plain text that scripts can cut."""
+"""What a command shows: colours and frames in a terminal, plain text for scripts elsewhere."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-
-from fxopt.commands.progress import Steps, silent, steps_shown
 
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
+class Steps:
+    """Work in a few long steps, shown as a progress bar.
+
+    >>> with Progress(disable=True) as progress:
+    ...     step = Steps(progress, 2)
+    ...     step("reading")
+    ...     step("measuring")
+    ...     step.part(1, 4)
+    ...     progress.tasks[0].description, progress.tasks[0].completed, progress.tasks[0].total
+    ('measuring', 1.25, 2)
+    """
+
+    def __init__(self, progress: Progress, count: int) -> None:
+        self._progress, self._done = progress, -1
+        self._task = progress.add_task("", total=count)
+
+    def __call__(self, step: str) -> None:
+        """Begin the next step."""
+        self._done += 1
+        self._progress.update(self._task, completed=self._done, description=step, refresh=True)
+
+    def part(self, done: int, total: int) -> None:
+        """Show how much of the current step is done."""
+        self._progress.update(self._task, completed=self._done + done / total)
+
+
 class Terminal:
-    """Standard output and standard error as they were when the command began.
+    """Standard output and standard error, as they were when the command began.
 
     Attributes:
-        out: where results go.
-        err: where progress, notes and errors go.
+        out: for results.
+        err: for progress, notes and errors.
     """
 
     def __init__(self) -> None:
         self.out = Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
         self.err = Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
 
-    def steps(self, seconds: Mapping[str, float]) -> AbstractContextManager[Steps]:
-        """Show progress on standard error where that is a terminal.
+    @contextmanager
+    def steps(self, count: int) -> Iterator[Steps]:
+        """Show the progress of the ``with`` block on standard error where that is a terminal.
 
         Args:
-            seconds: the steps in order, each with the seconds that it takes about; they only have to be in proportion.
+            count: how many steps there are, the first included, which loads torch.
         """
-        return steps_shown(self.err, seconds) if self.err.is_terminal else silent()
+        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn()
+        times = TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("left")
+        quiet = not self.err.is_terminal
+        with Progress(
+            *columns, *times, console=self.err, transient=True, redirect_stdout=False, disable=quiet
+        ) as progress:
+            step = Steps(progress, count)
+            step("loading torch")
+            yield step
 
     def print(self, text: str = "", style: str | None = None) -> None:
         """Print a text as it is."""
         self.out.print(Text(text, style=style or ""))
-
-    def note(self, text: str) -> None:
-        """Print a text on standard error."""
-        self.err.print(Text(text))
 
     def raw(self, text: str) -> None:
         """Print a text without colours or wrapping, for scripts."""
@@ -56,7 +86,9 @@ class Terminal:
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
         """Print a table: framed, and as wide as the terminal allows; elsewhere columns two spaces apart."""
         if not self.out.is_terminal:
-            self.print("\n".join([*([title] if title else []), *plain_table([headings, *rows])]))
+            from fxopt_core.text import text_table  # importing core loads torch, which help and mistakes do not need
+
+            self.print("\n".join([*([title] if title else []), *text_table([headings, *rows])]))
             return
         table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for row in rows:
@@ -67,13 +99,3 @@ class Terminal:
         """Print lines of a difference, coloured by their first character."""
         for line in lines:
             self.print(line, style=_STYLES.get(line[:1]))
-
-
-def plain_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table.
-
-    >>> plain_table([("pass", "family"), ("merge-linears", "linear")])
-    ['pass           family', 'merge-linears  linear']
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fxopt.commands.answering import Answer, answer
-from fxopt.commands.exit_codes import ExitCode
-from fxopt.commands.measurements import Measurement, RoundsOption, ratio_data
+from fxopt.commands.answer import Answer, answer
+from fxopt.commands.bench import RoundsOption, ratio_data
+from fxopt.commands.failures import ExitCode, blaming
 from fxopt.commands.parameters import (
     InputsOption,
     JsonOption,
@@ -30,19 +30,20 @@ def tune(
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep the passes of a pipeline whose benefit exceeds the noise on this machine; exit with 9 where none does.
+    """Keep the passes of a pipeline whose benefit exceeds the noise on this machine; exit with 9 if there are none.
 
-    The pipeline that is kept is printed, for `fxopt optimize -p`. Nothing is saved.
+    Prints the pipeline that is kept, for `fxopt optimize -p`. Nothing is saved.
     """
 
-    def tuned_by_tools(*given: Any, **settings: Any) -> Tuning:
-        from fxopt_tools import tune
-
-        return tune(*given, **settings)
-
     def work(terminal: Terminal) -> Answer:
-        measurement = Measurement(source, pipeline, inputs, seed, rounds, run_pickled_code)
-        found = measurement.made_by(terminal, tuned_by_tools)
+        with terminal.steps(4) as step:
+            from fxopt.commands.model_inputs import prepared
+            from fxopt_tools import tune as measure
+
+            model = prepared(step, source, pipeline, inputs, seed, run_pickled_code=run_pickled_code)
+            step("measuring")
+            with blaming(ExitCode.PASS):
+                found = measure(*model, rounds=rounds, seed=seed, progress=step.part)
         data = _data(found)
         code = ExitCode.DONE if found else ExitCode.NOTHING_FOUND
         return Answer(data, lambda terminal: _show(terminal, found, data), code)

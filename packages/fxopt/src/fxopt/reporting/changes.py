@@ -1,8 +1,8 @@
-"""What passes changed between two graphs: which nodes are gone, new or others, and which stand for which."""
+"""What passes changed between two graphs: which nodes are gone, new or changed, and which replaced which."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +11,11 @@ from torch.fx import GraphModule
 from fxopt.reporting.drawn import DrawnGraph
 from fxopt.reporting.frames import Frame, model_frame
 from fxopt_core import Record, iter_nodes
-from fxopt_core.ledger import ledger_of
-from fxopt_core.marks import tag_of
+from fxopt_core.ledger.marks import tag_of
+from fxopt_core.ledger.records import ledger_of
 
 Status = Literal["kept", "removed", "added", "changed"]
+_Names = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class DrawnSite:
         rewritten: whether it was rewritten; otherwise it was refused.
         before: names of its nodes in the graph before.
         after: names of its nodes in the graph after.
-        was: what was replaced, in a few words: modules, or nodes where there are none.
-        became: what stands for it.
+        was: the modules that were replaced, or the nodes where there are none.
+        became: what replaced them.
         reason: stable code of the refusal, or "".
         message: why it was refused, in a sentence, or "".
         frame: the line of the model that it comes from, or None.
@@ -48,13 +49,13 @@ class DrawnSite:
 
 @dataclass(frozen=True)
 class Changes:
-    """What is different between two graphs.
+    """The differences between two graphs.
 
     Attributes:
         before: status of the nodes before by name: "kept", "removed" or "changed".
         after: status of the nodes after: "kept", "added" or "changed".
         sources: for nodes after that are not kept, the nodes before that they come from.
-        results: for nodes before that are not kept, the nodes after that stand for them.
+        results: for nodes before that are not kept, the nodes after that replaced them.
         sites: what the passes rewrote and refused, in order.
     """
 
@@ -78,126 +79,80 @@ def changes_between(before: DrawnGraph | None, after: DrawnGraph, graph_module: 
         after: the graph after.
         graph_module: what ``after`` was made of, with marks and ledger.
     """
-    records = [record for record in ledger_of(graph_module).records if record.state == "applied"]
-    made = {node.name: _origin(tag.origin) for node in iter_nodes(graph_module.graph) if (tag := tag_of(node)).origin}
+    records = ledger_of(graph_module).records
+    applied = [record for record in records if record.state == "applied"]
+    made = {node.name: tag.origin[1] for node in iter_nodes(graph_module.graph) if (tag := tag_of(node)).origin}
+    former = DrawnGraph({}) if before is None else before
+    roots, images = _roots(applied, former), _images(applied, after)
+    ours, theirs = _statuses(former, after)
+    sources: dict[str, tuple[str, ...]] = {}
     if before is None:
-        status: dict[str, Status] = {name: "added" if name in made else "kept" for name in after.nodes}
-        roots, images = _roots(records, set()), _images(records, set(after.nodes))
-        return Changes({}, status, {}, {}, _sites(ledger_of(graph_module).records, roots, images, None, after))
-    ours, theirs = _statuses(before, after)
-    roots, images = _roots(records, set(before.nodes)), _images(records, set(after.nodes))
-    sources = _sources(before, after, theirs, made, roots)
+        theirs = {name: "added" if name in made else "kept" for name in after.nodes}
+    else:
+        changed = (name for name, status in theirs.items() if status != "kept")
+        sources = {name: _sources(name, former, made.get(name, ()), roots) for name in changed}
     results: dict[str, list[str]] = {}
     for name, each in sources.items():
         for source in each:
             results.setdefault(source, []).append(name)
-    sites = _sites(ledger_of(graph_module).records, roots, images, before, after)
+    sites = tuple(site for record in records for site in _sites(record, former, after, roots, images))
     return Changes(ours, theirs, sources, {name: tuple(each) for name, each in results.items()}, sites)
-
-
-def _origin(origin: tuple[str, tuple[str, ...]] | None) -> tuple[str, ...]:
-    return origin[1] if origin else ()
 
 
 def _statuses(before: DrawnGraph, after: DrawnGraph) -> tuple[dict[str, Status], dict[str, Status]]:
     ours: dict[str, Status] = {}
-    theirs: dict[str, Status] = {}
     for name, node in before.nodes.items():
         other = after.nodes.get(name)
-        if other is None:
-            ours[name] = "removed"
-        else:
-            ours[name] = "kept" if node.identity == other.identity else "changed"
-    for name in after.nodes:
-        theirs[name] = ours.get(name, "added")
-    return ours, theirs
+        ours[name] = "removed" if other is None else "kept" if node.identity == other.identity else "changed"
+    return ours, {name: ours.get(name, "added") for name in after.nodes}
 
 
-def _roots(records: Iterable[Record], names: set[str]) -> dict[str, tuple[str, ...]]:
-    """Return, for nodes that passes made, the nodes of the first graph behind them."""
+def _roots(records: Iterable[Record], before: DrawnGraph) -> _Names:
+    """Return, for nodes that passes made, the nodes of the first graph that they come from."""
     roots: dict[str, tuple[str, ...]] = {}
     for record in records:
         for rewrite in record.rewrites:
-            found = _resolved(rewrite.before, roots)
-            roots.update(dict.fromkeys(rewrite.after, tuple(name for name in found if name in names)))
+            roots.update(dict.fromkeys(rewrite.after, _resolved(rewrite.before, roots, before)))
     return roots
 
 
-def _images(records: Sequence[Record], names: set[str]) -> dict[str, tuple[str, ...]]:
-    """Return, for nodes that passes took out, the nodes of the last graph that stand for them."""
+def _images(records: Sequence[Record], after: DrawnGraph) -> _Names:
+    """Return, for nodes that passes took out, the nodes of the last graph that replaced them."""
     images: dict[str, tuple[str, ...]] = {}
     for record in reversed(records):
         for rewrite in record.rewrites:
-            found = tuple(name for name in _resolved(rewrite.after, images) if name in names)
-            for name in rewrite.before:
-                images[name] = found
+            images.update(dict.fromkeys(rewrite.before, _resolved(rewrite.after, images, after)))
     return images
 
 
-def _resolved(names: Iterable[str], known: Mapping[str, tuple[str, ...]]) -> list[str]:
-    return list(dict.fromkeys(found for name in names for found in known.get(name, (name,))))
+def _resolved(names: Iterable[str], known: _Names, graph: DrawnGraph) -> tuple[str, ...]:
+    """Return what names stand for, by default themselves, as far as a graph has these nodes; each once."""
+    found = dict.fromkeys(found for name in names for found in known.get(name, (name,)))
+    return tuple(name for name in found if name in graph.nodes)
 
 
-def _sources(
-    before: DrawnGraph,
-    after: DrawnGraph,
-    theirs: Mapping[str, Status],
-    made: Mapping[str, tuple[str, ...]],
-    roots: Mapping[str, tuple[str, ...]],
-) -> dict[str, tuple[str, ...]]:
-    found = {}
-    for name in after.nodes:
-        if theirs[name] == "kept":
-            continue
-        near = made.get(name, ())
-        sources: list[str] = []
-        for each in near:
-            sources += [each] if each in before.nodes else roots.get(each, ())
-        sources = sources or list(roots.get(name, ())) or ([name] if name in before.nodes else [])
-        found[name] = tuple(dict.fromkeys(sources))
-    return found
+def _sources(name: str, before: DrawnGraph, origin: Iterable[str], roots: _Names) -> tuple[str, ...]:
+    """Return the nodes before that a node comes from: by its mark, by the records, or by its name."""
+    found = dict.fromkeys(
+        source for each in origin for source in ((each,) if each in before.nodes else roots.get(each, ()))
+    )
+    return tuple(found) or roots.get(name, ()) or ((name,) if name in before.nodes else ())
 
 
-def _sites(
-    records: Iterable[Record],
-    roots: Mapping[str, tuple[str, ...]],
-    images: Mapping[str, tuple[str, ...]],
-    before: DrawnGraph | None,
-    after: DrawnGraph,
-) -> tuple[DrawnSite, ...]:
-    earlier = before.nodes if before is not None else {}
-    found = []
-    for record in records:
-        standing = record.state == "applied"
-        for rewrite in record.rewrites:
-            ours = [name for name in _resolved(rewrite.before, roots) if name in earlier] if standing else []
-            theirs = [name for name in _resolved(rewrite.after, images) if name in after.nodes] if standing else []
-            found.append(
-                DrawnSite(
-                    record,
-                    rewrite.site,
-                    True,
-                    tuple(ours),
-                    tuple(theirs),
-                    rewrite.modules_before or rewrite.before,
-                    rewrite.modules_after or rewrite.after,
-                    frame=_frame(before, ours) or _frame(after, theirs),
-                )
-            )
-        for refusal in record.refusals:
-            ours = [name for name in refusal.nodes if name in earlier]
-            theirs = [name for name in refusal.nodes if name in after.nodes]
-            frame = _frame(after, theirs) or _frame(before, ours)
-            places = tuple(ours), tuple(theirs)
-            found.append(
-                DrawnSite(
-                    record, refusal.site, False, *places, reason=refusal.reason, message=refusal.message, frame=frame
-                )
-            )
-    return tuple(found)
+def _sites(record: Record, before: DrawnGraph, after: DrawnGraph, roots: _Names, images: _Names) -> Iterator[DrawnSite]:
+    for rewrite in record.rewrites:
+        applied = record.state == "applied"
+        ours = _resolved(rewrite.before, roots, before) if applied else ()
+        theirs = _resolved(rewrite.after, images, after) if applied else ()
+        was, became = rewrite.modules_before or rewrite.before, rewrite.modules_after or rewrite.after
+        frame = _frame(before, ours) or _frame(after, theirs)
+        yield DrawnSite(record, rewrite.site, True, ours, theirs, was, became, frame=frame)
+    for refusal in record.refusals:
+        ours, theirs = _resolved(refusal.nodes, {}, before), _resolved(refusal.nodes, {}, after)
+        reason, message, frame = refusal.reason, refusal.message, _frame(after, theirs) or _frame(before, ours)
+        yield DrawnSite(record, refusal.site, False, ours, theirs, reason=reason, message=message, frame=frame)
 
 
-def _frame(graph: DrawnGraph | None, names: Iterable[str]) -> Frame | None:
-    nodes = () if graph is None else (graph.nodes[name] for name in names)
-    frames = (model_frame(node.trace) for node in nodes)
+def _frame(graph: DrawnGraph, names: Iterable[str]) -> Frame | None:
+    frames = (model_frame(graph.nodes[name].trace) for name in names)
     return next((frame for frame in frames if frame is not None), None)

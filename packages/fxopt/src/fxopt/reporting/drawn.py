@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import nn
@@ -11,9 +12,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxopt_core import iter_nodes
-from fxopt_core.ledger_rows import Unresolved
-from fxopt_core.marks import tag_of
-from fxopt_tools.rendering import name_of, text_of, without_addresses
+from fxopt_core.ledger.marks import tag_of
+from fxopt_core.values.names import Unresolved
+from fxopt_tools.watch.graph_text import name_of, text_of, without_addresses
 
 Category = Literal["input", "tensor", "module", "function", "output"]
 _CATEGORIES: Mapping[str, Category] = {
@@ -57,12 +58,12 @@ class DrawnNode:
 
     @property
     def caption(self) -> str:
-        """What tells it from others of its label: the path of a module or tensor, or its name."""
+        """What sets it apart from others of its label: the path of a module or tensor, or its name."""
         return self.target if self.op in ("call_module", "get_attr") else self.name
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What is equal for nodes that do the same, be it to other inputs."""
+        """What is equal for nodes that do the same, on whatever inputs."""
         return self.name, self.op, self.target, self.outline, self.module
 
 
@@ -94,28 +95,27 @@ class DrawnGraph:
 
 @dataclass(eq=False)
 class Draft:
-    """A node while a graph is being rewound: its inputs may come to be others.
-
-    Attributes:
-        reads: the places among its arguments, nested ones too, where it reads a node, in order.
-        number: the number under which records refer to it, or None.
-    """
+    """A node while passes are taken back: it may come to read other nodes."""
 
     name: str
     op: str
     target: Any
-    arguments: tuple[Any, Mapping[str, Any]] = ((), field(default_factory=dict))
-    reads: list[Slot] = field(default_factory=list)
+    arguments: tuple[Any, Mapping[str, Any]] = ((), MappingProxyType({}))  # with a `Slot` for each node
+    reads: list[Slot] = field(default_factory=list)  # the slots among its arguments, nested ones too, in order
     meta: Mapping[str, Any] = field(default_factory=dict)
-    number: int | None = None
+    number: int | None = None  # under which records refer to it
+
+    def slot(self, read: Draft) -> Slot:
+        """Return a new place where it reads another node."""
+        self.reads.append(Slot(read))
+        return self.reads[-1]
 
 
+@dataclass(eq=False)
 class Slot:
     """A place among arguments where a node is read."""
 
-    def __init__(self, reader: Draft, read: Draft) -> None:
-        """Note who reads what."""
-        self.reader, self.read = reader, read
+    read: Draft
 
     def __repr__(self) -> str:
         """Return the node as text has it."""
@@ -123,26 +123,25 @@ class Slot:
 
 
 class Modules:
-    """What is known of the modules of a graph by their full names: class and settings."""
+    """Class and settings of the modules of a graph by their full names: of those that it has, and of added ones."""
 
     def __init__(self, graph_module: GraphModule) -> None:
-        """Know those that a graph module has."""
-        self._root = graph_module
-        self._former: dict[str, str] = {}
+        self._graph_module = graph_module
+        self._known: dict[str, str] = {}
 
     def add(self, name: str, description: str) -> None:
-        """Take notice of a module that was there once."""
-        self._former[name] = description
+        """Add a module that was there once."""
+        self._known[name] = description
 
     def describe(self, name: str) -> str:
         """Return ``"Linear(in_features=4, ...)"``; "" for what is not known."""
-        if name not in self._former:
-            self._former[name] = self._describe(name)
-        return self._former[name]
+        if name not in self._known:
+            self._known[name] = self._describe(name)
+        return self._known[name]
 
     def _describe(self, name: str) -> str:
         try:
-            module = self._root.get_submodule(name)
+            module = self._graph_module.get_submodule(name)
         except AttributeError:
             return ""
         return f"{type(module).__name__}({_extra(module)})"
@@ -155,19 +154,12 @@ def drafts_of(graph_module: GraphModule) -> list[Draft]:
         draft = Draft(node.name, node.op, node.target, meta=node.meta, number=tag_of(node).id)
 
         def slot(item: Node, draft: Draft = draft) -> Any:
-            return add_slot(draft, found[item])
+            return draft.slot(found[item])
 
         arguments: Any = map_arg((node.args, node.kwargs), slot)
         draft.arguments = arguments
         found[node] = draft
     return list(found.values())
-
-
-def add_slot(reader: Draft, read: Draft) -> Slot:
-    """Return a new place where one draft reads another one."""
-    slot = Slot(reader, read)
-    reader.reads.append(slot)
-    return slot
 
 
 def drawn(drafts: Iterable[Draft], modules: Modules) -> DrawnGraph:
@@ -178,17 +170,15 @@ def drawn(drafts: Iterable[Draft], modules: Modules) -> DrawnGraph:
 def _drawn_node(draft: Draft, modules: Modules) -> DrawnNode:
     target = _target(draft.target)
     module = modules.describe(target) if draft.op == "call_module" else ""
-    arguments = _arguments(draft)
-    names = dict.fromkeys(slot.read.name for slot in draft.reads)
     return DrawnNode(
         name=draft.name,
         op=draft.op,
         category=_CATEGORIES.get(draft.op, "function"),
         label=_label(draft.op, target, module),
         target=target,
-        arguments=_cut(arguments),
+        arguments=_cut(_arguments(draft)),
         outline=_outline(draft),
-        inputs=tuple(names),
+        inputs=tuple(dict.fromkeys(slot.read.name for slot in draft.reads)),
         value=_value(draft.meta),
         module=_cut(module),
         trace=str(draft.meta.get("stack_trace") or ""),

@@ -1,4 +1,4 @@
-"""Stack traces of nodes: which line of the model a node comes from."""
+"""The stack traces of nodes: which line of the model a node comes from."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<f
 _PACKAGES = re.compile(r"^.*[/\\](?:site|dist)-packages[/\\]")
 _OWN_PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](?:torch|fxopt(?:_[a-z]+)?)[/\\]")
 _FAMILIES = ("fxopt_linear", "fxopt_norm", "fxopt_arith", "fxopt_onednn")
-_FXOPT = ("fxopt_core", "fxopt_capture", *_FAMILIES, "fxopt_tools", "fxopt")
+_FXOPT = ("fxopt_core", "fxopt_rewrite", "fxopt_checkpoints", "fxopt_capture", *_FAMILIES, "fxopt_tools", "fxopt")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A line of source that a trace goes through.
+    """A line of source in a stack trace.
 
     Attributes:
-        file: the file, from the folder of packages or the working directory on; nothing of a home directory.
+        file: the path below site-packages or the working directory, without anything of a home directory.
         line: number of the line.
-        function: the function that it is in.
+        function: the function around it.
         code: the line itself, as the trace has it; "" where it has none.
-        internal: whether it is of torch or fxopt rather than of a model.
+        internal: whether it belongs to torch or fxopt rather than to a model.
     """
 
     file: str
@@ -77,7 +77,7 @@ def _internal(file: str) -> bool:
 
 @cache
 def _own_folders() -> tuple[str, ...]:
-    """Return where torch and fxopt are; packages that are not imported yet are only looked for."""
+    """Return the folders of torch and fxopt, found without importing them."""
     specs = (find_spec(name) for name in ("torch", *_FXOPT))
     return tuple(os.path.join(place, "") for spec in specs if spec for place in spec.submodule_search_locations or ())
 

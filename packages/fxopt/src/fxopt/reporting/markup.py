@@ -1,4 +1,4 @@
-"""HTML as strings that are escaped once, where they are put together."""
+"""HTML as strings that are escaped once, when they are joined."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def joined(content: Content) -> Html:
 
 
 def printable(text: str) -> str:
-    r"""Return text without what HTML cannot hold or what turns the order of letters around.
+    r"""Return text without characters that HTML cannot hold or that reverse the order of letters.
 
     >>> printable("a\x00b\u202ec")
     'a\ufffdb\ufffdc'
@@ -75,6 +75,6 @@ def _attribute(key: str, value: object) -> str:
 
 
 def hash_source(text: str) -> str:
-    """Return what a content security policy allows this very script or style by."""
+    """Return the hash by which a content security policy allows this script or style."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
 
 import torch
 
 from fxopt.reporting import tables
-from fxopt.reporting.contents import Contents
-from fxopt.reporting.drawing import drawing_json
-from fxopt.reporting.markup import Html, hash_source, tag
+from fxopt.reporting.comparison import Comparison
+from fxopt.reporting.markup import Content, Html, hash_source, tag
 from fxopt.reporting.pictures import Picture
-from fxopt.reporting.tables import bytes_text
+from fxopt.reporting.writers.data import drawing_json
+from fxopt_core import Record
+from fxopt_tools import Size, Statistics, Timing, VerificationReport
+from fxopt_tools.verification.report import counted
 
 _LEGEND = (
     ("removed", "−", "removed"),
@@ -24,11 +28,38 @@ _LEGEND = (
 _KEYS = (
     ("wheel, + −", "zoom"),
     ("drag, arrows", "move"),
-    ("0, 1", "all of it, full size"),
+    ("0, 1", "show all, full size"),
     ("n, p", "next, previous change"),
     ("/", "search; Enter for the next"),
-    ("Esc", "let go"),
+    ("Esc", "clear the selection"),
 )
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Everything that a report shows.
+
+    Attributes:
+        title: its heading.
+        picture: the graphs.
+        records: the passes that ran, oldest first.
+        after: size of the transformed module.
+        before: size of the original, or None where it is not known.
+        verification: how the outputs compare.
+        timing: times of the passes.
+        statistics: counts of what the passes did.
+        speed: seconds of calls, by what was called; the first is the original.
+    """
+
+    title: str
+    picture: Picture
+    records: tuple[Record, ...]
+    after: Size
+    before: Size | None = None
+    verification: VerificationReport | None = None
+    timing: Timing | None = None
+    statistics: Statistics | None = None
+    speed: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def page(contents: Contents) -> str:
@@ -66,37 +97,26 @@ def asset(name: str) -> str:
 
 
 def _header(contents: Contents) -> Html:
-    lines = [tag("h1", contents.title)]
-    passes = [record.pass_name for record in contents.records if record.changed and record.state == "applied"]
-    lines.append(
-        tag("p", "Changed by ", _listed(passes), class_="sub")
-        if passes
-        else tag("p", "Nothing was changed.", class_="sub")
+    passes = dict.fromkeys(
+        record.pass_name for record in contents.records if record.changed and record.state == "applied"
     )
-    return tag("header", lines, tag("ul", _cards(contents), class_="cards"))
-
-
-def _listed(names: list[str]) -> list[Html | str]:
-    unique = list(dict.fromkeys(names))
-    found: list[Html | str] = []
-    for place, name in enumerate(unique):
-        found += [", " if place else "", tag("code", name)]
-    return found
+    names = ((", " if place else "", tag("code", name)) for place, name in enumerate(passes))
+    changed = tag("p", ("Changed by ", names) if passes else "Nothing was changed.", class_="sub")
+    return tag("header", tag("h1", contents.title), changed, tag("ul", _cards(contents), class_="cards"))
 
 
 def _cards(contents: Contents) -> Iterator[Html]:
-    picture = contents.picture
-    yield _card(str(len(picture.rewritten)), "sites rewritten")
-    yield _card(str(len(picture.refused)), "sites refused", "held" if picture.refused else None)
-    before, after = contents.before, contents.after
-    nodes = len(picture.before.nodes) if picture.before is not None else None
-    yield _card(_change(nodes, len(picture.after.nodes)), "nodes")
-    memory = bytes_text(after.parameter_bytes)
-    former = memory if before is None else bytes_text(before.parameter_bytes)
-    yield _card(memory if former == memory else f"{former} → {memory}", "parameters")
+    picture, before, after = contents.picture, contents.before, contents.after
+    rewritten, refused = len(picture.rewritten), len(picture.refused)
+    yield _card(str(rewritten), "site rewritten" if rewritten == 1 else "sites rewritten")
+    yield _card(str(refused), "site refused" if refused == 1 else "sites refused", "held" if refused else None)
+    nodes = None if picture.before is None else len(picture.before.nodes)
+    yield _card(tables.change_text(nodes, len(picture.after.nodes)), "nodes")
+    former = None if before is None else before.parameter_bytes
+    yield _card(tables.change_text(former, after.parameter_bytes, tables.bytes_text), "parameters")
     if contents.verification is not None:
         passed = contents.verification.passed
-        yield _card("passed" if passed else "FAILED", "same numbers", "good" if passed else "bad")
+        yield _card("passed" if passed else "FAILED", "numeric check", "good" if passed else "bad")
     if len(contents.speed) > 1:
         yield _speed_card(next(iter(contents.speed.values())), *list(contents.speed.items())[-1])
 
@@ -112,40 +132,26 @@ def _card(value: str, name: str, kind: str | None = None) -> Html:
     return tag("li", tag("b", value), tag("span", name), class_=kind)
 
 
-def _change(before: int | None, after: int) -> str:
-    return str(after) if before is None or before == after else f"{before} → {after}"
-
-
 def _sections(contents: Contents) -> Iterator[Html]:
-    picture = contents.picture
-    yield tag(
-        "section",
-        tag("h2", "Graph"),
-        *(tag("p", n, class_="note") for n in picture.notes),
-        _picture(picture),
-        id="picture",
-    )
-    sites = picture.changes.sites
-    rewritten = tables.rewrites_table(sites) if any(s.rewritten for s in sites) else tag("p", "No site was rewritten.")
-    yield tag("section", tag("h2", "Rewrites"), rewritten, id="rewrites")
+    picture, sites = contents.picture, contents.picture.changes.sites
+    yield _section("picture", "Graph", (tag("p", note, class_="note") for note in picture.notes), _picture(picture))
+    rewritten = any(site.rewritten for site in sites)
+    no_rewrite = tag("p", "No site was rewritten.")
+    yield _section("rewrites", "Rewrites", tables.sites_table(sites, rewritten=True) if rewritten else no_rewrite)
     if picture.refused:
         advice = tag("details", tag("summary", "What to do"), tables.remedies(sites), class_="more")
-        yield tag("section", tag("h2", "Refusals"), tables.refusals_table(sites), advice, id="refusals")
+        yield _section("refusals", "Refusals", tables.sites_table(sites, rewritten=False), advice)
     else:
-        yield tag("section", tag("h2", "Refusals"), tag("p", "No site was refused."), id="refusals")
+        yield _section("refusals", "Refusals", tag("p", "No site was refused."))
     if contents.verification is not None:
-        yield tag(
-            "section", tag("h2", "Numeric errors"), tables.verification_table(contents.verification), id="numbers"
-        )
-    yield tag("section", tag("h2", "Time and memory"), *_costs(contents), id="costs")
-    yield tag("section", tag("h2", "Passes"), tables.passes_table(contents.records), *_watched(contents), id="passes")
+        yield _section("numbers", "Numeric errors", tables.verification_table(contents.verification))
+    speed = (tables.speed_table(contents.speed), tag("h3", "Size")) if contents.speed else None
+    yield _section("costs", "Time and memory", speed, tables.sizes_table(contents.before, contents.after))
+    yield _section("passes", "Passes", tables.passes_table(contents.records), _watched(contents))
 
 
-def _costs(contents: Contents) -> Iterator[Html]:
-    if contents.speed:
-        yield tables.speed_table(contents.speed)
-        yield tag("h3", "Size")
-    yield tables.sizes_table(contents.before, contents.after)
+def _section(name: str, title: str, *content: Content) -> Html:
+    return tag("section", tag("h2", title), *content, id=name)
 
 
 def _watched(contents: Contents) -> Iterator[Html]:
@@ -157,26 +163,24 @@ def _watched(contents: Contents) -> Iterator[Html]:
         yield tables.statistics_table(contents.statistics)
 
 
-def _picture(picture: Picture) -> Html:
-    words = ["before", "after"] if picture.before is not None else ["after"]
+def _picture(picture: Comparison) -> Html:
     graphs = {"before": picture.before, "after": picture.after}
-    panes = (_pane(word, len(graph.nodes)) for word in words if (graph := graphs[word]) is not None)
+    panes = [_pane(word, len(graph.nodes)) for word, graph in graphs.items() if graph is not None]
     stage = tag(
         "div",
         tag("div", panes, class_="panes"),
-        tag("aside", _hints(), class_="side", id="side", aria_live="polite", aria_label="What is chosen", tabindex="0"),
+        tag("aside", _hints(), class_="side", id="side", aria_live="polite", aria_label="Selection", tabindex="0"),
         class_="stage",
         id="stage",
     )
     legend = tag("ul", (tag("li", tag("i", sign, class_=kind), text) for kind, sign, text in _LEGEND), class_="legend")
-    still = tag(
-        "p", "The picture needs scripts; all that it tells of the passes stands in the tables.", class_="still hint"
-    )
-    return Html(still + tag("div", _tools(len(words) > 1), stage, legend, class_="live"))
+    text = "The picture needs scripts; the tables have everything that it shows of the passes."
+    still = tag("p", text, class_="still hint")
+    return Html(still + tag("div", _tools(len(panes) > 1), stage, legend, class_="live"))
 
 
 def _pane(word: str, count: int) -> Html:
-    title = tag("h3", word.capitalize(), " ", tag("small", f"{count} nodes"))
+    title = tag("h3", word.capitalize(), " ", tag("small", counted(count, "node")))
     label = f"The graph {word}: arrows move, plus and minus zoom, n and p go through the changes"
     view = tag("svg", class_="view", tabindex="0", role="application", aria_label=label)
     return tag("div", title, view, tag("svg", class_="ruler", aria_hidden="true"), class_="pane", id=f"pane-{word}")
@@ -184,21 +188,16 @@ def _pane(word: str, count: int) -> Html:
 
 def _hints() -> Html:
     keys = (tag("li", tag("kbd", key), f" {text}") for key, text in _KEYS)
-    hint = tag("p", "Choose a node to see what it does, where it comes from, and its line in the model.", class_="hint")
-    return Html(tag("h3", "Nothing is chosen") + hint + tag("h4", "Keys") + tag("ul", keys))
+    hint = tag("p", "Select a node to see what it does and which line of the model it comes from.", class_="hint")
+    return Html(tag("h3", "Nothing is selected") + hint + tag("h4", "Keys") + tag("ul", keys))
 
 
 def _tools(both: bool) -> Html:
     steps = tag("span", _button("previous", "‹ change"), _button("next", "change ›"), class_="group")
     zooms = (("out", "−", "Zoom out"), ("one", "1:1", "Full size"), ("in", "+", "Zoom in"), ("fit", "fit", "Show all"))
     zoom = tag("span", (_button(name, text, label) for name, text, label in zooms), class_="group")
-    search = tag(
-        "input",
-        type="search",
-        id="search",
-        placeholder="Search nodes and modules",
-        aria_label="Search nodes and modules",
-    )
+    label = "Search nodes and modules"
+    search = tag("input", type="search", id="search", placeholder=label, aria_label=label)
     views = (("both", "Both", "true"), ("pane-before", "Before", "false"), ("pane-after", "After", "false"))
     view = (tag("button", text, type="button", data_open=name, aria_pressed=pressed) for name, text, pressed in views)
     return tag(
@@ -219,9 +218,5 @@ def _button(name: str, text: str, label: str | None = None) -> Html:
 
 
 def _footer() -> Html:
-    from fxopt import __version__
-
-    return tag(
-        "footer",
-        f"Written by fxopt {__version__} with torch {torch.__version__}. This file loads nothing from elsewhere.",
-    )
+    versions = f"fxopt {version('fxopt')} with torch {torch.__version__}"
+    return tag("footer", f"Written by {versions}. This file loads nothing from elsewhere.")

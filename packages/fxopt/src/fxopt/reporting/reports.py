@@ -1,10 +1,9 @@
-"""`report`: what passes did to a model, as a page that opens from disk."""
+"""`report`: what passes did to a model, as an HTML page in one file."""
 
 from __future__ import annotations
 
 import html
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from os import PathLike
@@ -13,12 +12,12 @@ from pathlib import Path
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt.reporting.contents import Contents
-from fxopt.reporting.page import page
+from fxopt.reporting.page import Contents, page
 from fxopt.reporting.pictures import Picture, picture
-from fxopt_core import PreconditionError
-from fxopt_core.ledger import ledger_of
+from fxopt_core import PreconditionError, registry
+from fxopt_core.ledger.records import ledger_of
 from fxopt_tools import Observation, Size, Statistics, Timing, VerificationReport
+from fxopt_tools.verification.report import counted
 
 _FRAME_HEIGHT = 760
 
@@ -29,11 +28,11 @@ class Report:
     ``print`` shows a summary; a notebook shows the page.
 
     Attributes:
-        contents: all that stands in it.
+        contents: everything that it shows.
     """
 
     def __init__(self, contents: Contents) -> None:
-        """Hold what the report tells of."""
+        """Hold what the report shows."""
         self.contents = contents
 
     @property
@@ -43,7 +42,8 @@ class Report:
 
     @cached_property
     def html(self) -> str:
-        """The page: one file that loads nothing, with scripts of its own for the picture alone."""
+        """The page: one file that loads nothing; only its picture needs scripts."""
+        registry().available()  # imports the passes, which declare what their reasons mean
         return page(self.contents)
 
     def save(self, path: str | PathLike[str], *, force: bool = False) -> Path:
@@ -51,36 +51,31 @@ class Report:
 
         Args:
             path: where to write it.
-            force: whether to replace a file that is there.
+            force: whether to replace a file that exists.
 
         Returns:
             The path.
 
         Raises:
-            PreconditionError: A file is there already, or the folder is not.
+            PreconditionError: The file exists, or the folder does not.
         """
         target = Path(path)
         if target.is_dir() or (target.exists() and not force):
             raise PreconditionError(f"{target} exists, expected a new file: give another path, or force=True")
         if not target.parent.is_dir():
-            raise PreconditionError(
-                f"{target.parent} is no folder, expected one to write {target.name} into: make it first"
-            )
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+            raise PreconditionError(f"there is no folder {target.parent} to write {target.name} into: make it first")
+        beside = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(self.html)
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+            beside.write_text(self.html, encoding="utf-8", newline="\n")
+            os.replace(beside, target)
+        finally:
+            beside.unlink(missing_ok=True)
         return target
 
     def __str__(self) -> str:
-        """Return the most important in a few lines."""
+        """Return a summary in a few lines."""
         seen, contents = self.picture, self.contents
-        lines = [f"{contents.title}: {len(seen.rewritten)} sites rewritten, {len(seen.refused)} refused"]
+        lines = [f"{contents.title}: {counted(len(seen.rewritten), 'site')} rewritten, {len(seen.refused)} refused"]
         before = "?" if seen.before is None else str(len(seen.before.nodes))
         lines.append(f"nodes: {before} -> {len(seen.after.nodes)}")
         if contents.verification is not None:
@@ -92,7 +87,7 @@ class Report:
         return f"<report {self.contents.title!r} on {self.picture!r}>"
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame of its own for a notebook: its styles and scripts reach nothing else."""
+        """Return the page for a notebook, in a frame of its own that isolates its styles and scripts."""
         return (
             f'<iframe sandbox="allow-scripts" title="{html.escape(self.contents.title)}" width="100%" '
             f'height="{_FRAME_HEIGHT}" style="border:1px solid #8885;border-radius:6px" '
@@ -116,18 +111,18 @@ def report(
     Nothing is run and nothing is changed.
 
     Args:
-        original: the module before the passes, or None. Where it is a graph module its graph is the one before;
-            otherwise that is read from the ledger, as far as it tells.
+        original: the module before the passes, or None. If it is a graph module, its graph is the graph before;
+            otherwise that is read from the ledger, as far as the ledger knows it.
         transformed: the graph module that the passes ran on.
         title: the heading; by default that of the original's class, or of the transformed module.
         verification: what `verify` returned.
         timing: times of the passes.
-        statistics: what the passes did, in numbers.
+        statistics: counts of what the passes did.
         observation: what `observing` yielded, with both of these.
         speed: seconds of calls, by what was called: ``{"original": [...], "transformed": [...]}``, original first.
 
     Raises:
-        PreconditionError: ``transformed`` is no graph module, or nothing was measured under a name of ``speed``.
+        PreconditionError: ``transformed`` is not a graph module, or nothing was measured under a name of ``speed``.
         FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> import torch
@@ -144,9 +139,7 @@ def report(
             raise PreconditionError(f"speed[{name!r}] is empty, expected the seconds of at least one call")
     seen = picture(transformed, original)
     contents = Contents(
-        title=title
-        if title is not None
-        else f"{type(original if original is not None else transformed).__name__} after fxopt",
+        title=f"{type(transformed if original is None else original).__name__} after fxopt" if title is None else title,
         picture=seen,
         records=ledger_of(transformed).records,
         after=Size.of(transformed),
@@ -168,9 +161,3 @@ def _size_before(original: nn.Module | None, seen: Picture) -> Size | None:
     modules = sum(1 for _ in original.modules()) - 1
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     return Size(len(seen.before.nodes), modules, len(parameters), size)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -4,86 +4,74 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 from fxopt.reporting.changes import DrawnSite
 from fxopt.reporting.frames import Frame
 from fxopt.reporting.markup import Content, Html, joined, tag
-from fxopt_core import REASONS, Record
+from fxopt_core import Record
+from fxopt_core.ledger.reasons import meaning
 from fxopt_tools import OutputReport, Size, Statistics, Timing, VerificationReport
 
 _ROWS = 200
 
 
-def table(
-    headings: Sequence[str], rows: Iterable[Html], *, numbers: Iterable[int] = (), label: str = "", live: bool = True
-) -> Html:
-    """Return a table; rows beyond the first 200 are folded away."""
-    shown = list(rows)
-    right = frozenset(numbers)
-    head = tag(
-        "tr", (tag("th", h, scope="col", class_="number" if i in right else None) for i, h in enumerate(headings))
-    )
-    first = _framed(head, shown[:_ROWS], label)
-    if len(shown) <= _ROWS:
-        return first
-    more = tag(
-        "details", tag("summary", f"{len(shown) - _ROWS} more"), _framed(head, shown[_ROWS:], label), class_="more"
-    )
-    return Html(first + more)
+def table(label: str, headings: Sequence[str], rows: Iterable[Sequence[Content]], ids: Sequence[str] = ()) -> Html:
+    """Return a table; rows beyond the first 200 are folded away.
+
+    Args:
+        label: what it shows, for screen readers.
+        headings: the headings of its columns; "#" marks a column of numbers, which are aligned right.
+        rows: the cells of each row.
+        ids: the id of each row, for links; none by default.
+    """
+    kinds = ["number" if text.startswith("#") else None for text in headings]
+    titles = (tag("th", text.lstrip("#"), scope="col", class_=k) for text, k in zip(headings, kinds, strict=True))
+    head = tag("thead", tag("tr", titles))
+    lines = [
+        tag("tr", (tag("td", cell, class_=kind) for cell, kind in zip(cells, kinds, strict=True)), id=name)
+        for cells, name in zip_longest(rows, ids)
+    ]
+
+    def framed(part: list[Html]) -> Html:
+        inside = tag("table", head, tag("tbody", part), aria_label=label)
+        return tag("div", inside, class_="table", tabindex="0", role="region", aria_label=label)
+
+    if len(lines) <= _ROWS:
+        return framed(lines)
+    more = tag("details", tag("summary", f"{len(lines) - _ROWS} more"), framed(lines[_ROWS:]), class_="more")
+    return Html(framed(lines[:_ROWS]) + more)
 
 
-def _framed(head: Html, rows: Sequence[Html], label: str) -> Html:
-    inside = tag("table", tag("thead", head), tag("tbody", rows), aria_label=label or None)
-    return tag("div", inside, class_="table", tabindex="0", role="region", aria_label=label or None)
-
-
-def row(*cells: Content, numbers: Iterable[int] = (), **attributes: object) -> Html:
-    """Return a row."""
-    right = frozenset(numbers)
-    return tag("tr", (tag("td", c, class_="number" if i in right else None) for i, c in enumerate(cells)), **attributes)
-
-
-def rewrites_table(sites: Sequence[DrawnSite]) -> Html:
-    """Return the sites that were rewritten, with what became of them and where they are in the model."""
+def sites_table(sites: Sequence[DrawnSite], *, rewritten: bool) -> Html:
+    """Return the sites that were rewritten, with what became of them, or those that were refused, with the reasons."""
+    chosen = [(place, site) for place, site in enumerate(sites) if site.rewritten == rewritten]
     rows = (
-        row(
+        [
             _show(place, site),
             tag("code", site.record.pass_name, class_="whole"),
             site.site,
-            _became(site),
+            *([_became(site)] if rewritten else _refused(site)),
             _source(site.frame),
-            id=f"site-{place}",
-        )
-        for place, site in enumerate(sites)
-        if site.rewritten
+        ]
+        for place, site in chosen
     )
-    return table(("", "pass", "site", "before → after", "in the model"), rows, label="Rewrites")
+    label, headings = ("Rewrites", ["before → after"]) if rewritten else ("Refusals", ["reason", "what was found"])
+    return table(label, ["", "pass", "site", *headings, "in the model"], rows, [f"site-{place}" for place, _ in chosen])
 
 
-def refusals_table(sites: Sequence[DrawnSite]) -> Html:
-    """Return the sites that were refused, each with its reason, and what to do about it."""
-    rows = (
-        row(
-            _show(place, site),
-            tag("code", site.record.pass_name, class_="whole"),
-            site.site,
-            tag("span", site.reason, class_="tag held", title=REASONS.get(site.reason)),
-            sentence(site.message),
-            _source(site.frame),
-            id=f"site-{place}",
-        )
-        for place, site in enumerate(sites)
-        if not site.rewritten
-    )
-    return table(("", "pass", "site", "reason", "what was found", "in the model"), rows, label="Refusals")
+def _refused(site: DrawnSite) -> list[Html]:
+    reason = tag("span", site.reason, class_="tag held", title=meaning(site.reason, site.record))
+    return [reason, sentence(site.message)]
 
 
 def remedies(sites: Sequence[DrawnSite]) -> Html:
     """Return what to do about refusals, by reason."""
     counts = Counter(site.reason for site in sites if not site.rewritten)
+    meanings = {site.reason: meaning(site.reason, site.record) for site in sites if not site.rewritten}
     lines = (
-        tag("li", tag("span", reason, class_="tag held"), f" {count} × {REASONS.get(reason, '')}")
+        tag("li", tag("span", reason, class_="tag held"), f" {count} × {meanings[reason]}")
         for reason, count in counts.most_common()
     )
     return tag("ul", lines)
@@ -91,10 +79,8 @@ def remedies(sites: Sequence[DrawnSite]) -> Html:
 
 def passes_table(records: Sequence[Record]) -> Html:
     """Return the passes that ran, oldest first."""
-    headings = ("run", "pass", "options", "state", "rewritten", "refused", "ms")
-    right = (4, 5, 6)
     rows = (
-        row(
+        (
             str(record.run) if record.index is None else f"{record.run}.{record.index}",
             tag("code", record.pass_name),
             tag("code", record.options_text),
@@ -102,32 +88,28 @@ def passes_table(records: Sequence[Record]) -> Html:
             str(len(record.rewrites)),
             str(len(record.refusals)),
             f"{record.seconds * 1e3:.1f}",
-            numbers=right,
         )
         for record in records
     )
-    return table(headings, rows, numbers=right, label="Passes")
+    return table("Passes", ("run", "pass", "options", "state", "#rewritten", "#refused", "#ms"), rows)
 
 
 def verification_table(report: VerificationReport) -> Html:
-    """Return what comparing the outputs gave."""
-    headings = ("output", "shape", "dtype", "max abs error", "max rel error", "SQNR dB", "original's", "allowed", "")
-    right = (3, 4, 5, 6)
-    rows = (_output_row(output, right) for output in report.outputs)
-    notes = (tag("p", f"{'' if output.passed else 'Failed: '}{output}") for output in report.outputs if _remark(output))
-    return Html(table(headings, rows, numbers=right, label="Numeric errors") + "".join(notes) + _notes(report.notes))
+    """Return how the outputs compare."""
+    errors = ("#max abs error", "#max rel error", "#SQNR dB", "#original's")
+    rows = map(_output_row, report.outputs)
+    shown = table("Numeric errors", ("output", "shape", "dtype", *errors, "allowed", ""), rows)
+    remarkable = (output for output in report.outputs if output.problem or output.excused)
+    remarks = (tag("p", f"{'' if output.passed else 'Failed: '}{output}") for output in remarkable)
+    return joined([shown, remarks, (tag("p", note, class_="hint") for note in report.notes)])
 
 
-def _remark(output: OutputReport) -> bool:
-    return bool(output.problem or output.excused)
-
-
-def _output_row(output: OutputReport, right: tuple[int, ...]) -> Html:
+def _output_row(output: OutputReport) -> tuple[Content, ...]:
     allowed = "equal"
     if output.tolerance is not None:
         allowed = f"rtol {output.tolerance.rtol:.3g}, atol {output.tolerance.atol:.3g} {output.tolerance_source or ''}"
-    return row(
-        tag("code", f"{output.path}" if not output.number else f"input {output.number}: {output.path}"),
+    return (
+        tag("code", f"input {output.number}: {output.path}" if output.number else output.path),
         "–" if output.shape is None else str(tuple(output.shape)),
         "–" if output.dtype is None else str(output.dtype).removeprefix("torch."),
         _number(output.max_absolute_error, ".3g"),
@@ -136,7 +118,6 @@ def _output_row(output: OutputReport, right: tuple[int, ...]) -> Html:
         _number(output.original_sqnr_db, ".1f"),
         allowed.strip(),
         tag("span", "passed", class_="tag good") if output.passed else tag("span", "FAILED", class_="tag bad"),
-        numbers=right,
     )
 
 
@@ -144,92 +125,86 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _notes(notes: Iterable[str]) -> Html:
-    return Html("".join(tag("p", note, class_="hint") for note in notes))
-
-
 def sizes_table(before: Size | None, after: Size) -> Html:
     """Return nodes, modules, parameters and memory before and after."""
-    names = (("nodes", "nodes"), ("modules", "modules"), ("parameters", "parameters"))
-    rows = [_size_row(text, getattr(before, key, None), getattr(after, key)) for key, text in names]
-    rows.append(
-        _size_row("memory of parameters", getattr(before, "parameter_bytes", None), after.parameter_bytes, bytes_text)
-    )
-    return table(("", "before", "after", "change"), rows, numbers=(1, 2, 3), label="Sizes")
+    rows = []
+    for name in ("nodes", "modules", "parameters", "parameter_bytes"):
+        old, new = getattr(before, name, None), getattr(after, name)
+        memory = name == "parameter_bytes"
+        show: Callable[[int], str] = bytes_text if memory else str
+        change = "none" if old == new else "–"
+        if old and old != new:
+            change = f"{new / old - 1:+.1%}" if memory else f"{new - old:+,d}"
+        rows.append(("memory of parameters" if memory else name, "–" if old is None else show(old), show(new), change))
+    return table("Sizes", ("", "#before", "#after", "#change"), rows)
 
 
-def _size_row(name: str, before: int | None, after: int, form: type[str] | object = str) -> Html:
-    show = form if callable(form) else str
-    if before is None:
-        return row(name, "–", str(show(after)), "–", numbers=(1, 2, 3))
-    share = f"{after - before:+,d}" if form is str else (f"{after / before - 1:+.1%}" if before else "–")
-    return row(name, str(show(before)), str(show(after)), "none" if before == after else share, numbers=(1, 2, 3))
+def bytes_text(count: int) -> str:
+    """Return a number of bytes for readers.
 
-
-def bytes_text(number: int) -> str:
-    """Return a number of bytes for people.
-
-    >>> bytes_text(36), bytes_text(91_000_000)
-    ('36 B', '86.8 MiB')
+    >>> bytes_text(512), bytes_text(90_870_598)
+    ('512 bytes', '90.9 MB')
     """
-    size, unit = float(number), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{number} B" if unit == "B" else f"{size:.1f} {unit}"
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} bytes"
 
 
 def timing_table(timing: Timing) -> Html:
     """Return the time of each pass."""
-    right = (1, 2, 3, 4, 5)
     rows = (
-        row(
+        (
             tag("code", f"{'undoing ' if each.reverse else ''}{each.name}"),
             str(each.runs),
             f"{each.seconds * 1e3:.1f}",
             f"{each.own * 1e3:.1f}",
             f"{each.share:.1%}",
             f"{each.around * 1e3:.1f}",
-            numbers=right,
         )
         for each in timing.rows()
     )
-    return table(("pass", "runs", "ms", "itself", "share", "around it"), rows, numbers=right, label="Time of passes")
+    return table("Time of passes", ("pass", "#runs", "#ms", "#itself", "#share", "#around it"), rows)
 
 
 def statistics_table(counted: Statistics) -> Html:
     """Return what each pass did to the size of the module."""
-    right = (1, 2, 3, 4, 5, 6)
     rows = (
-        row(
+        (
             tag("code", each.label),
             str(each.runs),
             str(each.rewritten),
             str(sum(each.refused.values())),
-            _pair(each.before.nodes, each.after.nodes),
-            _pair(each.before.modules, each.after.modules),
-            _pair(each.before.parameter_bytes, each.after.parameter_bytes, bytes_text),
-            numbers=right,
+            change_text(each.before.nodes, each.after.nodes),
+            change_text(each.before.modules, each.after.modules),
+            change_text(each.before.parameter_bytes, each.after.parameter_bytes, bytes_text),
         )
         for each in counted.rows()
     )
-    headings = ("pass", "runs", "rewritten", "refused", "nodes", "modules", "parameters")
-    return table(headings, rows, numbers=right, label="Passes in numbers")
+    sizes = ("#nodes", "#modules", "#parameters")
+    return table("Passes in numbers", ("pass", "#runs", "#rewritten", "#refused", *sizes), rows)
 
 
-def _pair(before: int, after: int, show: object = str) -> str:
-    form = show if callable(show) else str
-    return str(form(before)) if before == after else f"{form(before)} → {form(after)}"
+def change_text(before: int | None, after: int, show: Callable[[int], str] = str) -> str:
+    """Return both numbers, or one where they look the same.
+
+    >>> change_text(3, 4), change_text(4, 4), change_text(None, 4)
+    ('3 → 4', '4', '4')
+    """
+    return show(after) if before is None or show(before) == show(after) else f"{show(before)} → {show(after)}"
 
 
 def speed_table(seconds: Mapping[str, Sequence[float]]) -> Html:
-    """Return the time of calls by what was called: median, middle half, and each measurement as a dot."""
-    largest = max((max(each) for each in seconds.values() if each), default=0.0)
+    """Return the times of calls by what was called: median, middle half, and each measurement as a dot."""
     base = statistics.median(next(iter(seconds.values())))
-    rows = (_speed_row(name, sorted(each), base, largest) for name, each in seconds.items())
-    headings = ("", "median", "middle half", "speed", "calls", "each call, from zero")
-    return table(headings, rows, numbers=(1, 2, 3, 4), label="Time of a call")
+    largest = max(map(max, seconds.values()))
+    rows = []
+    for name, each in seconds.items():
+        low, middle, high = quartiles(each)
+        speed = f"{base / middle:.2f} ×" if middle else "–"
+        times = f"{middle * 1e3:.2f} ms", f"{low * 1e3:.2f} to {high * 1e3:.2f} ms"
+        rows.append((name, *times, speed, str(len(each)), _strip(each, (low, middle, high), largest)))
+    return table("Time of a call", ("", "#median", "#middle half", "#speed", "#calls", "each call, from zero"), rows)
 
 
 def quartiles(seconds: Sequence[float]) -> tuple[float, float, float]:
@@ -238,43 +213,27 @@ def quartiles(seconds: Sequence[float]) -> tuple[float, float, float]:
     >>> quartiles([1.0, 2.0, 3.0])
     (1.0, 2.0, 3.0)
     """
-    if len(seconds) == 1:
-        return seconds[0], seconds[0], seconds[0]
-    low, middle, high = statistics.quantiles(seconds, n=4)
+    low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
     return low, middle, high
 
 
-def _speed_row(name: str, seconds: Sequence[float], base: float, largest: float) -> Html:
-    low, middle, high = quartiles(seconds)
-    return row(
-        name,
-        f"{middle * 1e3:.2f} ms",
-        f"{low * 1e3:.2f} to {high * 1e3:.2f} ms",
-        f"{base / middle:.2f} ×" if middle else "–",
-        str(len(seconds)),
-        _strip(seconds, low, middle, high, largest),
-        numbers=(1, 2, 3, 4),
-    )
+def _strip(seconds: Sequence[float], middle_half: tuple[float, float, float], largest: float) -> Html:
+    def at(value: float) -> float:
+        return round(5 + 250 * value / largest if largest else 5, 1)
 
-
-def _strip(seconds: Sequence[float], low: float, middle: float, high: float, largest: float) -> Html:
-    def at(value: float) -> str:
-        return f"{5 + 250 * value / largest if largest else 5:.1f}"
-
-    inside: Iterator[Html] = (tag("circle", class_="dot", cx=at(each), cy="11", r="3") for each in seconds)
-    box = tag("rect", class_="middle", x=at(low), y="3", width=f"{float(at(high)) - float(at(low)):.1f}", height="16")
-    line = tag("line", class_="median", x1=at(middle), x2=at(middle), y1="2", y2="20")
-    return tag(
-        "svg", box, inside, line, class_="strip", viewBox="0 0 260 22", role="img", aria_label="each call as a dot"
-    )
+    low, middle, high = map(at, middle_half)
+    box = tag("rect", class_="middle", x=low, y="3", width=round(high - low, 1), height="16")
+    dots = (tag("circle", class_="dot", cx=at(each), cy="11", r="3") for each in seconds)
+    line = tag("line", class_="median", x1=middle, x2=middle, y1="2", y2="20")
+    label = "each call as a dot"
+    return tag("svg", box, dots, line, class_="strip", viewBox="0 0 260 22", role="img", aria_label=label)
 
 
 def _show(place: int, site: DrawnSite) -> Html:
     if not site.before and not site.after:
         return Html("")
-    return tag(
-        "button", "show", type="button", class_="show", data_site=place, aria_label=f"Show {site.site} in the picture"
-    )
+    label = f"Show {site.site} in the picture"
+    return tag("button", "show", type="button", class_="show", data_site=place, aria_label=label)
 
 
 def _became(site: DrawnSite) -> Html:

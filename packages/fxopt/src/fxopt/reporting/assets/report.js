@@ -196,7 +196,7 @@
     if (wanted !== view.scale) setScale(wanted); else redraw();
   }
 
-  // Move panes sideways that show none of what is chosen, though they have it.
+  // Scroll panes sideways that contain chosen nodes but show none of them.
   function reveal() {
     for (const pane of open()) {
       const places = [...chosen].filter((node) => pane.place.has(node)).map((node) => pane.place.get(node));
@@ -208,7 +208,7 @@
 
   function choose(list, options = {}) {
     chosen = new Set(list.concat(list.flatMap((node) => nodes.links[node])));
-    if (options.site === undefined && list.length === 1) tell(list[0]); else if (options.site !== undefined) tellSite(options.site, list);
+    if (options.site === undefined && list.length === 1) describe(list[0]); else if (options.site !== undefined) describeSite(options.site, list);
     if (list.length && options.center !== false) center(list);
     redraw(true);
   }
@@ -246,7 +246,7 @@
       if (entry.message) html("p", "hint", `${entry.reason}: ${entry.message}`, side);
     }
   }
-  function tell(node) {
+  function describe(node) {
     side.textContent = "";
     const status = nodes.status[node];
     html("h3", "", nodes.label[node], side);
@@ -271,7 +271,7 @@
     side.scrollTop = 0;
   }
   const same = (node) => panes.every((pane) => pane.place.has(node)) && new Set(panes.map((pane) => `${pane.inputs.get(node)}|${pane.users.get(node) || ""}`)).size === 1;
-  function tellSite(site, list) {
+  function describeSite(site, list) {
     side.textContent = "";
     const entry = data.sites[site];
     html("h3", "", entry ? entry.site : "Changed nodes", side);

@@ -1,0 +1,56 @@
+"""The seam to torch.export: the one file of fxopt-capture that names private parts of it.
+
+When torch moves these, this file changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch._export.serde.schema import SCHEMA_VERSION
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
+
+SCHEMA = tuple(SCHEMA_VERSION)
+"""Major and minor version of the archives that this torch writes."""
+
+
+def assumptions(program: ExportedProgram) -> list[str]:
+    """Return the conditions that tracing a model has met, as Python code; changes to the list change the program.
+
+    torch checks them in a function that does not pickle.
+    """
+    guards: list[str] = program._guards_code
+    return guards
+
+
+def graph_module_of(program: ExportedProgram) -> GraphModule:
+    """Return a program as a graph module with its tensors as attributes, which checks nothing."""
+    module = program.module(check_guards=False)
+    if not isinstance(module, GraphModule):
+        raise TypeError(f"torch.export made a {type(module).__name__} of the program, not a GraphModule")
+    return module
+
+
+@contextmanager
+def guarding(*, small_sizes: bool) -> Iterator[None]:
+    """Let torch note what it assumes of sizes, also in a thread where that is suppressed.
+
+    It is so for callers inside of ``ShapeEnv.suppress_guards()``, and stays so where what ends that was interrupted.
+    Without guards, a graph would answer for sizes for which the model takes another branch. With `small_sizes`, dynamic
+    sizes may be 0 or 1.
+    """
+    former = symbolic_shapes.ShapeEnv._suppress_guards_tls()
+    symbolic_shapes.TLS.suppress_guards = False
+    try:
+        with symbolic_shapes_config.patch(backed_size_oblivious=small_sizes):  # type: ignore[attr-defined]  # installed at import
+            yield
+    finally:
+        symbolic_shapes.TLS.suppress_guards = former
+
+
+def is_hook_of_export(hook: object) -> bool:
+    """Return whether torch.export has put a hook on the graph module that it makes of a program."""
+    return getattr(hook, "__module__", None) == "torch.export._unlift"

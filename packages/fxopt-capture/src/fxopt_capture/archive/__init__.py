@@ -1,0 +1,1 @@
+"""Captured modules as `.pt2` archives."""

@@ -1,0 +1,131 @@
+"""The inputs of a program: read off an archive, and how a graph module that was loaded takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule
+from torch.utils import _pytree as pytree
+
+from fxopt_capture._torch import graph_module_of
+from fxopt_capture.archive.conditions import check_conditions, normal_form
+from fxopt_capture.call.arguments import CallForm, Parameter
+from fxopt_capture.call.guards import Condition, InputGuards, InputSpec
+from fxopt_capture.call.structures import return_sizes
+from fxopt_capture.export.conditions import read_guards
+from fxopt_core._torch import pytree_info, set_pytree_info
+from fxopt_core.errors import CaptureError
+from fxopt_core.graph import iter_nodes
+from fxopt_core.values.forms import Form, ValueReader, ValueWriter
+from fxopt_rewrite.plain_names import PLAIN
+
+_write = ValueWriter(names=PLAIN).write
+_read = ValueReader(names=PLAIN).read
+
+
+@dataclass(frozen=True)
+class ProgramInputs:
+    """The inputs of an exported program.
+
+    Attributes:
+        module: the program as a graph module without guards.
+        examples: per input by name, in the graph's order, what the placeholders hold, in the containers that it has.
+        positional: how many of them are given by position.
+        values: what the placeholders hold in ``meta["val"]``, in order.
+    """
+
+    module: GraphModule
+    examples: Mapping[str, Any]
+    positional: int
+    values: Sequence[object]
+
+    @property
+    def constants(self) -> dict[str, object]:
+        """The inputs that the program takes with one value only, by name; the graph does not depend on them."""
+        return {name: example for name, example in self.examples.items() if not _holds(example, torch.Tensor)}
+
+    def name(self, graph: Graph) -> None:
+        """Let a graph take the inputs by name."""
+        spec = pytree.tree_structure(((), dict(self.examples)))
+        info = pytree_info(self.module.graph)
+        set_pytree_info(graph, list(self.examples), spec, None if info is None else info.out_spec)
+
+    def guards(self, program: ExportedProgram, mode: bool | None) -> InputGuards:
+        """Return the check of the inputs."""
+        varying = [name for name, example in self.examples.items() if _holds(example, torch.SymInt | torch.SymFloat)]
+        if varying:
+            raise CaptureError(
+                f"input `{varying[0]}` of the program is a number that varies, and graphs of fxopt take tensors; "
+                f"export the model with a tensor, or with one value of `{varying[0]}`"
+            )
+        guards = read_guards(program, self.examples, self.values, mode)
+        check_conditions(guards.conditions)
+        return guards
+
+
+def _holds(example: object, kinds: Any) -> bool:
+    return any(isinstance(leaf, kinds) for leaf in pytree.tree_leaves(example))
+
+
+def read_inputs(program: ExportedProgram) -> ProgramInputs:
+    """Return the inputs of a program, which were given by position or by name when it was exported."""
+    module = graph_module_of(program)
+    return_sizes(module.graph)
+    info = pytree_info(module.graph)
+    if info is None:
+        raise CaptureError("the program does not say how its inputs are structured")
+    values = [node.meta.get("val") for node in iter_nodes(module.graph) if node.op == "placeholder"]
+    args, kwargs = pytree.tree_unflatten(values, info.in_spec)
+    examples = {**dict(zip(info.orig_args, args, strict=False)), **kwargs}
+    if len(examples) != len(args) + len(kwargs) or not all(name.isidentifier() for name in examples):
+        raise CaptureError(f"the program names its inputs {list(info.orig_args)}, of which Python cannot take each")
+    return ProgramInputs(module, examples, len(args), values)
+
+
+def program_form(inputs: ProgramInputs) -> CallForm:
+    """Return how a program is called: those given by position by name too; constants need not be repeated."""
+    parameters = tuple(
+        Parameter(name, positional=index < inputs.positional, keyword=True, required=True)
+        for index, name in enumerate(inputs.examples)
+    )
+    constants = inputs.constants
+    names = tuple(name for name in inputs.examples if name not in constants)
+    return CallForm(parameters, names, constants, frozenset(constants))
+
+
+_READ_OFF_THE_PROGRAM = frozenset({"name", "kind", "sizes", "value"})
+_KEPT = tuple(field.name for field in fields(InputSpec) if field.name not in _READ_OFF_THE_PROGRAM)
+
+
+def guards_row(guards: object, *, complete: bool) -> Form:
+    """Return what guards demand: dtypes, which a program does not say, and sizes, which it may say in other words.
+
+    `complete` says that the program is to demand no more than they do. An export may find further conditions, which are
+    those of the program and not of the graph.
+    """
+    if not isinstance(guards, InputGuards):
+        return None
+    specs = [{name: _write(getattr(spec, name)) for name in _KEPT} for spec in guards.specs]
+    conditions = [[condition.code, condition.text] for condition in guards.conditions]
+    kept = {"specs": specs, "conditions": conditions, "module_dtype": _write(guards.module_dtype)}
+    return {**kept, "complete": complete}
+
+
+def with_row(guards: InputGuards, row: Form) -> InputGuards:
+    """Return the guards of a program that demand what `guards_row` has written, and that alone if that is complete."""
+    if row is None:
+        return guards
+    specs = [
+        replace(spec, **{name: _read(kept[name]) for name in _KEPT})
+        for spec, kept in zip(guards.specs, row["specs"], strict=True)
+    ]
+    conditions = [Condition(str(code), str(text)) for code, text in row["conditions"]]
+    check_conditions(conditions)
+    if not row.get("complete"):
+        known = {normal_form(condition.code) for condition in conditions}
+        conditions += [condition for condition in guards.conditions if normal_form(condition.code) not in known]
+    return InputGuards(specs, conditions, guards.mode, _read(row["module_dtype"]))

@@ -1,0 +1,72 @@
+"""Write an archive so that a file is either the whole new one, or what it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from io import BytesIO
+from typing import IO
+
+import torch
+from torch.export import ExportedProgram
+
+from fxopt_capture.archive.reading import PathLike
+from fxopt_capture.export.failure import first_line
+from fxopt_core.errors import CaptureError
+
+
+def checked_target(target: PathLike | IO[bytes]) -> str | IO[bytes]:
+    """Return the path to write to, or the file that is open for it.
+
+    Raises:
+        CaptureError: nothing can be written there: its folder is not there, or it is one itself.
+    """
+    if not isinstance(target, str | bytes | os.PathLike):
+        if not callable(getattr(target, "write", None)):
+            raise CaptureError(f"a {type(target).__name__} is neither a path nor an open file to save to")
+        return target
+    path = os.fsdecode(target)
+    folder, name = os.path.split(path)
+    if folder and not os.path.isdir(folder):
+        raise CaptureError(f"{path!r} cannot be written, as there is no folder {folder!r}; create it first")
+    if not name or os.path.isdir(path):
+        raise CaptureError(f"{path!r} cannot be written, as it names no file; give one, such as 'model.pt2'")
+    return path
+
+
+def write_archive(program: ExportedProgram, target: str | IO[bytes], extra: Mapping[str, str]) -> None:
+    """Write an archive: to an open file at once, or beside the file that it is to be, and then put in its place.
+
+    Raises:
+        CaptureError: torch cannot write the program, or the file cannot be written; what was there is unchanged.
+    """
+    name = target if isinstance(target, str) else str(getattr(target, "name", f"a {type(target).__name__}"))
+    try:
+        if isinstance(target, str):
+            _replace(program, os.path.realpath(target), extra)
+        else:
+            buffer = BytesIO()
+            torch.export.save(program, buffer, extra_files=dict(extra))
+            target.write(buffer.getvalue())
+    except OSError as error:
+        raise CaptureError(f"{name!r} cannot be written: {error}; whatever was there is unchanged") from error
+    except Exception as error:  # whatever torch cannot serialize
+        raise CaptureError(
+            f"torch.export.save cannot write the program: {type(error).__name__}: {first_line(error)}. Containers of "
+            f"inputs and outputs need a name there (torch.export.register_dataclass(..., serialized_type_name=...)); "
+            f"whatever was at {name!r} is unchanged"
+        ) from error
+
+
+def _replace(program: ExportedProgram, path: str, extra: Mapping[str, str]) -> None:
+    beside = f"{path}.{os.getpid()}.part"
+    try:
+        with open(beside, "xb") as file:
+            torch.export.save(program, file, extra_files=dict(extra))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(beside)

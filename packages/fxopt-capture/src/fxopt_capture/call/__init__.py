@@ -1,0 +1,1 @@
+"""How a captured module is called: arguments, containers, and the check of inputs."""

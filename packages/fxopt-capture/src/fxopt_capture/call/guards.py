@@ -1,0 +1,257 @@
+"""The check that inputs are ones which a captured graph is valid for, as a module of the graph that pickles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+from torch.utils import _pytree as pytree
+
+from fxopt_core.errors import CaptureError
+
+GUARDS = "_guards_fn"
+"""The name of the guards in a captured module: that of torch.export's own check."""
+_BROADCAST = "; a size of 1 in one of several inputs is taken to be broadcast, give 2 or more"
+_ADVICE = "capture the model again with such an input, or with `dynamic_shapes` that allow it"
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What one input of the graph must be.
+
+    Attributes:
+        name: how the caller calls it: ``input_ids``, ``states[0]``.
+        kind: ``bool``, ``integer``, ``floating`` or ``complex`` for a tensor, None for a constant.
+        sizes: a tensor's size per dimension, None where it is dynamic.
+        value: what a constant must equal.
+        dtype: the one that a tensor must have because the graph converts it or others to it, or because the model reads
+            it, None where any of its kind does.
+        read_at: where in its source the model reads a dtype of this kind, from which constants of the graph follow.
+        follows: whether an input may have the dtype that the graph module was moved to since (``.half()``).
+    """
+
+    name: str
+    kind: str | None
+    sizes: tuple[int | None, ...] = ()
+    value: object = None
+    dtype: torch.dtype | None = None
+    read_at: str | None = None
+    follows: bool = False
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A relation between sizes of inputs that the graph relies on.
+
+    Attributes:
+        code: a Python expression over the sequence of inputs, ``i``: ``i[0].size()[1] <= 64``.
+        text: the same for readers: ``input_ids.size()[1] <= 64``.
+    """
+
+    code: str
+    text: str
+
+
+class InputGuards(nn.Module):
+    """Refuses inputs that a captured graph is not valid for, instead of computing something wrong with them.
+
+    It is called by the graph with all its inputs, flat and in order, and returns nothing. It also refuses a change of
+    mode that the graph cannot follow, for graph modules that `train` reaches by way of their children.
+
+    Args:
+        specs: one per input.
+        conditions: relations between their sizes.
+        mode: the mode whose computation the graph holds, or None where both modes compute the same.
+        module_dtype: that of the model's floating-point tensors, None if it has none; moving the module changes it.
+
+    >>> guards = InputGuards([InputSpec("x", "floating", (None, 4))], [])
+    >>> guards(torch.zeros(3, 4))
+    >>> guards(torch.zeros(3, 5))
+    Traceback (most recent call last):
+    fxopt_core.errors.CaptureError: input `x` has size 5 in dimension 1, where the graph was captured for 4; capture...
+    """
+
+    _is_impure = True  # torch's dead-code elimination keeps the call
+    only_checks_inputs = True  # fxopt's analysis of effects takes it for harmless
+
+    def __init__(
+        self,
+        specs: Sequence[InputSpec],
+        conditions: Sequence[Condition],
+        mode: bool | None = None,
+        module_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.specs = tuple(specs)
+        self.conditions = tuple(conditions)
+        self.mode = mode
+        self.module_dtype = module_dtype
+        self._passes = _compiled(self.specs, self.conditions)
+
+    def forward(self, *inputs: Any) -> None:
+        """Check the inputs.
+
+        Raises:
+            CaptureError: the graph is not valid for them.
+        """
+        if not self._passes(inputs, self.module_dtype):
+            self._refuse(inputs)
+
+    __call__ = forward  # without torch's search for hooks: this runs before every call of the model
+
+    def _refuse(self, inputs: Sequence[Any]) -> None:
+        """Raise the error for the first demand that the inputs do not meet."""
+        if len(inputs) != len(self.specs):
+            raise CaptureError(f"the captured graph takes {len(self.specs)} inputs, and was given {len(inputs)}")
+        names, values = _namespace(self.specs), {"i": inputs, "moved": self.module_dtype}
+        for index, code, text in _demands(self.specs):
+            if not eval(code, names, values):
+                spec = self.specs[index]
+                found = text.format(value=inputs[index], spec=spec, moved=self.module_dtype)
+                raise CaptureError(f"input `{spec.name}` {found}")
+        for condition in self.conditions:
+            try:
+                holds = eval(condition.code, names, values)
+            except ZeroDivisionError as error:
+                raise CaptureError(f"the captured graph is not valid for inputs of size 0; {_ADVICE}") from error
+            if not holds:
+                raise CaptureError(f"the captured graph is valid for inputs with {condition.text} only; {_ADVICE}")
+
+    def accepts(self, inputs: Sequence[object]) -> bool:
+        """Whether `forward` would let these inputs pass."""
+        try:
+            self.forward(*inputs)
+        except CaptureError:
+            return False
+        return True
+
+    def train(self, mode: bool = True) -> InputGuards:
+        """Set the flag, or refuse a mode that the graph does not hold.
+
+        Raises:
+            CaptureError: the graph computes something else in that mode.
+        """
+        check_mode(self.mode, mode)
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> InputGuards:
+        """Note the dtype that the module is moved to, with all others in it."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if self.module_dtype is not None:
+            self.module_dtype = fn(torch.empty(0, dtype=self.module_dtype)).dtype
+        return self
+
+    def moved_to(self, dtype: torch.dtype) -> Callable[[], None]:
+        """Note that the module's floating-point tensors now have this dtype; return a function that takes this back."""
+        former = self.module_dtype
+        if former is not None:
+            self.module_dtype = dtype
+
+        return partial(setattr, self, "module_dtype", former)
+
+    def extra_repr(self) -> str:
+        """Return the conditions, for printing."""
+        return ", ".join(condition.text for condition in self.conditions)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_passes"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        super().__setstate__(dict(state))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._passes = _compiled(self.specs, self.conditions)
+
+
+@dataclass(frozen=True)
+class GuardedCall:
+    """A forward pre-hook that checks the inputs of a graph which does not call its guards itself."""
+
+    guards: InputGuards
+
+    def __call__(self, module: Any, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+        """Check the inputs."""
+        self.guards(*pytree.tree_leaves(module._input_binding.bound(args, kwargs)))
+
+
+def check_mode(captured: bool | None, mode: bool) -> None:
+    """Refuse a mode other than that of the capture, which is None where the graph computes the same in both."""
+    if captured is not None and captured != mode:
+        names = {True: "training", False: "evaluation"}
+        raise CaptureError(
+            f"the graph was captured in {names[captured]} mode, and what dropout, batch norm and the like do is part "
+            f"of it; to have it in {names[mode]} mode, call model.{'train' if mode else 'eval'}() and capture the "
+            f"model again"
+        )
+
+
+def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
+    """Yield the index of an input, an expression over the inputs ``i`` that has to hold, and a text for where not.
+
+    Expressions also name ``moved``, the dtype of the module. The text is a format of ``value``, ``spec`` and ``moved``.
+    """
+    for index, spec in enumerate(specs):
+        value = f"i[{index}]"
+        if spec.kind is None:
+            same = f"type({value}) is type(value_{index}) and {value} == value_{index}"
+            yield index, same, f"is {{value!r}}, where the graph was captured with {{spec.value!r}}; {_ADVICE}"
+            continue
+        yield index, f"isinstance({value}, Tensor)", "is a {value.__class__.__name__}, where the graph takes a tensor"
+        rank = len(spec.sizes)
+        text = f"has {{value.ndim}} dimensions, where the graph was captured for {rank}; {_ADVICE}"
+        yield index, f"{value}.dim() == {rank}", text
+        text = f"has dtype {{value.dtype}}, where the graph was captured for a {spec.kind} one; {_ADVICE}"
+        yield index, _KIND_TESTS[spec.kind].format(value), text
+        if spec.dtype is not None:
+            same = f"{value}.dtype is dtype_{index}"
+            yield index, f"({same} or {value}.dtype is moved)" if spec.follows else same, _dtype_text(spec)
+        for dimension, size in enumerate(spec.sizes):
+            if size is not None:
+                found = f"has size {{value.shape[{dimension}]}} in dimension {dimension}"
+                hint = _BROADCAST if size == 1 else ""
+                text = f"{found}, where the graph was captured for {size}{hint}; {_ADVICE}"
+                yield index, f"{value}.shape[{dimension}] == {size}", text
+
+
+def _dtype_text(spec: InputSpec) -> str:
+    reason = "has conversions for that dtype in it"
+    if spec.read_at is not None:
+        reason = "has constants that follow from that dtype, as the model reads it at {spec.read_at}"
+    wanted = "{moved}" if spec.follows else "{spec.dtype}"
+    return (
+        f"has dtype {{value.dtype}}, where the graph was captured for {{spec.dtype}} and {reason}; pass {wanted}, or "
+        f"capture the model again with {{value.dtype}}"
+    )
+
+
+_KIND_TESTS = {
+    "bool": "{0}.dtype is bool_dtype",
+    "integer": "not ({0}.is_floating_point() or {0}.is_complex() or {0}.dtype is bool_dtype)",
+    "floating": "{0}.is_floating_point()",
+    "complex": "{0}.is_complex()",
+}
+
+
+def _namespace(specs: Sequence[InputSpec]) -> dict[str, Any]:
+    expected = {f"value_{index}": spec.value for index, spec in enumerate(specs)}
+    dtypes = {f"dtype_{index}": spec.dtype for index, spec in enumerate(specs)}
+    return {**SYMPY_INTERP, "Tensor": torch.Tensor, "bool_dtype": torch.bool, **expected, **dtypes}
+
+
+def _compiled(
+    specs: Sequence[InputSpec], conditions: Sequence[Condition]
+) -> Callable[[Sequence[Any], torch.dtype | None], bool]:
+    """Return a function of the inputs and the module's dtype: whether all demands are met.
+
+    One expression takes a fraction of the time of a loop over the demands, which is left to refusals.
+    """
+    tests = [f"len(i) == {len(specs)}", *(code for _, code, _ in _demands(specs))]
+    test = " and ".join([*tests, *(f"({condition.code})" for condition in conditions)])
+    namespace = _namespace(specs)
+    lines = ["def passes(i, moved):", " try:", f"  return {test}", " except ZeroDivisionError:", "  return False"]
+    exec("\n".join(lines), namespace)
+    function: Callable[[Sequence[Any], torch.dtype | None], bool] = namespace["passes"]
+    return function

@@ -1,0 +1,125 @@
+"""Dataclasses and caches within inputs and outputs, which torch's pytrees see into only once they are told to."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph
+from torch.utils import _pytree as pytree
+
+from fxopt_capture.call.caches import is_cache, is_cache_type, register_cache_type
+from fxopt_core._torch import drop_pytree_info, pytree_info, set_name, set_output_spec
+
+
+def register_structures(value: object) -> None:
+    """Make torch's pytrees see into the caches and dataclasses with tensors within `value`, as it does into tuples.
+
+    Registering a class lasts for the process, and changes nothing else about it.
+    """
+    for leaf in pytree.tree_leaves(value):
+        if is_cache(leaf):
+            register_cache_type(type(leaf))
+        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+            continue
+        fields = [getattr(leaf, field.name) for field in dataclasses.fields(leaf)]
+        register_structures(fields)
+        if any(isinstance(item, torch.Tensor) for item in pytree.tree_leaves(fields)):
+            torch.export.register_dataclass(type(leaf))
+
+
+class Size:
+    """Stands for ``torch.Size`` where a graph says how its outputs nest: torch's pytrees make a tuple of that."""
+
+
+def return_sizes(graph: Graph) -> None:
+    """Let a graph return a ``torch.Size`` where the model does."""
+    info = pytree_info(graph)
+    if info is not None and info.out_spec is not None:
+        set_output_spec(graph, _with_sizes(info.out_spec))
+
+
+def name_inputs(graph: Graph) -> None:
+    """Let the generated ``forward`` take its inputs and return its outputs itself, where they are plain.
+
+    torch.export leaves that to pytrees, at several microseconds a call. Inputs that are tensors by name, and outputs
+    that are a tensor or tuples of tensors, need none; the code then reads like a ``forward`` that was traced.
+    """
+    info = pytree_info(graph)
+    if info is None or info.out_spec is None or not _only_tuples(info.out_spec):
+        return
+    by_position, by_name = info.in_spec.children()
+    if by_position.num_children or not all(child.is_leaf() for child in by_name.children()):
+        return
+    for node, name in zip(graph.find_nodes(op="placeholder"), by_name.context, strict=True):
+        node.target = name
+    output = graph.output_node()
+    leaves: Any = output.args[0]
+    output.args = (pytree.tree_unflatten(leaves, info.out_spec),)
+    drop_pytree_info(graph)
+
+
+def separate_names(graph: Graph) -> None:
+    """Rename the nodes of inputs whose values would overwrite other arguments of the generated ``forward``.
+
+    The node of an argument with the name of a builtin function is written with a number, ``input_1 = input``, although
+    there may be an argument ``input_1`` that is read only after that.
+    """
+    placeholders = graph.find_nodes(op="placeholder")
+    taken = {str(node.target) for node in placeholders}
+    for node in placeholders:
+        name = str(node.target)
+        if hasattr(builtins, name) and any(other.startswith(f"{name}_") for other in taken):
+            free = f"{name}_value"
+            while free in taken:
+                free += "_"
+            set_name(node, free)
+
+
+def _only_tuples(spec: pytree.TreeSpec) -> bool:
+    return spec.is_leaf() or (spec.type is tuple and all(map(_only_tuples, spec.children())))
+
+
+def _with_sizes(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    children = [_with_sizes(child) for child in spec.children()]
+    kind = Size if spec.type is torch.Size else spec.type
+    same = kind is spec.type and all(new is old for new, old in zip(children, spec.children(), strict=True))
+    return spec if same else pytree.TreeSpec(kind, spec.context, children)
+
+
+def structures_of(graph: Graph) -> tuple[type, ...]:
+    """Return the dataclasses and caches that inputs and outputs of a graph consist of, each once.
+
+    >>> structures_of(torch.fx.symbolic_trace(torch.nn.ReLU()).graph)
+    ()
+    """
+    info = pytree_info(graph)
+    if info is None:
+        return ()
+    specs = [spec for spec in (info.in_spec, info.out_spec) if spec is not None]
+    found = dict.fromkeys(kind for spec in specs for kind in _types(spec))
+    return tuple(kind for kind in found if dataclasses.is_dataclass(kind) or is_cache_type(kind))
+
+
+def register_again(types: Iterable[type]) -> None:
+    """Register dataclasses and caches in a process that may not know them yet."""
+    for found in types:
+        if is_cache_type(found):
+            register_cache_type(found)
+        elif found not in pytree.SUPPORTED_NODES:
+            torch.export.register_dataclass(found)
+
+
+def _types(spec: pytree.TreeSpec) -> Iterator[type]:
+    if spec.type is not None:
+        yield spec.type
+    for child in spec.children():
+        yield from _types(child)
+
+
+pytree.register_pytree_node(
+    Size, lambda size: ([], None), lambda items, context: torch.Size(items), serialized_type_name="fxopt_capture.Size"
+)

@@ -1,0 +1,88 @@
+"""Where in the model's source an exception came from, in one sentence."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+
+import torch
+from torch import nn
+
+from fxopt_core.errors import CaptureError
+
+_STANDARD_LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"])
+_SITE_PACKAGES = tuple(os.path.realpath(sysconfig.get_paths()[key]) for key in ("purelib", "platlib"))
+_TOOLS = tuple(os.path.realpath(os.path.dirname(path)) + os.sep for path in (torch.__file__, __file__))
+_DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "UserError", "DataDependentOutputException")
+
+
+def capture_error(model: nn.Module, error: Exception, hints: Sequence[str] = ()) -> CaptureError:
+    """Describe a failed capture; the caller raises it from `error`.
+
+    The message has the model's class, the error, the innermost line of the model's own source, and what to do: `hints`
+    are sentences about what is unusual in the call.
+    """
+    place = source_of(error)
+    where = f" at {place}" if place else ""
+    remedy = ". ".join([*hints, _remedy(error)])
+    return CaptureError(f"{type(model).__name__} cannot be captured: {_reason(error)}{where}. {remedy}")
+
+
+def source_of(error: BaseException) -> str | None:
+    """Return ``file:line, in function: code`` of the innermost frame of an exception outside torch and this package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if _is_model_source(frame.filename):
+            return f"{frame.filename}:{frame.lineno}, in {frame.name}: `{frame.line}`"
+    return None
+
+
+def line_of_frame(frame: FrameType | None) -> str | None:
+    """Return ``file:line, in function`` of a running frame, or of the first of its callers outside torch and this."""
+    while frame is not None and not _is_model_source(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
+
+
+def _is_model_source(filename: str) -> bool:
+    path = os.path.realpath(filename)
+    if filename.startswith("<") or path.startswith(_TOOLS):
+        return False
+    return path.startswith(_SITE_PACKAGES) or not path.startswith(_STANDARD_LIBRARY + os.sep)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's text that is not empty."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+def _reason(error: Exception) -> str:
+    text = first_line(error)
+    return f"{type(error).__name__}: {text.rstrip('.')}" if text else type(error).__name__
+
+
+def _is_about_shapes(error: Exception) -> bool:
+    kind = getattr(getattr(error, "error_type", None), "name", None)
+    return kind in ("CONSTRAINT_VIOLATION", "INVALID_INPUT")
+
+
+def _is_data_dependent(error: Exception) -> bool:
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return any(name in kinds for name in _DATA_DEPENDENT) or "data-dependent" in str(error).lower()
+
+
+def _remedy(error: Exception) -> str:
+    if _is_about_shapes(error):
+        return (
+            "Sizes that are to be dynamic are not free in this model; leave them out of `dynamic_shapes`, or give "
+            "torch.export.Dim.AUTO, which lets torch find out how they depend on each other"
+        )
+    if _is_data_dependent(error):
+        return (
+            "What the model does there depends on the values of a tensor, so that one graph cannot say it; write it "
+            "with tensor operations (torch.where), or capture the part of the model before or after it"
+        )
+    return "Check that the model itself takes these inputs, and see the chained error"

@@ -1,0 +1,246 @@
+"""Relations between sizes, as short as they can be said: ``a - b <= 0`` and ``b <= a`` are ``a == b``.
+
+An export that allows sizes of 0 and 1 guards every branch on them. Where model and graph were compared at these sizes,
+such a guard has nothing more to say, and what else it demands can be said more simply: ``min(512, n) == n or min(512,
+n) == 1`` is ``n <= 512``.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterable
+
+from fxopt_capture.call.guards import Condition
+
+Place = tuple[int, int]  # input, dimension
+
+_SIZE = re.compile(r"i\[(\d+)\]\.size\(\)\[(\d+)\]")
+
+
+def distinct(conditions: Iterable[Condition]) -> list[Condition]:
+    """Return the conditions without repetitions; ``a == b`` and ``b == a`` are the same."""
+    found = {frozenset(condition.code.split(" == ")): condition for condition in reversed(list(conditions))}
+    return list(reversed(found.values()))
+
+
+def joined(conditions: Iterable[Condition]) -> list[Condition]:
+    """Return the same conditions, with differences compared to zero and pairs of inequalities in fewer words.
+
+    >>> a, b = "i[0].size()[1]", "i[1].size()[1]"
+    >>> codes = [f"{a} + ((-1)*{b}) <= 0", f"{a} > 1", f"{b} <= {a}"]
+    >>> [condition.code for condition in joined(Condition(code, code) for code in codes)]
+    ['i[0].size()[1] == i[1].size()[1]', 'i[0].size()[1] > 1']
+    """
+    plain = [
+        Condition(without_difference(condition.code), without_difference(condition.text)) for condition in conditions
+    ]
+    codes = {condition.code: condition for condition in plain}
+    found: dict[str, Condition] = {}
+    for condition in plain:
+        opposite = codes.get(_reversed(condition.code))
+        if opposite is None:
+            found[condition.code] = condition
+        elif opposite.code not in found:
+            found[condition.code] = Condition(
+                *(text.replace(" <= ", " == ") for text in (condition.code, condition.text))
+            )
+    return list(found.values())
+
+
+def without_difference(source: str) -> str:
+    """Return ``a <= b`` for ``a + -1 * b <= 0``, and any other expression as it is."""
+    match parsed(source):
+        case ast.Compare(ast.BinOp(left, ast.Add(), right), [ast.LtE()], [ast.Constant(0)]):
+            for term, other in ((left, right), (right, left)):
+                match term:
+                    case ast.BinOp(ast.UnaryOp(ast.USub(), ast.Constant(1)), ast.Mult(), negated):
+                        return f"{ast.unparse(other)} <= {ast.unparse(negated)}"
+    return source
+
+
+def parsed(source: str) -> ast.expr | None:
+    """Return an expression, or None where it is none of Python: the name of an input need not be one."""
+    try:
+        return ast.parse(source, mode="eval").body
+    except SyntaxError:
+        return None
+
+
+def dependence(code: str) -> tuple[Place, Place, int] | None:
+    """Read ``a == b + 1``: which two sizes it is about, and how much larger the first is; None for all else.
+
+    >>> dependence("1 + i[0].size()[2] == i[1].size()[1]")
+    ((0, 2), (1, 1), -1)
+    """
+    match parsed(code):
+        case ast.Compare(left, [ast.Eq()], [right]):
+            first, second = _shifted(left), _shifted(right)
+            if first is not None and second is not None:
+                return first[0], second[0], second[1] - first[1]
+    return None
+
+
+def _shifted(node: ast.expr) -> tuple[Place, int] | None:
+    """Read a size with a number added to it."""
+    if found := _SIZE.fullmatch(ast.unparse(node)):
+        return (int(found[1]), int(found[2])), 0
+    match node:
+        case ast.BinOp(left, (ast.Add() | ast.Sub()) as operator, right):
+            sign = 1 if isinstance(operator, ast.Add) else -1
+            number = _number(right)
+            if number is None and sign > 0:
+                left, number = right, _number(left)
+            inner = None if number is None else _shifted(left)
+            return None if inner is None or number is None else (inner[0], inner[1] + sign * number)
+    return None
+
+
+def _number(node: ast.expr) -> int | None:
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return value if type(value) is int else None
+
+
+def _reversed(code: str) -> str:
+    left, operator, right = code.partition(" <= ")
+    return f"{right} <= {left}" if operator and left != right else ""
+
+
+Interval = tuple[float, float]
+
+_ANYTHING: Interval = (-math.inf, math.inf)
+
+
+def beyond_small_sizes(conditions: Iterable[Condition]) -> list[Condition]:
+    """Return conditions that say the same about sizes of 2 and more, without those that always hold there.
+
+    >>> size = "i[0].size()[1]"
+    >>> given = [Condition(code, code) for code in (f"{size} > 1", f"min(9, {size}) == {size}", f"{size} != 5")]
+    >>> [condition.code for condition in beyond_small_sizes(given)]
+    ['i[0].size()[1] <= 9', 'i[0].size()[1] != 5']
+    """
+    simpler = [Condition(_simplified(condition.code), _simplified(condition.text)) for condition in conditions]
+    units = _Units(condition.code for condition in simpler)
+    kept = [condition for condition in simpler if not _always(units.removed(parsed(condition.code)))]
+    codes = {condition.code for condition in kept}
+    return distinct(condition for condition in kept if not _follows(parsed(condition.code), codes))
+
+
+def is_plain(condition: Condition) -> bool:
+    """Whether a condition would be the same without sizes of 0 and 1.
+
+    So are comparisons of one size with a number, and of products of sizes with each other, and that one size is another
+    and a number: there is nothing in them that sizes of at least 2 would simplify, but for factors to cancel.
+
+    >>> size, other = "i[0].size()[1]", "i[1].size()[0]"
+    >>> [is_plain(Condition(code, code)) for code in (f"{size} <= 9", f"{size} * 4 == {other}", f"{size} % 2 == 0")]
+    [True, True, False]
+    """
+    match parsed(condition.code):
+        case ast.Compare(left, [ast.Eq()], [right]):
+            return (_is_product(left) and _is_product(right)) or dependence(condition.code) is not None
+        case ast.Compare(left, [_], [right]):
+            return all(_is_size(side) or isinstance(side, ast.Constant) for side in (left, right))
+    return False
+
+
+def _is_product(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return _is_product(node.left) and _is_product(node.right)
+    return _is_size(node) or isinstance(node, ast.Constant)
+
+
+def _simplified(source: str) -> str:
+    node = parsed(source)
+    return source if node is None else ast.unparse(_Bounds().visit(node))
+
+
+class _Bounds(ast.NodeTransformer):
+    """Writes ``min(9, n) == n`` as ``n <= 9``, and ``max(9, n) == n`` as ``n >= 9``."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        match node:
+            case ast.Compare(left, [ast.Eq()], [right]):
+                for call, other in ((left, right), (right, left)):
+                    match call:
+                        case ast.Call(ast.Name("min" | "max" as name), [_, _] as arguments):
+                            rest = [each for each in arguments if ast.dump(each) != ast.dump(other)]
+                            if len(rest) == 1:
+                                return ast.Compare(other, [ast.LtE() if name == "min" else ast.GtE()], rest)
+        return node
+
+
+class _Units(ast.NodeTransformer):
+    """Leaves factors out of products that are demanded to be 1: ``a * (b - c) >= 2`` says no more than ``a >= 2``."""
+
+    def __init__(self, codes: Iterable[str]) -> None:
+        self.factors = set()
+        for code in codes:
+            match parsed(code):
+                case ast.Compare(left, [ast.Eq()], [ast.Constant(1)]):
+                    self.factors.add(ast.unparse(left))
+
+    def removed(self, node: ast.expr | None) -> ast.expr | None:
+        """Return the expression without these factors; it is used up."""
+        found = None if node is None else self.visit(node)
+        return found if isinstance(found, ast.expr) else None
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if isinstance(node.op, ast.Mult):
+            for factor, other in ((node.left, node.right), (node.right, node.left)):
+                if ast.unparse(factor) in self.factors:
+                    found: ast.AST = self.visit(other)
+                    return found
+        return self.generic_visit(node)
+
+
+def _follows(node: ast.expr | None, kept: set[str]) -> bool:
+    """Whether one of several alternatives holds always, or is demanded already."""
+    alternatives = node.values if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) else []
+    return any(_always(alternative) or ast.unparse(alternative) in kept for alternative in alternatives)
+
+
+def _always(node: ast.expr | None) -> bool:
+    """Whether a comparison holds for all sizes of 2 and more."""
+    if not isinstance(node, ast.Compare) or len(node.ops) > 1:
+        return False
+    (left_low, left_high), (right_low, right_high) = _interval(node.left), _interval(node.comparators[0])
+    match node.ops[0]:
+        case ast.NotEq():
+            return left_low > right_high or left_high < right_low
+        case ast.Gt():
+            return left_low > right_high
+        case ast.GtE():
+            return left_low >= right_high
+        case ast.Lt():
+            return left_high < right_low
+        case ast.LtE():
+            return left_high <= right_low
+    return False
+
+
+def _interval(node: ast.expr) -> Interval:
+    """Return bounds on the value of an expression over sizes of 2 and more."""
+    if _is_size(node):
+        return (2, math.inf)
+    match node:
+        case ast.Constant(int(value)):
+            return (value, value)
+        case ast.Call(ast.Name("min" | "max" as name), arguments):
+            lows, highs = zip(*map(_interval, arguments), strict=True)
+            return (min(lows), min(highs)) if name == "min" else (max(lows), max(highs))
+        case ast.BinOp(left, (ast.Add() | ast.Mult()) as operator, right):
+            (left_low, left_high), (right_low, right_high) = _interval(left), _interval(right)
+            if isinstance(operator, ast.Add):
+                return (left_low + right_low, left_high + right_high)
+            if left_low > 0 and right_low > 0:
+                return (left_low * right_low, left_high * right_high)
+    return _ANYTHING
+
+
+def _is_size(node: ast.expr) -> bool:
+    return _SIZE.fullmatch(ast.unparse(node)) is not None

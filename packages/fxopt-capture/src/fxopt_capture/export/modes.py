@@ -1,0 +1,82 @@
+"""Whether a model computes the same in training and in evaluation mode, by what the code of its classes reads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import CodeType
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt_capture.call.guards import InputGuards
+
+_BASES: tuple[type, ...] = (nn.Module, GraphModule, object)
+
+
+def captured_mode(model: nn.Module) -> bool | None:
+    """Return the mode that a capture of `model` is made in, or None where the mode makes no difference.
+
+    It makes one if the code of any of its modules' classes mentions ``training``; a module that asks in any other way
+    is beyond this look at the code.
+
+    >>> captured_mode(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) is None
+    True
+    >>> captured_mode(nn.Dropout().eval())
+    False
+    """
+    if any(isinstance(module, InputGuards) and module.mode is not None for module in model.modules()):
+        return model.training
+    classes = {type(module) for module in model.modules()}
+    return model.training if any(_reads_training(cls) for cls in classes) else None
+
+
+def training_note(model: nn.Module) -> str | None:
+    """Return what is in the graph of a model because it is in training mode, or None where it is not.
+
+    >>> training_note(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    'Sequential is in training mode, and its graph will be too: 1 batch norm normalises each batch by itself and ...'
+    >>> training_note(nn.Linear(2, 2)) is None
+    True
+    """
+    if not captured_mode(model):
+        return None
+    training = [module for module in model.modules() if module.training]
+    norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in training)
+    drops = sum(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in training)
+    effects = []
+    if norms:
+        one = norms == 1
+        effects.append(
+            f"{norms} batch norm{' normalises' if one else 's normalise'} each batch by itself and "
+            f"update{'s' if one else ''} running statistics, so that {'it' if one else 'they'} cannot be folded"
+        )
+    if drops:
+        effects.append(f"{drops} dropout{' draws' if drops == 1 else 's draw'} anew at every call")
+    what = "; ".join(effects) or "some of its modules ask for the mode"
+    return (
+        f"{type(model).__name__} is in training mode, and its graph will be too: {what}. For inference, call "
+        f"model.eval() before the capture"
+    )
+
+
+def _reads_training(cls: type) -> bool:
+    return any("training" in code.co_names for base in cls.__mro__ if base not in _BASES for code in _codes(base))
+
+
+def _codes(cls: type) -> Iterator[CodeType]:
+    """Yield the code of a class's functions, properties and static methods, with the code nested in them."""
+    for value in vars(cls).values():
+        functions = (value.fget, value.fset) if isinstance(value, property) else (value,)
+        for function in functions:
+            unwrapped = inspect.unwrap(getattr(function, "__func__", function)) if callable(function) else None
+            code = getattr(unwrapped, "__code__", None)
+            if isinstance(code, CodeType):
+                yield from _nested(code)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)

@@ -1,0 +1,166 @@
+"""Which exports are tried, in which order, and what the result is known to be right for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fxopt_capture._torch import graph_module_of
+from fxopt_capture.call.arguments import CallForm
+from fxopt_capture.call.guards import Condition, InputGuards
+from fxopt_capture.call.names import unknown_names
+from fxopt_capture.export.conditions import read_guards
+from fxopt_capture.export.dynamic import (
+    DimensionsOf,
+    automatic_shapes,
+    batch_dimension,
+    dimensions_requested,
+    requested_shapes,
+    single_sizes,
+    widened,
+)
+from fxopt_capture.export.failure import capture_error
+from fxopt_capture.export.inequalities import beyond_small_sizes, distinct, is_plain
+from fxopt_capture.export.modes import captured_mode
+from fxopt_capture.export.observer import Observer
+from fxopt_capture.export.program import export_program
+from fxopt_capture.export.small_sizes import Question, at_zero, open_questions, refuted
+from fxopt_capture.weightless import device_for, hollow, put_back
+from fxopt_core.graph import iter_nodes
+
+Preparation = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be exported.
+
+    Attributes:
+        dimensions_of: the dimensions to make dynamic where the caller gave no `dynamic_shapes`.
+        preparations: contexts to export in; the next is tried where the one before does not help.
+        observer: notes what the graph does not say.
+    """
+
+    model: nn.Module
+    form: CallForm
+    inputs: Mapping[str, object]
+    dynamic_shapes: Any
+    dimensions_of: DimensionsOf = batch_dimension
+    preparations: Sequence[Preparation] = (nullcontext,)
+    observer: Observer = field(default_factory=Observer)
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported model: a module of the graph and all that it reads, the guards, and the inputs of the export.
+
+    `values` are ``meta["val"]`` of the placeholders.
+    """
+
+    module: GraphModule
+    guards: InputGuards
+    inputs: Mapping[str, object]
+    values: Sequence[object]
+
+
+def export(request: Request) -> Export:
+    """Export a model with as many of the requested dimensions dynamic as it allows."""
+    errors: list[Exception] = []
+    for preparation in request.preparations:
+        for inputs, shapes in _attempts(request):
+            with preparation():
+                found = _export_for_all_sizes(request, inputs, shapes, errors)
+                if found is not None:
+                    leaves = pytree.tree_leaves(dict(found.inputs))
+                    return _refusing_wrong(request, found, at_zero(found.values, found.guards, leaves))
+    raise capture_error(request.model, errors[0], _hints(request)) from errors[0]
+
+
+def _hints(request: Request) -> list[str]:
+    """Return sentences about what in the call may be why no export was possible."""
+    dimensions_of = request.dimensions_of
+    if request.dynamic_shapes is not None:
+        dimensions_of = dimensions_requested(requested_shapes(request.form, request.dynamic_shapes, request.inputs))
+    return [*unknown_names(request.model, request.form), *single_sizes(request.inputs, dimensions_of)]
+
+
+def _attempts(request: Request) -> list[tuple[Mapping[str, object], Any]]:
+    """Return example inputs and dynamic shapes to try, the most general first."""
+    if request.dynamic_shapes is not None:
+        shapes = requested_shapes(request.form, request.dynamic_shapes, request.inputs)
+        return [(widened(request.inputs, dimensions_requested(shapes)), shapes)]
+    wide = widened(request.inputs, request.dimensions_of)
+    return [(wide, automatic_shapes(wide, request.dimensions_of)), (request.inputs, None)]
+
+
+def _export_for_all_sizes(
+    request: Request, inputs: Mapping[str, object], shapes: Any, errors: list[Exception]
+) -> Export | None:
+    """Export with guards that hold for small sizes too, or note the error and return None.
+
+    The export for small sizes is tried first. Where it refuses some of them, the guards on them give way to a
+    comparison at these sizes. If it fails, or if its guards mix small sizes with others in a way that cannot be told
+    apart and refuse some at which the graph is right, the usual export says what to demand of sizes from 2.
+    """
+    if shapes is None:
+        return _try(request, inputs, shapes, errors, small_sizes=False)
+    leaves = pytree.tree_leaves(dict(inputs))
+    cautious = _try(request, inputs, shapes, errors, small_sizes=True)
+    if cautious is None:
+        usual = _try(request, inputs, shapes, errors, small_sizes=False)
+        if usual is None:
+            return None
+        guards = _with(usual.guards, beyond_small_sizes(usual.guards.conditions))
+        return _compared(request, replace(usual, guards=guards), None, leaves)
+    anything = _with(cautious.guards, ())
+    if not open_questions(cautious.values, anything, cautious.guards, leaves):
+        return cautious
+    guards = _with(cautious.guards, beyond_small_sizes(cautious.guards.conditions))
+    plain = _with(guards, [condition for condition in guards.conditions if is_plain(condition)])
+    usual = Export(cautious.module, guards, inputs, cautious.values)
+    asked = open_questions(cautious.values, plain, guards, leaves, alike=True)
+    if any(not refuted([question], request.model, request.form, usual.module, inputs) for question in asked):
+        usual = _try(request, inputs, shapes, errors, small_sizes=False)
+    return cautious if usual is None else _compared(request, usual, cautious.guards, leaves)
+
+
+def _compared(request: Request, usual: Export, strict: InputGuards | None, leaves: Sequence[object]) -> Export:
+    """Return an export that refuses the small sizes at which it was found not to compute what the model does."""
+    return _refusing_wrong(request, usual, open_questions(usual.values, usual.guards, strict, leaves))
+
+
+def _refusing_wrong(request: Request, found: Export, asked: Sequence[Question]) -> Export:
+    """Return an export that refuses those of the sizes asked about at which it is wrong."""
+    wrong = refuted(asked, request.model, request.form, found.module, found.inputs)
+    conditions = [*found.guards.conditions, *(question.refusal(found.guards) for question in wrong)]
+    return replace(found, guards=_with(found.guards, conditions)) if wrong else found
+
+
+def _with(guards: InputGuards, conditions: Sequence[Condition]) -> InputGuards:
+    """Return the same guards with other conditions, each once."""
+    return InputGuards(guards.specs, distinct(conditions), guards.mode)
+
+
+def _try(
+    request: Request, inputs: Mapping[str, object], shapes: Any, errors: list[Exception], *, small_sizes: bool
+) -> Export | None:
+    model = request.model
+    try:
+        with hollow(model, device_for(model, inputs)):
+            program = export_program(
+                model, request.form, inputs, shapes, small_sizes=small_sizes, observer=request.observer
+            )
+    except Exception as error:  # whatever the model or torch raises while it is traced
+        errors.append(error)
+        return None
+    module = graph_module_of(program)
+    put_back(module, model)
+    values = [node.meta.get("val") for node in iter_nodes(module.graph) if node.op == "placeholder"]
+    guards = read_guards(program, inputs, values, captured_mode(model))
+    return Export(module, guards, inputs, values)

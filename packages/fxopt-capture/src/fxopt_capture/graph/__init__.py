@@ -1,0 +1,1 @@
+"""The graph of an export, made to read like the model."""

@@ -1,0 +1,105 @@
+"""A tree of fresh modules that hold a model's own parameters and buffers under their own names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def shell_tree(model: nn.Module, kept: Collection[nn.Module]) -> nn.Module:
+    """Return a tree with the names, tensors, ties and flags of `model` that shares no module with it.
+
+    Modules in `kept` become shallow clones of their class, all others plain ``nn.Module``. A module that the model
+    holds under two names is one module under two names here too, so that ``state_dict`` has the same keys in the same
+    order, those of ties and of unused parameters included.
+    """
+    return _Shells(kept).shell(model)
+
+
+def clone_module(module: M) -> M:
+    """Return a module of the same class with the very same parameters, buffers and children, and its own dictionaries.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> clone = clone_module(linear)
+    >>> clone.weight is linear.weight
+    True
+    >>> del clone.weight
+    >>> linear.weight is None
+    False
+    """
+    clone = type(module).__new__(type(module))
+    for name, value in vars(module).items():
+        vars(clone)[name] = value.copy() if isinstance(value, dict | set) else value
+    return clone
+
+
+class _Shells:
+    """The shells made so far, by the identity of what they stand for."""
+
+    def __init__(self, kept: Collection[nn.Module]) -> None:
+        self.kept = {id(module) for module in kept}
+        self.made: dict[int, nn.Module] = {}
+
+    def shell(self, module: nn.Module) -> nn.Module:
+        if id(module) not in self.made:
+            self.made[id(module)] = clone_module(module) if id(module) in self.kept else self._plain(module)
+        return self.made[id(module)]
+
+    def _plain(self, module: nn.Module) -> nn.Module:
+        shell = nn.Module()
+        self.made[id(module)] = shell
+        shell.training = module.training
+        shell._parameters.update(module._parameters)
+        shell._buffers.update(module._buffers)
+        shell._non_persistent_buffers_set |= module._non_persistent_buffers_set
+        for name, child in module._modules.items():
+            shell._modules[name] = None if child is None else self.shell(child)
+        return shell
+
+
+def attribute(root: nn.Module, target: str) -> Any:
+    """Return what a dotted name leads to, or None where there is nothing."""
+    found: Any = root
+    for name in target.split("."):
+        child = found._modules.get(name) if isinstance(found, nn.Module) else None  # asking the module takes longer
+        found = getattr(found, name, None) if child is None else child
+        if found is None:
+            return None
+    return found
+
+
+def registered(root: nn.Module, target: str) -> torch.Tensor | None:
+    """Return the parameter or buffer of a dotted name, or None where there is none."""
+    path, _, name = target.rpartition(".")
+    owner = attribute(root, path) if path else root
+    return owner._parameters.get(name, owner._buffers.get(name)) if isinstance(owner, nn.Module) else None
+
+
+def owner_of(root: nn.Module, target: str) -> tuple[nn.Module, str]:
+    """Return the module that is to hold a dotted name, and its last part; containers that are missing are made."""
+    *path, name = target.split(".")
+    owner = root
+    for part in path:
+        child = owner._modules.get(part)
+        if child is None:
+            child = owner._modules[part] = nn.Module().train(root.training)
+        owner = child
+    return owner, name
+
+
+def running(node: Node) -> str:
+    """Return the name of the module that has run a node, as ``torch.export`` notes it; empty where unknown."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]).split("@")[0] if stack else ""
+
+
+def value_of(root: nn.Module, argument: object) -> Any:
+    """Return what an argument of a node reads off the module of its graph; the argument itself where it reads none."""
+    is_read = isinstance(argument, Node) and argument.op == "get_attr"
+    return attribute(root, str(argument.target)) if isinstance(argument, Node) and is_read else argument

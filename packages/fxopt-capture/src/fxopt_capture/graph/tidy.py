@@ -1,0 +1,60 @@
+"""Make an exported graph read like the model: no leftovers of the export, attributes where they are used."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+
+from fxopt_capture.graph.assertions import drop_assertions
+from fxopt_capture.graph.regions import inline_regions
+from fxopt_core.graph import iter_nodes
+
+aten = torch.ops.aten
+
+
+def tidy(graph: Graph, root: nn.Module) -> None:
+    """Remove what the export has added and what does nothing.
+
+    - values that nothing reads go, where computing them has no other effect;
+    - dropout that does not train is its input;
+    - a region without gradients is inlined, and its results are detached where gradients could flow into it;
+    - assertions on dtypes that cannot change go.
+    """
+    inline_regions(graph, root)
+    for node in iter_nodes(graph):
+        if node.target is aten.dropout.default and not _trains(node):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.erase_node(node)
+    drop_assertions(graph)
+    for node in reversed(list(iter_nodes(graph))):
+        if not node.users and not _has_effect(node):
+            graph.erase_node(node)
+
+
+def _has_effect(node: Node) -> bool:
+    """Whether a node does more than to compute its value: in-place writes, random numbers, running statistics."""
+    if node.is_impure():
+        return True
+    if node.target is aten.batch_norm.default:
+        return bool(node.args[5])
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _trains(node: Node) -> bool:
+    train = node.kwargs.get("train", node.args[2] if len(node.args) > 2 else True)
+    return bool(train)
+
+
+def place_attributes(graph: Graph) -> None:
+    """Erase the ``get_attr`` nodes that nothing reads and move the others before their first reader."""
+    placed: set[Node] = set()
+    for node in iter_nodes(graph):
+        if node.op == "get_attr":
+            if not node.users:
+                graph.erase_node(node)
+            continue
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and source not in placed:
+                placed.add(source)
+                node.prepend(source)

@@ -1,0 +1,1 @@
+"""What models of the transformers library need."""

@@ -1,0 +1,156 @@
+"""Calls take and return containers of all kinds as the model does."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fxopt_capture import capture
+from fxopt_core.errors import CaptureError
+
+X = torch.randn(5, 4)
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    left: Tensor
+    right: Any
+
+
+@dataclasses.dataclass
+class Record:
+    """A dataclass."""
+
+    value: Tensor
+    more: list[Tensor] | None = None
+
+
+OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
+    "tensor": lambda x: x + 1,
+    "tuple": lambda x: (x + 1, x * 2),
+    "list of one": lambda x: [x + 1],
+    "dictionary": lambda x: {"b": x + 1, "a": {0: x * 2, 1: None}},
+    "ordered": lambda x: OrderedDict(b=x + 1, a=x * 2),
+    "default": lambda x: defaultdict(list, {"k": [x * 3]}),
+    "named tuple": lambda x: Pair(x, (x * 2,)),
+    "dataclass": lambda x: Record(x + 1, [x]),
+    "nothing": lambda x: (None, x, (), {}),
+    "sizes": lambda x: (x.shape, x.shape[0], 3, "text"),
+    "itself": lambda x: x,
+}
+
+
+class Returning(nn.Module):
+    """Returns its outputs in some structure."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Any:
+        return OUTPUTS[self.name](x)
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_outputs_are_of_the_models_own_types(name: str) -> None:
+    captured, expected = capture(Returning(name), torch.randn(2, 3)), OUTPUTS[name](X[:, :3])
+    found = captured(X[:, :3])
+    assert type(found) is type(expected) and repr(found) == repr(expected)
+    assert getattr(found, "keys", tuple)() == getattr(expected, "keys", tuple)()
+
+
+def test_plain_inputs_and_outputs_need_no_pytrees() -> None:
+    class Model(nn.Module):
+        def forward(self, input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+            return input + 1, input * other
+
+    captured = capture(Model(), (torch.randn(2, 4), torch.randn(2, 4)))
+    assert "pytree" not in captured.code and "return (add, mul)" in captured.code
+    found = captured(X, other=2 * X)
+    assert type(found) is tuple and torch.equal(found[1], X * 2 * X)
+    assert torch.equal(captured(other=2 * X, input=X)[0], X + 1)
+
+
+def test_an_argument_with_the_name_of_a_node() -> None:
+    class Model(nn.Module):
+        def forward(self, input: Tensor, input_1: Tensor) -> Tensor:
+            return input - 2 * input_1
+
+    captured = capture(Model(), (torch.randn(2, 4), torch.randn(2, 4)))
+    assert torch.equal(captured(X, X + 1), X - 2 * (X + 1))
+    assert torch.equal(captured(input_1=X + 1, input=X), X - 2 * (X + 1))
+
+
+class Total(nn.Module):
+    """Computes with all tensors in a container."""
+
+    def forward(self, x: Tensor, values: Any) -> Tensor:
+        return x + sum(leaf * 2 for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
+
+
+def one() -> Tensor:
+    """Return a tensor; not the same one twice, as torch.export would take them for one."""
+    return torch.randn(3)
+
+
+INPUTS: dict[str, Callable[[], Any]] = {
+    "list": lambda: [one(), (one(), [])],
+    "dictionary": lambda: {"b": one(), "a": {1: one()}},
+    "ordered": lambda: OrderedDict(b=one(), a=[one()]),
+    "default": lambda: defaultdict(list, {"k": [one()]}),
+    "named tuple": lambda: Pair(one(), (one(), one())),
+    "dataclass": lambda: Record(one(), [one()]),
+    "dataclass with nothing": lambda: [Record(one(), None), one()],
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_containers_are_taken_as_at_capture(name: str) -> None:
+    captured = capture(Total(), (torch.randn(3), INPUTS[name]()))
+    right = INPUTS[name]()
+    assert torch.equal(captured(X[0, :3], right), Total()(X[0, :3], right))
+    for other in INPUTS.keys() - {name}:
+        with pytest.raises(CaptureError, match=r"argument `values.* of the captured Total is"):
+            captured(X[0, :3], INPUTS[other]())
+    with pytest.raises(CaptureError, match="argument `values` of the captured Total is a list of 1"):
+        captured(X[0, :3], [right])
+
+
+def test_a_container_that_changes_between_calls() -> None:
+    captured = capture(Total(), (torch.randn(3), {"a": one(), "b": [one()]}))
+    value: dict[str, Any] = {"a": one(), "b": [one()]}
+    captured(one(), value)
+    value["b"].append(one())
+    with pytest.raises(CaptureError, match="is a list of 2"):
+        captured(one(), value)
+    value["b"].pop()
+    value["a"] = value.pop("a")
+    with pytest.raises(CaptureError, match=r"with the keys \['b', 'a'\]"):
+        captured(one(), value)
+
+
+def test_caches(transformers: ModuleType) -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=9)).eval()
+    prompt = torch.randint(0, 9, (2, 6))
+    with torch.no_grad():
+        prefill = capture(model, (prompt,))
+        cache = prefill(prompt).past_key_values
+        step = capture(model, (prompt[:, :1],), {"past_key_values": cache})
+        ours, theirs = copy.deepcopy(cache), copy.deepcopy(cache)
+        for _ in range(2):
+            found = step(prompt[:, :1], past_key_values=ours)
+            expected = model(prompt[:, :1], past_key_values=theirs)
+            assert found.past_key_values is ours and type(found) is type(expected)
+            torch.testing.assert_close(found.logits, expected.logits)
+        assert ours.get_seq_length() == theirs.get_seq_length()

@@ -1,0 +1,19 @@
+"""Checkpoints of the original model, in and out of models that fxopt rewrote."""
+
+from fxopt_checkpoints.key_map import KeyMap
+from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
+from fxopt_checkpoints.streaming.loader import load_checkpoint
+from fxopt_checkpoints.tensor_map import Destination, OriginalTensor
+from fxopt_checkpoints.trace import key_map
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Destination",
+    "KeyMap",
+    "OriginalTensor",
+    "key_map",
+    "load_checkpoint",
+    "load_original_state_dict",
+    "original_state_dict",
+]

@@ -1,0 +1,283 @@
+"""The steps of a key map with tensors: new tensors from original ones, and original ones from new ones."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxopt_checkpoints.tensor_map import (
+    Assembly,
+    Derivation,
+    NewTensor,
+    OriginalTensor,
+    Pieces,
+    Step,
+    TensorMap,
+    listed,
+    region,
+)
+from fxopt_core.errors import CheckpointError, NotReversibleError
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A new tensor, as regions that are to be written one by one."""
+
+    target: NewTensor
+    parts: tuple[tuple[Pieces, Tensor], ...]  # regions, the outermost piece first, and their values
+    fills: tuple[tuple[Pieces, float], ...] = ()  # regions and the constants that stand in there
+    complete: bool = True  # whether all original tensors that go into it were given
+
+    def write(self, tensor: Tensor) -> Tensor:
+        """Write the regions into a tensor, which casts them to its dtype; return it."""
+        with torch.no_grad():
+            for pieces, values in self.parts:
+                region(tensor, pieces).copy_(values)
+            for pieces, value in self.fills:
+                region(tensor, pieces).fill_(value)
+        return tensor
+
+    def build(self) -> Tensor:
+        """Return a new tensor with the dtype and on the device of what goes into it."""
+        if len(self.parts) == 1 and not self.parts[0][0]:
+            return self.parts[0][1].detach()
+        return self.write(self.parts[0][1].new_empty(self.target.shape))
+
+
+class NewTensors:
+    """Computes new tensors from original ones, one after the other.
+
+    Args:
+        tensor_map: how.
+        original: returns the values of an original tensor by its key; None where it is not given.
+        prepare: returns values as a function is to get them, by key or label: cast, and on the right device.
+        inspect: is shown what each function computes.
+    """
+
+    def __init__(
+        self,
+        tensor_map: TensorMap,
+        original: Callable[[str], Tensor | None],
+        prepare: Callable[[str, Tensor], Tensor] = lambda label, values: values,
+        inspect: Callable[[Derivation, list[Tensor]], None] = lambda step, values: None,
+    ) -> None:
+        self._map, self._original, self._prepare, self._inspect = tensor_map, original, prepare, inspect
+        self._derived: dict[str, Tensor] = {}
+        self._uses = Counter(source for step in tensor_map.steps for source in step.sources)
+
+    def __iter__(self) -> Iterator[Computed]:
+        """Yield the tensors of the module as it is now that a pass made and for which something is given."""
+        for step in self._map.steps:
+            if isinstance(step, Derivation):
+                yield from self._derive(step)
+            elif step.target.key is not None:
+                computed = self._assemble(step)
+                if computed.parts:
+                    yield computed
+
+    def _derive(self, step: Derivation) -> Iterator[Computed]:
+        inputs = {name: None if label is None else self._input(label) for name, label in step.inputs}
+        if any(inputs[name] is None for name, label in step.inputs if label is not None):
+            return
+        made = [
+            (target, values)
+            for target, values in zip(step.outputs, _call(step, inputs), strict=True)
+            if target is not None and values is not None
+        ]
+        self._inspect(step, [values for _, values in made])
+        for target, values in made:
+            if self._uses[target.label]:
+                self._derived[target.label] = values
+            if target.key is not None:
+                yield Computed(target, (((), values),))
+
+    def _input(self, label: str) -> Tensor | None:
+        """Return what a function reads; None where something that goes into it is not given."""
+        if label in self._map.assemblies:
+            computed = self._assemble(self._map.assemblies[label], prepared=True)
+            return computed.build() if computed.complete and computed.parts else None
+        return self._leaf(label, prepared=True)
+
+    def _leaf(self, label: str, *, prepared: bool) -> Tensor | None:
+        if label in self._map.made:
+            self._uses[label] -= 1
+            return self._derived.get(label) if self._uses[label] else self._derived.pop(label, None)
+        values = self._original(label)
+        return values if values is None or not prepared else self._prepare(label, values)
+
+    def _assemble(self, step: Assembly, *, prepared: bool = False) -> Computed:
+        parts, fills, complete = [], [], True
+        waiting: list[tuple[Assembly, Pieces]] = [(step, ())]
+        while waiting:
+            each, outer = waiting.pop()
+            fills += [((*outer, fill.piece), fill.value) for fill in each.fills]
+            for part in each.parts:
+                pieces = (*outer, part.piece)
+                if part.source in self._map.assemblies:
+                    waiting.append((self._map.assemblies[part.source], pieces))
+                    continue
+                values = self._leaf(part.source, prepared=prepared)
+                complete = complete and values is not None
+                if values is not None:
+                    parts.append((pieces, values))
+        return Computed(step.target, tuple(parts), tuple(fills), complete)
+
+
+def _call(step: Derivation, inputs: Mapping[str, Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Return what the function of a step computes; check that it has the recorded shapes."""
+    function = _function(step.function, step)
+    try:
+        with torch.no_grad():
+            results = function(**inputs, **dict(step.settings))
+    except Exception as error:  # whatever a pass's own function raises
+        raise CheckpointError(
+            f"`{step.function}`, by which pass `{step.pass_name}` computes tensors, failed on those of the "
+            f"checkpoint ({type(error).__name__}: {error})"
+        ) from error
+    results = (results,) if isinstance(results, Tensor) else tuple(results)
+    found = [tuple(values.shape) if isinstance(values, Tensor) else None for values in results]
+    expected = [None if target is None else target.shape for target in step.outputs]
+    if found != expected:
+        raise CheckpointError(f"`{step.function}` gives tensors of shapes {found}, expected {expected}")
+    return results
+
+
+def _function(path: str, step: Derivation) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise CheckpointError(
+            f"`{path}`, by which pass `{step.pass_name}` computes tensors, cannot be imported ({error}): install the "
+            "package that the pass comes from"
+        ) from error
+    return found
+
+
+class OriginalTensors:
+    """Takes original tensors out of new ones, ``current`` by full name; ``dtypes`` are those of what functions read."""
+
+    def __init__(
+        self, tensor_map: TensorMap, current: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype | None]
+    ) -> None:
+        self._map, self._dtypes = tensor_map, dtypes
+        self.problems: list[str] = []  # why original values cannot be restored
+        self.pass_name: str | None = None  # of the first problem
+        self._values = {each.label: current[each.name].detach() for each in tensor_map.new_tensors}
+        for step in reversed(tensor_map.steps):
+            if isinstance(step, Assembly):
+                self._take_apart(step)
+            else:
+                self._restore(step)
+
+    def has(self, row: OriginalTensor) -> bool:
+        """Return whether something holds the values of an original tensor."""
+        return self._map.source_of(row.key) in self._values
+
+    def copy_of(self, row: OriginalTensor) -> Tensor:
+        """Return the values of an original tensor in memory of their own; zeros where nothing holds them."""
+        if self.has(row):
+            values = self._values[self._map.source_of(row.key)]
+            return values.new_empty(values.shape).copy_(values)
+        beside = None if row.beside is None else self._values.get(row.beside)
+        return torch.zeros(row.shape or (), dtype=row.dtype, device=None if beside is None else beside.device)
+
+    def _put(self, label: str, values: Tensor) -> None:
+        row = self._map.by_key.get(label)
+        if row is None or not row.kept:
+            self._values[label] = values
+
+    def _problem(self, step: Step, text: str) -> None:
+        self.problems.append(text)
+        self.pass_name = self.pass_name or step.pass_name
+
+    def _take_apart(self, step: Assembly) -> None:
+        whole = self._values.get(step.target.label)
+        if whole is None:
+            return
+        for fill in step.fills:
+            found = fill.piece.take(whole)
+            if not found.is_meta and not bool((found == fill.value).all()):
+                self._problem(
+                    step,
+                    f"`{step.target.name}` (pass `{step.pass_name}`) holds stand-in values, for which the original "
+                    f"model has no parameter, and they are no longer {fill.value:g}: they were trained or loaded. Set "
+                    f"them to {fill.value:g}, or save graph_module.state_dict()",
+                )
+        for part in step.parts:
+            self._put(part.source, part.piece.take(whole))
+
+    def _restore(self, step: Derivation) -> None:
+        if any(target.label not in self._values for target in step.targets):
+            return
+        names = listed(target.name for target in step.targets)
+        if step.restore is None:
+            self._problem(
+                step,
+                f"{names}: pass `{step.pass_name}` computes them by `{step.function}`, and has no function that goes "
+                "back. Keep the original checkpoint, or save graph_module.state_dict()",
+            )
+            return
+        function = _function(step.restore, step)
+        outputs = [None if target is None else self._values[target.label] for target in step.outputs]
+        shapes = {name: self._shape(label) for name, label in step.inputs}
+        try:
+            with torch.no_grad():
+                values = function(*outputs, **dict(step.settings), shapes=shapes)
+        except NotReversibleError as error:
+            self._problem(step, f"{names} (pass `{step.pass_name}`): {error}")
+            return
+        except Exception as error:  # whatever a pass's own function raises
+            self._problem(step, f"{names}: `{step.restore}` failed ({type(error).__name__}: {error})")
+            return
+        for name, label in step.inputs:
+            if label is None:
+                continue
+            restored = values.get(name)
+            shape = None if restored is None else tuple(restored.shape)
+            if shape == shapes[name]:
+                self._put(label, restored.to(self._dtypes.get(label) or restored.dtype))
+            else:
+                self._problem(step, f"`{step.restore}` gives {shape} as `{name}` of {names}, expected {shapes[name]}")
+
+    def _shape(self, label: str | None) -> tuple[int, ...] | None:
+        if label is None:
+            return None
+        return self._map.by_key[label].shape if label in self._map.by_key else self._map.made[label].shape
+
+
+def present_dtypes(tensor_map: TensorMap, current: Mapping[str, Tensor]) -> dict[str, torch.dtype | None]:
+    """Return the dtypes that what steps read would have in the original model, were it as the module is now.
+
+    They are those at the time of the pass. Where a new tensor has another dtype now, after ``half()`` say, all
+    floating-point tensors that it comes from have that one.
+    """
+    dtypes: dict[str, torch.dtype | None] = {row.key: row.dtype for row in tensor_map.originals}
+    dtypes |= {target.label: target.dtype for target in tensor_map.made.values()}
+    changed: dict[str, torch.dtype] = {}
+    for step in reversed(tensor_map.steps):
+        for target in step.targets:
+            now = changed.get(target.label) if target.key is None else current[target.key].dtype
+            if now is not None and (target.key is None or target.dtype not in (None, now)):
+                changed.update(dict.fromkeys(step.sources, now))
+                break
+    for label, dtype in changed.items():
+        former = dtypes[label]
+        if former is None or former.is_floating_point:
+            dtypes[label] = dtype
+    return dtypes
+
+
+def present_devices(tensor_map: TensorMap, current: Mapping[str, Tensor]) -> dict[str, torch.device | None]:
+    """Return the devices of what steps read, by key or label: those of what comes of it."""
+    devices: dict[str, torch.device | None] = {}
+    for step in reversed(tensor_map.steps):
+        found = [devices.get(t.label) if t.key is None else current[t.key].device for t in step.targets]
+        devices.update(dict.fromkeys(step.sources, next((each for each in found if each is not None), None)))
+    return devices

@@ -1,0 +1,253 @@
+"""Checkpoints of the original model, in a rewritten one: load them, and save under the original keys."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.nn.modules.module import _IncompatibleKeys
+
+from fxopt_checkpoints.arithmetic import Computed, NewTensors, OriginalTensors, present_devices, present_dtypes
+from fxopt_checkpoints.custom_loading import CustomLoading
+from fxopt_checkpoints.key_map import KeyMap
+from fxopt_checkpoints.rollback import Rollback
+from fxopt_checkpoints.tensor_map import OriginalTensor, region
+from fxopt_checkpoints.trace import is_baked, key_map
+from fxopt_checkpoints.validation import Validation, copying_problem
+from fxopt_core.errors import CheckpointError, NotReversibleError
+from fxopt_core.graph import check_graph_module
+from fxopt_rewrite.dtypes import dtype_kind
+
+
+def load_original_state_dict(
+    graph_module: GraphModule,
+    state_dict: Mapping[str, Any],
+    strict: bool = True,
+    assign: bool = False,
+    *,
+    protect_values: bool = True,
+) -> _IncompatibleKeys:
+    """Load a checkpoint of the original model into a rewritten one.
+
+    The result is that of loading it into the original model as it would be now (same dtype, same device) and applying
+    the passes then, bit for bit. Values are written in place, one tensor after the other; folded weights are computed.
+
+    Args:
+        graph_module: the rewritten module.
+        state_dict: the checkpoint, under the keys of the original model. Of tied keys, one is enough.
+        strict: whether the keys have to be those of the original model exactly. Otherwise what is there is loaded: of a
+            merged tensor, the slices that are given; a fold only where all that goes into it is given, since what the
+            original model would go on using for the rest is not known any more.
+        assign: as in torch, whether the tensors of the checkpoint take the place of those of the module, with their own
+            dtype and device, instead of being copied into them. Needed where the module is on the meta device.
+        protect_values: whether the former values of what is overwritten are kept in CPU memory until all is written, so
+            that an interrupt, or an error of a hook, leaves nothing loaded either. With ``assign``, nothing has to be
+            copied for that.
+
+    Returns:
+        The original keys that are missing, and those that are not of the original model, as in torch.
+
+    Raises:
+        CheckpointError: Keys are missing or unexpected, values are no tensors or have wrong shapes, tied keys differ,
+            or folded weights would not be finite. All is named at once, and nothing is loaded.
+        FxoptError: See `key_map`.
+
+    >>> graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3)))
+    >>> load_original_state_dict(graph_module, nn.Sequential(nn.Linear(2, 3)).state_dict())
+    <All keys matched successfully>
+    """
+    check_graph_module(graph_module, "load_original_state_dict")
+    if not isinstance(state_dict, Mapping):
+        raise CheckpointError(
+            f"load_original_state_dict is given a {type(state_dict).__name__}, expected a state_dict: a mapping of "
+            "names to tensors"
+        )
+    names = key_map(graph_module)
+    metadata: Mapping[str, Any] | None = getattr(state_dict, "_metadata", None)
+    working = dict(state_dict)
+    validation, custom = Validation(names, working, metadata), CustomLoading(graph_module)
+    rollback = Rollback(protect_values)
+    loading = _Loading(graph_module, names, validation, assign, rollback)
+    try:
+        custom.load(working, metadata, assign)
+        validation.check(custom)
+        loading.rehearse(strict)
+        error = validation.error(strict, loading.current)
+        if error is not None:
+            raise error
+        loading.load(custom)
+        result = _IncompatibleKeys(validation.missing, validation.unexpected)
+        run_post_hooks(graph_module, result)
+    except BaseException:
+        rollback.run()
+        custom.roll_back()
+        raise
+    return result
+
+
+def run_post_hooks(graph_module: GraphModule, result: _IncompatibleKeys) -> None:
+    """Run the hooks that torch runs when a state_dict has been loaded."""
+    for module in graph_module.modules():
+        for hook in module._load_state_dict_post_hooks.values():
+            hook(module, result)
+
+
+class _Loading:
+    """Puts the tensors of a checkpoint where they belong."""
+
+    def __init__(
+        self, graph_module: GraphModule, names: KeyMap, validation: Validation, assign: bool, rollback: Rollback
+    ) -> None:
+        self.graph_module, self.names, self.validation, self.assign = graph_module, names, validation, assign
+        self.rollback = rollback
+        self.current = current_tensors(graph_module)
+        self.dtypes = present_dtypes(names, self.current)
+        self.devices = present_devices(names, self.current)
+
+    def _prepare(self, label: str, values: Tensor) -> Tensor:
+        """Cast what a function reads as loading it into the original model would."""
+        if self.assign:
+            return values
+        # Sums of a matrix product may depend on strides.
+        return values.to(self.devices[label], self.dtypes[label]).contiguous()
+
+    def rehearse(self, strict: bool) -> None:
+        """Find what would go wrong, and change nothing."""
+        for key, values in self.validation.given.items():
+            if self.names.by_key[key].kept:
+                problem = copying_problem(values, self.current[key], self.assign)
+                self.validation.problems += [f"`{key}` {problem}"] if problem else []
+        self.validation.rehearse(self._prepare, strict, self._writing_problem)
+
+    def _writing_problem(self, computed: Computed) -> str | None:
+        kinds = {(str(values.dtype), str(values.device)) for _, values in computed.parts}
+        if self.assign and len(kinds) > 1:
+            found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds))
+            return f"would be put together from tensors of several kinds, {found}: convert them, or load without assign"
+        target = self.current[computed.target.name]
+        parts = ((values, region(target, pieces)) for pieces, values in computed.parts)
+        return next(filter(None, (copying_problem(values, place, self.assign) for values, place in parts)), None)
+
+    def load(self, custom: CustomLoading) -> None:
+        """Write everything; what modules load themselves is loaded already."""
+        assigned: dict[str, Tensor] = {}
+        for key, values in self.validation.given.items():
+            source = self.names.source_of(key)
+            if not self.names.by_key[key].kept or custom.owns(key):
+                continue
+            if self.assign:
+                self._assign(key, assigned.setdefault(source, self._parameter(key, values)))
+            elif source not in assigned:
+                assigned[source] = values
+                self.rollback.keep(self.current[key])
+                with torch.no_grad():
+                    self.current[key].copy_(values)
+        for computed in NewTensors(self.names, self.validation.values_of, self._prepare):
+            self._write(computed, computed.target.name)
+
+    def _write(self, computed: Computed, key: str) -> None:
+        target = self.current[key]
+        if not self.assign:
+            self.rollback.keep(target)
+            computed.write(target.detach())
+        elif computed.complete:
+            self._assign(key, self._parameter(key, computed.build()))
+        elif not target.is_meta:
+            self._assign(key, self._parameter(key, computed.write(target.detach().clone())))
+
+    def _parameter(self, key: str, values: Tensor) -> Tensor:
+        former = self.current[key]
+        if values.is_inference() and not torch.is_inference_mode_enabled():
+            values = values.clone()  # which may be trained and written
+        return nn.Parameter(values, former.requires_grad) if isinstance(former, nn.Parameter) else values
+
+    def _assign(self, key: str, tensor: Tensor) -> None:
+        owner, _, name = key.rpartition(".")
+        self.rollback.replace(self.graph_module.get_submodule(owner), name, tensor)
+
+
+def current_tensors(graph_module: GraphModule) -> dict[str, Tensor]:
+    """Return all parameters and buffers by full name, tied ones under each of their names."""
+    parameters: dict[str, Tensor] = dict(graph_module.named_parameters(remove_duplicate=False))
+    return {**parameters, **dict(graph_module.named_buffers(remove_duplicate=False))}
+
+
+def original_state_dict(graph_module: GraphModule) -> dict[str, Any]:
+    """Return the ``state_dict`` that the original model would have: its keys in its order.
+
+    What reversible passes merged is cut out again, bit for bit. Of folds, the values are such that the original model
+    computes the same: batch norm is the identity, and the layer has the folded weights.
+
+    Args:
+        graph_module: the rewritten module.
+
+    Returns:
+        Detached tensors. What no pass has touched shares memory with the module, as in ``graph_module.state_dict()``;
+        the others are copies, contiguous and each with its own memory, so that safetensors takes them. Tied keys give
+        one tensor; counters of batches that a fold dropped are zero.
+
+    Raises:
+        NotReversibleError: Some original values cannot be restored: each site is named.
+        FxoptError: See `key_map`.
+
+    >>> list(original_state_dict(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3)))))
+    ['0.weight', '0.bias']
+    """
+    check_graph_module(graph_module, "original_state_dict")
+    names = key_map(graph_module)
+    current = current_tensors(graph_module)
+    taken = OriginalTensors(names, current, present_dtypes(names, current))
+    rows = [row for row in names.originals if row.in_state_dict]
+    problems = taken.problems or [
+        f"`{row.key}` was taken out, and nothing holds its values; keep the original checkpoint"
+        for row in rows
+        if not row.kept and row.shape is not None and not taken.has(row) and not _is_counter(row)
+    ]
+    if problems:
+        text = "\n  ".join(problems)
+        raise NotReversibleError(
+            f"the values of the original model cannot be restored:\n  {text}", pass_name=taken.pass_name
+        )
+    saved: dict[str, Any] = graph_module.state_dict()
+    made = {target.name for target in names.new_tensors}
+    result = _in_order(rows, saved, made)
+    copies: dict[str, Tensor] = {}
+    for row in rows:
+        if not row.kept and row.key in result:
+            source = names.source_of(row.key)
+            if source not in copies:
+                copies[source] = taken.copy_of(row)
+            result[row.key] = copies[source]
+    metadata: dict[str, Any] | None = getattr(saved, "_metadata", None)
+    if metadata is not None:
+        gone = {key.rpartition(".")[0] for key in made}
+        vars(result)["_metadata"] = {name: entry for name, entry in metadata.items() if name not in gone}
+    return result
+
+
+def _is_counter(row: OriginalTensor) -> bool:
+    """Return whether a tensor is the counter of a folded batch norm, which starts again at zero."""
+    return row.beside is not None and row.dtype is not None and dtype_kind(row.dtype) in ("integer", "bool")
+
+
+def _in_order(rows: list[OriginalTensor], saved: Mapping[str, Any], made: set[str]) -> OrderedDict[str, Any]:
+    """Return what is saved now with places for the originals; keys that hooks add stay after those before them."""
+    originals = {row.key for row in rows}
+    others: dict[str, list[str]] = {}  # by the original key before them
+    previous = ""
+    for key in saved:
+        if key in originals:
+            previous = key
+        elif key not in made and not is_baked(key):
+            others.setdefault(previous, []).append(key)
+    result: OrderedDict[str, Any] = OrderedDict((key, saved[key]) for key in others.get("", ()))
+    for row in rows:
+        if not row.kept or row.key in saved:
+            result[row.key] = saved.get(row.key)
+        for key in others.get(row.key, ()):
+            result[key] = saved[key]
+    return result

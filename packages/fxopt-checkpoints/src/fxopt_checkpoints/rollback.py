@@ -1,0 +1,49 @@
+"""Tensors are overwritten or replaced, and all of it can be rolled back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Rollback:
+    """What tensors and modules held before each write.
+
+    Args:
+        keeps_values: whether former values are copied, into CPU memory, before they are overwritten. Replaced tensors
+            are put back in any case: they need no copy.
+
+    >>> tensor = torch.zeros(2)
+    >>> rollback = Rollback()
+    >>> rollback.keep(tensor)
+    >>> _ = tensor.fill_(1.0)
+    >>> rollback.run()
+    >>> tensor
+    tensor([0., 0.])
+    """
+
+    def __init__(self, keeps_values: bool = True) -> None:
+        self._keeps_values = keeps_values
+        self._values: dict[int, tuple[Tensor, Tensor]] = {}
+        self._places: list[tuple[dict[str, Any], str, Any]] = []
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keep the values of a tensor that is about to be overwritten, the first time."""
+        if self._keeps_values and id(tensor) not in self._values and not tensor.is_meta:
+            self._values[id(tensor)] = tensor, tensor.detach().to("cpu", copy=True)
+
+    def replace(self, owner: nn.Module, name: str, tensor: Tensor) -> None:
+        """Put another tensor in the place of a parameter or buffer."""
+        mapping: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
+        self._places.append((mapping, name, mapping.get(name)))
+        setattr(owner, name, tensor)
+
+    def run(self) -> None:
+        """Bring former tensors and values back."""
+        for mapping, name, former in reversed(self._places):
+            mapping[name] = former
+        with torch.no_grad():
+            for tensor, values in reversed(self._values.values()):  # memory may be shared
+                tensor.copy_(values)

@@ -1,0 +1,1 @@
+"""Checkpoint files, read tensor by tensor into a rewritten model."""

@@ -1,0 +1,167 @@
+"""`load_checkpoint`: safetensors checkpoints of the original model, read right into a rewritten one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.nn.modules.module import _IncompatibleKeys
+
+from fxopt_checkpoints.arithmetic import NewTensors, present_devices, present_dtypes
+from fxopt_checkpoints.load import run_post_hooks
+from fxopt_checkpoints.rollback import Rollback
+from fxopt_checkpoints.streaming.placement import Placement
+from fxopt_checkpoints.streaming.renaming import renamed, renaming
+from fxopt_checkpoints.streaming.safetensors import Reader
+from fxopt_checkpoints.streaming.shards import stored_tensors
+from fxopt_checkpoints.streaming.validation import StoredValidation
+from fxopt_checkpoints.tensor_map import Pieces, region
+from fxopt_core.gc_pause import collector_paused
+from fxopt_core.graph import check_graph_module
+
+
+def load_checkpoint(
+    graph_module: GraphModule,
+    path: str | os.PathLike[str],
+    *,
+    strict: bool = True,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    protect_values: bool = True,
+    rename: Mapping[str, str] | Callable[[str], str | None] | None = None,
+) -> _IncompatibleKeys:
+    """Load a safetensors checkpoint of the original model into a rewritten one, and read each tensor to its place.
+
+    The result is that of loading it into the original model and applying the passes then, bit for bit. But nothing is
+    held besides the rewritten model: of a merged weight, the parts are read into its rows, and a fold is computed from
+    the few tensors that go into it. So it is for models that are made, captured and rewritten on the meta device.
+
+    Args:
+        graph_module: the rewritten module, on the meta device or not, or partly.
+        path: a ``.safetensors`` file, the index of a sharded checkpoint (``model.safetensors.index.json``), or a folder
+            that has either, as ``save_pretrained`` writes it.
+        strict: whether the keys have to be those of the original model exactly, and nothing may be left on the meta
+            device. Otherwise what is there is loaded; tensors on the meta device stay there unless all of their parts
+            are given. See `load_original_state_dict`.
+        device: where all is to be afterwards. None: tensors stay where they are, and those on the meta device come to
+            where the graph was captured for, which is the CPU if that is not known.
+        dtype: what all floating-point tensors become, as by ``graph_module.to(dtype)``. None: what is read is cast to
+            the dtypes that the module has.
+        protect_values: whether the former values of what is written in place are kept in CPU memory until all is read,
+            so that an error leaves nothing loaded then either. What is on the meta device needs no copy.
+        rename: a mapping, or a function, from names in the checkpoint to those in the original model, None for what is
+            to be passed over. None: the names in ``graph_module.meta["checkpoint_names"]``, where `capture` notes how
+            transformers renames the tensors of some models when it saves them.
+
+    Returns:
+        As in torch: the original keys that are missing, and those that are not of the original model.
+
+    Raises:
+        CheckpointError: There is no checkpoint; a file is damaged, truncated, or none in this format; the index
+            contradicts its shards; tensors are missing or unexpected, or have other shapes or kinds of dtype; folded
+            weights would not be finite; reading fails. Tensors and files are named, and nothing is loaded.
+        FxoptError: See `key_map`.
+
+    >>> import safetensors.torch, tempfile
+    >>> graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3, device="meta")))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model = nn.Sequential(nn.Linear(2, 3))
+    ...     safetensors.torch.save_file(model.state_dict(), f"{folder}/model.safetensors")
+    ...     load_checkpoint(graph_module, folder)
+    <All keys matched successfully>
+    """
+    check_graph_module(graph_module, "load_checkpoint")
+    stored = renamed(stored_tensors(path), renaming(graph_module, rename))
+    with collector_paused(), Reader() as reader:
+        placement = Placement(graph_module, device, dtype)
+        validation = StoredValidation(placement, stored, path)
+        validation.check_headers(reader, strict=strict)
+        return _Loading(placement, validation, reader, Rollback(protect_values)).run(strict)
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """A submodule that depends on the dtype of the whole module, as guards of its inputs may."""
+
+    def moved_to(self, dtype: torch.dtype) -> Callable[[], None]:
+        """Note the new dtype; return what takes that back."""
+
+
+class _Loading:
+    """Reads the tensors of a checkpoint to their places."""
+
+    def __init__(self, placement: Placement, validation: StoredValidation, reader: Reader, rollback: Rollback) -> None:
+        self.placement, self.validation, self.reader, self.rollback = placement, validation, reader, rollback
+        self.dtypes = present_dtypes(placement.names, placement.wanted)
+        self.devices = present_devices(placement.names, placement.wanted)
+        self.done: set[int] = set()
+
+    def run(self, strict: bool) -> _IncompatibleKeys:
+        """Read everything, or nothing."""
+        self.validation.rehearse(self._prepare, strict)
+        self.validation.raise_error(strict)
+        module, dtype = self.placement.graph_module, self.placement.dtype
+        moved: list[Callable[[], None]] = []
+        try:
+            self._load()
+            if dtype is not None:
+                moved += [each.moved_to(dtype) for each in module.modules() if isinstance(each, Movable)]
+            result = _IncompatibleKeys(self.validation.missing, self.validation.unexpected)
+            run_post_hooks(module, result)
+        except BaseException:
+            self.rollback.run()
+            for move_back in moved:
+                move_back()
+            raise
+        return result
+
+    def _prepare(self, label: str, values: Tensor) -> Tensor:
+        """Read what a function computes with, cast as loading it into the original model would."""
+        stored = self.validation.stored_for(values)
+        read = values if stored is None else self.reader.read(stored).reshape(values.shape)
+        return read.to(self.devices[label], self.dtypes[label]).contiguous()
+
+    def _load(self) -> None:
+        names, validation = self.placement.names, self.validation
+        for key, values in validation.given.items():
+            if names.by_key[key].kept:
+                self._put(key, [((), values)])
+        for computed in NewTensors(names, validation.values_of, self._prepare):
+            self._put(computed.target.name, computed.parts, computed.fills, complete=computed.complete)
+        for key in validation.counters():
+            self._put(key, fills=[((), 0.0)])
+        for key in self.placement.others():
+            self._put(key, complete=False)
+
+    def _put(
+        self,
+        key: str,
+        parts: Iterable[tuple[Pieces, Tensor]] = (),
+        fills: Iterable[tuple[Pieces, float]] = (),
+        complete: bool = True,
+    ) -> None:
+        """Write regions of a tensor, or of a new one in its place."""
+        former = self.placement.current[key]
+        if id(former) in self.done or (former.is_meta and not complete):
+            return
+        self.done.add(id(former))
+        covered = sum(region(former, pieces).numel() for pieces, _ in (*parts, *fills))
+        target = self.placement.target(key, complete=complete, covered=covered)
+        if target is former:
+            self.rollback.keep(former)
+        with torch.no_grad():
+            for pieces, values in parts:
+                stored, place = self.validation.stored_for(values), region(target.detach(), pieces)
+                place.copy_(values) if stored is None else self.reader.read_into(stored, place)
+            for pieces, value in fills:
+                region(target.detach(), pieces).fill_(value)
+        if target is not former:
+            made = nn.Parameter(target, former.requires_grad) if isinstance(former, nn.Parameter) else target
+            for owner, name in self.placement.owners[id(former)]:
+                self.rollback.replace(owner, name, made)
+        elif not target.is_inference():
+            torch.autograd.graph.increment_version(target)

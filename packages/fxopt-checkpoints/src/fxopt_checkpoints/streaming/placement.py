@@ -1,0 +1,110 @@
+"""Where the tensors of a checkpoint go in a rewritten module, and on which device and in which dtype they are then."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fxopt_checkpoints.load import current_tensors
+from fxopt_checkpoints.trace import key_map
+from fxopt_core.errors import CheckpointError
+from fxopt_core.graph import iter_nodes
+
+
+class Placement:
+    """The tensors of a module, and what they are to be.
+
+    Args:
+        graph_module: the rewritten module.
+        device: where all is to be; None where tensors stay.
+        dtype: what floating-point tensors are to be; None where they stay what they are.
+
+    Attributes:
+        wanted: for each tensor one of one element, with the device and the dtype that it is to have.
+        loaded: the names of those that a checkpoint fills, tied ones included.
+        owners: the modules that hold a tensor, each with its name there, by the id of the tensor.
+
+    Raises:
+        CheckpointError: The device cannot be used, or the graph is for another one.
+        FxoptError: See `key_map`.
+    """
+
+    def __init__(self, graph_module: GraphModule, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        if dtype is not None and not getattr(dtype, "is_floating_point", False):
+            raise CheckpointError(f"dtype is {dtype!r}, expected a floating-point dtype such as torch.bfloat16")
+        self.graph_module, self.dtype = graph_module, dtype
+        self._device = None if device is None else _usable(device)
+        if self._device is not None:
+            _check_devices(graph_module, self._device)
+        self.names = key_map(graph_module)
+        self.current = current_tensors(graph_module)
+        self.owners: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module in graph_module.modules():
+            for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+                self.owners.setdefault(id(tensor), []).append((module, key))
+        filled = {row.key for row in self.names.originals if row.kept and row.in_state_dict}
+        filled |= {target.name for target in self.names.new_tensors}
+        ids = {id(self.current[key]) for key in filled if key in self.current}
+        self.loaded = {key for key, tensor in self.current.items() if id(tensor) in ids}
+        for_meta = self._device or self._captured_device()
+        self.wanted = {key: self._stand_in(tensor, for_meta) for key, tensor in self.current.items()}
+
+    def _captured_device(self) -> torch.device:
+        """Return the device that the graph was captured for, as far as that is known: that of its inputs."""
+        nodes = (node for node in iter_nodes(self.graph_module.graph) if node.op == "placeholder")
+        values = [value for node in nodes if isinstance(value := node.meta.get("val"), Tensor)]
+        devices = (tensor.device for tensor in (*values, *self.current.values()))
+        return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
+
+    def _stand_in(self, tensor: Tensor, for_meta: torch.device) -> Tensor:
+        """Return a tensor with the device and dtype to come, and next to no memory."""
+        dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return torch.empty((), device=self._device or (for_meta if tensor.is_meta else tensor.device), dtype=dtype)
+
+    def others(self) -> list[str]:
+        """Return the names of the tensors that no checkpoint fills, and that are to have another device or dtype."""
+        others = [key for key, tensor in self.current.items() if key not in self.loaded and not tensor.is_meta]
+        return [key for key in others if not self._stays(key)]
+
+    def _stays(self, key: str) -> bool:
+        tensor, wanted = self.current[key], self.wanted[key]
+        return (tensor.device, tensor.dtype) == (wanted.device, wanted.dtype)
+
+    def target(self, key: str, *, complete: bool, covered: int) -> Tensor:
+        """Return what the values of a tensor are written into: itself, or a new one.
+
+        ``complete`` says whether all values that a checkpoint has for it are written, and ``covered`` how many elements
+        these are: a pass may have padded it.
+        """
+        former, wanted = self.current[key], self.wanted[key]
+        writable = not former.is_inference() or torch.is_inference_mode_enabled()
+        if self._stays(key) and writable:
+            return former
+        if complete:
+            make = torch.empty_like if covered >= former.numel() else torch.zeros_like
+            return make(former.detach(), device=wanted.device, dtype=wanted.dtype)
+        return former.detach().to(wanted.device, wanted.dtype, copy=True)
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    """Return a device as tensors on it name it."""
+    try:
+        found = torch.empty(0, device=device).device
+    except Exception as error:  # a name that torch does not know, or a device that is not here
+        raise CheckpointError(f"device {str(device)!r} cannot be used: {error}") from error
+    if found.type == "meta":
+        raise CheckpointError("device is 'meta', where nothing can be loaded")
+    return found
+
+
+def _check_devices(graph_module: GraphModule, device: torch.device) -> None:
+    """Refuse a device other than that on which the graph makes tensors itself."""
+    for node in iter_nodes(graph_module.graph):
+        for found in pytree.tree_leaves((node.args, node.kwargs)):
+            if isinstance(found, torch.device) and found.type not in (device.type, "meta"):
+                raise CheckpointError(
+                    f"node `{node.name}` makes a tensor on {found}, and the model would be on {device}: capture the "
+                    f"model with inputs on {device}"
+                )

@@ -1,0 +1,239 @@
+"""Whether a checkpoint fits the original model: its keys, its values, what is computed from them, and advice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxopt_checkpoints.arithmetic import Computed, NewTensors
+from fxopt_checkpoints.custom_loading import CustomLoading, is_unusual
+from fxopt_checkpoints.tensor_map import Derivation, OriginalTensor, TensorMap, listed
+from fxopt_checkpoints.trace import is_baked
+from fxopt_core.errors import CheckpointError
+
+
+def advice(state_dict: Mapping[Any, Any], missing: Collection[str], unexpected: Collection[str]) -> str | None:
+    """Return what would make a checkpoint fit, if its keys show it: a prefix more or less, or one level down.
+
+    >>> advice({"module.a.bias": 1}, ["a.bias"], ["module.a.bias"])
+    "they fit without the prefix `module.`: load {key.removeprefix('module.'): value for key, value in ...items()}"
+    >>> advice({"a.bias": 1}, ["model.a.bias"], ["a.bias"])
+    "they fit with the prefix `model.`: load {'model.' + key: value for key, value in ...items()}"
+    >>> advice({"epoch": 3, "model": {"a.bias": 1}}, ["a.bias"], ["epoch", "model"])
+    'its entry `model` is a mapping with such keys: load that one'
+    """
+    lacking, others = set(missing), set(unexpected) & state_dict.keys()
+    for key in others:
+        inside = state_dict[key]
+        if isinstance(inside, Mapping) and _explains(len(lacking & set(inside)), lacking):
+            return f"its entry `{key}` is a mapping with such keys: load that one"
+    prefix = _prefix(others, lacking)
+    if _explains(sum(prefix + key in others for key in lacking), lacking):
+        return (
+            f"they fit without the prefix `{prefix}`: load {{key.removeprefix({prefix!r}): value for key, value in "
+            "...items()}"
+        )
+    prefix = _prefix(lacking, others)
+    if _explains(sum(prefix + key in lacking for key in others), lacking):
+        return f"they fit with the prefix `{prefix}`: load {{{prefix!r} + key: value for key, value in ...items()}}"
+    return None
+
+
+def _explains(fitting: int, lacking: set[str]) -> bool:
+    return bool(lacking) and 2 * fitting > len(lacking)
+
+
+def _prefix(longer: set[str], shorter: set[str]) -> str:
+    """Return the prefix, up to a dot, under which most of the shorter keys are among the longer ones."""
+    cuts = ((key[: dot + 1], key[dot + 1 :]) for key in longer for dot, char in enumerate(key) if char == ".")
+    found = Counter(prefix for prefix, rest in cuts if rest in shorter)
+    return max(found, key=lambda prefix: (found[prefix], prefix), default="")
+
+
+class Validation:
+    """The tensors of a checkpoint, and all that is wrong with it; tied keys that it leaves out are added to it."""
+
+    def __init__(
+        self, tensor_map: TensorMap, state_dict: dict[Any, Any], metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        self._map, self._state_dict, self._metadata = tensor_map, state_dict, metadata or {}
+        self.given: dict[str, Tensor] = {}  # what fits, by original key
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.problems: list[str] = []  # everything else, in sentences
+        for group in tensor_map.ties:
+            self._complete([key for key in group if tensor_map.by_key[key].in_state_dict])
+
+    def _complete(self, group: list[str]) -> None:
+        """Give tied keys that a checkpoint leaves out, as safetensors files do, the tensor of their group."""
+        present = [key for key in group if key in self._state_dict]
+        if not present:
+            return
+        first = self._state_dict[present[0]]
+        for key in present[1:]:
+            if not _is_same(first, self._state_dict[key]):
+                self.problems.append(
+                    f"`{present[0]}` and `{key}` are one tensor in the model, and differ here: leave out one of them"
+                )
+        for key in group:
+            self._state_dict.setdefault(key, first)
+
+    def check(self, custom: CustomLoading) -> None:
+        """Compare keys, types and shapes; the keys of modules that load themselves are left to them."""
+        known = self._map.by_key
+        for each in known.values():
+            if each.in_state_dict and not (each.kept and custom.owns(each.key)):
+                self._check_row(each)
+        for key in self._state_dict:
+            if not isinstance(key, str):
+                self.unexpected.append(str(key))
+                continue
+            row = known.get(key)
+            if row is not None and (row.in_state_dict or is_baked(key)):
+                continue
+            if (row is not None and not row.kept) or not custom.owns(key):
+                self.unexpected.append(key)
+        self.missing += custom.missing
+        self.unexpected += [key for key in custom.unexpected if key not in known or known[key].kept]
+        self.problems += custom.problems
+
+    def _check_row(self, row: OriginalTensor) -> None:
+        if row.key not in self._state_dict:
+            if not self._may_be_absent(row.key):
+                self.missing.append(row.key)
+            return
+        values = self._state_dict[row.key]
+        problem = _problem(values, row)
+        if problem is None:
+            values = values.detach()
+            self.given[row.key] = values[0] if row.shape == () and values.dim() == 1 else values
+        else:
+            self.problems.append(f"`{row.key}` {problem}")
+
+    def _may_be_absent(self, key: str) -> bool:
+        """Return whether torch, too, takes checkpoints without a key: those from before batch norm counted batches."""
+        owner, _, name = key.rpartition(".")
+        version = self._metadata.get(owner, {}).get("version")
+        return name == "num_batches_tracked" and (version is None or version < 2)
+
+    def values_of(self, key: str) -> Tensor | None:
+        """Return what is given for an original tensor, under any of its tied keys; None where nothing is."""
+        group = self._map.aliases.get(key, (key,))
+        return next((self.given[name] for name in group if name in self.given), None)
+
+    def rehearse(
+        self,
+        prepare: Callable[[str, Tensor], Tensor],
+        strict: bool,
+        writing_problem: Callable[[Computed], str | None] = lambda computed: None,
+    ) -> None:
+        """Compute what is going to be written, and note what would go wrong.
+
+        ``prepare`` is that of `NewTensors`; ``writing_problem`` says why a tensor cannot be written.
+        """
+
+        def inspect(step: Derivation, results: list[Tensor]) -> None:
+            problem = _range_problem(step, results)
+            self.problems += [problem] if problem else []
+
+        done = set()
+        for computed in NewTensors(self._map, self.values_of, prepare, inspect):
+            done.add(computed.target.label)
+            problem = writing_problem(computed)
+            self.problems += [f"`{computed.target.key}` {problem}"] if problem else []
+        if strict and not self.missing and not self.problems:
+            self.problems += _unreachable(self._map, done)
+
+    def error(self, strict: bool, current: Iterable[str]) -> CheckpointError | None:
+        """Return the error that names all that is wrong; None where that is nothing."""
+        lines = [*self.problems]
+        if strict:
+            lines += [f"missing: {listed(self.missing)}"] if self.missing else []
+            lines += [f"not in the original model: {listed(self.unexpected)}"] if self.unexpected else []
+            lines += self._advice(current)
+        if not lines:
+            return None
+        text = "\n  ".join(lines)
+        return CheckpointError(
+            f"this checkpoint does not fit the original model, and nothing of it was loaded:\n  {text}",
+            missing_keys=self.missing,
+            unexpected_keys=self.unexpected,
+        )
+
+    def _advice(self, current: Iterable[str]) -> list[str]:
+        """Return what to do about missing and unexpected keys."""
+        if set(self.unexpected) & set(current):
+            return ["some are keys of the rewritten model: load those with graph_module.load_state_dict"]
+        found = advice(self._state_dict, self.missing, self.unexpected)
+        if found is None and (self.missing or self.unexpected) and not self.problems:
+            found = "strict=False loads what is there"
+        return [] if found is None else [found]
+
+
+def _problem(values: object, row: OriginalTensor) -> str | None:
+    """Say what is wrong with a value, if anything is."""
+    if not isinstance(values, Tensor):
+        return f"is of type {type(values).__name__}, expected a tensor of shape {row.shape}"
+    if values.layout != torch.strided or values.is_quantized:
+        return "is sparse or quantized, expected a dense tensor"
+    # As in torch, a number may come as a tensor of one element.
+    if tuple(values.shape) != row.shape and not (row.shape == () and tuple(values.shape) == (1,)):
+        return f"has shape {tuple(values.shape)}, expected {row.shape}"
+    return None
+
+
+def copying_problem(values: Tensor, target: Tensor, assign: bool) -> str | None:
+    """Say why values cannot take the place of those of a tensor, if they cannot."""
+    if assign:
+        wrong = target.requires_grad and not (values.is_floating_point() or values.is_complex())
+        return f"is {values.dtype}, and a parameter that is trained cannot be" if wrong else None
+    if target.is_meta and not values.is_meta:
+        return "is on the meta device in the model and holds nothing: pass assign=True, which puts new tensors there"
+    if target.is_inference() and not torch.is_inference_mode_enabled():
+        return "was made in inference mode in the model, and can be written in that mode alone: pass assign=True"
+    if values.is_meta and not target.is_meta:
+        return "is on the meta device in the checkpoint and holds nothing: read the checkpoint onto another device"
+    if is_unusual(values):
+        try:
+            torch.empty_like(target).copy_(values)
+        except Exception as error:  # whatever a subclass makes of it
+            return f"is a {type(values).__name__} that cannot be copied ({error})"
+    return None
+
+
+def _range_problem(step: Derivation, results: Iterable[Tensor]) -> str | None:
+    """Say which computed weights would not be finite, if some would not."""
+    floats = (values for values in results if values.is_floating_point() and not values.is_meta)
+    wrong = next((values for values in floats if not bool(values.isfinite().all())), None)
+    if wrong is None:
+        return None
+    return (
+        f"`{step.targets[0].name.rpartition('.')[0]}`, computed from {listed(step.sources)}, would not be finite in "
+        f"{wrong.dtype}; pass `{step.pass_name}` refuses such weights (out-of-range). Load them into the original "
+        "model, which it then leaves as it is"
+    )
+
+
+def _unreachable(tensor_map: TensorMap, done: Collection[str]) -> Iterator[str]:
+    """Say which tensors cannot be computed though no key is missing, given the labels of those that were."""
+    for step in tensor_map.steps:
+        keys = [target.key for target in step.targets if target.key is not None and target.label not in done]
+        if isinstance(step, Derivation) and keys:
+            yield (
+                f"`{keys[0]}` is computed by pass `{step.pass_name}` from tensors that no checkpoint has, such as "
+                "buffers that are not persistent; apply the pass to the original model after loading it"
+            )
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Return whether two values are equal tensors, bit for bit up to the sign of zeros; NaN equals NaN."""
+    if one is other or not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return one is other
+    if one.shape != other.shape or one.is_meta or other.is_meta:
+        return True  # wrong shapes are found elsewhere, and there are no values to compare
+    other = other.to(one.device)
+    return bool(((one == other) | ((one != one) & (other != other))).all())

@@ -1,0 +1,611 @@
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import checkpoint_passes
+import pytest
+import torch
+from checkpoint_passes import CallsJoin, Fold, Join, Model, Rename, model, traced
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
+from fxopt_checkpoints.trace import key_map
+from fxopt_core import NotReversibleError, PreconditionError, compose, undo
+from fxopt_core.errors import CheckpointError, FxoptError
+
+PASSES: dict[str, Callable[[], Any]] = {
+    "nothing": lambda: compose(),
+    "join": lambda: Join(),
+    "fold": lambda: Fold(),
+    "join, fold": lambda: compose(Join(), Fold()),
+    "fold, join": lambda: compose(Fold(), Join(sort=True)),
+}
+every_order = pytest.mark.parametrize("order", list(PASSES))
+
+
+def rewritten(order: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> GraphModule:
+    result: GraphModule = PASSES[order]()(traced(model(seed).to(dtype)))
+    return result
+
+
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert list(one) == list(other)
+    for key, value in one.items():
+        assert value.dtype == other[key].dtype, key
+        assert torch.equal(value, other[key]), key
+
+
+def values(module: nn.Module) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+@every_order
+def test_loading_is_loading_into_the_original_and_rewriting_then(order: str) -> None:
+    graph_module = rewritten(order)
+    result = load_original_state_dict(graph_module, model(1).state_dict())
+    assert result.missing_keys == [] and result.unexpected_keys == []
+    assert_equal(graph_module.state_dict(), rewritten(order, 1).state_dict())
+
+
+@every_order
+def test_saving_gives_the_original_keys_in_order(order: str) -> None:
+    graph_module, original = rewritten(order), traced(model())
+    saved = original_state_dict(graph_module)
+    assert list(saved) == list(original.state_dict())
+    if "fold" not in order:
+        assert_equal(saved, original.state_dict())
+    assert saved["one.weight"].data_ptr() == saved["two.weight"].data_ptr()
+    x = torch.randn(5, 4)
+    again = Model().eval()
+    assert str(again.load_state_dict(saved)) == "<All keys matched successfully>"
+    torch.testing.assert_close(again(x), graph_module(x))
+
+
+@every_order
+def test_what_is_saved_loads_to_the_same_bits(order: str) -> None:
+    graph_module = rewritten(order)
+    before = values(graph_module)
+    load_original_state_dict(graph_module, original_state_dict(graph_module))
+    assert_equal(graph_module.state_dict(), before)
+
+
+@every_order
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_values_are_cast_as_the_original_would(order: str, dtype: torch.dtype) -> None:
+    """A float32 checkpoint in a model of another dtype, from the beginning or since; and back from there."""
+    checkpoint = model(1).state_dict()
+    reference = model(0).to(dtype)
+    reference.load_state_dict(checkpoint)
+    expected = PASSES[order]()(traced(reference)).state_dict()
+    for graph_module in (rewritten(order, dtype=dtype), rewritten(order).to(dtype)):
+        load_original_state_dict(graph_module, checkpoint)
+        assert_equal(graph_module.state_dict(), expected)
+        before = values(graph_module)
+        load_original_state_dict(graph_module, original_state_dict(graph_module))
+        assert_equal(graph_module.state_dict(), before)
+
+
+def test_statistics_wider_than_weights_are_not_rounded() -> None:
+    def mixed(seed: int) -> Model:
+        made = model(seed).half()
+        made.norm.float()
+        return made
+
+    graph_module = Fold()(traced(mixed(0)))
+    checkpoint = mixed(1).state_dict()
+    checkpoint["norm.running_var"] = checkpoint["norm.running_var"] + 1e-5  # half precision does not hold that
+    reference = mixed(0)
+    reference.load_state_dict(checkpoint)
+    load_original_state_dict(graph_module, checkpoint)
+    assert_equal(graph_module.state_dict(), Fold()(traced(reference)).state_dict())
+
+
+@every_order
+def test_everything_wrong_is_named_at_once_and_nothing_is_loaded(order: str) -> None:
+    graph_module = rewritten(order)
+    before, versions = values(graph_module), {k: p._version for k, p in graph_module.named_parameters()}
+    checkpoint: dict[str, Any] = dict(model(1).state_dict())
+    del checkpoint["q.bias"], checkpoint["out.weight"], checkpoint["norm.running_var"]
+    checkpoint |= {"k.bias": torch.zeros(2), "scratch": torch.zeros(2), "nowhere": torch.zeros(1)}
+    checkpoint |= {"v.weight": torch.zeros(3, 4), "out.bias": torch.zeros(4), "v.bias": 3, "offset": "text"}
+    checkpoint["two.weight"] = torch.zeros(3, 3)
+    with pytest.raises(CheckpointError) as caught:
+        load_original_state_dict(graph_module, checkpoint)
+    message, error = str(caught.value), caught.value
+    assert isinstance(error, RuntimeError)  # as what load_state_dict raises
+    assert sorted(error.missing_keys) == ["norm.running_var", "out.weight", "q.bias"]
+    assert error.unexpected_keys == ["k.bias", "scratch", "nowhere"]
+    assert all(name in message for name in (*error.missing_keys, *error.unexpected_keys, "nothing of it was loaded"))
+    assert "`v.weight` has shape (3, 4), expected (2, 4)" in message
+    assert "`out.bias` has shape (4,), expected (3,)" in message
+    assert "`v.bias` is of type int, expected a tensor of shape (2,)" in message
+    assert "`offset` is of type str" in message
+    assert "`two.weight` and `one.weight` are one tensor in the model, and differ here" in message
+    assert_equal(graph_module.state_dict(), before)
+    assert versions == {key: parameter._version for key, parameter in graph_module.named_parameters()}
+
+
+def test_keys_of_the_rewritten_model_are_told_apart() -> None:
+    graph_module = rewritten("join")
+    with pytest.raises(CheckpointError, match=r"keys of the rewritten model: load those with graph_module\.load_state"):
+        load_original_state_dict(graph_module, graph_module.state_dict())
+
+
+@pytest.mark.parametrize("given", [None, 3, [("q.weight", torch.zeros(8, 4))]])
+def test_a_checkpoint_is_a_mapping(given: Any) -> None:
+    with pytest.raises(CheckpointError, match=f"is given a {type(given).__name__}, expected a state_dict"):
+        load_original_state_dict(rewritten("join"), given)
+
+
+def test_only_graph_modules_have_original_keys() -> None:
+    for function in (key_map, original_state_dict, lambda module: load_original_state_dict(module, {})):
+        with pytest.raises(PreconditionError, match=r"expected a torch\.fx\.GraphModule"):
+            function(nn.Linear(2, 2))  # type: ignore[arg-type]  # on purpose
+
+
+def test_sparse_and_meta_values_are_refused() -> None:
+    checkpoint = model(1).state_dict()
+    checkpoint["q.weight"] = checkpoint["q.weight"].to_sparse()
+    checkpoint["out.weight"] = checkpoint["out.weight"].to("meta")
+    checkpoint["k.weight"] = checkpoint["k.weight"].to("meta")
+    graph_module = rewritten("join")
+    before = values(graph_module)
+    with pytest.raises(CheckpointError) as caught:
+        load_original_state_dict(graph_module, checkpoint)
+    assert "`q.weight` is sparse or quantized" in str(caught.value)
+    assert "`out.weight` is on the meta device in the checkpoint" in str(caught.value)
+    assert "`joined.weight` is on the meta device in the checkpoint" in str(caught.value)
+    assert_equal(graph_module.state_dict(), before)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan")])
+def test_folded_weights_that_would_not_be_finite_are_refused(value: float) -> None:
+    graph_module = rewritten("join, fold")
+    before = values(graph_module)
+    checkpoint = model(1).state_dict()
+    checkpoint["norm.running_var"][1] = value
+    for strict in (True, False):
+        with pytest.raises(CheckpointError, match=r"`mid_folded`, computed from .*`norm\.running_var`.*out-of-range"):
+            load_original_state_dict(graph_module, checkpoint, strict)
+    assert_equal(graph_module.state_dict(), before)
+
+
+def test_what_is_complete_is_loaded_without_strict() -> None:
+    """Of a merged tensor the slices that are given; of a fold nothing while an input is missing."""
+    graph_module, new = rewritten("join, fold"), model(1)
+    old, checkpoint = rewritten("join, fold").state_dict(), model(1).state_dict()
+    for key in ("k.weight", "v.bias", "norm.running_mean"):
+        del checkpoint[key]
+    checkpoint["nowhere"] = torch.zeros(1)
+    result = load_original_state_dict(graph_module, checkpoint, strict=False)
+    assert (sorted(result.missing_keys), result.unexpected_keys) == (
+        ["k.weight", "norm.running_mean", "v.bias"],
+        ["nowhere"],
+    )
+    now = graph_module.state_dict()
+    assert torch.equal(now["joined.weight"][:8], new.q.weight) and torch.equal(now["joined.weight"][10:], new.v.weight)
+    assert torch.equal(now["joined.weight"][8:10], old["joined.weight"][8:10])
+    assert torch.equal(now["joined.bias"][:8], new.q.bias)
+    assert torch.equal(now["joined.bias"][8:], old["joined.bias"][8:])
+    assert torch.equal(now["mid_folded.weight"], old["mid_folded.weight"])
+    assert torch.equal(now["out.weight"], new.out.weight)
+
+
+def test_shapes_have_to_fit_without_strict_too() -> None:
+    with pytest.raises(CheckpointError, match=r"`q\.bias` has shape \(9,\), expected \(8,\)$"):
+        load_original_state_dict(rewritten("join"), {"q.bias": torch.zeros(9)}, strict=False)
+
+
+def test_parameters_stay_and_are_written_in_place() -> None:
+    graph_module = rewritten("join, fold")
+    graph_module.get_parameter("joined.bias").requires_grad_(False)
+    parameters = dict(graph_module.named_parameters())
+    flags = {key: parameter.requires_grad for key, parameter in parameters.items()}
+    versions = {key: parameter._version for key, parameter in parameters.items()}
+    checkpoint = {key: nn.Parameter(value, value.is_floating_point()) for key, value in model(1).state_dict().items()}
+    load_original_state_dict(graph_module, checkpoint)
+    for key, parameter in graph_module.named_parameters():
+        assert parameter is parameters[key] and parameter.requires_grad == flags[key] and parameter.grad_fn is None
+        assert parameter._version > versions[key], key
+
+
+def test_stand_in_values_are_neutral_again_after_loading() -> None:
+    graph_module = rewritten("join")
+    with torch.no_grad():
+        graph_module.get_parameter("joined.bias").fill_(3.0)
+    with pytest.raises(NotReversibleError, match=r"`joined\.bias` \(pass `join`\) holds stand-in values") as caught:
+        original_state_dict(graph_module)
+    assert caught.value.pass_name == "join"
+    load_original_state_dict(graph_module, model(1).state_dict())
+    assert_equal(original_state_dict(graph_module), traced(model(1)).state_dict())
+    undo(graph_module)
+    assert_equal(graph_module.state_dict(), traced(model(1)).state_dict())
+
+
+class TestTies:
+    @pytest.mark.parametrize("absent", ["one.weight", "two.weight"])
+    @every_order
+    def test_one_of_tied_keys_is_enough(self, absent: str, order: str) -> None:
+        graph_module, checkpoint = rewritten(order), model(1).state_dict()
+        del checkpoint[absent]
+        assert load_original_state_dict(graph_module, checkpoint).missing_keys == []
+        assert_equal(graph_module.state_dict(), rewritten(order, 1).state_dict())
+
+    def test_without_any_both_are_missing(self) -> None:
+        checkpoint = model(1).state_dict()
+        del checkpoint["one.weight"], checkpoint["two.weight"]
+        with pytest.raises(CheckpointError, match=r"missing: `two\.weight`, `one\.weight`"):
+            load_original_state_dict(rewritten("join"), checkpoint)
+
+    def test_equal_copies_are_fine_nan_too(self) -> None:
+        graph_module, checkpoint = rewritten("join"), model(1).state_dict()
+        checkpoint["one.weight"][0, 0] = float("nan")
+        checkpoint["two.weight"] = checkpoint["one.weight"].clone()
+        load_original_state_dict(graph_module, checkpoint)
+        assert graph_module.get_parameter("two.weight").isnan().sum() == 1
+
+    def test_a_model_that_is_not_tied_needs_both(self) -> None:
+        graph_module, checkpoint = Join()(traced(model(tied=False))), model(1).state_dict()
+        del checkpoint["two.weight"]
+        with pytest.raises(CheckpointError, match=r"missing: `two\.weight`"):
+            load_original_state_dict(graph_module, checkpoint)
+
+    def test_ties_stay_when_assigned(self) -> None:
+        graph_module = rewritten("join")
+        load_original_state_dict(graph_module, model(1).state_dict(), assign=True)
+        assert graph_module.get_parameter("one.weight") is graph_module.get_parameter("two.weight")
+
+
+class TestAssign:
+    @every_order
+    @pytest.mark.parametrize("device", ["cpu", "meta"])
+    def test_new_tensors_have_the_values_of_the_checkpoint(self, order: str, device: str) -> None:
+        graph_module = rewritten(order).to(device)
+        flags = {key: parameter.requires_grad for key, parameter in graph_module.named_parameters()}
+        checkpoint = model(1).double().state_dict()
+        load_original_state_dict(graph_module, checkpoint, assign=True)
+        assert_equal(graph_module.state_dict(), PASSES[order]()(traced(model(1).double())).state_dict())
+        assert flags == {key: parameter.requires_grad for key, parameter in graph_module.named_parameters()}
+        assert all(isinstance(p, nn.Parameter) for p in graph_module.parameters())
+
+    def test_meta_modules_need_it(self) -> None:
+        graph_module = rewritten("join, fold").to("meta")
+        with pytest.raises(CheckpointError, match=r"`out\.weight` is on the meta device in the model.*assign=True"):
+            load_original_state_dict(graph_module, model(1).state_dict())
+        assert all(parameter.is_meta for parameter in graph_module.parameters())
+
+    def test_a_slice_that_is_missing_keeps_its_values(self) -> None:
+        graph_module, checkpoint = rewritten("join"), model(1).state_dict()
+        del checkpoint["k.weight"]
+        load_original_state_dict(graph_module, checkpoint, strict=False, assign=True)
+        assert torch.equal(graph_module.get_parameter("joined.weight")[8:10], model().k.weight)
+        assert torch.equal(graph_module.get_parameter("joined.weight")[:8], model(1).q.weight)
+
+    def test_parts_of_one_tensor_have_one_dtype(self) -> None:
+        checkpoint = model(1).state_dict()
+        checkpoint["k.weight"] = checkpoint["k.weight"].double()
+        with pytest.raises(CheckpointError, match=r"`joined\.weight` would be put together from .*float32.*float64"):
+            load_original_state_dict(rewritten("join"), checkpoint, assign=True)
+
+    def test_integers_are_not_trained(self) -> None:
+        checkpoint = model(1).state_dict()
+        checkpoint["out.weight"] = checkpoint["out.weight"].int()
+        with pytest.raises(CheckpointError, match=r"`out\.weight` is torch\.int32, and a parameter that is trained"):
+            load_original_state_dict(rewritten("join"), checkpoint, assign=True)
+
+    def test_a_meta_module_can_be_saved(self) -> None:
+        saved = original_state_dict(rewritten("join, fold").to("meta"))
+        assert list(saved) == list(traced(model()).state_dict())
+        assert all(value.is_meta for value in saved.values())
+
+
+class TestTravel:
+    @pytest.mark.parametrize("order", ["join", "fold", "join, fold", "fold, join"])
+    @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+    def test_copies_load_and_save(self, order: str, how: str) -> None:
+        graph_module = rewritten(order)
+        if how == "deepcopy":
+            again = copy.deepcopy(graph_module)
+        elif how == "pickle":
+            again = pickle.loads(pickle.dumps(graph_module))
+        else:
+            file = io.BytesIO()
+            torch.save(graph_module, file)
+            file.seek(0)
+            again = torch.load(file, weights_only=False)
+        again._non_persistent_buffers_set.add("scratch")  # copy.deepcopy makes it persistent
+        load_original_state_dict(again, model(1).state_dict())
+        assert_equal(again.state_dict(), rewritten(order, 1).state_dict())
+        assert_equal(original_state_dict(again), original_state_dict(rewritten(order, 1)))
+        assert_equal(graph_module.state_dict(), rewritten(order).state_dict())
+
+    def test_trained_values_are_saved(self) -> None:
+        graph_module, original = rewritten("join").double().train(), model().double().train()
+        batch = torch.rand(3, 4, dtype=torch.float64)
+        for module in (graph_module, original):
+            optimizer = torch.optim.SGD([p for k, p in module.named_parameters() if "bias" not in k], lr=0.01)
+            for _ in range(2):
+                optimizer.zero_grad()
+                module(batch).pow(2).mean().backward()
+                optimizer.step()
+        saved = original_state_dict(graph_module)
+        for key, value in original.state_dict().items():
+            torch.testing.assert_close(saved[key], value)
+        load_original_state_dict(graph_module, model(1).state_dict())
+        assert_equal(graph_module.state_dict(), rewritten("join", 1).double().state_dict())
+
+    def test_undone_passes_do_not_count(self) -> None:
+        graph_module = undo(rewritten("join"))
+        load_original_state_dict(graph_module, model(1).state_dict())
+        assert_equal(graph_module.state_dict(), traced(model(1)).state_dict())
+        assert_equal(original_state_dict(graph_module), traced(model(1)).state_dict())
+
+
+class TestSaved:
+    def test_cut_out_tensors_own_their_memory(self) -> None:
+        graph_module = rewritten("join, fold")
+        saved = original_state_dict(graph_module)
+        current = {tensor.untyped_storage().data_ptr() for tensor in graph_module.state_dict().values()}
+        for key in ("q.weight", "k.weight", "v.bias", "mid.weight", "norm.running_var"):
+            value = saved[key]
+            assert value.is_contiguous() and not value.requires_grad
+            assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
+            assert value.untyped_storage().data_ptr() not in current
+        assert saved["out.weight"].data_ptr() == graph_module.get_parameter("out.weight").data_ptr()
+
+    def test_a_counter_that_a_fold_dropped_is_zero(self) -> None:
+        counter = original_state_dict(rewritten("fold"))["norm.num_batches_tracked"]
+        assert (counter.item(), counter.dtype, counter.shape) == (0, torch.int64, ())
+
+    def test_it_says_of_folds_without_a_way_back(self) -> None:
+        graph_module = Fold(back=False)(traced(model()))
+        with pytest.raises(NotReversibleError, match=r"`mid_folded\.weight`, `mid_folded\.bias`.*passes:fold`"):
+            original_state_dict(graph_module)
+        load_original_state_dict(graph_module, model(1).state_dict())
+        assert_equal(graph_module.state_dict(), rewritten("fold", 1).state_dict())
+
+    def test_a_function_that_fails_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        graph_module = rewritten("fold")
+        before = values(graph_module)
+
+        def broken(*args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("no")
+
+        monkeypatch.setattr(checkpoint_passes, "fold", broken)
+        monkeypatch.setattr(checkpoint_passes, "unfold", broken)
+        with pytest.raises(
+            NotReversibleError, match=r"`mid_folded\.weight`.*`checkpoint_passes:unfold`.*RuntimeError: no"
+        ):
+            original_state_dict(graph_module)
+        with pytest.raises(CheckpointError, match=r"`checkpoint_passes:fold`.* pass `fold`.*RuntimeError: no"):
+            load_original_state_dict(graph_module, model(1).state_dict())
+        for name in ("fold", "unfold"):
+            monkeypatch.delattr(checkpoint_passes, name)
+        for function in (original_state_dict, lambda gm: load_original_state_dict(gm, model(1).state_dict())):
+            with pytest.raises(CheckpointError, match=r"cannot be imported.*install the package"):
+                function(graph_module)
+        assert_equal(graph_module.state_dict(), before)
+
+    @pytest.mark.parametrize("wrong", [(), (torch.zeros(1), torch.zeros(1)), torch.zeros(6, 8)])
+    def test_a_function_gives_what_it_gave(self, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        graph_module = rewritten("fold")
+        monkeypatch.setattr(checkpoint_passes, "fold", lambda *args, **kwargs: wrong)
+        monkeypatch.setattr(checkpoint_passes, "unfold", lambda *args, **kwargs: {"weight": torch.zeros(1)})
+        with pytest.raises(CheckpointError, match=r"gives tensors of shapes .*, expected \[\(6, 8\), \(6,\)\]"):
+            load_original_state_dict(graph_module, model(1).state_dict())
+        with pytest.raises(NotReversibleError, match=r"gives \(1,\) as `weight` of .*, expected \(6, 8\)"):
+            original_state_dict(graph_module)
+
+    def test_a_way_back_may_refuse(self) -> None:
+        graph_module = rewritten("fold")
+        with torch.no_grad():
+            graph_module.get_parameter("mid_folded.weight").fill_(-1000.0)
+        with pytest.raises(NotReversibleError, match=r"`mid_folded\.weight`.* \(pass `fold`\): a weight is too small"):
+            original_state_dict(graph_module)
+
+    def test_metadata_of_what_stayed_is_there(self) -> None:
+        saved: Any = original_state_dict(rewritten("join"))
+        assert saved._metadata["norm"]["version"] == 2 and "joined" not in saved._metadata
+
+
+def test_constants_that_tracing_baked_in_are_not_of_the_original_model() -> None:
+    graph_module = Join()(torch.fx.symbolic_trace(model()))
+    assert "_tensor_constant0" in graph_module.state_dict()
+    assert "_tensor_constant0" not in original_state_dict(graph_module)
+    load_original_state_dict(graph_module, model(1).state_dict())
+    load_original_state_dict(graph_module, torch.fx.symbolic_trace(model(1)).state_dict())
+
+
+class TestCounters:
+    """torch takes a checkpoint without counters of batches if its metadata does not say that there have to be any."""
+
+    @pytest.mark.parametrize("order", ["join", "join, fold"])
+    def test_absent_counters(self, order: str) -> None:
+        checkpoint = model(1).state_dict()
+        del checkpoint["norm.num_batches_tracked"]
+        with pytest.raises(CheckpointError, match=r"missing: `norm\.num_batches_tracked`"):
+            load_original_state_dict(rewritten(order), checkpoint)
+        graph_module = rewritten(order)
+        load_original_state_dict(graph_module, dict(checkpoint))
+        assert_equal(graph_module.state_dict(), rewritten(order, 1).state_dict())
+
+    def test_a_number_may_be_a_tensor_of_one_element(self) -> None:
+        checkpoint = model(1).state_dict()
+        checkpoint["norm.num_batches_tracked"] = torch.tensor([7])
+        graph_module = rewritten("join")
+        load_original_state_dict(graph_module, checkpoint)
+        assert graph_module.get_buffer("norm.num_batches_tracked").item() == 7
+
+
+class Keeper(nn.Linear):
+    """A layer with extra state, which may refuse what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.note: Any = "new"
+
+    def get_extra_state(self) -> Any:
+        return {"note": self.note}
+
+    def set_extra_state(self, state: Any) -> None:
+        if state["note"] == "bad":
+            raise ValueError("a bad note")
+        self.note = state["note"]
+
+
+class KeeperTracer(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, (Keeper, nn.Linear, nn.BatchNorm1d))
+
+
+class TestModulesThatLoadThemselves:
+    def make(self, seed: int = 0, note: str = "new") -> tuple[Model, GraphModule]:
+        made = model(seed, tied=False)
+        made.one = Keeper().eval()
+        made.one.note = note
+        return made, Join()(GraphModule(made, KeeperTracer().trace(made)))
+
+    def test_extra_state_passes_through(self) -> None:
+        original, graph_module = self.make(1, "noted")
+        saved = original_state_dict(graph_module)
+        assert sorted(saved) == sorted(original.state_dict()) and saved["one._extra_state"] == {"note": "noted"}
+        _, other = self.make()
+        load_original_state_dict(other, original.state_dict())
+        assert other.get_submodule("one").note == "noted"
+        assert torch.equal(other.get_parameter("one.weight"), original.one.weight)
+
+    def test_absent_extra_state_is_missing(self) -> None:
+        original, graph_module = self.make(1)
+        checkpoint = original.state_dict()
+        del checkpoint["one._extra_state"]
+        with pytest.raises(CheckpointError, match=r"missing: `one\._extra_state`"):
+            load_original_state_dict(graph_module, checkpoint)
+
+    def test_what_they_loaded_is_taken_back(self) -> None:
+        original, _ = self.make(1, "noted")
+        shapes = {"out.bias": torch.zeros(4)}, {"one.bias": torch.zeros(4)}
+        for wrong in (*shapes, {"one._extra_state": {"note": "bad"}}):
+            _, graph_module = self.make()
+            before = values_of_tensors(graph_module)
+            with pytest.raises(CheckpointError) as caught:
+                load_original_state_dict(graph_module, {**original.state_dict(), **wrong})
+            assert next(iter(wrong)).split(".")[0] in str(caught.value)
+            assert all(torch.equal(value, before[key]) for key, value in values_of_tensors(graph_module).items())
+            assert graph_module.get_submodule("one").note == "new"
+
+    def test_hooks_may_rename_keys(self) -> None:
+        _, graph_module = self.make(1)
+        layer: Any = graph_module.get_submodule("out")
+
+        def rename(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+            if prefix + "kernel" in state:
+                state[prefix + "weight"] = state.pop(prefix + "kernel")
+
+        layer.register_load_state_dict_pre_hook(rename)
+        seen: list[Any] = []
+        layer.register_load_state_dict_post_hook(lambda module, keys: seen.append(keys))
+        checkpoint = dict(model(2, tied=False).state_dict()) | {"one._extra_state": {"note": "x"}}
+        checkpoint["out.kernel"] = checkpoint.pop("out.weight")
+        load_original_state_dict(graph_module, checkpoint)
+        assert torch.equal(graph_module.get_parameter("out.weight"), model(2).out.weight)
+        assert len(seen) == 1
+
+    def test_keys_that_hooks_add_stay(self) -> None:
+        _, graph_module = self.make()
+        layer: Any = graph_module.get_submodule("out")
+        layer.register_state_dict_post_hook(
+            lambda module, state, prefix, metadata: state.update({prefix + "added": torch.ones(1)})
+        )
+        keys = list(original_state_dict(graph_module))
+        assert keys[keys.index("out.added") - 1] == "out.bias"
+
+
+def values_of_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in module.state_dict().items() if isinstance(value, Tensor)}
+
+
+class TestChangesByOtherMeans:
+    def broken(self, change: Callable[[GraphModule], object]) -> GraphModule:
+        graph_module = rewritten("join, fold")
+        change(graph_module)
+        return graph_module
+
+    @pytest.mark.parametrize(
+        ("change", "found"),
+        [
+            (lambda gm: gm.delete_submodule("joined"), "module `joined` is gone"),
+            (
+                lambda gm: setattr(gm, "joined", nn.Linear(4, 5)),
+                r"`joined` has weight \(5, 4\), bias \(5,\), expected",
+            ),
+            (lambda gm: setattr(gm.joined, "bias", None), r"`joined` has weight \(12, 4\), expected"),
+            (lambda gm: setattr(gm.joined, "more", nn.Parameter(torch.ones(1))), r"`joined` has .*more \(1,\)"),
+            (lambda gm: setattr(gm, "q", nn.Linear(4, 8)), "there is another `q`"),
+        ],
+    )
+    def test_they_are_named_and_nothing_is_loaded(self, change: Callable[[GraphModule], object], found: str) -> None:
+        graph_module = self.broken(change)
+        before = values(graph_module)
+        functions: list[Callable[[], object]] = [
+            lambda: key_map(graph_module),
+            lambda: original_state_dict(graph_module),
+            lambda: load_original_state_dict(graph_module, model(1).state_dict()),
+        ]
+        for function in functions:
+            with pytest.raises(FxoptError, match=f"{found}.*`join`"):
+                function()
+        assert_equal(graph_module.state_dict(), before)
+
+    def test_a_pass_that_does_not_say_what_it_did_is_named(self) -> None:
+        graph_module = compose(Join(), Rename())(traced(model()))
+        with pytest.raises(CheckpointError, match="pass `rename` changed names or shapes of parameters"):
+            key_map(graph_module)
+        with pytest.raises(CheckpointError, match="`rename`"):
+            load_original_state_dict(graph_module, model(1).state_dict())
+
+    def test_a_pass_that_calls_others_is_fine(self) -> None:
+        graph_module = CallsJoin()(traced(model()))
+        load_original_state_dict(graph_module, model(1).state_dict())
+        assert_equal(original_state_dict(graph_module), traced(model(1)).state_dict())
+
+
+def test_buffers_that_no_checkpoint_has_cannot_be_folded_again() -> None:
+    original = model()
+    original.norm._non_persistent_buffers_set.add("running_mean")
+    graph_module = Fold()(traced(original))
+    with pytest.raises(CheckpointError, match=r"`mid_folded\.weight` is computed by pass `fold` from tensors that no"):
+        load_original_state_dict(graph_module, original.state_dict())
+    assert list(original_state_dict(graph_module)) == list(traced(original).state_dict())
+
+
+class Wide(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.ones, self.others = (nn.ModuleList(nn.Linear(2, 2) for _ in range(layers)) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(2, affine=False) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for one, other, norm in zip(self.ones, self.others, self.norms, strict=True):
+            x = norm(one(x) + other(x))
+        return x
+
+
+def test_time_is_linear_in_the_number_of_keys(steps_of: Callable[[Callable[[], object]], int]) -> None:
+    counts = []
+    for layers in (40, 160):
+        graph_module = compose(Fold(), Join())(traced(Wide(layers).eval()))
+        checkpoint = Wide(layers).state_dict()
+
+        def everything(graph_module: GraphModule = graph_module, checkpoint: dict[str, Any] = checkpoint) -> None:
+            load_original_state_dict(graph_module, checkpoint)
+            original_state_dict(graph_module)
+            key_map(graph_module).from_json(key_map(graph_module).to_json())
+
+        everything()
+        counts.append(steps_of(everything))
+    assert counts[1] < 4.8 * counts[0]

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from dataclasses import FrozenInstanceError, replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_passes import Fold, Join, Model, model, traced
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_checkpoints.key_map import KeyMap, region_text
+from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, OriginalTensor
+from fxopt_checkpoints.trace import key_map
+from fxopt_core import FxoptError, compose, undo
+from fxopt_core.ledger.records import Derived, Ledger, set_ledger
+from fxopt_rewrite.journal.edits import Piece
+
+
+def rewritten(*passes: Any) -> GraphModule:
+    result: GraphModule = compose(*passes)(traced(model()))
+    return result
+
+
+BOTH = (Join(), Fold())
+
+
+class TestWhatItSays:
+    def test_originals_are_all_entries_in_order(self) -> None:
+        before = traced(model())
+        keys = list(before.state_dict())
+        found = key_map(compose(*BOTH)(before))
+        assert list(found.original_keys) == keys
+        rows = found.by_key
+        assert rows["q.weight"] == OriginalTensor("q.weight", (8, 4), torch.float32, kept=False)
+        assert rows["out.bias"] == OriginalTensor("out.bias", (3,), torch.float32)
+        assert rows["k.bias"].shape is None and not rows["k.bias"].in_state_dict
+        assert rows["scratch"] == OriginalTensor("scratch", (2,), torch.float32, "buffer", persistent=False)
+        assert rows["norm.num_batches_tracked"].beside == "mid_folded.weight"
+
+    def test_steps_say_how_new_tensors_come_about(self) -> None:
+        found = key_map(rewritten(*BOTH))
+        weight, bias, folded = found.steps
+        assert isinstance(weight, Assembly) and isinstance(bias, Assembly) and isinstance(folded, Derivation)
+        assert [(part.source, part.piece.slices) for part in weight.parts] == [
+            ("q.weight", ((0, 0, 8),)),
+            ("k.weight", ((0, 8, 2),)),
+            ("v.weight", ((0, 10, 2),)),
+        ]
+        assert [(fill.piece.slices, fill.value) for fill in bias.fills] == [(((0, 8, 2),), 0.0)]
+        assert (weight.target.key, weight.target.shape, weight.pass_name) == ("joined.weight", (12, 4), "join")
+        assert dict(folded.inputs)["mean"] == "norm.running_mean" and folded.pass_name == "fold"
+
+    def test_ties_are_groups_of_keys(self) -> None:
+        assert key_map(rewritten()).ties == (("two.weight", "one.weight"),)
+
+    def test_it_holds_no_tensors_and_does_not_change(self) -> None:
+        found = key_map(rewritten(*BOTH))
+        assert len(pickle.dumps(found)) < 10_000
+        assert pickle.loads(pickle.dumps(found)) == found == key_map(rewritten(*BOTH))
+        with pytest.raises(FrozenInstanceError):
+            found.ties = ()  # type: ignore[misc]  # on purpose
+
+    def test_undone_passes_do_not_count(self) -> None:
+        assert key_map(undo(rewritten(Join()))) == key_map(rewritten())
+        assert key_map(rewritten()).steps == ()
+
+    def test_later_passes_build_on_earlier_ones(self) -> None:
+        """Two layers are joined, and the joined ones with a third."""
+        found = key_map(twice_joined())
+        assert list(found.assemblies) == ["joined.weight", "joined.bias", "joined_1.weight", "joined_1.bias"]
+        assert [target.key for target in found.new_tensors] == ["joined_1.weight", "joined_1.bias"]
+        pieces = [piece.slices for place in found.destinations("b.bias") for piece in place.pieces]
+        assert pieces == [((0, 0, 6),), ((0, 2, 4),)]
+
+    def test_destinations(self) -> None:
+        found = key_map(rewritten(*BOTH))
+        assert found.destinations("out.weight") == (Destination("out.weight"),)
+        (place,) = found.destinations("v.bias")
+        assert (place.key, place.derived) == ("joined.bias", False)
+        assert place.take(torch.arange(12)).tolist() == [10, 11]
+        assert found.destinations("norm.running_var") == (Destination("norm.running_var", (), derived=True),)
+        assert found.destinations("norm.num_batches_tracked") == ()
+        with pytest.raises(FxoptError, match="the original model has no `nowhere`"):
+            found.destinations("nowhere")
+
+    def test_a_loader_can_write_tensor_by_tensor(self) -> None:
+        """As from a file that is read once, without the other tensors in memory."""
+        graph_module, new = twice_joined(), Twice(1)
+        current = dict(graph_module.named_parameters())
+        names = key_map(graph_module)
+        for key, value in new.state_dict().items():
+            for place in names.destinations(key):
+                with torch.no_grad():
+                    place.take(current[place.key].detach()).copy_(value)
+        expected = twice_joined(1).state_dict()
+        assert all(torch.equal(value, expected[key]) for key, value in graph_module.state_dict().items())
+
+    def test_it_prints_as_a_table(self) -> None:
+        text = str(key_map(rewritten(*BOTH)))
+        lines = [" ".join(line.split()) for line in text.splitlines()]
+        assert lines[0] == "original shape now"
+        assert "v.weight (2, 4) joined.weight[10:12]" in lines
+        assert "(0 stands in) joined.bias[8:10]" in lines
+        assert "mid.weight (6, 8) mid_folded.weight, mid_folded.bias by fold" in lines
+        assert "norm.num_batches_tracked () not kept" in lines
+        assert lines[-1] == "7 other keys are what they were"
+
+    @pytest.mark.parametrize(
+        ("piece", "text"),
+        [
+            (Piece("a"), ""),
+            (Piece("a", ((0, 1, 2),)), "[1:3]"),
+            (Piece("a", ((1, 0, 2), (0, 3, 1))), "[3:4, 0:2]"),
+            (Piece("a", ((1, 4, 1),), squeeze=1), "[:, 4]"),
+            (Piece("a", ((0, 1, 2),), transposed=True), "[1:3].T"),
+            (Piece("a", ((0, 1, 4), (0, 1, 2))), "[(0, 1, 4), (0, 1, 2)]"),
+        ],
+    )
+    def test_regions_are_written_as_in_python(self, piece: Piece, text: str) -> None:
+        assert region_text(piece) == text
+
+
+class Twice(nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.a, self.b, self.c = nn.Linear(3, 2), nn.Linear(3, 4), nn.Linear(3, 1)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.a(x), self.b(x), self.c(x)
+
+
+class JoinTwo(Join):
+    """Joins the first two only."""
+
+    def match(self, index: Any) -> Any:
+        for group in super().match(index):
+            yield replace(group, calls=group.calls[:2])
+
+
+class JoinAll(Join):
+    """Joins what is there."""
+
+
+def twice_joined(seed: int = 0) -> GraphModule:
+    result: GraphModule = compose(JoinTwo(), JoinAll())(torch.fx.symbolic_trace(Twice(seed)))
+    return result
+
+
+class TestJson:
+    @pytest.mark.parametrize("passes", [(), BOTH, (Fold(), Join()), (Fold(back=False),)])
+    def test_it_comes_back_equal(self, passes: Any) -> None:
+        found = key_map(rewritten(*passes))
+        assert KeyMap.from_json(found.to_json()) == found
+        again = KeyMap.from_json(json.dumps(json.loads(found.to_json()), indent=2))
+        assert again == found and again.original_keys == found.original_keys
+
+    def test_steps_on_steps_come_back(self) -> None:
+        found = key_map(twice_joined())
+        assert KeyMap.from_json(found.to_json()) == found
+
+    def test_a_newer_version_is_told(self) -> None:
+        text = (
+            KeyMap(()).to_json().replace('"fxopt_key_map": 2', '"fxopt_key_map": 3').replace("originals", "something")
+        )
+        with pytest.raises(
+            FxoptError, match=r"written by version 3 .* reads versions up to 2: install a newer fxopt-checkpoints"
+        ):
+            KeyMap.from_json(text)
+
+    def test_any_change_is_an_error_or_another_map(self) -> None:
+        """Cut off, or with any value replaced."""
+        text = key_map(rewritten(*BOTH)).to_json()
+        for end in range(0, len(text) - 1, 97):
+            with pytest.raises(FxoptError, match="cannot be read"):
+                KeyMap.from_json(text[:end])
+
+        def changed(data: Any, path: tuple[Any, ...] = ()) -> Any:
+            for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+                others: tuple[Any, ...] = (None, "x", -1.5, [], {}, True)
+                for other in others:
+                    if other != value:
+                        former, data[key] = value, other
+                        yield
+                        data[key] = former
+                if isinstance(value, (dict, list)) and value:
+                    yield from changed(value, (*path, key))
+
+        data = json.loads(text)
+        for _ in changed(data):
+            try:
+                KeyMap.from_json(json.dumps(data))
+            except FxoptError as error:
+                assert "key map cannot be read" in str(error)
+
+    @pytest.mark.parametrize(
+        "text", ["", "3", "[]", "{}", '{"fxopt_key_map": true}', '{"fxopt_key_map": 0}', "null", "[" * 9999]
+    )
+    def test_other_texts_are_no_key_maps(self, text: str) -> None:
+        with pytest.raises(FxoptError, match="cannot be read"):
+            KeyMap.from_json(text)
+
+    def test_names_have_to_be_known(self) -> None:
+        found = key_map(rewritten(*BOTH))
+        for text in (found.to_json().replace('"source": "q.weight"', '"source": "z.weight"'),):
+            with pytest.raises(FxoptError, match=r"found `z\.weight`, which is neither an original key nor made"):
+                KeyMap.from_json(text)
+
+    def test_settings_without_a_form_are_told(self) -> None:
+        step = Derivation("a:b", (), (("with", object()),), ())
+        with pytest.raises(FxoptError, match="data cannot express"):
+            KeyMap((), (step,)).to_json()
+
+
+class TestVllm:
+    def test_packed_modules_are_merged_layers_with_their_parts_in_order(self) -> None:
+        assert key_map(rewritten(*BOTH)).vllm_packed_modules_mapping() == {"joined": ["q", "k", "v"]}
+        assert key_map(rewritten(Join(sort=True))).vllm_packed_modules_mapping() == {"joined": ["v", "k", "q"]}
+        assert key_map(twice_joined()).vllm_packed_modules_mapping() == {"joined_1": ["a", "b", "c"]}
+        assert key_map(rewritten()).vllm_packed_modules_mapping() == {}
+
+    def test_stacked_parameters_have_their_place(self) -> None:
+        found = key_map(compose(Join())(torch.fx.symbolic_trace(Named(Twice()))))
+        expected = {
+            "layers.attention.a.weight": ("layers.attention.joined.weight", 0),
+            "layers.attention.b.weight": ("layers.attention.joined.weight", 1),
+            "layers.attention.c.weight": ("layers.attention.joined.weight", 2),
+        }
+        stacked = found.vllm_orig_to_new_stacked()
+        biases = {key.replace("weight", "bias"): (m.replace("weight", "bias"), n) for key, (m, n) in expected.items()}
+        assert stacked == expected | biases
+        for key in found.original_keys:
+            assert as_vllm_maps(key, stacked) == stacked.get(key, (key, None))
+
+    def test_what_it_cannot_say_is_an_error(self) -> None:
+        with pytest.raises(FxoptError, match=r"`joined\.bias` has rows where 0 stands in .* leave them unfilled"):
+            key_map(rewritten(Join())).vllm_orig_to_new_stacked()
+        with pytest.raises(FxoptError, match=r"`mid\.weight` is computed with others\n") as caught:
+            key_map(rewritten(Fold())).vllm_orig_to_new_stacked()
+        assert "`norm.num_batches_tracked` is dropped" in str(caught.value)
+
+    def test_names_inside_others_are_an_error(self) -> None:
+        """vLLM replaces the text wherever it stands."""
+        module = Twice()
+        module.add_module("xa", nn.Linear(1, 1))
+        graph_module = torch.fx.symbolic_trace(module)
+        graph_module.add_submodule("xa", nn.Linear(1, 1))
+        with pytest.raises(FxoptError, match=r"`xa\.weight` contains the text of another entry, .* `xjoined\.weight`"):
+            key_map(Join()(graph_module)).vllm_orig_to_new_stacked()
+
+
+class Named(nn.Module):
+    """Gives a module a longer name."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"attention": module})
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers["attention"](x)
+
+
+def as_vllm_maps(key: str, stacked: dict[str, tuple[str, int]]) -> tuple[str, int | None]:
+    """Do as vLLM's WeightsMapper does: replace the text of each entry in turn."""
+    number = None
+    for text, (new, shard) in stacked.items():
+        if text in key:
+            key, number = key.replace(text, new, 1), shard
+    return key, number
+
+
+class TestTransformers:
+    def test_without_it_the_error_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+        monkeypatch.setitem(sys.modules, "transformers.core_model_loading", None)
+        with pytest.raises(FxoptError, match="needs transformers 5, which cannot be imported here"):
+            key_map(rewritten(Join())).weight_converters()
+
+    def test_names_that_are_no_plain_text_in_patterns_are_told(self) -> None:
+        rows = (OriginalTensor("a+.weight", (1,), torch.float32, kept=False),)
+        with pytest.raises(FxoptError, match=r"`a\+\.weight` has characters that mean something else"):
+            KeyMap(rows).weight_converters()
+
+    def test_converters_are_made_of_full_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With a stand-in for transformers, which is no dependency; the tests of the whole run the real one."""
+        made = ModuleType("transformers.core_model_loading")
+        made.ConversionOps = object  # type: ignore[attr-defined]  # a module of its own
+        made.WeightConverter = lambda sources, targets, operations: SimpleNamespace(  # type: ignore[attr-defined]  # as above
+            sources=sources, targets=targets, operations=operations
+        )
+        monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+        monkeypatch.setitem(sys.modules, "transformers.core_model_loading", made)
+        weight, bias, folded = key_map(rewritten(*BOTH)).weight_converters()
+        assert weight.sources == [r"^q\.weight(?!.)", r"^k\.weight(?!.)", r"^v\.weight(?!.)"]
+        assert weight.targets == [r"^joined\.weight(?!.)"]
+        given = {pattern: [torch.rand(size, 4)] for pattern, size in zip(weight.sources, (8, 2, 2), strict=True)}
+        (operation,) = weight.operations
+        whole = operation.convert(dict(given), weight.sources, ["joined.weight"])
+        assert torch.equal(whole["joined.weight"], torch.cat([values[0] for values in given.values()]))
+        names = ["q.weight", "k.weight", "v.weight"]
+        back = operation.reverse_op.convert({weight.targets[0]: whole["joined.weight"]}, weight.targets, names)
+        assert [tuple(back[name].shape) for name in names] == [(8, 4), (2, 4), (2, 4)]
+        assert all(torch.equal(back[name], values[0]) for name, values in zip(names, given.values(), strict=True))
+        assert len(bias.sources) == 2 and len(folded.sources) == 5 and len(folded.targets) == 2
+        del given[weight.sources[0]]
+        with pytest.raises(FxoptError, match=r"the checkpoint lacks `q\.weight`"):
+            operation.convert(given, weight.sources, ["joined.weight"])
+        with pytest.raises(FxoptError, match=r"the state_dict lacks `joined\.weight`"):
+            operation.reverse_op.convert({}, weight.targets, names)
+
+
+class TestLedgersOfOthers:
+    def test_a_newer_ledger_is_told(self) -> None:
+        graph_module = traced(Model())
+        set_ledger(graph_module, Ledger(version=99))
+        with pytest.raises(FxoptError, match="version 99"):
+            key_map(graph_module)
+
+    def test_a_pass_has_to_name_what_it_derives(self) -> None:
+        class Wrong(Fold):
+            def rewrite(self, site: Any, edit: Any) -> None:
+                super().rewrite(site, edit)
+                edit.derived(Derived("a:b", (("x", "nowhere"),), (), ()))
+
+        with pytest.raises(FxoptError, match="pass `wrong` recorded that `a:b` computes tensors with `nowhere`"):
+            key_map(Wrong()(traced(model())))

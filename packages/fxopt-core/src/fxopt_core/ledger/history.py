@@ -1,0 +1,148 @@
+"""`history`: the records of a graph module, which print as a table and write themselves as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch.fx import GraphModule
+
+from fxopt_core.graph import check_graph_module
+from fxopt_core.ledger.records import LEDGER_VERSION, Record, Rewrite, ledger_of, options_text
+from fxopt_core.text import notebook_text, text_table
+
+HISTORY_VERSION = 1
+"""Raised when scripts that read `History.to_json` would have to change."""
+
+_COLUMNS = ("run", "pass", "options", "state", "rewritten", "refused", "ms")
+_NUMBERS = (4, 5, 6)
+_SHOWN = 50
+
+
+class History(tuple[Record, ...]):
+    """The records of all that was applied to a graph module, oldest first: a tuple of them.
+
+    ``print`` shows a table: one line for each pass, and beneath it the sites that it rewrote and those that it left
+    alone, each with its reason. The run is a number; passes of one composition share it and have their place behind it.
+
+    >>> import torch
+    >>> from fxopt_core import LintAndRecompile, history
+    >>> records = history(LintAndRecompile()(torch.fx.symbolic_trace(torch.nn.ReLU())))
+    >>> records
+    (Record(pass_name='lint-and-recompile', ...),)
+    >>> print(records)
+    run  pass                options  state    rewritten  refused   ms
+    0    lint-and-recompile           applied          0        0  ...
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        if not self:
+            return "nothing was applied"
+        heading, *rows = text_table([_COLUMNS, *map(_cells, self)], right=_NUMBERS)
+        lines = (line for record, row in zip(self, rows, strict=True) for line in (row, *_sites(record)))
+        return "\n".join([heading, *lines])
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return notebook_text(self)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Write the records as JSON for scripts.
+
+        The object has ``history_version``, ``ledger_version`` and ``passes``, oldest first. Each pass has ``pass``,
+        ``class`` (``"module:qualified.name"``), ``options`` (an object; values that JSON lacks are their text),
+        ``signature``, ``state`` ("applied", "undone" or "vetoed"), ``run``, ``index`` (its place in a composition, or
+        null), ``reversible``, ``changed``, ``seconds``, ``rewritten`` (``site``, ``nodes_before``, ``nodes_after``,
+        ``modules_before``, ``modules_after``, ``note``) and ``refused`` (``site``, ``reason``, ``message``,
+        ``nodes``). Entries may be added; while ``history_version`` is the same, none is taken away or changes its
+        meaning.
+
+        Args:
+            indent: how far to indent nested entries; None for one line.
+
+        >>> History().to_json()
+        '{"history_version": 1, "ledger_version": 1, "passes": []}'
+        """
+        data = {"history_version": HISTORY_VERSION, "ledger_version": LEDGER_VERSION, "passes": list(map(_entry, self))}
+        return json.dumps(data, indent=indent)
+
+
+def history(graph_module: GraphModule) -> History:
+    """Return the records of all that was applied to a graph module, oldest first.
+
+    Returns:
+        A tuple of records. ``print`` shows it as a table, and its ``to_json()`` is for scripts.
+
+    Raises:
+        PreconditionError: It is no graph module.
+        FxoptError: A newer version of fxopt wrote the ledger.
+
+    >>> import torch
+    >>> history(torch.fx.symbolic_trace(torch.nn.ReLU()))
+    ()
+    """
+    check_graph_module(graph_module, "history")
+    return History(ledger_of(graph_module).records)
+
+
+def _cells(record: Record) -> tuple[str, ...]:
+    run = str(record.run) if record.index is None else f"{record.run}.{record.index}"
+    counts = str(len(record.rewrites)), str(len(record.refusals)), f"{record.seconds * 1e3:.1f}"
+    return run, record.pass_name, _short(options_text(record.options)), record.state, *counts
+
+
+def _short(text: str, width: int = 40) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width - 3]}..."
+
+
+def _sites(record: Record) -> Iterator[str]:
+    refused = [f"- {refusal.site}: {refusal.reason}: {refusal.message}" for refusal in record.refusals]
+    for lines, what in ([*map(_rewritten, record.rewrites)], "rewritten"), (refused, "refused"):
+        yield from (f"     {line}" for line in lines[:_SHOWN])
+        if len(lines) > _SHOWN:
+            yield f"     ... and {len(lines) - _SHOWN} more {what}; to_json() has them all"
+
+
+def _rewritten(rewrite: Rewrite) -> str:
+    before, after = rewrite.modules_before or rewrite.before, rewrite.modules_after or rewrite.after
+    note = f" ({rewrite.note})" if rewrite.note else ""
+    if before == after:
+        return f"+ {rewrite.site}: changed in place{note}"
+    return f"+ {rewrite.site} -> {', '.join(_within_parent(before, after)) or 'nothing'}{note}"
+
+
+def _within_parent(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """Return names without the parent that all of the names share."""
+    parents = {name.rpartition(".")[0] for name in (*before, *after)}
+    parent = parents.pop() if len(parents) == 1 else ""
+    return [name.removeprefix(f"{parent}.") for name in after]
+
+
+_FIELDS = ("signature", "state", "run", "index", "reversible", "changed", "seconds")
+_REWRITE = {"before": "nodes_before", "after": "nodes_after"}
+
+
+def _entry(record: Record) -> dict[str, Any]:
+    return {
+        "pass": record.pass_name,
+        "class": record.transformation,
+        "options": {name: _plain(value) for name, value in record.options},
+        **{name: getattr(record, name) for name in _FIELDS},
+        "rewritten": [{_REWRITE.get(name, name): value for name, value in asdict(r).items()} for r in record.rewrites],
+        "refused": [asdict(refusal) for refusal in record.refusals],
+    }
+
+
+def _plain(value: object) -> object:
+    """Return a value that JSON has, or its text."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return value if value is None or type(value) in (bool, int, float, str) else repr(value)

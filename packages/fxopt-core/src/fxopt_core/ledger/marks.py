@@ -1,0 +1,104 @@
+"""Marks: what fxopt keeps in ``node.meta["fxopt"]``.
+
+One immutable `NodeTag` a node: the signatures of the passes that marked it, and, where a record of the ledger refers to
+the node, a number that stays with it when it is renamed, copied or pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from torch.fx import Node
+
+META_KEY = "fxopt"
+"""The one key that fxopt uses in ``node.meta`` and in ``graph_module.meta``."""
+
+
+@dataclass(frozen=True)
+class NodeTag:
+    """What fxopt knows of one node.
+
+    Attributes:
+        id: number under which records refer to the node, or None.
+        marks: signatures of the passes that marked the node, in the order of marking.
+        origin: the pass that made the node and the names of the nodes it stands for, or None.
+        name: what the node was called when it got its number: it tells it from nodes that its meta was copied to.
+        ledger: at the first node of a graph, that of the graph module, for graph modules that others make of copies of
+            its nodes; see `fxopt_core.ledger.records.ledger_of`.
+    """
+
+    id: int | None = None
+    marks: tuple[str, ...] = ()
+    origin: tuple[str, tuple[str, ...]] | None = None
+    name: str | None = None
+    ledger: object = field(default=None, compare=False, repr=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NodeTag:
+        """Return itself: a tag is immutable."""
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[tuple[Any, ...]], NodeTag], tuple[tuple[Any, ...]]]:
+        return restore_tag, ((self.id, self.marks, self.origin, self.name, self.ledger, *vars(self).get(_UNKNOWN, ())),)
+
+
+_UNKNOWN = "_unknown"
+
+
+def restore_tag(values: tuple[Any, ...]) -> NodeTag:
+    """Return a tag from a pickle. Pickles of all versions name this function: it keeps its name and parameter.
+
+    What a newer version has added stays with the tag, so that pickling it again loses nothing.
+    """
+    known = len(fields(NodeTag))
+    tag = NodeTag(*values[:known])
+    if len(values) > known:
+        vars(tag)[_UNKNOWN] = values[known:]
+    return tag
+
+
+_EMPTY = NodeTag()
+
+
+def tag_of(node: Node) -> NodeTag:
+    """Return the tag of a node; an empty one where it has none."""
+    tag = node.meta.get(META_KEY)
+    return tag if isinstance(tag, NodeTag) else _EMPTY
+
+
+def set_tag(node: Node, tag: NodeTag) -> None:
+    """Give a node its tag; an empty tag leaves no trace."""
+    if tag == _EMPTY and tag.ledger is None:
+        node.meta.pop(META_KEY, None)
+    else:
+        node.meta[META_KEY] = tag
+
+
+def add_mark(node: Node, signature: str) -> None:
+    """Mark a node as transformed by the pass with this signature; marking twice is marking once."""
+    tag = tag_of(node)
+    if signature not in tag.marks:
+        set_tag(node, replace(tag, marks=(*tag.marks, signature)))
+
+
+def remove_mark(node: Node, signature: str) -> bool:
+    """Remove a mark; return whether there was one."""
+    tag = tag_of(node)
+    if signature not in tag.marks:
+        return False
+    set_tag(node, replace(tag, marks=tuple(mark for mark in tag.marks if mark != signature)))
+    return True
+
+
+def has_mark(node: Node, signature: str) -> bool:
+    """Return whether the pass with this signature marked the node."""
+    return signature in tag_of(node).marks
+
+
+def forget_ids(nodes: Iterable[Node]) -> None:
+    """Remove the numbers of nodes, and ledgers: no record refers to them any more."""
+    for node in nodes:
+        tag = tag_of(node) if META_KEY in node.meta else _EMPTY
+        if tag.id is not None or tag.ledger is not None:
+            set_tag(node, replace(tag, id=None, name=tag.name if tag.origin else None, ledger=None))

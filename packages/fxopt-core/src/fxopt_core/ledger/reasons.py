@@ -1,0 +1,95 @@
+"""The stable codes of refusals that any pass may give; a pass declares codes of its own as `SitePass.reasons`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from fxopt_core.ledger.records import Record, Refusal
+from fxopt_core.values.names import known_class
+
+REASONS: Mapping[str, str] = MappingProxyType(
+    {
+        "subclass": "The module is of a subclass, whose forward may differ. Capture the model by torch.export, so that "
+        "the graph shows what it computes.",
+        "hooks": "The module, or the gradient of its tensor, has hooks (pruning and weight norm work by hooks). Remove "
+        "them, or make them permanent.",
+        "parametrized": "The module's tensors are computed by a parametrization. Remove it by "
+        "torch.nn.utils.parametrize.remove_parametrizations.",
+        "patched-forward": "The module's forward was replaced on the instance. Restore it (`del module.forward`).",
+        "extra-state": "The module carries attributes or tensors that its class does not have. Remove them first.",
+        "adapter": "An adapter (LoRA, PEFT) is attached to the layer, or the layer is part of one. Merge the adapter "
+        "into its base first, or take it off: `model.merge_and_unload()`.",
+        "lazy": "The module is lazy and has no weights yet. Run the model once before capturing it.",
+        "decomposed": "The operation was decomposed into others. Transform the graph before `run_decompositions()`.",
+        "computed-weight": "The weight, or another tensor of the layer, is computed in the graph or is an input. "
+        "Nothing to do: it is not known before the graph runs.",
+        "not-a-parameter": "The tensor is no plain, dense torch.nn.Parameter (a buffer, a tensor subclass, quantized). "
+        "Register a parameter in its place, if that is meant.",
+        "transposed-weight": "The weight is stored as (in, out), as in Conv1D of GPT-2, and this pass reads (out, in). "
+        "Put an nn.Linear with the transposed weight in its place.",
+        "shared-module": "The module is called elsewhere too, or has several names. Give the site a copy of its own.",
+        "tied-parameter": "The parameter is tied to another one, or read elsewhere. Untie it, if that is meant.",
+        "training": "The site trains, or normalises with the statistics of the batch. Call eval() before capturing.",
+        "mixed-requires-grad": "Some of the tensors are frozen and some are trainable. Freeze all or none.",
+        "shape-unknown": "A fact about shape, rank or dtype is needed and not known. Call "
+        "infer_shapes(graph_module, *example_inputs) first, or capture by torch.export.",
+        "size-mismatch": "Numbers of features do not fit each other, so that the model would not run. Mend the model.",
+        "several-users": "The intermediate value is used elsewhere too, and would change there. Drop the other use, if "
+        "it is not needed.",
+        "overlapping": "Another site of the same pass took some of its nodes. Run the pass again.",
+        "mutated": "A value or parameter is written in place between the places that read it, or a global mode "
+        "(autocast, no_grad) changes there. Write out of place, if all are to read the same.",
+        "dtype-mismatch": "The tensors differ in dtype or device. Convert the model as a whole: `model.to(...)`.",
+        "out-of-range": "The new weights would not be finite in their dtype. Use a wider one, or mend the statistics.",
+        "rounding-mode": "The division rounds its quotient. Nothing to do: no product rounds in the same way.",
+        "filtered": "The pass is told to leave modules of this name alone. Widen its pattern `where`, if that is not "
+        "meant.",
+        "unsupported-call": "The call passes arguments that the rewrite has no place for. Call the layer with its "
+        "input alone, and functions with numbers that are fixed.",
+        "instrument": "An instrument of this run left the site out (a bisection, or a tuning). Run the pass without "
+        "it, if all sites are meant.",
+    }
+)
+"""Reason code to meaning and remedy. These are the general ones; a pass declares further ones as its ``reasons``."""
+
+_SHOWN = 20
+
+
+def meaning(reason: str, record: Record) -> str:
+    """Return what a reason code in a record means and what to do; "" where neither the pass nor `REASONS` has it.
+
+    The class of the pass is not imported: a record may come from a file.
+    """
+    declared: Mapping[str, str] = getattr(known_class(record.transformation), "reasons", {})
+    return declared.get(reason) or REASONS.get(reason, "")
+
+
+def refusals_text(records: Iterable[Record]) -> str:
+    """Return what was refused, a line each: up to 20 sites, with at least one for each reason, then what to do.
+
+    >>> from fxopt_core import Record, Refusal
+    >>> refusals = tuple(Refusal(f"k{i}", "lazy", f"module `k{i}` is lazy") for i in range(22))
+    >>> print(refusals_text([Record("fold", "m:Fold", (), "", refusals=refusals[18:])]))
+      k18: lazy: module `k18` is lazy
+      k19: lazy: module `k19` is lazy
+      k20: lazy: module `k20` is lazy
+      k21: lazy: module `k21` is lazy
+      What to do for lazy: The module is lazy and has no weights yet. Run the model once before capturing it.
+    """
+    meanings: dict[str, str] = {}
+    refusals: list[Refusal] = []
+    for record in records:
+        refusals += record.refusals
+        meanings |= {refusal.reason: meaning(refusal.reason, record) for refusal in record.refusals}
+    counts = Counter(refusal.reason for refusal in refusals)
+    first = {refusal.reason: place for place, refusal in reversed(list(enumerate(refusals)))}
+    others = (place for place in range(len(refusals)) if place not in first.values())
+    shown = sorted([*first.values(), *others][: max(_SHOWN, len(first))])
+    lines = [f"{refusals[place].site}: {refusals[place].reason}: {refusals[place].message}" for place in shown]
+    left = counts - Counter(refusals[place].reason for place in shown)
+    if left:
+        lines.append(f"and {left.total()} more: {', '.join(f'{n} for {reason}' for reason, n in left.most_common())}")
+    lines += [f"What to do for {reason}: {meanings[reason]}" for reason, _ in counts.most_common() if meanings[reason]]
+    return "\n".join(f"  {line}" for line in lines)

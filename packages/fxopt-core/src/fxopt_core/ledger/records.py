@@ -1,0 +1,306 @@
+"""The ledger: what was applied to a graph module, kept in ``graph_module.meta["fxopt"]``.
+
+Everything here is immutable and holds no tensors: names, numbers of nodes, slices and settings. That is enough to undo
+a pass from the tensors that the rewritten module has now, and to map its keys to those of the original checkpoint.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.fx import GraphModule
+
+from fxopt_core._torch import first_node
+from fxopt_core.errors import FxoptError, UndoError
+from fxopt_core.ledger.marks import META_KEY, set_tag, tag_of
+
+LEDGER_VERSION = 1
+State = Literal["applied", "undone", "vetoed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A candidate site that a pass left alone.
+
+    Attributes:
+        site: readable name of the site.
+        reason: stable code; `fxopt_core.REASONS` says what each one means and what to do.
+        message: one sentence with names.
+        nodes: names of the nodes of the site.
+    """
+
+    site: str
+    reason: str
+    message: str
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A site that a pass rewrote.
+
+    Attributes:
+        site: readable name of the site.
+        before: names of the nodes that were replaced.
+        after: names of the nodes that stand for them.
+        modules_before: full names of the modules or parameters that were taken out.
+        modules_after: full names of the modules that were put in.
+        note: what else the pass says of it, such as what it has measured.
+    """
+
+    site: str
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    modules_before: tuple[str, ...] = ()
+    modules_after: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """New tensors that are computed from several originals, as in a folded batch norm.
+
+    Attributes:
+        function: ``"module:name"`` of the function that computes them.
+        inputs: pairs of its tensor parameters and the original full names; None for an absent one.
+        settings: pairs of its other parameters and their values.
+        outputs: full names of the new tensors, in the order of its results; None for an absent one.
+        restore: ``"module:name"`` of a function that goes back: it gets the new tensors by position and the settings by
+            keyword, with ``shapes``, a mapping of the names in ``inputs`` to shapes (None for an absent one), and
+            returns a mapping of these names to tensors from which ``function`` computes the same again. None where
+            there is no way back.
+    """
+
+    function: str
+    inputs: tuple[tuple[str, str | None], ...]
+    settings: tuple[tuple[str, object], ...]
+    outputs: tuple[str | None, ...]
+    restore: str | None = None
+
+
+def options_text(options: Iterable[tuple[str, object]]) -> str:
+    """Return options as a call has them.
+
+    >>> options_text((("min_group", 2), ("where", "layer.*")))
+    "min_group=2, where='layer.*'"
+    """
+    return ", ".join(f"{name}={value!r}" for name, value in options)
+
+
+class Journal(ABC):
+    """The edits that a pass made, in the form of whoever offers the means of editing; see `Record.journal`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of edits."""
+
+    @abstractmethod
+    def take_back(self, graph_module: GraphModule, pass_name: str) -> None:
+        """Undo the edits, from the last to the first.
+
+        Raises:
+            UndoError: Something does not fit any more; the graph module is half undone then.
+        """
+
+    @abstractmethod
+    def dependent(self, later: Iterable[Journal]) -> Journal | None:
+        """Return the first of later journals that has to be taken back before this one; None where there is none."""
+
+    @abstractmethod
+    def shapes_after(self, shapes: Mapping[str, object]) -> dict[str, object]:
+        """Return the shapes of all tensors by full name after the edits, given those before."""
+
+
+def undo_error(pass_name: str, found: str, remedy: str) -> UndoError:
+    """Return the error that says why a pass cannot be undone, and what to do."""
+    return UndoError(f"cannot undo `{pass_name}`: {found}. Nothing was changed; {remedy}", pass_name=pass_name)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of one pass.
+
+    Attributes:
+        pass_name: kebab-case name of the pass.
+        transformation: ``"module:qualified.name"`` of its class.
+        options: its options, as pairs; what is no plain value stands as its text.
+        signature: its signature.
+        rewrites: the sites that were rewritten.
+        refusals: the sites that were left alone, each with its reason.
+        seconds: how long the pass took.
+        state: "applied", "undone", or "vetoed" by an instrument.
+        run: number of the run; the passes of one composition share it.
+        index: position in the composition, or None.
+        reversible: whether the pass can be undone.
+        changed: whether it changed anything.
+        journal: its edits; None where it made them by other means than an `Editor`.
+        derived: tensors that it computed from several originals.
+        rekeyed: whether it changed names or shapes of tensors without saying how.
+    """
+
+    pass_name: str
+    transformation: str
+    options: tuple[tuple[str, object], ...]
+    signature: str
+    rewrites: tuple[Rewrite, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    seconds: float = 0.0
+    state: State = "applied"
+    run: int = 0
+    index: int | None = None
+    reversible: bool = False
+    changed: bool = False
+    journal: Journal | None = None
+    derived: tuple[Derived, ...] = ()
+    rekeyed: bool = False
+
+    @property
+    def options_text(self) -> str:
+        """The options as a call has them."""
+        return options_text(self.options)
+
+    def __str__(self) -> str:
+        """Return one line: what was done, and how often."""
+        return (
+            f"{self.pass_name}: {self.state}, {len(self.rewrites)} rewritten, {len(self.refusals)} refused, "
+            f"{self.seconds * 1e3:.1f} ms"
+        )
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All records of a graph module, and the next free numbers for nodes and runs.
+
+    One that comes out of a pickle is read when it is asked for anything but its version; see `sealed_ledger`.
+    """
+
+    # Factories leave no attributes of the class behind: where an instance has none of its own, it is sealed.
+    records: tuple[Record, ...] = field(default_factory=tuple)
+    next_id: int = field(default_factory=int)
+    next_run: int = field(default_factory=int)
+    version: int = LEDGER_VERSION
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ledger:
+        """Return itself: a ledger is immutable."""
+        return self
+
+    def __repr__(self) -> str:
+        if self.version > LEDGER_VERSION:
+            return f"<ledger of version {self.version}>"
+        return f"<ledger of {len(self.records)} records>"
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute for one of a ledger
+
+        def __getattr__(self, name: str) -> Any:
+            """Read a sealed ledger, now that it is asked for something.
+
+            Raises:
+                FxoptError: A newer version of fxopt wrote it, or it was damaged.
+            """
+            read = reader_of(self)
+            if read is None or name not in self.__dataclass_fields__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            check_version(self)
+            vars(self).update(vars(read()))
+            del vars(self)[_SEALED]
+            return getattr(self, name)
+
+
+_SEALED = "_sealed"
+
+
+def sealed_ledger(version: int, read: partial[Ledger]) -> Ledger:
+    """Return a ledger that is read when it is asked for anything but its version."""
+    ledger = Ledger.__new__(Ledger)
+    vars(ledger).update({"version": version, _SEALED: read})
+    return ledger
+
+
+def reader_of(ledger: Ledger) -> partial[Ledger] | None:
+    """Return what reads a sealed ledger; None for any other."""
+    return vars(ledger).get(_SEALED)
+
+
+def check_version(ledger: Ledger) -> None:
+    """Check that this version of fxopt can read a ledger."""
+    if ledger.version > LEDGER_VERSION:
+        raise FxoptError(
+            f"the ledger of this graph module was written by version {ledger.version} of its format, and this fxopt "
+            f"reads versions up to {LEDGER_VERSION}: install a newer fxopt-core; nothing was changed"
+        )
+
+
+def ledger_of(graph_module: GraphModule) -> Ledger:
+    """Return the ledger of a graph module; an empty one where nothing was applied.
+
+    torch leaves ``meta`` behind when it makes a graph module of another one's graph, or of copies of its nodes. The
+    first node has the ledger then.
+
+    Raises:
+        FxoptError: A newer version of fxopt wrote the ledger.
+    """
+    ledger = _found_ledger(graph_module)
+    if not isinstance(ledger, Ledger):
+        return Ledger()
+    check_version(ledger)
+    return ledger
+
+
+def has_ledger(graph_module: GraphModule) -> bool:
+    """Return whether a graph module has a ledger, of any version."""
+    return isinstance(_found_ledger(graph_module), Ledger)
+
+
+def _found_ledger(graph_module: GraphModule) -> object:
+    if META_KEY in graph_module.meta:
+        return graph_module.meta[META_KEY]
+    return tag_of(first_node(graph_module.graph)).ledger
+
+
+def set_ledger(graph_module: GraphModule, ledger: Ledger) -> None:
+    """Give a graph module its ledger, and its first node while anything in there may be undone."""
+    graph_module.meta[META_KEY] = ledger
+    first = first_node(graph_module.graph)
+    newer = ledger.version > LEDGER_VERSION
+    applied = newer or any(record.state == "applied" and record.changed for record in ledger.records)
+    set_tag(first, replace(tag_of(first), ledger=ledger if applied else None))
+
+
+def append_record(graph_module: GraphModule, record: Record) -> None:
+    """Add a record at the end of the ledger."""
+    ledger = ledger_of(graph_module)
+    next_run = max(ledger.next_run, record.run + 1)
+    set_ledger(graph_module, replace(ledger, records=(*ledger.records, record), next_run=next_run))
+
+
+def adopt_records(graph_module: GraphModule, known: int, run: int) -> None:
+    """Make the records behind the first ``known`` ones part of a run: its pass called others inside of itself."""
+    ledger = ledger_of(graph_module)
+    fresh = ledger.records[known:]
+    if fresh:
+        records = (*ledger.records[:known], *(replace(record, run=run) for record in fresh))
+        set_ledger(graph_module, replace(ledger, records=records, next_run=run + 1))
+
+
+def applied_records(graph_module: GraphModule, signature: str) -> list[Record]:
+    """Return the records of the pass with this signature that are applied and not undone, oldest first."""
+    records = ledger_of(graph_module).records
+    return [record for record in records if record.state == "applied" and record.signature == signature]
+
+
+def mark_undone(graph_module: GraphModule, records: Iterable[Record]) -> None:
+    """Set the state of records to "undone", and drop from them what only undoing needed."""
+    undone = {id(record) for record in records}
+    ledger = ledger_of(graph_module)
+    kept = [
+        replace(record, state="undone", journal=None, derived=()) if id(record) in undone else record
+        for record in ledger.records
+    ]
+    if undone:
+        set_ledger(graph_module, replace(ledger, records=tuple(kept)))

@@ -1,0 +1,1 @@
+"""What a pass is, and how one is run, undone and composed."""

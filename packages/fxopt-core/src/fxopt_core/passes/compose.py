@@ -1,0 +1,182 @@
+"""`compose`: several passes as one, in one transaction; and the two passes that need no family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, overload
+
+from torch.fx import GraphModule, Node
+
+from fxopt_core.errors import PreconditionError
+from fxopt_core.graph import iter_nodes
+from fxopt_core.passes.call import run_members
+from fxopt_core.passes.signature import signature_of
+from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
+from fxopt_core.state.copying import faithful_copy
+
+
+class Composition(Transformation):
+    """Passes that run one after the other, as one transaction; made by `compose`.
+
+    Attributes:
+        transformations: the passes, in the order in which they run.
+        inplace: whether the input is edited; if not, a faithful copy of it is.
+    """
+
+    def __init__(self, *transformations: Transformation, inplace: bool = True) -> None:
+        self.transformations = transformations
+        self.inplace = inplace
+        self.preserves_computation = all(t.preserves_computation for t in transformations)  # type: ignore[misc]  # a fact about the members here
+        self._copies = not inplace  # type: ignore[misc]  # the same
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return compose_exactly, (self.transformations, self.inplace)
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        """Run the passes, first to last."""
+        return run_members(self, graph_module, reverse=False)
+
+    name = "compose"
+
+    @property
+    def members(self) -> tuple[Transformation, ...]:
+        """The passes, in the order in which they run."""
+        return self.transformations
+
+    @property
+    def signature(self) -> str:
+        """A digest of the members' signatures and of ``inplace``."""
+        return signature_of(Composition, self.options)
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """The members and ``inplace``."""
+        return MappingProxyType({"transformations": self.transformations, "inplace": self.inplace})
+
+    def transformed(self, node: Node) -> bool:
+        """Return whether any of the passes marked a node."""
+        return any(t.transformed(node) for t in self.transformations)
+
+    def get_transformed_nodes(self, graph_module: GraphModule) -> list[Node]:
+        """Return the nodes that any of the passes marked, in order."""
+        return [node for node in iter_nodes(graph_module.graph) if self.transformed(node)]
+
+    def __repr__(self) -> str:
+        members = [repr(t) for t in self.transformations] + ([] if self.inplace else ["inplace=False"])
+        return f"compose({', '.join(members)})"
+
+
+class ReversibleComposition(Composition, ReversibleTransformation):
+    """A composition of reversible passes only."""
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        """Undo the passes, last to first."""
+        return run_members(self, graph_module, reverse=True)
+
+
+@overload
+def compose(*transformations: ReversibleTransformation, inplace: bool = True) -> ReversibleTransformation: ...
+@overload
+def compose(*transformations: Transformation, inplace: bool = True) -> Transformation: ...
+def compose(*transformations: Transformation, inplace: bool = True) -> Transformation:
+    """Make one pass of several: the first argument runs first, and reversing undoes the last one first.
+
+    The whole runs as one transaction, and lints and recompiles once, at the end. Without arguments it is the identity;
+    with one it behaves as that one. It is reversible exactly if all of its members are.
+
+    Args:
+        transformations: the passes.
+        inplace: if False, the input is left as it is, and the result shares no mutable state with it.
+
+    Returns:
+        The composition.
+
+    Raises:
+        PreconditionError: An argument is no instance of `Transformation`.
+
+    >>> from fxopt_core import DeepCopy, LintAndRecompile
+    >>> compose(DeepCopy(), LintAndRecompile())
+    compose(DeepCopy(), LintAndRecompile())
+    """
+    for place, item in enumerate(transformations):
+        check_is_transformation(item, f"argument {place} of compose")
+    if len(transformations) == 1 and inplace:
+        return transformations[0]
+    return compose_exactly(transformations, inplace)
+
+
+def compose_exactly(transformations: Sequence[Transformation], inplace: bool) -> Composition:
+    """Return a composition even of a single pass."""
+    reversible = all(isinstance(t, ReversibleTransformation) for t in transformations)
+    return (ReversibleComposition if reversible else Composition)(*transformations, inplace=inplace)
+
+
+def check_is_transformation(item: object, where: str) -> None:
+    """Check that an argument is a pass; if not, raise a `PreconditionError` that says what it is."""
+    if isinstance(item, Transformation):
+        return
+    if isinstance(item, type) and issubclass(item, Transformation):
+        raise PreconditionError(f"{where} is the class {item.__name__}, expected an instance: write {item.__name__}()")
+    raise PreconditionError(
+        f"{where} is a {type(item).__name__}, expected a Transformation: derive passes from fxopt_core.Transformation"
+    )
+
+
+class DeepCopy(ReversibleTransformation):
+    """graph module -> a faithful copy of it that shares no mutable state with it.
+
+    ``copy.deepcopy`` drops hooks and plain attributes, makes non-persistent buffers persistent, and loses the range
+    constraints of export graphs; this copy keeps them. Reversing copies, too.
+
+    Cost:
+        The memory of the model once more.
+
+    >>> import torch
+    >>> graph_module = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 8)))
+    >>> copy = DeepCopy()(graph_module)
+    >>> getattr(copy, "0").weight is getattr(graph_module, "0").weight
+    False
+    """
+
+    preserves_computation = True
+    _edits = False
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        """Return a faithful copy."""
+        return faithful_copy(graph_module)
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        """Return a faithful copy, too: there is nothing to undo."""
+        return self.transform(graph_module)
+
+
+class LintAndRecompile(ReversibleTransformation):
+    """graph module -> the same one, its graph checked and its code generated anew.
+
+    Every call of a pass ends with it, a composition's once. As a pass of its own it is for graphs that were edited by
+    hand, or by passes that were called with ``lint_and_recompile=False``.
+
+    Cost:
+        Linear in the number of nodes. The model's calls cost what they did.
+
+    >>> import torch
+    >>> graph_module = torch.fx.symbolic_trace(torch.nn.ReLU())
+    >>> next(node for node in graph_module.graph.nodes if node.op == "call_function").target = torch.sigmoid
+    >>> next(node for node in graph_module.graph.nodes if node.op == "call_function").kwargs = {}
+    >>> LintAndRecompile()(graph_module)(torch.zeros(1))
+    tensor([0.5000])
+    """
+
+    preserves_computation = True
+    _edits = False
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        """Check the graph and generate the code."""
+        graph_module.graph.lint()
+        graph_module.recompile()
+        return graph_module
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        """Check the graph and generate the code: there is nothing to undo."""
+        return self.transform(graph_module)

@@ -1,0 +1,213 @@
+"""Instruments: observers of pass runs, which may also veto a result.
+
+An instrument is scoped by a context manager. The one that was entered first is outermost: it is told first that a pass
+is about to run, and last that the pass is over.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from torch.fx import GraphModule, Node
+
+from fxopt_core.errors import PreconditionError, VetoError
+from fxopt_core.ledger.records import Record
+from fxopt_core.passes.runnable import Runnable
+
+
+@dataclass(frozen=True)
+class PassRun:
+    """One pass about to run, running or over.
+
+    Attributes:
+        transformation: the pass. Where `undo` takes back a pass that cannot be made again from its record, this is a
+            stand-in with the record's name, options and signature.
+        index: position among all passes that the outermost composition comes down to, or None outside one.
+        before: names of the passes of the composition that ran before it, in this direction.
+        reverse: whether it is being undone.
+        parent: the run that this one is part of: of a composition, of a pass that calls others, or of `undo`. None for
+            an outermost one. Compositions and `undo` are only seen here, never by themselves.
+    """
+
+    transformation: Runnable
+    index: int | None = None
+    before: tuple[str, ...] = ()
+    reverse: bool = False
+    parent: PassRun | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the pass."""
+        return self.transformation.name
+
+
+@runtime_checkable
+class InstrumentProtocol(Protocol):
+    """What an instrument has to offer; `Instrument` does, with methods that do nothing.
+
+    It may have one method more, `Instrument.should_rewrite`, which decides on single sites.
+
+    Two attributes are optional. ``may_veto``: whether ``after_pass`` may return False, so that core keeps what it needs
+    to roll the pass back; true where it is missing. ``runs_module``: whether the instrument runs the module, so that
+    core recompiles it first; without it, the code may be that of before the run.
+    """
+
+    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
+        """Return False to skip the pass; where `undo` asks, that is an error, as it takes back a run as a whole."""
+
+    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
+        """See the graph module before the pass."""
+
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
+        """See the result; return False to have the pass rolled back, raise to have the whole run rolled back.
+
+        Of a pass that is being undone, the record has state "undone", the rewrites that were taken back, and the time
+        that this took. `undo` takes back a run as a whole: there, False rolls all of it back, too.
+        """
+
+    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
+        """Learn that the pass failed or was vetoed, in place of ``after_pass``."""
+
+
+class Instrument:
+    """An instrument that does nothing: override what you need.
+
+    >>> import torch
+    >>> class Names(Instrument):
+    ...     def before_pass(self, run, graph_module):
+    ...         print(run.name)
+    >>> from fxopt_core import LintAndRecompile
+    >>> with instrumented(Names()):
+    ...     _ = LintAndRecompile()(torch.fx.symbolic_trace(torch.nn.ReLU()))
+    lint-and-recompile
+    """
+
+    may_veto: bool = False
+    """Whether `after_pass` may return False; a subclass that overrides it may, unless it says otherwise."""
+    runs_module: bool = False
+    """Whether it runs the module, so that core checks and recompiles it first."""
+
+    def __init_subclass__(cls) -> None:
+        """Let a subclass with an `after_pass` of its own veto, unless it says otherwise."""
+        super().__init_subclass__()
+        if "after_pass" in vars(cls) and "may_veto" not in vars(cls):
+            cls.may_veto = True
+
+    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
+        """Let the pass run."""
+        return True
+
+    def should_rewrite(self, run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]) -> bool:
+        """Let the pass rewrite a site; return False to have it refused for the reason "instrument".
+
+        A `SitePass` asks this once for each site, right before it rewrites what it holds to be legal, in an order that
+        is the same in every run on an equal graph. Passes that are no site passes do not ask.
+
+        Args:
+            run: the pass.
+            graph_module: what it works on, with the earlier sites rewritten; not compiled, and not to be changed.
+            site: readable name of the site.
+            nodes: the nodes that it consists of.
+        """
+        return True
+
+    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
+        """Do nothing."""
+
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
+        """Accept the result."""
+        return None
+
+    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
+        """Do nothing."""
+
+
+_ACTIVE: ContextVar[tuple[InstrumentProtocol, ...]] = ContextVar("fxopt_instruments", default=())
+_CURRENT: ContextVar[PassRun | None] = ContextVar("fxopt_current_run", default=None)
+
+
+def current_run() -> PassRun | None:
+    """Return the run that this code is part of, of a pass or a composition; None outside of any."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def inside(run: PassRun) -> Iterator[None]:
+    """Let the runs that start in the ``with`` block be part of this one."""
+    token = _CURRENT.set(run)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def active_instruments() -> tuple[InstrumentProtocol, ...]:
+    """Return the instruments of this context, in the order in which they were entered."""
+    return _ACTIVE.get()
+
+
+@contextmanager
+def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
+    """Let instruments see every pass that runs inside the ``with`` block, compositions and `undo` included.
+
+    The first one is outermost: `should_run` and `before_pass` are called first to last, `after_pass` and
+    `after_pass_failed` last to first. Blocks may be nested; those of an outer block are further out.
+
+    Raises:
+        PreconditionError: An argument is no instrument, or the class of one.
+    """
+    for instrument in instruments:
+        _check_instrument(instrument)
+    token = _ACTIVE.set((*_ACTIVE.get(), *instruments))
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def _check_instrument(instrument: object) -> None:
+    if isinstance(instrument, type):
+        name = instrument.__name__
+        raise PreconditionError(f"instrumented() is given the class {name}, expected an instance: write {name}()")
+    if not isinstance(instrument, InstrumentProtocol):
+        kind = type(instrument).__name__
+        raise PreconditionError(
+            f"instrumented() is given a {kind}, expected an instrument: derive it from fxopt_core.Instrument"
+        )
+
+
+def report(entered: list[InstrumentProtocol], run: PassRun, result: GraphModule, record: Record) -> VetoError | None:
+    """Tell the instruments, last in first out, that a pass is over; return what says so if one of them vetoed it.
+
+    Those that were told leave ``entered``; after a veto, the others learn of it as of a failure.
+    """
+    while entered:
+        instrument = entered.pop()
+        if instrument.after_pass(run, result, record) is False:
+            what = f"undoing pass `{run.name}`" if run.reverse else f"pass `{run.name}`"
+            veto = VetoError(f"{what} was vetoed by {type(instrument).__name__}", pass_name=run.name, index=run.index)
+            report_failure(entered, run, result, veto)
+            return veto
+    return None
+
+
+def report_failure(
+    entered: list[InstrumentProtocol], run: PassRun, graph_module: GraphModule, error: BaseException
+) -> None:
+    """Tell the instruments, last in first out, that a pass failed; one that fails itself is a warning."""
+    while entered:
+        instrument = entered.pop()
+        try:
+            instrument.after_pass_failed(run, graph_module, error)
+        except Exception as own:
+            warnings.warn(
+                f"instrument {type(instrument).__name__} raised {type(own).__name__} ({own}) when told that pass "
+                f"`{run.name}` failed ({error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,266 @@
+"""The options of a pass are the parameters of its constructor.
+
+They are read from the signature: `options_of` says what a pass takes, `bind` what one object was given, and
+`checked_options` matches names and values that came from outside (a command line, pipeline text) against it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, TypeVar
+
+from torch import nn
+
+from fxopt_core.errors import PassOptionError
+from fxopt_core.naming import close_names, option_text
+from fxopt_core.values.coercion import coerce
+
+_Function = TypeVar("_Function", bound="Callable[..., object]")
+_NO_OPTIONS = "_fxopt_takes_no_options"
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+# What stands in a dataclass's constructor where the default is made anew each time.
+_FACTORY = (
+    inspect.signature(dataclasses.make_dataclass("_Made", [("made", list, dataclasses.field(default_factory=list))]))
+    .parameters["made"]
+    .default
+)
+_signatures: weakref.WeakKeyDictionary[Callable[..., object], inspect.Signature] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """One option of a pass.
+
+    Attributes:
+        name: the constructor's parameter, in snake_case.
+        annotation: its type, resolved where that is possible; ``inspect.Parameter.empty`` where there is none.
+        default: its default; ``inspect.Parameter.empty`` where there is none.
+        required: whether it has no default.
+    """
+
+    name: str
+    annotation: object
+    default: object
+    required: bool
+
+    def checked(self, value: object, *, pass_name: str = "") -> object:
+        """Return a value of this option as the annotation wants it.
+
+        The default passes as it is, whatever the annotation says (``where: str = None`` is common).
+
+        Raises:
+            PassOptionError: the value does not fit the annotation.
+        """
+        if value is self.default:
+            return value
+        return coerce(value, self.annotation, pass_name=pass_name, option=option_text(self.name))
+
+
+def options_of(cls: type) -> Mapping[str, OptionInfo]:
+    """Return the options of a pass by name, in the order of its constructor's parameters.
+
+    ``*args`` and ``**kwargs`` are no options: they have no name by which text could set them.
+
+    >>> class Pad:
+    ...     def __init__(self, *, multiple_of: int = 8) -> None: ...
+    >>> options_of(Pad)["multiple_of"]
+    OptionInfo(name='multiple_of', annotation=<class 'int'>, default=8, required=False)
+    """
+    constructor = _constructor_of(cls)
+    parameters = [p for p in _signature(cls).parameters.values() if p.kind not in _VARIADIC]
+    return MappingProxyType({p.name: _option_info(cls, p, constructor) for p in parameters})
+
+
+def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments of one constructor call by parameter name, with the defaults filled in.
+
+    A ``*names`` parameter counts as one option, a tuple; the entries of a ``**kwargs`` parameter count one by one.
+    A call that lacks required arguments, as ``copy`` and ``pickle`` make it, gives what is known.
+
+    >>> class Pad:
+    ...     def __init__(self, value: float = 0.0, *, multiple_of: int = 8) -> None: ...
+    >>> bind(Pad, (1.5,), {})
+    {'value': 1.5, 'multiple_of': 8}
+    """
+    signature = _signature(cls)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError:
+        bound = _bind_partially(cls, signature, args, kwargs)
+    bound.apply_defaults()
+    return _with_inherited(cls, signature, _flattened(signature, bound.arguments))
+
+
+def construct(cls: type, options: Mapping[str, object]) -> object:
+    """Return an object made with these options, given by parameter name.
+
+    >>> class Pad:
+    ...     def __init__(self, value: float = 0.0, /, *, multiple_of: int = 8) -> None:
+    ...         self.given = (value, multiple_of)
+    >>> construct(Pad, {"value": 2.0}).given
+    (2.0, 8)
+    """
+    signature = _signature(cls)
+    bound = signature.bind_partial()
+    bound.arguments.update(options)
+    bound.apply_defaults()
+    return cls(*bound.args, **bound.kwargs)
+
+
+def is_placeholder(value: object) -> bool:
+    """Return whether a default only stands for one that the constructor makes: that of a dataclass, or a bare object.
+
+    >>> is_placeholder(object()), is_placeholder(None)
+    (True, False)
+    """
+    return type(value) in (object, type(_FACTORY))  # by type, since copies of them are others
+
+
+def kept(value: object) -> object:
+    """Return a value as it is now: lists, tuples, dictionaries and sets are copied, what is in them likewise.
+
+    >>> given = [1, {"a": [2]}]
+    >>> now = kept(given)
+    >>> given[1]["a"].append(3)
+    >>> now
+    [1, {'a': [2]}]
+    """
+    try:
+        return _kept(value)
+    except RecursionError:  # such a value has no signature either
+        return value
+
+
+def _kept(value: Any) -> object:
+    if type(value) is dict:
+        return {key: _kept(item) for key, item in value.items()}
+    if type(value) is set:
+        return set(value)
+    return type(value)(map(_kept, value)) if type(value) in (list, tuple) else value
+
+
+def find_option(pass_name: str, options: Mapping[str, OptionInfo], name: str) -> OptionInfo:
+    """Return the option of this name, given in snake_case or kebab-case."""
+    known = {option_text(parameter): info for parameter, info in options.items()}
+    found = known.get(option_text(name))
+    if found is None:
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        hint = close_names(name, known)
+        raise PassOptionError(f"pass {pass_name!r} has no option {name!r}; {has}{hint}")
+    return found
+
+
+def checked_options(
+    pass_name: str, options: Mapping[str, OptionInfo], given: Mapping[str, object]
+) -> dict[str, object]:
+    """Return given values by parameter name, checked and coerced."""
+    checked: dict[str, object] = {}
+    for name, value in given.items():
+        info = find_option(pass_name, options, name)
+        if info.name in checked:
+            raise PassOptionError(f"pass {pass_name!r} is given option {option_text(info.name)!r} twice; give it once")
+        checked[info.name] = info.checked(value, pass_name=pass_name)
+    missing = [option_text(info.name) for info in options.values() if info.required and info.name not in checked]
+    if missing:
+        raise PassOptionError(f"pass {pass_name!r} needs a value for {', '.join(missing)}")
+    return checked
+
+
+def takes_no_options(new: _Function) -> _Function:
+    """Mark a ``__new__`` whose parameters are no options: it takes those of every ``__init__``."""
+    setattr(new, _NO_OPTIONS, True)
+    return new
+
+
+def _constructor_of(cls: type) -> Callable[..., object] | None:
+    """Return the function whose parameters count, or None where the class takes no arguments."""
+    init: Callable[..., object] = cls.__init__  # type: ignore[misc]  # meant: the one that this very class would run
+    if init is not object.__init__:
+        return init
+    new: Callable[..., object] = cls.__new__
+    return None if new is object.__new__ or hasattr(new, _NO_OPTIONS) else new
+
+
+def _signature(cls: type) -> inspect.Signature:
+    """Return the constructor's signature without ``self``; kept per function, since every construction needs it."""
+    constructor = _constructor_of(cls)
+    if constructor is None:
+        return inspect.Signature()
+    try:
+        found = _signatures.get(constructor)
+        if found is None:
+            found = _signatures[constructor] = _read_signature(constructor)
+    except TypeError:  # a constructor that cannot be referenced weakly
+        return _read_signature(constructor)
+    return found
+
+
+def _read_signature(constructor: Callable[..., object]) -> inspect.Signature:
+    signature = inspect.signature(constructor)
+    parameters = list(signature.parameters.values())
+    own = parameters and parameters[0].kind is not Parameter.VAR_POSITIONAL
+    return signature.replace(parameters=parameters[1:] if own else parameters)
+
+
+def _bind_partially(
+    cls: type, signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> inspect.BoundArguments:
+    try:
+        return signature.bind_partial(*args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(signature.parameters) or "none"
+        modules = [value for value in args if isinstance(value, nn.Module)]
+        remedy = f"; to run it, write {cls.__qualname__}()(graph_module)" if modules else ""
+        raise PassOptionError(f"{cls.__qualname__}() {error}; its options: {names}{remedy}") from None
+
+
+def _with_inherited(cls: type, signature: inspect.Signature, options: dict[str, object]) -> dict[str, object]:
+    """Add the defaults of a base class whose options a ``**kwargs`` parameter passes on."""
+    if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        return options
+    base = next((base for base in cls.__mro__[1:-1] if "__init__" in vars(base)), None)
+    if base is None:
+        return options
+    own = _signature(base).parameters
+    try:
+        return {**bind(base, (), {name: value for name, value in options.items() if name in own}), **options}
+    except PassOptionError:
+        return options
+
+
+def _flattened(signature: inspect.Signature, arguments: Mapping[str, object]) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in arguments.items():
+        if signature.parameters[name].kind is Parameter.VAR_KEYWORD and isinstance(value, dict):
+            # A positional-only parameter may share its name with a keyword: the stars keep them apart.
+            flat.update({f"**{key}" if key in flat else key: entry for key, entry in value.items()})
+        else:
+            flat[name] = value
+    return flat
+
+
+def _option_info(cls: Any, parameter: Parameter, constructor: Callable[..., object] | None) -> OptionInfo:
+    default = parameter.default
+    if default is _FACTORY:
+        default = cls.__dataclass_fields__[parameter.name].default_factory()
+    return OptionInfo(parameter.name, _resolved(parameter, constructor), default, default is Parameter.empty)
+
+
+def _resolved(parameter: Parameter, constructor: Callable[..., object] | None) -> object:
+    """Return the annotation, evaluated if it is text; text that cannot be evaluated stays as it is."""
+    if parameter.annotation is Parameter.empty:
+        return Parameter.empty
+    holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    names = getattr(inspect.unwrap(constructor), "__globals__", {}) if constructor is not None else {}
+    try:
+        hints = typing.get_type_hints(typing.cast("Callable[..., object]", holder), globalns=names, include_extras=True)
+    except Exception:  # whatever evaluating foreign text raises, most often a name imported for type checking alone
+        return parameter.annotation
+    return hints[parameter.name]

@@ -1,0 +1,193 @@
+"""A pass as torch's own machinery takes it: in a `PassManager`, and among inductor's custom passes.
+
+The way back, from a torch pass or a plain function to a transformation, is in `fxopt_core.passes.functions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch.fx import Graph, GraphModule
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fxopt_core.errors import PostconditionError, PreconditionError
+from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core.ledger.marks import META_KEY
+from fxopt_core.ledger.records import Record, ledger_of
+from fxopt_core.passes.call import in_transaction, lint_and_recompile, run_pass
+from fxopt_core.passes.compose import check_is_transformation
+from fxopt_core.passes.context import Run
+from fxopt_core.passes.transformation import Transformation
+
+_IN_PLACE = "inductor expects its own graph to be edited in place"
+
+
+class TransformationPass(PassBase):
+    """A transformation as torch's `PassBase`; made by `as_pass_base`."""
+
+    def __init__(self, transformation: Transformation) -> None:
+        check_is_transformation(transformation, "the argument of as_pass_base")
+        self.transformation = transformation
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Run the transformation as the transaction that it is, and say whether any pass of it changed anything."""
+        check_graph_module(graph_module, f"pass `{self.transformation.name}`")
+        known = len(ledger_of(graph_module).records)
+        result = self.transformation(graph_module)
+        records = ledger_of(result).records[known:]
+        return PassResult(result, any(record.changed and record.state == "applied" for record in records))
+
+    def __eq__(self, other: object) -> bool:
+        """Equal transformations make equal passes, so that constraints between them may be told with new ones."""
+        if not isinstance(other, TransformationPass):
+            return NotImplemented
+        return self.transformation == other.transformation
+
+    def __hash__(self) -> int:
+        return hash(self.transformation)
+
+    def __repr__(self) -> str:
+        return f"as_pass_base({self.transformation!r})"
+
+
+def as_pass_base(transformation: Transformation) -> TransformationPass:
+    """Return a transformation as a pass for torch's `PassManager`.
+
+    It lints, rolls back on an error and writes the ledger as ever. ``modified`` is told truly, so that a manager with
+    several steps stops when nothing changes any more.
+
+    Args:
+        transformation: a pass, or a composition.
+
+    Raises:
+        PreconditionError: The argument is no transformation.
+
+    >>> import torch
+    >>> from torch.fx.passes.infra.pass_manager import PassManager
+    >>> from fxopt_core import LintAndRecompile
+    >>> result = PassManager([as_pass_base(LintAndRecompile())])(torch.fx.symbolic_trace(torch.nn.ReLU()))
+    >>> type(result).__name__, result.modified
+    ('PassResult', False)
+    """
+    return TransformationPass(transformation)
+
+
+class InductorPass:
+    """A transformation as inductor's `CustomGraphPass`; made by `as_inductor_pass`.
+
+    Attributes:
+        transformation: what it runs.
+        records: what each run did and refused, the oldest first. Graphs of inductor keep no ledger and no marks: they
+            would enter the key of inductor's cache, and nobody undoes anything in them.
+    """
+
+    def __init__(self, transformation: Transformation) -> None:
+        check_is_transformation(transformation, "the argument of as_inductor_pass")
+        if transformation._copies:
+            raise PreconditionError(f"{transformation!r} works on a copy, and {_IN_PLACE}: leave inplace=False away")
+        self.transformation = transformation
+        self.records: list[Record] = []
+
+    def __call__(self, graph: Graph) -> None:
+        """Run the transformation on a graph of inductor, as the transaction that it is.
+
+        Raises:
+            PreconditionError: The graph belongs to no graph module.
+            PostconditionError: The result is another graph module, or calls modules where the graph called none.
+            PassError: The transformation failed; the graph is as it was.
+        """
+        owner = graph.owning_module
+        if not isinstance(owner, GraphModule) or owner.graph is not graph:
+            raise PreconditionError(
+                f"pass `{self.transformation.name}` is given a graph that belongs to no graph module, expected one of "
+                "inductor's: call the transformation itself with a graph module",
+                pass_name=self.transformation.name,
+            )
+        with _values_lent(graph):
+            in_transaction(self.transformation, owner, False, self._run)
+
+    def _run(self, run: Run) -> GraphModule:
+        owner = run.graph_module
+        called = bool(owner.graph.find_nodes(op="call_module"))
+        traces = {node: node.meta.get(META_KEY) for node in iter_nodes(owner.graph)}
+        ledger = owner.meta.get(META_KEY)
+        result = run_pass(run, self.transformation, owner, reverse=False)
+        self._check(result, owner, called)
+        lint_and_recompile(owner, self.transformation)
+        _put_back(owner.meta, ledger)
+        for node in iter_nodes(owner.graph):
+            _put_back(node.meta, traces.get(node))
+        self.records += run.records
+        return owner
+
+    def _check(self, result: GraphModule, owner: GraphModule, called_modules: bool) -> None:
+        if result is not owner:
+            raise PostconditionError(
+                f"pass `{self.transformation.name}` returned another graph module, and {_IN_PLACE}: leave away what "
+                "copies (deep-copy, inplace=False)"
+            )
+        module = None if called_modules else next(iter(owner.graph.find_nodes(op="call_module")), None)
+        if module is not None:
+            raise PostconditionError(
+                f"pass `{self.transformation.name}` left node `{module.name}`, which calls module {module.target}; "
+                "inductor's graphs call functions alone. Run this pass before torch.compile"
+            )
+
+    def uuid(self) -> str | None:
+        """Return a key of class, options, code and version for inductor's cache; None, which turns that cache off,
+        for a pass whose options have no stable value.
+        """
+        try:
+            return self.transformation.uuid()
+        except TypeError:
+            return None
+
+    def __repr__(self) -> str:
+        return f"as_inductor_pass({self.transformation!r})"
+
+
+def _put_back(meta: dict[str, object], value: object) -> None:
+    if value is None:
+        meta.pop(META_KEY, None)
+    else:
+        meta[META_KEY] = value
+
+
+@contextmanager
+def _values_lent(graph: Graph) -> Iterator[None]:
+    """Let passes read, in ``val``, the example values that dynamo leaves; what they make gets one in turn."""
+    nodes = set(iter_nodes(graph))
+    lent = {node for node in nodes if "example_value" in node.meta and "val" not in node.meta}
+    for node in lent:
+        node.meta["val"] = node.meta["example_value"]
+    try:
+        yield
+    finally:
+        for node in iter_nodes(graph) if lent else ():
+            if node in lent or node not in nodes:
+                value = node.meta.pop("val", None)
+                if value is not None:
+                    node.meta.setdefault("example_value", value)
+
+
+def as_inductor_pass(transformation: Transformation) -> InductorPass:
+    """Return a transformation as a custom pass of inductor, for `torch.compile`.
+
+        with torch._inductor.config.patch(post_grad_custom_pre_pass=as_inductor_pass(MyPass())):
+            compiled = torch.compile(model)
+            compiled(x)
+
+    Inductor's graphs hold parameters as placeholders, so that passes which read or write weights find none, and leave
+    such layers alone; run those before compiling. What a run did is in the result's ``records``.
+
+    Args:
+        transformation: a pass, or a composition, that edits its graph module in place.
+
+    Raises:
+        PreconditionError: The argument is no transformation.
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass  # importing inductor takes longer than torch
+
+    CustomGraphPass.register(InductorPass)
+    return InductorPass(transformation)

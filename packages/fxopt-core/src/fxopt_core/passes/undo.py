@@ -1,0 +1,241 @@
+"""Undo what was applied to a graph module: by the ledger, or by the pass's own `reverse`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+from types import MappingProxyType
+
+from torch.fx import GraphModule
+
+from fxopt_core.errors import NotReversibleError, PreconditionError, UndoError
+from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core.ledger.marks import forget_ids, has_mark, tag_of
+from fxopt_core.ledger.records import (
+    Record,
+    applied_records,
+    has_ledger,
+    ledger_of,
+    mark_undone,
+    set_ledger,
+    undo_error,
+)
+from fxopt_core.passes.call import apply_pass, in_transaction, lint_and_recompile as check_and_compile, observed
+from fxopt_core.passes.context import Run, current_frame, current_snapshot
+from fxopt_core.passes.instruments import PassRun, active_instruments, current_run, inside
+from fxopt_core.passes.options import construct
+from fxopt_core.passes.record import as_undone
+from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
+from fxopt_core.state.snapshot import Snapshot
+from fxopt_core.values.names import find_class
+
+
+def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphModule:
+    """Undo the last run that changed a graph module: a pass, or a whole composition.
+
+    Instruments see each pass of it as a run in reverse, last first. It is undone as a whole, so that one which skips or
+    vetoes a pass is an error.
+
+    Args:
+        graph_module: the module; it is edited in place.
+        lint_and_recompile: whether to check the graph and to generate its code anew afterwards.
+
+    Returns:
+        The same graph module. Where there is nothing to undo, nothing is changed.
+
+    Raises:
+        NotReversibleError: One of the passes of that run is not reversible.
+        UndoError: The graph module was changed since in a way that makes it impossible.
+        VetoError: An instrument skipped or vetoed one of the passes; nothing was changed.
+
+    >>> import torch
+    >>> undo(torch.fx.symbolic_trace(torch.nn.ReLU())).code.strip().splitlines()[-1]
+    '    return relu'
+    """
+    check_graph_module(graph_module, "undo")
+    records = [r for r in ledger_of(graph_module).records if r.state == "applied" and r.changed]
+    last = [record for record in records if record.run == records[-1].run]
+    if not last:
+        _check_not_lost(graph_module)
+        return graph_module
+    for record in last:
+        if not record.reversible:
+            raise NotReversibleError(
+                f"pass `{record.pass_name}` cannot be undone, and it belongs to the last run; nothing was changed. "
+                "Keep a copy of the graph module before such a pass (compose(..., inplace=False))",
+                pass_name=record.pass_name,
+            )
+    steps = [(record, None if record.journal is not None else _pass_of(record)) for record in reversed(last)]
+
+    def body(run: Run) -> GraphModule:
+        with inside(PassRun(run.transformation, reverse=True, parent=current_run())):
+            result = _undo_steps(run, graph_module, steps)
+        _forget_unused_ids(result)
+        if lint_and_recompile:
+            check_and_compile(result, run.transformation)
+        return result
+
+    return in_transaction(_Undo(), graph_module, False, body)
+
+
+def _undo_steps(
+    run: Run, graph_module: GraphModule, steps: Sequence[tuple[Record, ReversibleTransformation | None]]
+) -> GraphModule:
+    """Undo records, each by its journal or by the pass beside it; instruments see a run of its pass, in reverse."""
+    for record, transformation in steps:
+        if not any(each is record for each in ledger_of(graph_module).records):
+            continue  # a pass that called it has undone it
+        if transformation is None and active_instruments():  # only they need the pass
+            with suppress(UndoError):
+                transformation = _pass_of(record)
+        shown = transformation or RecordedPass(record)
+        info = PassRun(shown, record.index, tuple(run.names), True, current_run())
+        step = partial(_undo_step, run, info, graph_module, record)
+        graph_module, _ = observed(run, info, graph_module, step, as_a_whole=True)
+        run.names.append(record.pass_name)
+    return graph_module
+
+
+def _undo_step(run: Run, info: PassRun, graph_module: GraphModule, record: Record) -> tuple[GraphModule, Record]:
+    """Undo one record, by its journal, or by the pass that made it; return the record of that."""
+    if record.journal is None:
+        return apply_pass(run, info, graph_module)
+    started = time.perf_counter()
+    _take_back(graph_module, [record])
+    mark_undone(graph_module, (record,))
+    undone = as_undone(record, (record,))
+    return graph_module, replace(undone, refusals=(), seconds=time.perf_counter() - started, run=run.number)
+
+
+class _Undo(Transformation):
+    """Names the transaction of `undo` in errors."""
+
+    name = "undo"
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
+
+
+def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
+    """Undo all applied records of the pass with this signature, last first; nothing is changed where there is none."""
+    frame = current_frame(graph_module)
+    records = [r for r in applied_records(graph_module, signature) if frame is None or frame.undoes(r)]
+    if not any(record.journal for record in records):
+        _check_not_lost(graph_module, signature)
+        return graph_module
+    guard = Snapshot.take(graph_module) if current_snapshot(graph_module) is None else None
+    try:
+        _take_back(graph_module, records)
+    except BaseException:
+        if guard is not None:
+            guard.restore()
+        raise
+    mark_undone(graph_module, records)
+    _forget_unused_ids(graph_module)
+    return graph_module
+
+
+def _take_back(graph_module: GraphModule, records: Sequence[Record]) -> None:
+    """Take back the journals of records, last first; after an error the graph module is half undone."""
+    kept = {id(record) for record in ledger_of(graph_module).records if record.state == "applied"}
+    kept -= {id(record) for record in records}
+    for record in reversed(records):
+        if record.journal:
+            _check_independent(record, [each for each in _later(graph_module, record) if id(each) in kept])
+            record.journal.take_back(graph_module, record.pass_name)
+
+
+def _later(graph_module: GraphModule, record: Record) -> Iterator[Record]:
+    """Yield the records after one, last first."""
+    return takewhile(lambda later: later is not record, reversed(ledger_of(graph_module).records))
+
+
+def _check_independent(record: Record, later: Sequence[Record]) -> None:
+    assert record.journal is not None
+    dependent = record.journal.dependent(each.journal for each in later if each.journal is not None)
+    if dependent is not None:
+        name = next(each.pass_name for each in later if each.journal is dependent)
+        found = f"pass `{name}` ran after it and builds on its result"
+        raise undo_error(record.pass_name, found, f"undo `{name}` first")
+
+
+def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> None:
+    """Refuse a graph module that has lost its ledger, but has nodes that a record (or this pass) knows."""
+    if has_ledger(graph_module):
+        return
+    for node in iter_nodes(graph_module.graph):
+        if tag_of(node).id is not None and (signature is None or has_mark(node, signature)):
+            raise UndoError(
+                f"cannot undo: node `{node.name}` was rewritten, and this graph module has no ledger that says how. A "
+                "graph module that is made of another one's graph starts without; take it along by "
+                "`new.meta.update(old.meta)`. Nothing was changed"
+            )
+
+
+def _forget_unused_ids(graph_module: GraphModule) -> None:
+    ledger = ledger_of(graph_module)
+    if not any(record.journal and record.state == "applied" for record in ledger.records):
+        forget_ids(iter_nodes(graph_module.graph))
+        set_ledger(graph_module, replace(ledger, next_id=0))
+
+
+def _pass_of(record: Record) -> ReversibleTransformation:
+    """Return a pass equal to the one that made a record."""
+    remedy = "reverse it by the pass itself"
+    try:
+        transformation = construct(find_class(record.transformation), dict(record.options))
+    except Exception as error:
+        raise undo_error(record.pass_name, f"its pass cannot be made from its record ({error})", remedy) from error
+    if not isinstance(transformation, ReversibleTransformation) or transformation.signature != record.signature:
+        raise undo_error(record.pass_name, "its pass has options that a record cannot hold", remedy)
+    return transformation
+
+
+class RecordedPass(ReversibleTransformation):
+    """Stands for the pass that made a record, where that one cannot be made again: it is not installed here, say.
+
+    It has the pass's name, options and signature, so that it equals the pass, and undoes what the ledger knows how to.
+
+    >>> RecordedPass(Record("fold", "elsewhere:Fold", (("times", 2),), "a1b2")).name
+    'fold'
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        """Refuse, always, with a `PreconditionError`."""
+        raise PreconditionError(
+            f"pass `{self.name}` cannot be applied: only its record is left, and its class "
+            f"{self._record.transformation} cannot be made from it. Install what has it, and make it anew",
+            pass_name=self.name,
+        )
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        """Undo all that an equal pass did to a graph module, as far as its records say how."""
+        return undo_pass(graph_module, self.signature)
+
+    @property
+    def name(self) -> str:
+        """The name in the record."""
+        return self._record.pass_name
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """The options in the record; what is no plain value stands as its text."""
+        return MappingProxyType(dict(self._record.options))
+
+    @property
+    def signature(self) -> str:
+        """The signature in the record; a `TypeError` where the pass had none."""
+        if not self._record.signature:
+            raise TypeError(f"pass `{self.name}` had options without a stable value, and hence no signature")
+        return self._record.signature
+
+    def __repr__(self) -> str:
+        """Return the name in angle brackets: no call makes it."""
+        return f"<recorded pass {self.name}>"

@@ -1,0 +1,1 @@
+"""Passes found through entry points, and pipelines as text."""

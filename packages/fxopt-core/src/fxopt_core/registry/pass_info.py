@@ -1,0 +1,76 @@
+"""`PassInfo`: what the registry knows of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from inspect import Parameter
+
+from fxopt_core.errors import PassOptionError
+from fxopt_core.naming import option_text
+from fxopt_core.passes.options import OptionInfo, checked_options, construct
+from fxopt_core.passes.transformation import Transformation
+from fxopt_core.values.coercion import show_annotation
+from fxopt_core.values.names import class_path
+
+
+@dataclass(frozen=True)
+class PassInfo:
+    """What is known of a pass that a plugin offers.
+
+    Attributes:
+        name: its name in kebab-case.
+        summary: the first line of its docstring.
+        family: the entry-point name of the plugin that offers it.
+        distribution: the distribution of that plugin; empty for one that was registered by hand.
+        version: the version of that distribution.
+        reversible: whether it can be undone.
+        preserves_computation: whether its result computes what the input did.
+        options: its options by parameter name, with types and defaults.
+        transformation: its class.
+    """
+
+    name: str
+    summary: str
+    family: str
+    distribution: str
+    version: str
+    reversible: bool
+    preserves_computation: bool
+    options: Mapping[str, OptionInfo] = field(hash=False)
+    transformation: type[Transformation]
+
+    def __str__(self) -> str:
+        """Return all of it, the options one line each."""
+        origin = f"{self.distribution} {self.version}".strip() or self.family
+        traits = ["reversible" if self.reversible else "not reversible"]
+        traits += ["keeps what the graph computes"] if self.preserves_computation else []
+        heading = f"{self.name}: {self.plain_summary}".rstrip(" :")
+        lines = [heading, f"  from {origin}, plugin {self.family}", f"  {', '.join(traits)}"]
+        return "\n".join([*lines, *(f"  {_option_line(option)}" for option in self.options.values())])
+
+    @property
+    def plain_summary(self) -> str:
+        """The summary without the docstring's marks of code."""
+        return self.summary.replace("``", "`")
+
+    def create(self, options: Mapping[str, object]) -> Transformation:
+        """Return a pass with these options, named in snake_case or kebab-case.
+
+        Raises:
+            PassOptionError: the pass has no such option, or does not take such a value.
+        """
+        checked = checked_options(self.name, self.options, options)
+        try:
+            created = construct(self.transformation, checked)
+        except Exception as error:
+            message = f"pass {self.name!r} refused its options: {type(error).__name__}: {error}"
+            raise PassOptionError(message) from error
+        if not isinstance(created, Transformation):
+            raise PassOptionError(f"pass {self.name!r} made an object of type {class_path(type(created))}, no pass")
+        return created
+
+
+def _option_line(option: OptionInfo) -> str:
+    kind = "" if option.annotation is Parameter.empty else f": {show_annotation(option.annotation)}"
+    return f"{option_text(option.name)}{kind} = {option.default!r}"

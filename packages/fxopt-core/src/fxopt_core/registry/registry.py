@@ -1,0 +1,260 @@
+"""The registry: which passes and named pipelines the installed plugins offer.
+
+Plugins are entry points of the group ``fxopt``. They are loaded on first use, one at a time, so that a broken one
+breaks nothing else: it is found in `Registry.failed`. Where two plugins claim one name, neither gets it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import os
+import shutil
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from fxopt_core.errors import PluginLoadError, PreconditionError, RegistryError, UnknownPassError
+from fxopt_core.passes.compose import check_is_transformation
+from fxopt_core.passes.transformation import Transformation
+from fxopt_core.registry.hookspec import PROJECT, PipelinesPlugin, TransformationsPlugin
+from fxopt_core.registry.pass_info import PassInfo
+from fxopt_core.registry.pipeline import build_pipeline, format_pipeline
+from fxopt_core.registry.plugins import ALLOW_LIST, Offers, PluginOffer, PluginSource, clash_text, failure, read_plugin
+from fxopt_core.text import text_table
+
+
+class PluginEntryPoint(Protocol):
+    """What is needed of an `importlib.metadata.EntryPoint`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the plugin."""
+
+    @property
+    def dist(self) -> Any:
+        """The distribution that declares it, or None."""
+
+    def load(self) -> Any:
+        """Return the plugin."""
+
+
+class Registry:
+    """The passes and named pipelines that plugins offer; `registry` gives the one of this process.
+
+    Args:
+        entry_points: the plugins; if None, those of all installed distributions.
+
+    >>> from fxopt_core import Transformation, hookimpl
+    >>> class Noop(Transformation):
+    ...     \"\"\"graph module -> the same one.\"\"\"
+    ...     def __init__(self, *, times: int = 1) -> None:
+    ...         self.times = times
+    ...     def transform(self, graph_module):
+    ...         return graph_module
+    >>> class Plugin:
+    ...     @hookimpl
+    ...     def fxopt_transformations(self):
+    ...         return [Noop]
+    >>> passes = Registry(entry_points=[])
+    >>> passes.register(Plugin())
+    >>> passes
+    fxopt registry: 1 pass
+      noop  Plugin  graph module -> the same one.
+    >>> passes.pipeline_text(passes.pipeline("noop{times=2}, noop"))
+    'noop{times=2},noop'
+    """
+
+    def __init__(self, entry_points: Iterable[PluginEntryPoint] | None = None) -> None:
+        self._entry_points = None if entry_points is None else tuple(entry_points)
+        self._lock = threading.RLock()
+        self._loading = False
+        self._loaded: Offers | None = None
+
+    def available(self) -> Mapping[str, PassInfo]:
+        """Return all passes by name, sorted."""
+        return MappingProxyType({n: i for n, i in self._contents().names.items() if not isinstance(i, str)})
+
+    def pipelines(self) -> Mapping[str, str]:
+        """Return all named pipelines by name, sorted."""
+        return MappingProxyType({n: i for n, i in self._contents().names.items() if isinstance(i, str)})
+
+    @property
+    def failed(self) -> Mapping[str, PluginLoadError]:
+        """What went wrong, by plugin: one that could not be loaded, or whose names another one claims too."""
+        return self._contents().failed
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The installed plugins that ``FXOPT_PLUGINS`` does not name, sorted."""
+        return self._contents().left_out
+
+    @property
+    def missing(self) -> Mapping[str, tuple[str, ...]]:
+        """The names in ``FXOPT_PLUGINS`` that no installed plugin has, each with the plugins of close names."""
+        contents = self._contents()
+        known = sorted(contents.plugins)
+        return MappingProxyType({name: tuple(difflib.get_close_matches(name, known)) for name in contents.missing})
+
+    def lookup(self, name: str) -> PassInfo | str:
+        """Return the pass of this name, or the text of the pipeline of this name.
+
+        Raises:
+            UnknownPassError: there is none; the message lists close names and plugins that failed.
+            DuplicatePassError: several plugins claim it.
+        """
+        return self._contents().lookup(name)
+
+    def info_of(self, cls: type[Transformation]) -> PassInfo:
+        """Return the pass that a class is registered as.
+
+        Raises:
+            UnknownPassError: it is not registered.
+        """
+        for info in self.available().values():
+            if info.transformation is cls:
+                return info
+        raise UnknownPassError(
+            f"{cls.__qualname__} of {cls.__module__} is not registered, so that text cannot name it; offer it in a "
+            "plugin's fxopt_transformations, or register one with registry().register(plugin)"
+        )
+
+    def create(self, name: str, /, **options: object) -> Transformation:
+        """Return the pass of this name.
+
+        Args:
+            name: name of the pass.
+            **options: its options, in snake_case or kebab-case; literals are fitted to their annotations.
+
+        Raises:
+            UnknownPassError: no pass has this name.
+            DuplicatePassError: several plugins claim it.
+            PassOptionError: the pass has no such option, or does not take such a value.
+        """
+        found = self.lookup(name)
+        if isinstance(found, str):
+            raise UnknownPassError(f"{name!r} is a named pipeline, no pass; make it with pipeline({name!r})")
+        return found.create(options)
+
+    def pipeline(self, text: str) -> Transformation:
+        """Return the composition that a pipeline's text describes (see `fxopt_core.registry.pipeline`).
+
+        Raises:
+            PipelineSyntaxError: the text cannot be read, or gives a pass options that it does not take.
+            RegistryError: a name in it is unknown or claimed twice, or a named pipeline contains itself.
+        """
+        if not isinstance(text, str):
+            raise PreconditionError(f"a pipeline is a {type(text).__name__}, expected text such as 'merge-linears'")
+        return build_pipeline(text, self)
+
+    def pipeline_text(self, composition: Transformation) -> str:
+        """Return the canonical text of a composition, or of a single pass.
+
+        Raises:
+            PassOptionError: it has an option that text cannot express.
+            RegistryError: it has a pass that is not registered.
+        """
+        check_is_transformation(composition, "the pipeline to print")
+        return format_pipeline(composition, self)
+
+    def register(self, plugin: TransformationsPlugin | PipelinesPlugin, name: str | None = None) -> None:
+        """Add a plugin that no entry point names; the allow-list does not matter to it.
+
+        Args:
+            plugin: a module, or any other object with marked hooks.
+            name: name of the plugin; if None, the module's, or that of its type.
+
+        Raises:
+            PluginLoadError: the plugin is broken.
+            DuplicatePassError: its name, or one that it offers, is taken. Nothing of it is registered then.
+        """
+        source = PluginSource(name or getattr(plugin, "__name__", None) or type(plugin).__name__)
+        with self._lock:
+            contents = self._contents()
+            contents.check_plugin_is_new(source)
+            offer = read_plugin(lambda: plugin, source)
+            extended = Offers((*contents.offers, offer), contents.broken, contents.left_out, contents.missing)
+            for claimed in (*(info.name for info in offer.passes), *offer.pipelines):
+                extended.check_is_unique(claimed)
+            self._loaded = extended
+
+    def __repr__(self) -> str:
+        """List what there is, one line each; summaries are cut to the terminal's width where there is one."""
+        if self._loading:
+            return "<fxopt registry, loading>"
+        passes, pipelines, failed = self.available(), self.pipelines(), self.failed
+        parts = [f"{len(passes)} pass{'es' * (len(passes) != 1)}"]
+        parts += [f"{len(pipelines)} pipeline{'s' * (len(pipelines) > 1)}"] if pipelines else []
+        parts += [f"{len(failed)} failed plugin{'s' * (len(failed) > 1)}"] if failed else []
+        columns = shutil.get_terminal_size(fallback=(0, 0)).columns
+        rows = _indented([(info.name, info.family, info.plain_summary) for info in passes.values()], columns)
+        lines = [f"fxopt registry: {', '.join(parts)}", *rows]
+        lines += ["pipelines:", *_indented([*pipelines.items()])] if pipelines else []
+        lines += ["failed:", *_indented([(n, str(e).partition("\n")[0]) for n, e in failed.items()])] if failed else []
+        return "\n".join(lines)
+
+    def _contents(self) -> Offers:
+        """Return what there is, loaded on the first call; a plugin that asks while it is being loaded is an error."""
+        if self._loaded is not None:
+            return self._loaded
+        with self._lock:
+            if self._loading:
+                raise RegistryError(
+                    "a plugin asks for the registry while plugins are being loaded; ask when a pass runs"
+                )
+            if self._loaded is None:  # no other thread has just loaded it
+                self._loading = True
+                try:
+                    self._loaded = self._read_all()
+                finally:
+                    self._loading = False
+            return self._loaded
+
+    def _read_all(self) -> Offers:
+        points = importlib.metadata.entry_points(group=PROJECT) if self._entry_points is None else self._entry_points
+        by_name: defaultdict[str, list[PluginEntryPoint]] = defaultdict(list)
+        for point in points:
+            by_name[point.name].append(point)
+        allowed = _allowed()
+        offers: list[PluginOffer] = []
+        broken: dict[str, PluginLoadError] = {}
+        left_out = [name for name in by_name if allowed is not None and name not in allowed]
+        for name in sorted(by_name.keys() - left_out):
+            sources = tuple(map(_source_of, by_name[name]))
+            try:
+                if len(sources) > 1:
+                    raise failure(clash_text(name, sources), clash_text(name, sources))
+                offers.append(read_plugin(by_name[name][0].load, sources[0]))
+            except PluginLoadError as error:
+                broken[name] = error
+        missing = sorted((allowed or frozenset()) - by_name.keys())
+        return Offers(tuple(offers), broken, tuple(sorted(left_out)), tuple(missing))
+
+
+_PROCESS_REGISTRY = Registry()
+
+
+def registry() -> Registry:
+    """Return the registry of this process; plugins are loaded when it is first asked for something."""
+    return _PROCESS_REGISTRY
+
+
+def _indented(rows: Sequence[Sequence[str]], columns: int = 0) -> list[str]:
+    """Return a table, its lines cut to the terminal's width where there is one."""
+    lines = [f"  {line}" for line in text_table(rows)]
+    return [f"{line[: columns - 1]}\u2026" if 40 <= columns < len(line) else line for line in lines]
+
+
+def _allowed() -> frozenset[str] | None:
+    """Return the names on the allow-list, or None where there is no such list."""
+    value = os.environ.get(ALLOW_LIST)
+    return None if value is None else frozenset(name.strip() for name in value.split(",")) - {""}
+
+
+def _source_of(point: PluginEntryPoint) -> PluginSource:
+    try:
+        return PluginSource(point.name, str(point.dist.name), str(point.dist.version))
+    except Exception:  # an entry point made by hand, or a distribution whose metadata cannot be read
+        return PluginSource(point.name, "an unknown distribution")

@@ -1,0 +1,1 @@
+"""What a graph module is at one moment: snapshots, rollback, faithful copies."""

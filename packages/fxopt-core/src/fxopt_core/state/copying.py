@@ -1,0 +1,281 @@
+"""Copies of graph modules that lose nothing: `copy.deepcopy` drops hooks, plain attributes and input checks.
+
+A copy shares no mutable state with what it was copied from. Shared are only what cannot change or belongs to others:
+hook functions, the values in `meta` of nodes and of the module, compiled code, and attributes that refuse to be copied.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import ChainMap, Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, GraphModule
+from torch.fx.graph import CodeGen
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import TreeSpec
+
+from fxopt_core._torch import (
+    OWN_GRAPH_FIELDS,
+    PyTreeInfo,
+    WrappedCall,
+    add_node,
+    codegen_of,
+    copy_history,
+    own_classes,
+    sentinel,
+    set_arguments,
+    tracer_class,
+)
+from fxopt_core.errors import FxoptError
+from fxopt_core.gc_pause import collector_paused
+from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core.state.tensors import over_storage, plain_storage
+
+_GraphModuleT = TypeVar("_GraphModuleT", bound=GraphModule)
+
+_ATOMIC = frozenset({bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType})
+_SHARED = frozenset({"shape_env", "_tracer_cls", "_in_spec", "_out_spec"})
+_SHALLOW = frozenset({"meta", "range_constraints", "_tracer_extras", "_lineno_map"})
+_CLASS_FIELDS_LEFT_OUT = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "_wrapped_call"})
+
+
+def faithful_copy(graph_module: _GraphModuleT) -> _GraphModuleT:
+    """Copy a graph module with everything that belongs to it.
+
+    Kept beyond what `copy.deepcopy` keeps: hooks of all kinds on all modules, plain attributes, non-persistent flags,
+    the input checks of exported graphs, node names and the order of users, unused submodules, gradients, attributes
+    of parameters, memory that tensors share, and the compiled code as it is.
+
+    Hooks stay the same callables; one that is bound to a module of the tree is bound to that module's copy.
+
+    Raises:
+        FxoptError: a tensor or module in it cannot be copied; the message says which.
+
+    >>> linear = torch.fx.symbolic_trace(nn.Linear(2, 2))
+    >>> linear.note = "kept"
+    >>> twin = faithful_copy(linear)
+    >>> twin.note, twin.weight is linear.weight, twin.code == linear.code
+    ('kept', False, True)
+    """
+    check_graph_module(graph_module, "faithful_copy")
+    with collector_paused(), torch.no_grad():
+        twin: _GraphModuleT = _Copier(graph_module).twin
+    for hook in getattr(twin, "_deepcopy_hooks", ()):
+        hook(twin)
+    return twin
+
+
+class _Copier:
+    """One run of copying. `_memo` maps the id of each original to its copy, as `copy.deepcopy` has it."""
+
+    def __init__(self, root: GraphModule) -> None:
+        self._memo: dict[int, Any] = {}
+        self._kept_alive: list[object] = []  # so that no id in the memo is given out twice
+        self._tensors = _TensorCopier(self._memo, self._value)
+        modules = list(root.modules())
+        self._in_tree = {id(module) for module in modules}
+        for hook in (hook for module in modules for hook in _hooks(module) if not self._is_bound(hook)):
+            self._memo[id(hook)] = hook
+        ordinary = [module for module in modules if _is_ordinary(module)]
+        self._memo.update((id(module), type(module).__new__(type(module))) for module in ordinary)
+        self._tensors.copy_tree(root.named_modules())
+        for module in ordinary:
+            self._fill(module, self._memo[id(module)])
+        self.twin = self._memo[id(root)]
+
+    def _fill(self, module: nn.Module, twin: Any) -> None:
+        if isinstance(module, GraphModule):
+            self._fill_graph_module(module, twin)
+            return
+        state = module.__getstate__()  # type: ignore[no-untyped-call]  # torch has no type for it
+        self._kept_alive.append(state)
+        twin.__setstate__({key: self._value(value) for key, value in state.items()})
+
+    def _fill_graph_module(self, module: GraphModule, twin: GraphModule) -> None:
+        _copy_class(module, twin)
+        if id(module.graph) not in self._memo:
+            self._memo[id(module.graph)] = self._graph(module.graph)
+        for key, value in module.__dict__.items():
+            if key in _SHALLOW:
+                twin.__dict__[key] = copy.copy(value)
+            elif key != "_compiled_call_impl":  # what torch.compile made of the original
+                twin.__dict__[key] = value if key in _SHARED else self._value(value)
+        twin.graph.owning_module = self._memo.get(id(module.graph.owning_module), twin)
+
+    def _value(self, value: Any) -> Any:
+        """Copy anything: known objects by the memo, containers item by item, others by their own means."""
+        if type(value) in _ATOMIC or isinstance(value, TreeSpec):
+            return value
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if isinstance(value, Tensor):
+            return self._tensors.copy(value)
+        if type(value) in (dict, OrderedDict):
+            mapping = self._memo[id(value)] = type(value)()
+            mapping.update((self._memo.get(id(key), key), self._value(item)) for key, item in list(value.items()))
+            return mapping
+        if type(value) is list:
+            items = self._memo[id(value)] = []
+            items.extend(map(self._value, value))
+            return items
+        if type(value) in (tuple, set):
+            return self._memo.setdefault(id(value), type(value)(map(self._value, value)))
+        return self._by_its_own_means(value)
+
+    def _by_its_own_means(self, value: Any) -> Any:
+        layer = ChainMap({}, self._memo)  # a copy that fails half-way leaves nothing behind in the memo
+        try:
+            twin = copy.deepcopy(value, layer)  # type: ignore[arg-type]  # any mutable mapping does
+        except Exception as error:
+            if isinstance(value, nn.Module):
+                raise FxoptError(f"module {type(value).__name__} cannot be copied: {error}") from error
+            self._memo[id(value)] = value  # a lock, a file, a process group: shared
+            return value
+        self._memo.update(layer.maps[0])
+        return twin
+
+    def _is_bound(self, hook: Any) -> bool:
+        """Whether a hook refers to a module of the tree, so that its copy has to refer to that module's copy."""
+        if isinstance(hook, MethodType):
+            return id(hook.__self__) in self._in_tree
+        if isinstance(hook, functools.partial):
+            parts: Iterable[Any] = (hook.func, *hook.args, *hook.keywords.values())
+            return any(id(part) in self._in_tree or self._is_bound(part) for part in parts)
+        if hasattr(hook, "with_module"):  # torch's wrapper around a hook, which may refer to its module weakly
+            return True
+        return any(id(part) in self._in_tree for part in getattr(hook, "__dict__", {}).values())
+
+    def _graph(self, graph: Graph) -> Graph:
+        twin = self._memo[id(graph)] = Graph(tracer_cls=tracer_class(graph))
+        nodes = {sentinel(graph): sentinel(twin)}
+        for node in iter_nodes(graph):
+            nodes[node] = add_node(twin, node.op, self._target(node.target), node.name, node.type)
+        self._memo.update((id(node), new) for node, new in nodes.items())
+        for node, new in nodes.items():
+            set_arguments(new, self._argument(node.args), self._argument(node.kwargs))
+            object.__setattr__(new, "meta", copy.copy(node.meta))
+            if vars(node):
+                vars(new).update({key: self._value(value) for key, value in vars(node).items()})
+        for key, value in vars(graph).items():
+            if key not in vars(twin) or key in OWN_GRAPH_FIELDS:
+                vars(twin)[key] = self._value(value)
+        twin.set_codegen(self._copy_of_codegen(codegen_of(graph)))
+        copy_history(graph, twin, nodes)
+        return twin
+
+    def _copy_of_codegen(self, codegen: CodeGen) -> CodeGen:
+        twin = copy.copy(codegen)
+        for key, value in vars(codegen).items():
+            is_tree_info = type(value) is PyTreeInfo
+            vars(twin)[key] = value._replace(orig_args=list(value.orig_args)) if is_tree_info else self._value(value)
+        return twin
+
+    def _argument(self, argument: Any) -> Any:
+        return map_aggregate(argument, lambda x: self._value(x) if isinstance(x, Tensor) else self._known(x))
+
+    def _target(self, target: Any) -> Any:
+        is_bound = isinstance(target, MethodType) and id(target.__self__) in self._in_tree
+        return self._value(target) if is_bound else self._known(target)
+
+    def _known(self, value: Any) -> Any:
+        return self._memo.get(id(value), value)
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    for key, value in module.__dict__.items():
+        if key.endswith("_hooks") and isinstance(value, (dict, list)):
+            for hook in value.values() if isinstance(value, dict) else value:
+                yield hook
+                if hasattr(hook, "with_module"):
+                    yield hook.hook
+
+
+def _is_ordinary(module: nn.Module) -> bool:
+    """Whether a module is copied by its attributes; what defines another way is copied that way."""
+    cls: Any = type(module)
+    own_way = hasattr(cls, "__deepcopy__") or cls.__reduce_ex__ is not object.__reduce_ex__
+    return isinstance(module, GraphModule) or not (own_way or cls.__reduce__ is not object.__reduce__)
+
+
+def _copy_class(module: GraphModule, twin: GraphModule) -> None:
+    """Give the copy's own class what the original's has: name, compiled `forward`, how it pickles."""
+    cls = type(twin)
+    cls.__name__ = type(module).__name__
+    for own in reversed(own_classes(module)):
+        for name, value in vars(own).items():
+            if name not in _CLASS_FIELDS_LEFT_OUT:
+                setattr(cls, name, value)
+    wrapped = getattr(module, "_wrapped_call", None)
+    if isinstance(wrapped, WrappedCall):
+        # torch derives the class of a copy from a swapped class, else from its base.
+        call = wrapped if isinstance(twin, wrapped.cls) else WrappedCall(cls, wrapped.cls_call)
+        setattr(cls, "_wrapped_call", call)  # noqa: B010  # torch adds it late too, unknown to type checkers
+
+
+class _TensorCopier:
+    """Copies tensors one by one into `memo`, which maps ids to copies; `copy_value` copies their attributes."""
+
+    def __init__(self, memo: dict[int, Any], copy_value: Callable[[Any], Any]) -> None:
+        self._memo = memo
+        self._copy_value = copy_value
+        self._views: Counter[int] = Counter()
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def copy_tree(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        """Copy all parameters, buffers and plain tensor attributes of these named modules."""
+        found = [named for prefix, module in modules for named in _tensors_of(prefix, module)]
+        tensors = {id(tensor): (name, tensor) for name, tensor in found}
+        storages = (_storage(tensor) for _, tensor in tensors.values())
+        self._views.update(storage._cdata for storage in storages if storage is not None)
+        for name, tensor in tensors.values():
+            self.copy(tensor, name)
+
+    def copy(self, tensor: Tensor, name: str = "a tensor") -> Tensor:
+        """Return the copy of one tensor, always the same one."""
+        known = self._memo.get(id(tensor))
+        if isinstance(known, Tensor):
+            return known
+        if not tensor.is_leaf:
+            raise FxoptError(
+                f"{name} is the result of a computation that autograd recorded, and a copy of it would be cut off from "
+                "that; detach it, or compute it in the graph"
+            )
+        twin = self._memo[id(tensor)] = self._twin(tensor)
+        vars(twin).update({key: self._copy_value(value) for key, value in vars(tensor).items()})
+        if tensor.grad is not None:
+            twin.grad = self.copy(tensor.grad, f"{name}.grad")
+        return twin
+
+    def _twin(self, tensor: Tensor) -> Tensor:
+        storage = _storage(tensor)
+        if storage is None and not isinstance(tensor, FakeTensor):  # a deep copy of a fake one would look for its data
+            twin: Tensor = copy.deepcopy(tensor, self._memo)
+            return twin
+        data = tensor.data.clone(memory_format=torch.preserve_format)
+        if storage is not None and (self._views[storage._cdata] > 1 or data.stride() != tensor.stride()):
+            if storage._cdata not in self._storages:
+                self._storages[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]  # torch's has no type
+            data = over_storage(self._storages[storage._cdata], tensor.data)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(data, tensor.requires_grad)
+        return data.requires_grad_(tensor.requires_grad)
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The memory to copy, or None where only the tensor itself knows how."""
+    storage = plain_storage(tensor)
+    return None if storage is None or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() else storage
+
+
+def _tensors_of(prefix: str, module: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    for group in (module._parameters, module._buffers, module.__dict__):
+        for key, value in group.items():
+            if isinstance(value, Tensor):
+                yield f"{prefix}.{key}" if prefix else key, value

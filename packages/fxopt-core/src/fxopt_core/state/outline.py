@@ -1,0 +1,92 @@
+"""What a graph module is at one moment, as far as it takes to see whether anything has changed since."""
+
+from __future__ import annotations
+
+import weakref
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.nn.parameter import is_lazy
+
+from fxopt_core._torch import codegen_of
+from fxopt_core.graph import iter_nodes, modules_by_name
+
+_FIELDS = attrgetter("name", "op", "target", "args", "kwargs")
+
+
+class Outline:
+    """Nodes with their arguments, modules, tensors and the code generator of a graph module.
+
+    It is no part of `Snapshot`, which a composition takes once and which holds all tensors for the rollback: each pass
+    takes an outline, and it holds modules and tensors weakly, so that a pass which drops them frees their memory. Nodes
+    and arguments are held, so that their identity means something.
+
+    >>> import torch
+    >>> graph_module = torch.fx.symbolic_trace(nn.Linear(2, 2))
+    >>> outline = Outline(graph_module)
+    >>> outline.changed(graph_module)
+    False
+    >>> _ = graph_module.eval()
+    >>> outline.changed(graph_module)
+    True
+    """
+
+    def __init__(self, graph_module: GraphModule) -> None:
+        self._generator = codegen_of(graph_module.graph)
+        self._nodes = list(iter_nodes(graph_module.graph))
+        self._fields = list(map(_FIELDS, self._nodes))
+        self._modules = _modules(graph_module)
+
+    def names(self) -> set[str]:
+        """Return the names of the nodes."""
+        return {name for name, *_ in self._fields}
+
+    def shapes(self) -> dict[str, Any]:
+        """Return the shapes of all parameters and buffers by full name."""
+        return {f"{row[0]}.{key}" if row[0] else key: shape for row in self._modules for key, *_, shape in row[3:]}
+
+    def changed(self, graph_module: GraphModule) -> bool:
+        """Return whether a graph module differs: in nodes, modules, tensors, writes into tensors, or code generator."""
+        if codegen_of(graph_module.graph) is not self._generator:
+            return True
+        nodes = list(iter_nodes(graph_module.graph))
+        if len(nodes) != len(self._nodes) or not all(map(is_, nodes, self._nodes)):
+            return True
+        same = all(map(is_, chain.from_iterable(map(_FIELDS, nodes)), chain.from_iterable(self._fields)))
+        return not same or _modules(graph_module) != self._modules
+
+
+def _modules(graph_module: GraphModule) -> list[tuple[Any, ...]]:
+    """Return names, flags, and what is comparable by identity of modules and tensors; equal where nothing changed."""
+    rows: list[tuple[Any, ...]] = []
+    for name, module in modules_by_name(graph_module).items():
+        tensors = (*module._parameters.items(), *module._buffers.items())
+        rows.append((name, _Same(module), module.training, *[(key, *_state(tensor)) for key, tensor in tensors]))
+    return rows
+
+
+def _state(tensor: Tensor | None) -> tuple[object, ...]:
+    if tensor is None:
+        return (None,)
+    lazy = type(tensor) not in (nn.Parameter, Tensor) and is_lazy(tensor)
+    version = None if lazy or tensor.is_inference() else tensor._version
+    shape = None if lazy else tuple(tensor.shape)
+    return _Same(tensor), version, tensor.requires_grad, tensor.dtype, tensor.device, shape
+
+
+class _Same:
+    """A weak reference that equals another one exactly where both refer to the same living object."""
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, item: object) -> None:
+        self._reference = weakref.ref(item)
+
+    def __eq__(self, other: object) -> bool:
+        item = self._reference()
+        return item is not None and isinstance(other, _Same) and other._reference() is item
+
+    __hash__ = None  # type: ignore[assignment]  # Python's own way to say that it has none

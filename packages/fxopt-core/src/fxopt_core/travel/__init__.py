@@ -1,0 +1,1 @@
+"""Graph modules as rows, for pickles, archives and reproducers."""

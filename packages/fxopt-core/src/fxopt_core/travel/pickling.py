@@ -1,0 +1,313 @@
+"""Pickling a graph module as its graph, so that names, order, marks and unused nodes survive.
+
+torch pickles the generated code and traces it again. A module that `install` has touched pickles the rows of its graph
+instead, in `pickle`, `torch.save` and multiprocessing alike, and so do its deep copies. Other modules pickle as ever.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph import CodeGen
+from torch.utils._pytree import TreeSpec, treespec_leaf
+from torch.utils.hooks import RemovableHandle
+
+from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of, own_classes, set_tracer_class
+from fxopt_core.errors import FxoptError
+from fxopt_core.ledger.marks import META_KEY
+from fxopt_core.travel.export_checks import check_no_guards, pickled_hook, pickled_method
+from fxopt_core.travel.graph_rows import read_graph, write_graph
+from fxopt_core.values.forms import Form, InexpressibleError, ValueReader, ValueWriter
+from fxopt_core.values.names import IMPORTED, describe, load_operator, name_of, operator_path
+
+FORMAT = 2
+"""Raised when older versions of this module could not read what this one writes."""
+
+_MADE_AGAIN = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_call_impl"})
+_TENSORS = frozenset({"_parameters", "_buffers"})
+_KEPT_META = ("from_node", "source_fn_stack", "custom")
+_ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
+_CONTAINERS = frozenset({dict, OrderedDict, list, set, tuple})
+_DEFAULTS: dict[str, Any] = {"_tracer_cls": None, "_tracer_extras": {}}
+_IMPORTABLE = (
+    "classes and functions pickle by name: define it at the top of a module, or undo what has replaced it "
+    "(torch.nn.utils.parametrize.remove_parametrizations)"
+)
+_REMEDY = "remove it, or use functions and classes that are defined at the top of a module"
+
+
+def install(graph_module: GraphModule) -> None:
+    """Make a graph module, and every deep copy of it, pickle its graph. Doing it again changes nothing.
+
+    Raises:
+        FxoptError: the class of the module was replaced by one that it shares with others.
+
+    >>> graph_module = torch.fx.symbolic_trace(nn.ReLU())
+    >>> next(iter(graph_module.graph.nodes)).name = "any_name"
+    >>> install(graph_module)
+    >>> [node.name for node in pickle.loads(pickle.dumps(graph_module)).graph.nodes]
+    ['any_name', 'relu', 'output']
+    """
+    cls = _own_class(graph_module)
+    for name, function in (("__reduce_ex__", _reduce_ex), ("__copy__", _copy)):
+        setattr(cls, name, function)
+    if install not in graph_module._deepcopy_hooks:
+        graph_module._deepcopy_hooks.append(install)
+
+
+def create(version: int, *arguments: Any) -> GraphModule:
+    """Make an empty graph module for `fill`; pickle calls both."""
+    if version > FORMAT:
+        raise FxoptError(
+            f"this graph module was pickled in format {version}, and this version reads formats up to {FORMAT}; "
+            "upgrade fxopt-core"
+        )
+    cls, name = arguments
+    graph_module: GraphModule = cls.__new__(cls)
+    type(graph_module).__name__ = name
+    return graph_module
+
+
+def fill(graph_module: GraphModule, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Give a graph module its attributes and its graph, and compile it."""
+    attributes, written = state
+    graph_module.__dict__.update(attributes)
+    graph = _read(written)
+    set_tracer_class(graph, attributes.get("_tracer_cls"))
+    graph.owning_module = graph_module
+    graph_module.__dict__["_graph"] = graph
+    graph_module.recompile()
+    install(graph_module)
+    _keep_hook_numbers_apart(graph_module)
+
+
+def _own_class(graph_module: GraphModule) -> type[GraphModule]:
+    for cls in own_classes(graph_module):
+        if cls.__qualname__.endswith("GraphModuleImpl"):
+            return cls
+    raise FxoptError(
+        f"the graph module's class was replaced by {type(graph_module).__qualname__}, which it does not own; keep the "
+        "class that torch makes for each graph module"
+    )
+
+
+def _base(graph_module: GraphModule) -> Any:
+    """The class that torch derives one class for each graph module from."""
+    return next(cls for cls in type(graph_module).__mro__ if not cls.__qualname__.endswith("GraphModuleImpl"))
+
+
+def _copy(self: GraphModule) -> GraphModule:
+    """Copy as torch does, and let the copy, which shares the graph, pickle it too."""
+    twin: GraphModule = _base(self).__copy__(self)
+    install(twin)
+    return twin
+
+
+def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
+    prober = Prober(protocol)
+    base = _base(self)
+    _demand(prober, base, "the class of the graph module", _IMPORTABLE)
+    attributes = {key: _attribute(self, key, value, prober) for key, value in vars(self).items()}
+    for name, module in self.named_modules():
+        if isinstance(module, GraphModule):
+            install(module)  # torch loses names in them too, and cannot trace what an export has made
+        else:
+            _check_submodule(name, module, prober)
+    state = attributes, _write(self.graph, prober)
+    return create, (FORMAT, base, type(self).__name__), state, None, None, fill
+
+
+def bind(function: Any, graph_module: GraphModule) -> MethodType:
+    """Bind a function to a graph module; `MethodType` itself has no name to pickle."""
+    return MethodType(function, graph_module)
+
+
+def _attribute(graph_module: GraphModule, key: str, value: Any, prober: Prober) -> Any:
+    """Return what stands for one attribute of the graph module in a pickle."""
+    if key in _MADE_AGAIN or key == "shape_env":
+        return None
+    if key in _TENSORS or isinstance(value, (Tensor, nn.Module)):
+        return value
+    if key == "_modules":
+        for child in value.values():
+            check_no_guards(child)
+        return value
+    if key == "meta":
+        return {name: entry for name, entry in value.items() if name == META_KEY or prober.obstacle(entry) is None}
+    if key in _DEFAULTS:
+        return value if prober.obstacle(value) is None else copy.copy(_DEFAULTS[key])
+    if isinstance(value, TreeSpec):
+        return spec_reference(value)
+    if isinstance(value, MethodType) and value.__self__ is graph_module:
+        function = pickled_method(key, value)
+        _demand(prober, function, f"attribute {key!r} of the graph module", _IMPORTABLE)
+        return Rebuilt(bind, function, graph_module)
+    if key.endswith("_hooks") and isinstance(value, dict):
+        hooks = ((number, pickled_hook(hook, graph_module.graph)) for number, hook in value.items())
+        value = type(value)((number, hook) for number, hook in hooks if hook is not None)
+    _demand(prober, value, f"attribute {key!r} of the graph module", _REMEDY)
+    return value
+
+
+def _check_submodule(name: str, module: nn.Module, prober: Prober) -> None:
+    """Find what pickle would stop at further down, where its message would name neither module nor attribute."""
+    cls: Any = type(module)
+    _demand(prober, cls, f"the class of module {name!r}", _IMPORTABLE)
+    if cls.__getstate__ is nn.Module.__getstate__ and cls.__reduce_ex__ is object.__reduce_ex__:
+        for key, value in vars(module).items():
+            if key not in _TENSORS and key != "_modules":
+                _demand(prober, value, f"attribute {key!r} of module {name!r}", _REMEDY)
+
+
+def _demand(prober: Prober, value: object, what: str, remedy: str) -> None:
+    obstacle = prober.obstacle(value)
+    if obstacle is not None:
+        raise FxoptError(f"{what} cannot be pickled: {describe(value)} ({obstacle}); {remedy}") from obstacle
+
+
+def _keep_hook_numbers_apart(graph_module: GraphModule) -> None:
+    """Let hooks that are registered from now on not replace those that came with the pickle."""
+    for module in graph_module.modules():
+        for key, hooks in vars(module).items():
+            if key.endswith("_hooks") and isinstance(hooks, dict) and hooks:
+                RemovableHandle.next_id = max(RemovableHandle.next_id, 1 + max(hooks))
+
+
+# -- the graph
+
+
+def _write(graph: Graph, prober: Prober) -> dict[str, Any]:
+    """Return a graph as rows of data, with a list of what has no form as data, such as tensors."""
+    objects: list[object] = []
+    values = _Values(prober, objects)
+
+    def extra(node: Node) -> dict[str, Form]:
+        kept = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+        meta = {key: value for key, value in kept.items() if prober.obstacle(value) is None}
+        meta |= {META_KEY: node.meta[META_KEY]} if META_KEY in node.meta else {}
+        row: dict[str, Form] = {"meta": meta} if meta else {}
+        if node.type is not None:
+            try:
+                row["type"] = values.write(node.type)
+            except InexpressibleError as error:
+                raise InexpressibleError(f"node `{node.name}`, type annotation: {error}") from error
+        return row
+
+    rows = write_graph(graph, values, extra)
+    codegen = _codegen_reference(codegen_of(graph), prober)
+    return {"rows": rows, "objects": objects, "codegen": codegen, "code_fields": dict(code_fields(graph))}
+
+
+def _read(written: dict[str, Any]) -> Graph:
+    reader = ValueReader({}, written["objects"], IMPORTED)
+    graph = read_graph(written["rows"], reader, lambda node, row: node.meta.update(row.get("meta", {})))
+    code_fields(graph).update(written["code_fields"])
+    graph.set_codegen(written["codegen"])
+    return graph
+
+
+class _Values(ValueWriter):
+    """Writes values; what has no form has to pickle."""
+
+    def __init__(self, prober: Prober, objects: list[object]) -> None:
+        super().__init__({}, objects, IMPORTED)
+        self._prober = prober
+
+    def _without_form(self, value: Any) -> Form:
+        obstacle = self._prober.obstacle(value)
+        if obstacle is not None:
+            raise InexpressibleError(
+                f"{describe(value)} cannot be pickled ({obstacle}); use functions and classes that can be imported by "
+                "name, and values that pickle"
+            ) from obstacle
+        return super()._without_form(value)
+
+
+def load_codegen(cls: type[CodeGen], attributes: dict[str, Any], tree: tuple[Any, ...] | None) -> CodeGen:
+    """Make a code generator from its class, its attributes, and what describes its pytree inputs and outputs."""
+    codegen = cls.__new__(cls)
+    vars(codegen).update(attributes)
+    if tree is not None:
+        vars(codegen)["pytree_info"] = PyTreeInfo(*tree)
+    return codegen
+
+
+def _codegen_reference(codegen: CodeGen, prober: Prober) -> Rebuilt:
+    attributes = {key: value for key, value in vars(codegen).items() if key != "pytree_info"}
+    for name, value in (("class", type(codegen)), *attributes.items()):
+        _demand(prober, value, f"the graph's code generator, {name}", _REMEDY)
+    info = vars(codegen).get("pytree_info")
+    tree = None
+    if info is not None:
+        tree = list(info.orig_args), *(spec and spec_reference(spec) for spec in (info.in_spec, info.out_spec))
+    return Rebuilt(load_codegen, type(codegen), attributes, tree)
+
+
+# -- what pickle cannot do by itself
+
+
+class Rebuilt:
+    """What stands for an object in a pickle: a function to call on reading, and its arguments."""
+
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        self._call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self._call
+
+
+def operator_reference(value: object) -> Rebuilt | None:
+    """Return what stands for an operator of torch in a pickle, None for anything else.
+
+    >>> pickle.loads(pickle.dumps(operator_reference(torch.ops.aten.add.Tensor)))
+    <OpOverload(op='aten.add', overload='Tensor')>
+    """
+    path = operator_path(value)
+    return Rebuilt(load_operator, *path) if path and name_of(value) else None
+
+
+def spec_reference(spec: TreeSpec) -> Rebuilt:
+    """Return what stands for a pytree specification; pickled as it is, its leaves warn of a deprecated class."""
+    if spec.is_leaf():
+        return Rebuilt(treespec_leaf)
+    return Rebuilt(TreeSpec, spec.type, spec.context, [spec_reference(child) for child in spec.children()])
+
+
+class _Probe(pickle.Pickler):
+    """A pickler that passes over tensors and modules, which are large and pickled on their own."""
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return "" if isinstance(obj, (Tensor, nn.Module)) else None
+
+
+class Prober:
+    """Says why a value cannot be pickled by a protocol; remembers the answers while the values live."""
+
+    def __init__(self, protocol: int) -> None:
+        self._protocol = protocol
+        self._known: dict[int, tuple[object, Exception | None]] = {}
+
+    def obstacle(self, value: object) -> Exception | None:
+        """Return the error of pickling a value, without its tensors and modules.
+
+        >>> Prober(2).obstacle(len), type(Prober(2).obstacle(lambda: 0)).__name__
+        (None, 'PicklingError')
+        """
+        if type(value) in _ATOMS or (type(value) in _CONTAINERS and not value):
+            return None
+        if id(value) not in self._known:
+            self._known[id(value)] = value, None
+            try:
+                _Probe(io.BytesIO(), self._protocol).dump(value)
+            except Exception as error:
+                self._known[id(value)] = value, error
+        return self._known[id(value)][1]

@@ -1,0 +1,1 @@
+"""Values as data: one typed form for signatures, ledgers, archives and reproducers."""

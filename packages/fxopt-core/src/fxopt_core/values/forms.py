@@ -1,0 +1,566 @@
+"""Values as data: one typed form, which JSON can hold, for signatures, ledgers, key maps, archives and reproducers.
+
+Text, whole numbers, booleans and None are themselves, and a tuple is an array. Everything else is an object with one
+entry, whose key says what it is: ``{"list": [...]}``, ``{"dtype": "float32"}``, ``{"name": "torch:relu"}``. So ``1``,
+``1.0``, ``True`` and ``"1"`` differ, as do ``[1]`` and ``(1,)``.
+
+`ValueWriter` and `ValueReader` bring back equal values of equal types, in any process. `Digester` writes more kinds of
+values, which are never read: equal ones have equal forms, whatever order their entries or attributes were set in.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import copy
+import ctypes
+import dataclasses
+import enum
+import functools
+import hashlib
+import json
+import pathlib
+import re
+import types
+import typing
+from abc import ABCMeta
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.fx.traceback import NodeSource
+
+from fxopt_core.errors import FxoptError
+from fxopt_core.values.names import LOADED, Names, Unresolved, class_path, describe, name_of, source_of
+
+Form = Any
+Write = Callable[[Any], Form]
+T = TypeVar("T")
+_PLAIN_DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def is_plain_data(value: object) -> bool:
+    """Return whether a value is immutable data that a record may hold."""
+    if isinstance(value, tuple):
+        return all(is_plain_data(item) for item in value)
+    return isinstance(value, _PLAIN_DATA)
+
+
+class InexpressibleError(FxoptError):
+    """A value has no form."""
+
+
+class MalformedError(FxoptError):
+    """Data is no form of a value."""
+
+
+class UnstableValueError(TypeError):
+    """A value has no form that is the same in every process."""
+
+
+def form_text(form: Form) -> str:
+    """Return the text of a form: equal forms have equal texts, different ones different texts."""
+    return json.dumps(form, ensure_ascii=False, separators=(",", ":"))
+
+
+def form_bytes(form: Form) -> bytes:
+    """Return the bytes of a form, to take a digest of."""
+    return form_text(form).encode("utf-8", "surrogatepass")
+
+
+# -- forms that every writer shares
+
+
+def _int_form(value: int, _: Write) -> Form:
+    return value if -(2**63) <= value < 2**63 else {"int": format(value, "x")}  # Python refuses decimals of any length
+
+
+def _float_form(value: float, _: Write) -> Form:
+    return value if value - value == 0 else {"float": repr(value)}
+
+
+def _text_form(key: str) -> Callable[[Any, Write], Form]:
+    return lambda value, _: {key: str(value).removeprefix("torch.")}
+
+
+def _many(key: str) -> Callable[[Any, Write], Form]:
+    return lambda value, write: {key: [write(item) for item in value]}
+
+
+def _sorted(key: str) -> Callable[[Any, Write], Form]:
+    return lambda value, write: {key: sorted(map(write, value), key=form_text)}
+
+
+def _pairs(key: str) -> Callable[[Any, Write], Form]:
+    return lambda value, write: {key: [[write(name), write(item)] for name, item in value.items()]}
+
+
+_Forms = Mapping[type, Callable[[Any, Write], Form]]
+_FORMS: _Forms = {
+    int: _int_form,
+    float: _float_form,
+    complex: lambda value, _: {"complex": [repr(value.real), repr(value.imag)]},
+    bytes: lambda value, _: {"bytes": base64.b64encode(value).decode()},
+    type(Ellipsis): lambda value, _: {"ellipsis": None},
+    list: _many("list"),
+    set: _sorted("set"),
+    frozenset: _sorted("frozenset"),
+    dict: _pairs("dict"),
+    OrderedDict: _pairs("ordered_dict"),
+    slice: lambda value, write: {"slice": [write(value.start), write(value.stop), write(value.step)]},
+    range: lambda value, _: {"range": [value.start, value.stop, value.step]},
+    torch.Size: _many("size"),
+    torch.dtype: _text_form("dtype"),
+    torch.device: _text_form("device"),
+    torch.layout: _text_form("layout"),
+    torch.memory_format: _text_form("memory_format"),
+}
+_AS_THEY_ARE = frozenset({str, bool, type(None)})
+
+
+# -- writing what can be read again
+
+
+class ValueWriter:
+    """Writes values.
+
+    Args:
+        own: for classes of one's own, the function that writes their instances.
+        objects: a list that takes what has no form, so that its place there is written; None makes that an error.
+        names: what may be named.
+    """
+
+    _forms: ClassVar[_Forms] = {
+        **_FORMS,
+        NodeSource: lambda value, _: {"source": value.to_dict()},
+        Unresolved: lambda value, _: {"name": value.name} if value.form is None else json.loads(value.form),
+    }
+
+    def __init__(
+        self,
+        own: Mapping[type, Callable[[ValueWriter, Any], Form]] | None = None,
+        objects: list[object] | None = None,
+        names: Names = LOADED,
+    ) -> None:
+        self._own = own or {}
+        self._objects = objects
+        self.names = names
+
+    def with_own(self, own: Mapping[type, Callable[[ValueWriter, Any], Form]]) -> ValueWriter:
+        """Return a writer that has functions for further classes."""
+        writer = copy.copy(self)
+        writer._own = {**self._own, **own}
+        return writer
+
+    def write(self, value: Any) -> Form:
+        """Return the form of a value.
+
+        >>> ValueWriter().write((1, 2.5, [torch.float32, slice(None, 3)]))
+        [1, 2.5, {'list': [{'dtype': 'float32'}, {'slice': [None, 3, None]}]}]
+        """
+        cls = type(value)
+        if cls in _AS_THEY_ARE:
+            return value
+        if cls is tuple:
+            return [self.write(item) for item in value]
+        if cls in self._own:
+            return self._own[cls](self, value)
+        form = self._forms.get(cls)
+        if form is not None:
+            return form(value, self.write)
+        found = self._of_subclass(value)
+        return self._named(value) if found is None else found
+
+    def _of_subclass(self, value: Any) -> Form | None:
+        """Return the form of what an exact type does not decide; None where there is none."""
+        cls, generic = type(value), typing.get_origin(value) is not None and self.names.trusted
+        if isinstance(value, enum.Enum) and self.names.name(cls):
+            return {"enum": [self.names.name(cls), self.write(value.value)]}
+        if isinstance(value, tuple) and hasattr(value, "_fields") and self.names.name(cls):
+            return {"namedtuple": [self.names.name(cls), [self.write(item) for item in value]]}
+        if isinstance(value, list):  # torch's immutable ones, too
+            return _FORMS[list](value, self.write)
+        if isinstance(value, dict):
+            return _FORMS[OrderedDict if isinstance(value, OrderedDict) else dict](value, self.write)
+        return self._generic(value) if generic else None
+
+    def _generic(self, value: Any) -> Form | None:
+        """Return the form of a type with parameters, such as ``Optional[Tensor]``."""
+        origin, name = typing.get_origin(value), getattr(value, "_name", None)
+        arguments = [self.write(item) for item in typing.get_args(value)]
+        if origin in (typing.Union, types.UnionType):
+            return {"union": arguments}
+        if isinstance(name, str) and hasattr(typing, name) and type(value).__module__ == "typing":
+            return {"generic": [{"name": f"typing:{name}"}, arguments]}
+        return {"generic": [self.write(origin), arguments]} if isinstance(value, types.GenericAlias) else None
+
+    def _named(self, value: Any) -> Form:
+        name = self.names.name(value)
+        return self._without_form(value) if name is None else {"name": name}
+
+    def _without_form(self, value: Any) -> Form:
+        if self._objects is None:
+            raise InexpressibleError(f"found {describe(value)}, which data cannot express")
+        self._objects.append(value)
+        return {"object": len(self._objects) - 1}
+
+
+# -- reading
+
+
+class ValueReader:
+    """Reads what `ValueWriter` wrote.
+
+    Args:
+        own: for each key of one's own, the function that reads its content.
+        objects: what had no form.
+        names: what may be named, and how it is found.
+    """
+
+    def __init__(
+        self,
+        own: Mapping[str, Callable[[ValueReader, Any], Any]] | None = None,
+        objects: Sequence[object] = (),
+        names: Names = LOADED,
+    ) -> None:
+        self._own = own or {}
+        self._objects = objects
+        self.names = names
+
+    def with_own(self, own: Mapping[str, Callable[[ValueReader, Any], Any]]) -> ValueReader:
+        """Return a reader that has functions for further keys."""
+        reader = copy.copy(self)
+        reader._own = {**self._own, **own}
+        return reader
+
+    def read(self, form: Form) -> Any:
+        """Return the value of a form."""
+        if isinstance(form, list):
+            return tuple(self.read(item) for item in form)
+        if not isinstance(form, dict):
+            return form
+        if len(form) != 1:
+            raise MalformedError(f"found an object with {len(form)} entries, expected one that says what it is")
+        ((key, content),) = form.items()
+        if key in self._own:
+            return self._own[key](self, content)
+        if key not in _READERS:
+            raise MalformedError(f"found a value of unknown kind {key!r}")
+        try:
+            return _READERS[key](self, content)
+        except FxoptError:
+            raise
+        except Exception as error:  # whatever the content's wrong types lead to
+            raise MalformedError(f"found {str(content)[:60]!r}, which is no {key} ({error})") from error
+
+    def _object(self, number: Any) -> object:
+        if type(number) is not int or not 0 <= number < len(self._objects):
+            raise IndexError("there is none of this number")
+        return self._objects[number]
+
+    def _instance(self, key: str, base: type, data: Any, call: Callable[[Any, Any], Any]) -> Any:
+        """Return an instance of a class, which may not be loaded."""
+        name, content = data
+        cls = self.names.cls(name)
+        if isinstance(cls, Unresolved):
+            return Unresolved(name, json.dumps({key: data}))
+        if not issubclass(cls, base):
+            raise ValueError(f"{name} is a {cls!r}")
+        return call(cls, self.read(content))
+
+    def _generic(self, data: Any) -> Any:
+        origin, arguments = self.read(data[0]), self.read(data[1])
+        is_loaded = not isinstance(origin, Unresolved)
+        return origin[arguments] if is_loaded else Unresolved(origin.name, json.dumps({"generic": data}))
+
+
+def _constant(kind: type) -> Callable[[ValueReader, Any], Any]:
+    def read(_: ValueReader, name: Any) -> Any:
+        found = getattr(torch, name)
+        if type(found) is not kind:
+            raise ValueError(f"torch.{name} is something else")
+        return found
+
+    return read
+
+
+def _each(reader: ValueReader, content: Any) -> Iterator[Any]:
+    return map(reader.read, content)
+
+
+def _entries(reader: ValueReader, content: Any) -> Iterator[tuple[Any, Any]]:
+    return ((reader.read(key), reader.read(item)) for key, item in content)
+
+
+_READERS: dict[str, Callable[[ValueReader, Any], Any]] = {
+    "int": lambda _, content: int(content, 16),
+    "float": lambda _, content: float(content),
+    "complex": lambda _, content: complex(float(content[0]), float(content[1])),
+    "bytes": lambda _, content: base64.b64decode(content, validate=True),
+    "ellipsis": lambda _, content: ...,
+    "list": lambda reader, content: list(_each(reader, content)),
+    "set": lambda reader, content: set(_each(reader, content)),
+    "frozenset": lambda reader, content: frozenset(_each(reader, content)),
+    "dict": lambda reader, content: dict(_entries(reader, content)),
+    "ordered_dict": lambda reader, content: OrderedDict(_entries(reader, content)),
+    "slice": lambda reader, content: slice(*_each(reader, content)),
+    "range": lambda _, content: range(*content),
+    "size": lambda reader, content: torch.Size(_each(reader, content)),
+    "dtype": _constant(torch.dtype),
+    "device": lambda _, content: torch.device(content),
+    "layout": _constant(torch.layout),
+    "memory_format": _constant(torch.memory_format),
+    "source": lambda _, content: NodeSource._from_dict(content),
+    "name": lambda reader, content: reader.names.function(content),
+    "enum": lambda reader, data: reader._instance("enum", enum.Enum, data, lambda cls, value: cls(value)),
+    "namedtuple": lambda reader, data: reader._instance("namedtuple", tuple, data, lambda cls, items: cls(*items)),
+    "union": lambda reader, content: typing.Union[tuple(_each(reader, content))],  # noqa: UP007
+    "generic": lambda reader, data: reader._generic(data),
+    "object": lambda reader, number: reader._object(number),
+}
+
+
+# -- instances of frozen dataclasses: their fields, checked against the annotations
+
+
+class Fields:
+    """Writes and reads instances of dataclasses by their fields, as ``{"Name": {"field": ...}}``.
+
+    Fields that have their defaults are left out, and those that `repr` leaves out. Of a `Mapping`, the entries that
+    have a form are written; it is read-only when it comes back.
+
+    Args:
+        classes: the classes; `add` takes further ones.
+        kinds: by the name of a class, what errors call its instances, which have a ``name`` or ``pass_name``.
+    """
+
+    def __init__(
+        self, classes: Iterable[type[Any]] = (), kinds: Mapping[str, str] = types.MappingProxyType({})
+    ) -> None:
+        self.writers: dict[type, Callable[[ValueWriter, Any], Form]] = {}
+        self.readers: dict[str, Callable[[ValueReader, Any], Any]] = {}
+        self._kinds = kinds or {}
+        self._hints: dict[type, dict[str, Any]] = {}
+        self._defaults: dict[type, dict[str, object]] = {}
+        for cls in classes:
+            self.add(cls)
+
+    def add(self, cls: type[T]) -> type[T]:
+        """Write and read instances of a class, too; a decorator."""
+        fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)  # type: ignore[arg-type]  # it is one
+        self._hints[cls] = typing.get_type_hints(cls)
+        self._defaults[cls] = {field.name: _default(field) for field in fields if field.repr}
+        self.writers[cls] = self._write
+        self.readers[cls.__name__] = functools.partial(self._read, cls)
+        return cls
+
+    def _write(self, writer: ValueWriter, item: Any) -> Form:
+        cls = type(item)
+        content: dict[str, Form] = {}
+        for name, default in self._defaults[cls].items():
+            value = getattr(item, name)
+            if type(value) is not type(default) or value != default:
+                content[name] = self._write_field(writer, item, name, value)
+        return {cls.__name__: content}
+
+    def _write_field(self, writer: ValueWriter, item: Any, name: str, value: Any) -> Form:
+        if isinstance(value, types.MappingProxyType):
+            return self._write_entries(value)
+        try:
+            return writer.write(value)
+        except InexpressibleError as error:
+            kind = self._kinds.get(type(item).__name__)
+            if kind is None:
+                raise
+            owner = getattr(item, "pass_name", None) or item.name
+            raise InexpressibleError(f"{kind} `{owner}`, {name}: {error}") from error
+
+    def _write_entries(self, entries: Mapping[str, Any]) -> Form:
+        written = {}
+        for key, value in entries.items():
+            with contextlib.suppress(InexpressibleError, RecursionError):
+                written[key] = ValueWriter(self.writers).write(value)
+        return written
+
+    def _read(self, cls: type[T], reader: ValueReader, content: Any) -> T:
+        name, hints, defaults = cls.__name__, self._hints[cls], self._defaults[cls]
+        if not isinstance(content, dict):
+            raise MalformedError(f"found {str(content)[:60]!r} as {name}, expected its fields")
+        for key in content:
+            if key not in defaults:
+                raise MalformedError(f"found {key!r} in {name}, which has no such field")
+        for key, default in defaults.items():
+            if default is dataclasses.MISSING and key not in content:
+                raise MalformedError(f"{name} lacks {key!r}")
+        return cls(**{key: _read_field(reader, name, key, item, hints[key]) for key, item in content.items()})
+
+
+def _default(field: dataclasses.Field[Any]) -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _read_field(reader: ValueReader, name: str, key: str, item: Form, hint: Any) -> Any:
+    if typing.get_origin(hint) is Mapping and isinstance(item, dict):
+        return types.MappingProxyType({entry: reader.read(value) for entry, value in item.items()})
+    value = reader.read(item)
+    if not fits(value, hint):
+        raise MalformedError(f"found {str(item)[:60]!r} as {key!r} of {name}, expected {hint}")
+    return value
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of a type as the fields of records have them.
+
+    >>> fits((1, 2), tuple[int, ...]), fits(True, int), fits(1, float | None)
+    (True, False, True)
+    """
+    if hint is Any or hint is object:
+        return True
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple) and _items_fit(value, arguments)
+    if origin is typing.Literal:
+        return value in arguments
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, argument) for argument in arguments)
+    if isinstance(hint, ABCMeta):
+        return isinstance(value, hint)
+    return type(value) is hint or (hint is float and type(value) is int)
+
+
+def _items_fit(items: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
+    if hints[-1] is Ellipsis:
+        return hints[0] is Any or all(fits(item, hints[0]) for item in items)
+    return len(items) == len(hints) and all(map(fits, items, hints))
+
+
+# -- forms to take a digest of
+
+
+class Digester:
+    """Writes forms of values that stay the same in every process, whatever order entries and attributes were set in.
+
+    Args:
+        with_code: whether the source of functions, classes and passes counts, and not their names alone.
+    """
+
+    def __init__(self, *, with_code: bool = False) -> None:
+        self._with_code = with_code
+        self._open: set[int] = set()  # the containers being written, to notice one that contains itself
+
+    def write(self, value: Any) -> Form:
+        """Return the form of a value.
+
+        >>> Digester().write({"b": torch.float32, "a": 1.0})
+        {'dict': [['a', 1.0], ['b', {'dtype': 'float32'}]]}
+        """
+        cls = type(value)
+        if cls in _AS_THEY_ARE:
+            return value
+        if id(value) in self._open:
+            raise UnstableValueError(f"found a {cls.__qualname__} that contains itself; break the cycle")
+        self._open.add(id(value))
+        try:
+            form = _DIGESTED.get(cls)
+            return self._other(value) if form is None else form(value, self.write)
+        finally:
+            self._open.discard(id(value))
+
+    def _other(self, value: Any) -> Form:
+        """Write what an exact type does not decide."""
+        if isinstance(value, enum.Enum):
+            # Combined flags have no name of their own, and their value is a number.
+            return {"enum": [class_path(type(value)), value.value if isinstance(value, enum.Flag) else value.name]}
+        if isinstance(value, Tensor):
+            raise _tensor_error(value, f"a tensor subclass, {class_path(type(value))}", "a plain tensor")
+        if isinstance(value, type) or isinstance(getattr(value, "__qualname__", None), str):
+            return self._function(value)
+        if hasattr(type(value), "signature") and hasattr(type(value), "uuid"):  # a pass, which is defined further up
+            return {"pass": value.uuid() if self._with_code else value.signature}
+        if isinstance(value, pathlib.PurePath):
+            return {"path": [type(value).__name__, str(value)]}  # the classes have moved between modules
+        if dataclasses.is_dataclass(value):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.compare}
+            return {"dataclass": [class_path(type(value)), _unordered("fields")(fields, self.write)]}
+        return self._subclass(value)
+
+    def _function(self, value: Any) -> Form:
+        name = name_of(value)
+        if name is None:
+            raise UnstableValueError(
+                f"found {value.__qualname__!r} of type {class_path(type(value))}, which cannot be imported by name; "
+                "define it with `def` or `class` at the top level of a module"
+            )
+        return {"name": [name, source_of(value)] if self._with_code else name}
+
+    def _subclass(self, value: Any) -> Form:
+        """Write an instance of a subclass of a built-in type: as that type writes it, with its own attributes."""
+        for base, exact in _BASES.items():
+            if isinstance(value, base):
+                content = _DIGESTED[base](exact(value), self.write)
+                own = _unordered("attributes")(getattr(value, "__dict__", {}), self.write)
+                return {"subclass": [class_path(type(value)), content, own]}
+        raise UnstableValueError(
+            f"found an object of type {class_path(type(value))}; give a number, text, a list or dictionary of such, "
+            "a tensor, a function of a module, or an instance of a dataclass"
+        )
+
+
+def _unordered(key: str) -> Callable[[Any, Write], Form]:
+    def write_entries(value: Any, write: Write) -> Form:
+        return {key: sorted(([write(name), write(item)] for name, item in value.items()), key=form_text)}
+
+    return write_entries
+
+
+def _tensor_form(value: Tensor, _: Write) -> Form:
+    """Write a dense tensor by dtype, shape and contents, wherever it lives and however it is laid out."""
+    if value.is_meta:
+        raise _tensor_error(value, "a meta tensor, which has no values", "a tensor with values, on the CPU say")
+    if value.layout is not torch.strided or value.is_nested:
+        raise _tensor_error(value, f"a tensor of layout {value.layout}", "a dense one (`.to_dense()`)")
+    if value.is_quantized:
+        raise _tensor_error(value, "a quantized tensor", "a dense one (`.dequantize()`)")
+    dense = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    if type(dense) is not Tensor:
+        raise _tensor_error(value, f"a tensor read as {class_path(type(dense))}", "it outside of any tensor mode")
+    kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
+    size = dense.numel() * dense.element_size()
+    try:
+        address = dense.data_ptr()
+    except RuntimeError as error:
+        raise _tensor_error(dense, "a tensor without memory of its own", "a plain tensor") from error
+    digest = hashlib.sha256((ctypes.c_char * size).from_address(address)).hexdigest() if size else ""
+    return {kind: [str(value.dtype), list(value.shape), digest]}
+
+
+def _tensor_error(value: Tensor, found: str, wanted: str) -> UnstableValueError:
+    return UnstableValueError(f"found {found} (shape {tuple(value.shape)}, {value.dtype}); give {wanted}")
+
+
+def _range_form(value: range, _: Write) -> Form:
+    """Write a range as it compares: by its elements."""
+    return {"range": [len(value), value.start if value else 0, value.step if len(value) > 1 else 0]}
+
+
+_BASES: Mapping[type, Callable[[Any], Any]] = {
+    # By the methods of the built-in type, whatever a subclass makes of them.
+    **dict.fromkeys((complex, str, bytes, tuple, list, OrderedDict, set, frozenset), lambda value: value),
+    int: int.__index__,
+    float: float.__float__,
+    dict: lambda value: dict(dict.items(value)),
+}
+_DIGESTED: _Forms = {
+    **_FORMS,
+    str: lambda value, _: value,
+    tuple: lambda value, write: [write(item) for item in value],
+    dict: _unordered("dict"),
+    types.MappingProxyType: _unordered("mapping_proxy"),
+    range: _range_form,
+    re.Pattern: lambda value, write: {"pattern": [write(value.pattern), value.flags]},
+    functools.partial: lambda value, write: {"partial": [write(value.func), write(value.args), write(value.keywords)]},
+    Tensor: _tensor_form,
+    nn.Parameter: _tensor_form,
+}

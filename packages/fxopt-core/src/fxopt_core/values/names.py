@@ -1,0 +1,211 @@
+"""Functions, classes and operators by name: ``"module:qualified.name"``, or ``"torch:ops.namespace.name.overload"``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import keyword
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from fxopt_core.errors import FxoptError
+
+OPERATORS = "torch:ops."
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """A name whose module is not loaded, kept until it is needed, or a value of that class as JSON text."""
+
+    name: str
+    form: str | None = None
+
+
+# -- names of objects
+
+
+def class_path(cls: type) -> str:
+    """Return ``"module:qualified.name"`` of a class.
+
+    >>> class_path(int)
+    'builtins:int'
+    """
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def name_of(value: Any) -> str | None:
+    """Return the name of a function, a class or an operator; None if it cannot be found by name.
+
+    >>> name_of(torch.conv2d), name_of(torch.ops.aten.add.Tensor), name_of(lambda: 0)
+    ('torch:conv2d', 'torch:ops.aten.add.Tensor', None)
+    """
+    path = operator_path(value)
+    if path:
+        return OPERATORS + ".".join(path) if _find_operator(path) is value else None
+    if value is type(None):
+        return "types:NoneType"
+    return importable_name(value) if callable(value) and hasattr(value, "__qualname__") else None
+
+
+def importable_name(value: Any) -> str | None:
+    """Return a name under which this very object can be imported, or None.
+
+    >>> importable_name(torch.nn.Linear), importable_name(lambda: None)
+    ('torch.nn.modules.linear:Linear', None)
+    """
+    for module, qualified_name in _candidate_names(value):
+        found: object = sys.modules.get(module)
+        for part in qualified_name.split("."):
+            try:
+                found = getattr(found, part, None)
+            except Exception:  # a module or class that computes its attributes
+                found = None
+        if found is value or (isinstance(value, types.MethodType) and found == value):
+            return f"{module}:{qualified_name}"
+    return None
+
+
+def _candidate_names(value: Any) -> Iterator[tuple[str, str]]:
+    name = getattr(value, "__name__", None)
+    # Methods of C types name their class, class methods are bound to it; other functions name their module.
+    owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
+    if isinstance(owner, type):
+        yield owner.__module__, f"{owner.__qualname__}.{name}"
+    module = getattr(value, "__module__", None)
+    if isinstance(module, str):
+        yield module, value.__qualname__
+        yield module, str(name)
+
+
+def describe(value: object) -> str:
+    """Name a value in a message, without printing what may be long.
+
+    >>> describe(describe), describe(3)
+    ('function fxopt_core.values.names.describe', 'a value of type int')
+    """
+    name = getattr(value, "__qualname__", None)
+    known = f"{type(value).__name__} {getattr(value, '__module__', None)}.{name}"
+    return known if isinstance(name, str) else f"a value of type {type(value).__qualname__}"
+
+
+def source_of(value: Any) -> str:
+    """Return the source code of a function or class, or an empty text where it cannot be read."""
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):  # built in, or typed in
+        return ""
+
+
+# -- objects by name
+
+
+def find(name: str) -> Any:
+    """Return what has a name, where its module is loaded, else an `Unresolved`; nothing is imported.
+
+    >>> find("math:sqrt"), find("nowhere:function")
+    (<built-in function sqrt>, Unresolved(name='nowhere:function', form=None))
+    """
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    try:
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception:  # whatever computing the attribute raises
+        return Unresolved(name)
+    return found
+
+
+def import_class(name: str) -> Any:
+    """Return the class, function or operator with this name, importing its module; errors are those of importing.
+
+    >>> import_class("math:sqrt")(4.0)
+    2.0
+    """
+    if name.startswith(OPERATORS):
+        return load_operator(*name.removeprefix(OPERATORS).split("."))
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+_KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()
+
+
+def note_class(cls: type) -> None:
+    """Remember a class as long as it lives: one that is defined inside a function cannot be imported."""
+    _KNOWN[class_path(cls)] = cls
+
+
+def known_class(path: str) -> type | None:
+    """Return the class that was noted last under this path; None where there is none."""
+    return _KNOWN.get(path)
+
+
+def find_class(path: str) -> Any:
+    """Return the class with this path: what can be imported, or else what was noted last."""
+    try:
+        return import_class(path)
+    except (ImportError, AttributeError):
+        if path in _KNOWN:
+            return _KNOWN[path]
+        raise
+
+
+def operator_path(value: object) -> list[str]:
+    """Return namespace, name and overload under which ``torch.ops`` has an operator; empty for anything else."""
+    if isinstance(value, OpOverload):
+        return [value.namespace, value._opname, value._overloadname]
+    if isinstance(value, OpOverloadPacket):
+        return value._qualified_op_name.split("::")
+    return ["higher_order", value.__name__] if isinstance(value, HigherOrderOperator) else []
+
+
+def load_operator(*path: str) -> object:
+    """Return the operator with this namespace, name and overload; an `FxoptError` if none is registered here."""
+    found = _find_operator(path)
+    if not operator_path(found):
+        name = ".".join(path)
+        raise FxoptError(
+            f"the graph calls operator torch.ops.{name}, which is not registered here; import the package that "
+            "registers it, then load again"
+        )
+    return found
+
+
+def _find_operator(path: list[str] | tuple[str, ...]) -> object:
+    found: object = torch.ops
+    for name in path:
+        found = getattr(found, name, None)
+    return found
+
+
+# -- policies
+
+
+def is_identifier(name: object) -> bool:
+    """Return whether generated code can use a name."""
+    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
+
+
+class Names(NamedTuple):
+    """What data may name, and how it is found."""
+
+    function: Callable[[str], Any]  # from a name to a function, a class or an operator
+    cls: Callable[[str], Any]  # from a name to the class of a value
+    name: Callable[[Any], str | None]  # None where data may not name it
+    is_method: Callable[[object], bool] = is_identifier  # whether a node may call the method of this name
+    is_attribute: Callable[[object], bool] = is_identifier  # whether a node may read the attribute of this name
+    trusted: bool = True
+
+
+LOADED = Names(find, find, name_of)  # data of our own, where nothing is to be imported: the rest is `Unresolved`
+IMPORTED = Names(import_class, import_class, name_of)  # data that is trusted as a program is

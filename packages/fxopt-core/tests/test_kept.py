@@ -1,0 +1,120 @@
+"""Modules are as they were after a block that ran them: attributes, containers, plain tensors, and random numbers."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import symbolic_trace
+
+from fxopt_core.state.snapshot import kept
+
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+
+
+class Counts(nn.Module):
+    """A layer that does something else each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.seen: list[Tensor] = []
+        self.total = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(x)
+        self.total += 1
+        return x * self.calls + self.total + len(self.seen)
+
+
+def test_a_model_that_raises_starts_anew() -> None:
+    class Raises(Counts):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError(super().forward(x))
+
+    model: Any = Raises()
+    with pytest.raises(ValueError), kept(model):
+        model(X)
+    assert (model.calls, model.seen, model.total.item()) == (0, [], 0)
+
+
+def test_whatever_comes_goes_and_whatever_goes_comes_back() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    module.mapping, module.queue, module.names = {"a": 1}, deque([1, 2], 2), {"a"}  # type: ignore[assignment]  # plain attributes
+    module.gone = "there"  # type: ignore[assignment]  # a plain attribute
+    before, keys = dict(vars(module)), list(module.state_dict())
+    weight = module[0].weight
+    found: Any = module
+    with kept(module):
+        found.mapping["b"] = 2
+        found.queue.append(3)
+        found.names.clear()
+        found.added = torch.ones(2)
+        found.late = nn.Linear(1, 1)
+        found.register_buffer("buffer", torch.ones(1))
+        found[0].weight = nn.Parameter(torch.zeros(2, 2))
+        found.register_forward_hook(lambda *_: None)
+        del found.gone
+        found.eval()
+    assert dict(vars(module)) == before and list(module.state_dict()) == keys
+    assert (
+        found.mapping == {"a": 1} and list(found.queue) == [1, 2] and found.queue.maxlen == 2 and found.names == {"a"}
+    )
+    assert module[0].weight is weight and not module._forward_hooks and module.training and found.gone == "there"
+
+
+def test_one_tensor_at_two_places_gets_its_values_back() -> None:
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.zeros(2)
+            self.inner: Any = nn.Module()
+            self.inner.b = self.a
+
+        def forward(self, x: Tensor) -> Any:
+            self.a += 1
+            return x + self.inner.b.sum()
+
+    module = Shares()
+    a = module.a
+    with kept(module):
+        assert module(X)[0, 0] == X[0, 0] + 2
+    assert module.a is a and module.inner.b is a and a.tolist() == [0, 0]
+
+
+def test_order_and_identity_of_unchanged_containers_are_kept() -> None:
+    module = symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    children, modules = module._modules, list(module._modules)
+    with kept(module):
+        module(torch.ones(2))
+    assert module._modules is children and list(module._modules) == modules
+
+
+def test_random_numbers_go_on_as_if_nothing_had_been_drawn() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(2)
+    torch.manual_seed(0)
+    with kept(nn.ReLU()):
+        torch.rand(3)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_values_of_parameters_are_not_copied() -> None:
+    module = nn.Linear(2, 2)
+    with kept(module), torch.no_grad():
+        module.weight.zero_()
+    assert not module.weight.any()
+
+
+def test_values_in_nested_containers_come_back() -> None:
+    module: Any = nn.ReLU()
+    module.cache = {"layers": [{"key": torch.zeros(2)}]}
+    key = module.cache["layers"][0]["key"]
+    with kept(module):
+        key += 1
+        module.cache["layers"].append(torch.ones(1))
+    assert len(module.cache["layers"]) == 1 and module.cache["layers"][0]["key"] is key and not key.any()

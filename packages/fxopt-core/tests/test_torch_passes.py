@@ -1,0 +1,264 @@
+"""Transformations as passes of torch's PassManager and of inductor."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule
+from torch.fx.passes.infra.pass_manager import PassManager, this_before_that_pass_constraint
+
+from fxopt_core import (
+    DeepCopy,
+    LintAndRecompile,
+    PassError,
+    PostconditionError,
+    PreconditionError,
+    Transformation,
+    compose,
+    history,
+    iter_nodes,
+)
+from fxopt_core.passes.torch_passes import TransformationPass, as_inductor_pass, as_pass_base
+
+
+class Swap(Transformation):
+    """``x * y`` -> ``x + y``."""
+
+    def __init__(self, *, source: str = "mul", target: str = "add") -> None:
+        self.source, self.target = source, target
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in iter_nodes(graph_module.graph):
+            if node.target is getattr(operator, self.source):
+                node.target = getattr(operator, self.target)
+                self.mark_as_transformed(node)
+        return graph_module
+
+
+class Breaks(Swap):
+    """Changes everything, then raises."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        super().transform(graph_module)
+        graph_module.graph.erase_node(graph_module.graph.output_node())
+        raise ValueError("half done")
+
+
+class CallsAModule(Transformation):
+    """Puts a module into the graph."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        graph_module.add_module("relu", nn.ReLU())
+        output = graph_module.graph.output_node()
+        with graph_module.graph.inserting_before(output):
+            node = graph_module.graph.call_module("relu", (output.all_input_nodes[0],))
+        output.args = (node,)
+        return graph_module
+
+
+class Model(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3.0 - 1.0
+
+
+def traced() -> GraphModule:
+    return torch.fx.symbolic_trace(Model())
+
+
+class TestPassBase:
+    def test_in_a_manager(self) -> None:
+        graph_module = traced()
+        result = PassManager([as_pass_base(Swap()), as_pass_base(Swap(source="sub"))])(graph_module)
+        assert result.graph_module is graph_module
+        assert result.modified
+        assert graph_module(torch.tensor(4.0)) == 8.0
+        assert [record.pass_name for record in history(graph_module)] == ["swap", "swap"]
+
+    def test_modified_is_told_truly(self) -> None:
+        graph_module = traced()
+        ran: list[int] = []
+
+        class Counts(TransformationPass):
+            def call(self, graph_module: GraphModule) -> Any:
+                ran.append(0)
+                return super().call(graph_module)
+
+        assert PassManager([Counts(Swap())], steps=9)(graph_module).modified
+        assert len(ran) == 2
+        assert not as_pass_base(Swap())(graph_module).modified  # type: ignore[union-attr]  # torch says it may be None
+
+    def test_a_pass_that_changes_nothing_or_copies(self) -> None:
+        graph_module = traced()
+        for transformation in (LintAndRecompile(), compose()):
+            assert not as_pass_base(transformation).call(graph_module).modified
+        copied = as_pass_base(DeepCopy()).call(graph_module).graph_module
+        assert copied is not graph_module
+
+    def test_a_composition_on_a_copy(self) -> None:
+        graph_module = traced()
+        result = as_pass_base(compose(Swap(), inplace=False)).call(graph_module)
+        assert result.modified
+        assert result.graph_module(torch.tensor(4.0)) == 6.0
+        assert graph_module(torch.tensor(4.0)) == 11.0
+
+    def test_an_error_leaves_nothing_half_done(self) -> None:
+        graph_module, code = traced(), traced().code
+        with pytest.raises(Exception, match="An error occurred when running the 'TransformationPass'") as caught:
+            PassManager([as_pass_base(Breaks())])(graph_module)
+        assert isinstance(caught.value.__cause__, PassError)
+        assert graph_module.code == code
+        graph_module.graph.lint()
+
+    def test_constraints_follow_equality(self) -> None:
+        first, last = Swap(), Swap(source="add", target="sub")
+        constraint = this_before_that_pass_constraint(as_pass_base(Swap()), as_pass_base(last))
+        manager = PassManager([as_pass_base(last), as_pass_base(first)], [constraint])
+        manager(traced())
+        assert manager.passes == [as_pass_base(first), as_pass_base(last)]
+        assert as_pass_base(first) != first
+
+    def test_copies_and_pickles(self) -> None:
+        adapted = as_pass_base(Swap(target="sub"))
+        assert copy.deepcopy(adapted) == pickle.loads(pickle.dumps(adapted)) == adapted
+        assert repr(adapted) == "as_pass_base(Swap(source='mul', target='sub'))"
+
+    def test_wrong_arguments(self) -> None:
+        with pytest.raises(PreconditionError, match=r"class Swap, expected an instance: write Swap\(\)"):
+            as_pass_base(Swap)  # type: ignore[arg-type]  # that is the test
+        with pytest.raises(PreconditionError, match="expected"):
+            as_pass_base(Swap())(nn.ReLU())  # type: ignore[arg-type]  # that is the test
+
+
+def dynamo_graph(run: Callable[[GraphModule], None], *inputs: torch.Tensor, model: nn.Module | None = None) -> None:
+    """Show the graph that a backend of torch.compile gets."""
+
+    def backend(graph_module: GraphModule, _: Any) -> Callable[..., Any]:
+        run(graph_module)
+        return graph_module.forward
+
+    torch._dynamo.reset()
+    torch.compile(model or Model(), backend=backend)(*inputs)
+
+
+class TestInductorPass:
+    def test_edits_the_graph_and_leaves_no_trace(self) -> None:
+        graph_module, adapted = traced(), as_inductor_pass(Swap())
+        keys = set(vars(type(graph_module)))
+        adapted(graph_module.graph)
+        assert graph_module(torch.tensor(4.0)) == 6.0
+        assert "fxopt" not in graph_module.meta
+        assert all("fxopt" not in node.meta for node in iter_nodes(graph_module.graph))
+        assert set(vars(type(graph_module))) == keys
+        assert [(record.pass_name, len(record.rewrites)) for record in adapted.records] == [("swap", 1)]
+
+    def test_traces_from_before_stay(self) -> None:
+        graph_module = Swap()(traced())
+        before = graph_module.meta["fxopt"], [node.meta.get("fxopt") for node in iter_nodes(graph_module.graph)]
+        as_inductor_pass(Swap(source="sub"))(graph_module.graph)
+        assert (graph_module.meta["fxopt"], [n.meta.get("fxopt") for n in iter_nodes(graph_module.graph)]) == before
+
+    def test_an_error_leaves_nothing_half_done(self) -> None:
+        graph_module, code = traced(), traced().code
+        adapted = as_inductor_pass(Breaks())
+        with pytest.raises(PassError, match="half done"):
+            adapted(graph_module.graph)
+        graph_module.recompile()
+        assert graph_module.code == code
+        assert adapted.records == []
+
+    @pytest.mark.parametrize("copies", [DeepCopy(), compose(Swap(), inplace=False)])
+    def test_another_graph_module_is_an_error(self, copies: Transformation) -> None:
+        graph_module, code = traced(), traced().code
+        with pytest.raises(PostconditionError, match="leave away what copies"):
+            as_inductor_pass(compose(Swap(), copies))(graph_module.graph)
+        graph_module.recompile()
+        assert graph_module.code == code
+
+    def test_a_composition_on_a_copy(self) -> None:
+        with pytest.raises(PreconditionError, match=r"works on a copy.*leave inplace=False away"):
+            as_inductor_pass(compose(Swap(), inplace=False))
+
+    def test_a_module_in_a_graph_of_functions_is_an_error(self) -> None:
+        graph_module, code = traced(), traced().code
+        with pytest.raises(PostconditionError, match="calls module relu; inductor's graphs call functions alone"):
+            as_inductor_pass(CallsAModule())(graph_module.graph)
+        assert graph_module.code == code
+        assert not dict(graph_module.named_children())
+
+    def test_a_graph_without_a_module(self) -> None:
+        for graph in (Graph(), torch.fx.Tracer().trace(Model())):
+            with pytest.raises(PreconditionError, match="belongs to no graph module"):
+                as_inductor_pass(Swap())(graph)
+
+    def test_uuid(self) -> None:
+        assert as_inductor_pass(Swap()).uuid() == Swap().uuid()
+        assert as_inductor_pass(Swap(source="sub")).uuid() != Swap().uuid()
+        assert as_inductor_pass(compose(Swap(), Swap())).uuid()
+
+        class Unstable(Swap):
+            def __init__(self, *, function: Any = None) -> None: ...
+
+        assert as_inductor_pass(Unstable(function=lambda: None)).uuid() is None
+
+    def test_wrong_argument(self) -> None:
+        with pytest.raises(PreconditionError, match="as_inductor_pass"):
+            as_inductor_pass("swap")  # type: ignore[arg-type]  # that is the test
+
+    def test_repr(self) -> None:
+        assert repr(as_inductor_pass(LintAndRecompile())) == "as_inductor_pass(LintAndRecompile())"
+
+    def test_example_values_of_dynamo_are_lent(self) -> None:
+        seen: list[set[str]] = []
+
+        class Looks(Transformation):
+            """Notes what it sees, and makes a node with a value."""
+
+            def transform(self, graph_module: GraphModule) -> GraphModule:
+                seen.append({node.name for node in iter_nodes(graph_module.graph) if "val" in node.meta})
+                output = graph_module.graph.output_node()
+                with graph_module.graph.inserting_before(output):
+                    node = graph_module.graph.call_function(torch.neg, (output.all_input_nodes[0],))
+                node.meta["val"] = output.all_input_nodes[0].meta["val"]
+                output.args = ((node,),)
+                return graph_module
+
+        def run(graph_module: GraphModule) -> None:
+            as_inductor_pass(Looks())(graph_module.graph)
+            nodes = [node for node in iter_nodes(graph_module.graph) if node.op != "output"]
+            assert not any("val" in node.meta for node in nodes)
+            assert all("example_value" in node.meta for node in nodes)
+
+        dynamo_graph(run, torch.ones(2))
+        assert seen == [{"l_x_", "mul", "sub"}]
+
+    def test_in_the_passes_of_inductor(self) -> None:
+        """Those before gradients; the whole compiler is run once, in the tests of all packages together."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of torch
+            from torch._inductor import config
+            from torch._inductor.fx_passes.pre_grad import pre_grad_passes
+        adapted = as_inductor_pass(Swap())
+
+        def run(graph_module: GraphModule) -> None:
+            with config.patch(pre_grad_custom_pass=adapted):
+                pre_grad_passes(graph_module, [torch.ones(2)])
+            assert operator.add in {node.target for node in iter_nodes(graph_module.graph)}
+
+        dynamo_graph(run, torch.ones(2))
+        assert len(adapted.records) == 1
+
+
+def test_importing_core_imports_no_inductor() -> None:
+    """It takes longer to import than torch."""
+    script = "import fxopt_core, sys; assert 'torch._inductor.config' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,37 @@
+"""The seam to torch.fx refuses a torch that lacks what it names, in one clear error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fxopt_core import _torch
+
+
+def test_this_torch_has_all_of_it() -> None:
+    _torch._check()
+
+
+def test_missing_fields_are_named_with_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_torch, "NODE_FIELDS", (*_torch.NODE_FIELDS, "_gone"))
+    monkeypatch.setattr(_torch, "_NAME_FIELDS", ("_taken",))
+    monkeypatch.delattr(torch.fx.graph_module, "_WrappedCall")
+    found = r"torch \S+ has no torch\.fx\.graph_module\._WrappedCall, _Namespace\._taken, Node\._gone, .*install"
+    with pytest.raises(ImportError, match=found):
+        _torch._check()
+
+
+def test_a_missing_table_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Without(torch.fx.Graph):
+        def __getattribute__(self, name: str) -> object:
+            if name == "_graph_namespace" and moved:
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+        def placeholder(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]  # a stub
+            return torch.fx.Graph().placeholder("x")
+
+    moved = True
+    monkeypatch.setattr(_torch, "Graph", Without)
+    with pytest.raises(ImportError, match=r"has no Without\._graph_namespace, which"):
+        _torch._check()

@@ -1,0 +1,1 @@
+"""Runs of packed layers as one oneDNN Graph program, recorded by TorchScript."""

@@ -1,0 +1,144 @@
+"""Which nodes can be one program: runs of operations whose results depend on shapes and values of tensors alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from fxopt_onednn.layout.layouts import CHANGES_STRIDES, CHOOSES_STRIDES, PRESERVES_FORMAT, reads_sizes
+from fxopt_onednn.operators import HOOKS
+from fxopt_onednn.packing.packed_conv import PackedConv2d
+from fxopt_onednn.packing.packed_layer import PackedLayer
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.shapes.facts import is_python_number
+
+_FEWEST_LAYERS = 3  # fewer linear layers gain less than it costs to check that nothing has changed
+_KNOWN = PRESERVES_FORMAT | CHANGES_STRIDES | CHOOSES_STRIDES | {"view", "view_as", "_unsafe_view"}
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Consecutive nodes of a graph with a packed convolution or some packed linear layers among them.
+
+    Attributes:
+        nodes: the nodes, in order.
+        inputs: the values before them that they read.
+        outputs: those of them that are read later.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The names of the first and the last node, which identify a region in its graph."""
+        return self.nodes[0].name, self.nodes[-1].name
+
+
+def regions_of(graph_module: GraphModule) -> Iterator[Region]:
+    """Yield the regions of a graph, in order; linear in the number of nodes.
+
+    >>> from fxopt_onednn import PackConvolutions
+    >>> model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.Conv2d(1, 1, 1)).eval()
+    >>> graph_module = PackConvolutions()(torch.fx.symbolic_trace(model))
+    >>> [[node.name for node in region.nodes] for region in regions_of(graph_module)]
+    [['_0_packed', '_2'], ['_4_packed']]
+    """
+    index = GraphIndex(graph_module)
+    if not any(isinstance(module, PackedLayer) for module in index.modules.values()):
+        return
+    run: dict[Node, bool] = {}
+    for node in index.nodes:
+        if _is_fusible(index, node, run):
+            run[node] = _owns_memory(index, node, run)
+            continue
+        if node.op in ("placeholder", "get_attr") and not run:
+            continue
+        yield from _region(index, tuple(run))
+        run = {}
+
+
+def _region(index: GraphIndex, nodes: tuple[Node, ...]) -> Iterator[Region]:
+    packed = [module for module in map(index.module_of, nodes) if isinstance(module, PackedLayer)]
+    if len(packed) < _FEWEST_LAYERS and not any(isinstance(module, PackedConv2d) for module in packed):
+        return
+    inside = set(nodes)
+    inputs = dict.fromkeys(value for node in nodes for value in node.all_input_nodes if value not in inside)
+    outputs = tuple(node for node in nodes if any(user not in inside for user in node.users))
+    if outputs:
+        yield Region(nodes, tuple(inputs), outputs)
+
+
+def _is_fusible(index: GraphIndex, node: Node, run: dict[Node, bool]) -> bool:
+    """Return whether a node depends on its inputs and tensors alone, and only writes to memory of the run."""
+    if node.op == "get_attr":
+        value = index.attribute_of(node)
+        return isinstance(value, Tensor) and _is_dense(value) and not index.effects.tensor_written(value)
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return False
+    module = index.module_of(node)
+    if isinstance(module, PackedLayer):
+        return _is_bare(module) and all(parameter.dtype is torch.float32 for parameter in module.parameters())
+    effect = index.effects.effect(node)
+    if reads_sizes(node, effect.operation) or is_python_number(node):
+        numbers = (value for value in node.all_input_nodes if not is_python_number(value))
+        return reads_sizes(node, effect.operation) or not any(numbers)
+    if effect.opaque or effect.operation is None or effect.operation.removesuffix("_") not in _KNOWN:
+        return False
+    if not _is_known_use(effect.operation.removesuffix("_"), node):
+        return False
+    if module is not None and (module.training or not _is_bare(module) or any(module.children())):
+        return False
+    return all(run.get(value, False) for value in effect.writes)
+
+
+def _is_known_use(operation: str, node: Node) -> bool:
+    """Return whether result sizes follow from input sizes, and oneDNN Graph supports this form of the operation."""
+    if operation == "getitem":
+        index = node.args[1]
+        return all(map(_is_basic, index if isinstance(index, tuple) else (index,)))
+    if operation == "where":
+        return len(node.args) + len(node.kwargs) == 3
+    # An operation that oneDNN Graph does not support keeps it from fusing the whole region.
+    if operation == "mean":
+        return bool(_argument(node, 2, "keepdim"))
+    if operation == "max_pool2d" and node.op == "call_function":
+        return bool(_argument(node, 2, "stride"))
+    return True
+
+
+def _argument(node: Node, place: int, name: str) -> object:
+    return node.kwargs.get(name, node.args[place] if len(node.args) > place else None)
+
+
+def _is_basic(index: object) -> bool:
+    """Return whether a part of an index selects the same elements for all values."""
+    if isinstance(index, Node):
+        return bool(is_python_number(index))
+    return index is None or index is Ellipsis or type(index) in (int, slice)
+
+
+def _owns_memory(index: GraphIndex, node: Node, run: dict[Node, bool]) -> bool:
+    """Return whether the memory of a node's value was allocated by the nodes of a run."""
+    if isinstance(index.module_of(node), PackedLayer):
+        return True
+    effect = index.effects.effect(node)
+    return node.op != "get_attr" and not effect.opaque and all(run.get(value, False) for value in effect.aliases)
+
+
+def _is_bare(module: nn.Module) -> bool:
+    """Return whether calling a module runs the ``forward`` of its class alone, on dense CPU tensors."""
+    attributes = vars(module)
+    if "forward" in attributes or any(attributes.get(name) for name in HOOKS):
+        return False
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return all(tensor is None or _is_dense(tensor) for tensor in tensors)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.is_cpu and tensor.layout is torch.strided

@@ -1,0 +1,1 @@
+"""Memory layout of images, and the removal of calls that change nothing."""

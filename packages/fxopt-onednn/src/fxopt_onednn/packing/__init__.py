@@ -1,0 +1,1 @@
+"""Convolutions and linear layers as one oneDNN call each, with packed weights and what surrounds them."""

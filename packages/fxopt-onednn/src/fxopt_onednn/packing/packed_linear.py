@@ -1,0 +1,96 @@
+"""`PackedLinear`: a linear layer and an activation in one oneDNN operator, with a packed weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fxopt_onednn.operators import LINEAR, pack_linear, why_unsupported
+from fxopt_onednn.packing.activations import NONE, Activation
+from fxopt_onednn.packing.packed_layer import PackedLayer, bias_fits, is_plain, needs_gradient, runs_plainly
+
+_FEWEST_ROWS = 2  # a product with one row is bound by reading the weight, and as fast in torch itself
+
+
+class PackedLinear(PackedLayer):
+    """``activation(x @ weight.T + bias)``.
+
+    ``x`` is (..., in_features), ``weight`` (out_features, in_features), ``bias`` (out_features,). As in `PackedConv2d`,
+    the parameters are plain, the first call that needs a packed copy makes it, and whatever the operator does not take
+    goes to torch's own ``linear``. So does an input of a single row.
+
+    Args:
+        in_features: size of the input's last dimension.
+        out_features: size of the result's last dimension.
+        bias: whether it has a bias.
+        activation: the activation of the product.
+
+    >>> linear = PackedLinear(2, 1, bias=False, activation=Activation("relu"))
+    >>> with torch.no_grad():
+    ...     _ = linear.weight.copy_(torch.tensor([[1.0, -1.0]]))
+    ...     linear(torch.tensor([[1.0, 3.0], [3.0, 1.0]]))
+    tensor([[0.],
+            [2.]])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        activation: Activation = NONE,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__((out_features, in_features), activation, bias=bias, device=device, dtype=dtype)
+        self.in_features, self.out_features = in_features, out_features
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the result for an input."""
+        if not runs_plainly():
+            return self._plain(input)
+        parameters = self._parameters
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if weight is None or not is_plain(input, weight.dtype):
+            return self._plain(input)
+        if needs_gradient(input, weight, bias):
+            self.packing.forget_trained(weight)
+            return self._plain(input)
+        if input.dim() < 2 or input.shape[-1] != self.in_features or input.numel() < _FEWEST_ROWS * self.in_features:
+            return self._plain(input)
+        packed = self.packing.packed(weight, bias)
+        if packed is None:
+            packed = self._pack(weight, bias, input)
+        if packed is None or input.numel() == 0:
+            return self._plain(input)
+        result: Tensor = LINEAR(input, packed, bias, *self._unary)
+        return result
+
+    def _plain(self, input: Tensor) -> Tensor:
+        """Return the result of torch's own functions."""
+        return self.activation(F.linear(input, self.weight, self.bias))
+
+    def by_torch(self) -> Callable[..., Tensor]:
+        """Return a function that computes the same with torch's own, the current weights as constants."""
+        weight, bias = self.weight.detach(), None if self.bias is None else self.bias.detach()
+        activation = self.activation
+        return lambda input: activation(F.linear(input, weight, bias))
+
+    def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
+        """Pack the weight, if this processor has the operators and changes of the weight can be noticed."""
+        self.packing.clear()
+        unfit = weight.shape != (self.out_features, self.in_features) or not bias_fits(bias, weight)
+        if unfit or weight.is_inference() or not weight.is_cpu or weight.numel() == 0:
+            return None
+        if why_unsupported(weight.dtype, weight.device) is not None:
+            return None
+        return self.packing.keep(weight, bias, pack_linear(weight, input.numel() // self.in_features))
+
+    def extra_repr(self) -> str:
+        """Return the settings in the form of ``nn.Linear``."""
+        shown = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return shown if self.activation == NONE else f"{shown}, activation={self.activation}"

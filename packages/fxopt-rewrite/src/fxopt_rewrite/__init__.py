@@ -1,0 +1,63 @@
+"""What a pass over layers is built from: typed readers, effects, shapes, legality, recorded edits, `SitePass`."""
+
+from fxopt_rewrite.calls.readers import input_of, read_batch_norm, read_convolution, read_linear, read_true_division
+from fxopt_rewrite.calls.records import (
+    BatchNormCall,
+    ConvolutionCall,
+    LinearCall,
+    Obstacle,
+    ParameterisedCall,
+    TensorRef,
+    TrueDivision,
+)
+from fxopt_rewrite.effects.analysis import Effects
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.journal.edits import Piece
+from fxopt_rewrite.journal.provenance import Provenance, provenance
+from fxopt_rewrite.layers import bare_module
+from fxopt_rewrite.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
+from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, same_size, tensor_facts
+from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite.site_pass import ReversibleSitePass, Site, SitePass
+from fxopt_rewrite.speed import Ratio, Speedup, compare_speed, comparing_with, measured_speedup
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchNormCall",
+    "ConvolutionCall",
+    "Editor",
+    "Effects",
+    "GraphIndex",
+    "LinearCall",
+    "Obstacle",
+    "ParameterisedCall",
+    "Piece",
+    "Provenance",
+    "Ratio",
+    "ReversibleSitePass",
+    "Site",
+    "SitePass",
+    "Speedup",
+    "TensorFacts",
+    "TensorRef",
+    "TrueDivision",
+    "bare_module",
+    "compare_speed",
+    "comparing_with",
+    "infer_shapes",
+    "input_of",
+    "is_python_number",
+    "measured_speedup",
+    "mixed_flags_refusal",
+    "provenance",
+    "read_batch_norm",
+    "read_convolution",
+    "read_linear",
+    "read_true_division",
+    "same_size",
+    "sharing_refusal",
+    "tensor_facts",
+    "tensors_refusal",
+]

@@ -1,0 +1,1 @@
+"""Calls of layers, read alike in every form of graph."""

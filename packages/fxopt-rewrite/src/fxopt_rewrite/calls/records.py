@@ -1,0 +1,207 @@
+"""Calls of layers and divisions as `fxopt_rewrite.calls.readers` returns them, the same for every form of graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Node
+
+from fxopt_rewrite.layers import module_with
+
+PLAIN: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED: tuple[Any, ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a call cannot be rewritten: a reason code and a sentence."""
+
+    site: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TensorRef:
+    """A parameter or buffer that a call uses.
+
+    Attributes:
+        name: full name.
+        tensor: the tensor.
+        node: the ``get_attr`` node that reads it; None if a module call does.
+    """
+
+    name: str
+    tensor: Tensor
+    node: Node | None
+
+    @property
+    def key(self) -> str:
+        """Its name within its module."""
+        return self.name.rpartition(".")[2]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ParameterisedCall:
+    """A call of a layer with parameters.
+
+    Attributes:
+        node: the call.
+        input: the node whose value it takes.
+        weight: its weight; None for a normalisation without affine parameters.
+        bias: its bias, or None.
+        module: the module that is called; None where the graph calls an operation.
+        module_name: full name of that module, or of the module that holds the weight.
+        training: whether it runs in train mode.
+    """
+
+    node: Node
+    input: Node
+    weight: TensorRef | None
+    bias: TensorRef | None
+    module: nn.Module | None
+    module_name: str
+    training: bool
+
+    @property
+    def label(self) -> str:
+        """Name of the module, or else of the node."""
+        return self.module_name or self.node.name
+
+    @property
+    def tensors(self) -> tuple[TensorRef, ...]:
+        """The tensors that it uses."""
+        return tuple(ref for ref in (self.weight, self.bias) if ref is not None)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LinearCall(ParameterisedCall):
+    """``input @ weight.T + bias``: weight is (out_features, in_features).
+
+    Attributes:
+        transposed: whether the weight is (in_features, out_features) instead, as in ``Conv1D`` of GPT-2.
+    """
+
+    weight: TensorRef
+    transposed: bool = False
+
+    @property
+    def in_features(self) -> int:
+        """Size of the input's last dimension."""
+        return self.weight.tensor.shape[0 if self.transposed else 1]
+
+    @property
+    def out_features(self) -> int:
+        """Size of the output's last dimension."""
+        return self.weight.tensor.shape[1 if self.transposed else 0]
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weight as (out_features, in_features), however it is stored; a detached view."""
+        weight = self.weight.tensor.detach()
+        return weight.t() if self.transposed else weight
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ConvolutionCall(ParameterisedCall):
+    """A convolution over 1, 2 or 3 dimensions; the attributes are those of ``nn.Conv2d`` and its siblings.
+
+    The weight is ``(out, in / groups, *kernel)``, or ``(in, out / groups, *kernel)`` of a transposed convolution.
+    """
+
+    weight: TensorRef
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+    output_padding: tuple[int, ...]
+    padding_mode: str
+
+    @property
+    def dims(self) -> int:
+        """Number of spatial dimensions."""
+        return self.weight.tensor.dim() - 2
+
+    @property
+    def out_channels(self) -> int:
+        """Number of output channels."""
+        shape = self.weight.tensor.shape
+        return shape[1] * self.groups if self.transposed else shape[0]
+
+    @property
+    def in_channels(self) -> int:
+        """Number of input channels."""
+        shape = self.weight.tensor.shape
+        return shape[0] if self.transposed else shape[1] * self.groups
+
+    def build(self, *, bias: bool, tensors: Mapping[str, nn.Parameter] | None = None) -> nn.Module:
+        """Return a new module that computes this call.
+
+        Args:
+            bias: whether it has a bias.
+            tensors: its parameters by name; the others are on the meta device, to be assigned.
+        """
+        cls = (TRANSPOSED if self.transposed else PLAIN)[self.dims - 1]
+        channels, kernel = (self.in_channels, self.out_channels), tuple(self.weight.tensor.shape[2:])
+        keys = ("stride", "padding", "dilation", "groups", "padding_mode")
+        settings: dict[str, Any] = {key: getattr(self, key) for key in keys}
+        if self.transposed:
+            settings["output_padding"] = self.output_padding
+        module: nn.Module = module_with(tensors or {}, cls, *channels, kernel, bias=bias, **settings)
+        return module.train(self.training)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BatchNormCall(ParameterisedCall):
+    """``(input - mean) / sqrt(variance + eps) * weight + bias`` over dimension 1.
+
+    Attributes:
+        running_mean: running mean, or None.
+        running_var: running variance, or None.
+        counter: ``num_batches_tracked``, or None.
+        eps: added to the variance.
+        ranks: the numbers of dimensions that an input may have; empty for any.
+    """
+
+    running_mean: TensorRef | None
+    running_var: TensorRef | None
+    counter: TensorRef | None
+    eps: float
+    ranks: tuple[int, ...]
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        """Whether it normalises with the statistics of the batch, not with the running ones."""
+        return self.training or self.running_mean is None or self.running_var is None
+
+    @property
+    def tensors(self) -> tuple[TensorRef, ...]:
+        """The tensors that it uses."""
+        refs = (self.weight, self.bias, self.running_mean, self.running_var, self.counter)
+        return tuple(ref for ref in refs if ref is not None)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TrueDivision:
+    """``input / divisor`` without rounding: an operator, a function or a method, in place or not.
+
+    Attributes:
+        node: the call.
+        input: the dividend.
+        divisor: a Python number or a node.
+        product: the multiplication of the same form: a function, or the name of a method.
+    """
+
+    node: Node
+    input: Node
+    divisor: object
+    product: Any
+
+    @property
+    def label(self) -> str:
+        """The name of the node."""
+        return self.node.name

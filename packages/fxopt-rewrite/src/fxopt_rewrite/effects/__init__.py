@@ -1,0 +1,1 @@
+"""What each node reads, writes and aliases."""

@@ -1,0 +1,95 @@
+"""What calling a module may write, and what its result may share memory with.
+
+Exact types of ``torch.nn`` are in `fxopt_rewrite.ops.tables`; a ``Sequential`` and a nested graph module follow from
+what they call. Everything else, and whatever has hooks, is opaque: it may write and share its inputs, parameters and
+buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_rewrite.effects.rules import OPAQUE, Argument, Rule
+from fxopt_rewrite.layers import conv1d_class
+from fxopt_rewrite.ops import tables
+
+_INPUT = Argument(0, "input")
+_KNOWN = tables.FRESH_MODULES | tables.ALIASING_MODULES
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_WRITERS_OF_STATISTICS = (*_BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass(frozen=True)
+class ModuleRule:
+    """What calls of one module do to their inputs, and the parameters and buffers that they write."""
+
+    rule: Rule
+    written: tuple[Tensor, ...] = ()
+
+
+def rule_of_module(module: object, writes_nothing: Callable[[GraphModule], bool]) -> ModuleRule:
+    """Return what calls of a module do; ``writes_nothing`` judges a nested graph module."""
+    if not isinstance(module, nn.Module):
+        return ModuleRule(OPAQUE)
+    if _is_guards_function(module):
+        return ModuleRule(Rule("nn.GuardsFn"))
+    if is_plain(module):
+        if type(module) is nn.Sequential:
+            return _rule_of_sequential([rule_of_module(child, writes_nothing) for child in module])
+        if type(module) in _KNOWN or type(module) is conv1d_class():
+            return _rule_of_known(module)
+        if isinstance(module, GraphModule) and writes_nothing(module):
+            return ModuleRule(Rule(None, aliases_all=True))
+    return ModuleRule(OPAQUE, tuple(tensors_of(module)))
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the parameters and buffers of a module and its children."""
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Return whether calling a module just calls its class's ``forward``: no hooks, no ``forward`` of its own."""
+    state = module.__dict__
+    return "forward" not in state and not any(map(state.get, _HOOKS))
+
+
+def _is_guards_function(module: nn.Module) -> bool:
+    """Return whether a module only checks its inputs: that of ``torch.export``, or one that sets the attribute."""
+    if getattr(type(module), "only_checks_inputs", False):
+        return True
+    return type(module).__name__ == "GuardsFn" and type(module).__module__ == "torch.export._unlift"
+
+
+def _rule_of_known(module: nn.Module) -> ModuleRule:
+    cls = type(module)
+    rule = Rule(f"nn.{cls.__name__}", aliases_all=cls in tables.ALIASING_MODULES)
+    if module.__dict__.get("inplace", getattr(cls, "inplace", False)):
+        rule = Rule(rule.operation, writes=(_INPUT,), aliases=(_INPUT,))
+    return ModuleRule(rule, tuple(_written(module)))
+
+
+def _written(module: nn.Module) -> Iterator[Tensor]:
+    if isinstance(module, _WRITERS_OF_STATISTICS) and module.training:
+        yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+        yield module.weight
+
+
+def _rule_of_sequential(parts: list[ModuleRule]) -> ModuleRule:
+    """Return the rule for a chain, where a part reaches the input while all parts before it may return it."""
+    whole = Rule("nn.Sequential", aliases_all=True)
+    reaches, written = True, tuple(tensor for part in parts for tensor in part.written)
+    for part in parts:
+        if part.rule.opaque:
+            return ModuleRule(OPAQUE, written)
+        if reaches and part.rule.writes:
+            whole = replace(whole, writes=(_INPUT,))
+        reaches = reaches and bool(part.rule.aliases or part.rule.aliases_all)
+    return ModuleRule(replace(whole, aliases_all=reaches), written)

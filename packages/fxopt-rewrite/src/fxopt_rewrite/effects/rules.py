@@ -1,0 +1,309 @@
+"""What a call may write, and what its result may share memory with, by its target.
+
+A `Rule` describes a function, method or operator; applied to a call, it gives an `Effect`, which names nodes. Rules
+follow from the schemas of operators, and from `fxopt_rewrite.ops.tables` where schemas are silent. What is not known
+may write and share everything.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import math
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx import Node
+
+from fxopt_rewrite.ops import names, tables
+from fxopt_rewrite.shapes.kinds import MEMORY_FREE, Kind, Known
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What one node does.
+
+    Attributes:
+        writes: inputs whose memory it may write.
+        aliases: inputs with which its result may share memory.
+        opaque: whether nothing is known of it: it may also read strides, or write what its module owns.
+        operation: name of what it calls, ``"view"`` or ``"nn.Linear"``; None if that is not torch's.
+    """
+
+    writes: tuple[Node, ...] = ()
+    aliases: tuple[Node, ...] = ()
+    opaque: bool = False
+    operation: str | None = None
+
+
+class Argument(NamedTuple):
+    """An argument of a call: its position (None for keyword-only) and name."""
+
+    position: int | None
+    name: str
+
+
+class Switch(NamedTuple):
+    """An argument that makes a call write: ``inplace``, ``training``, ``max_norm``, ``out``."""
+
+    argument: Argument  # the switch, off if False or None
+    default: object  # its value if it is not given
+    writes: tuple[Argument, ...]  # what the call writes if it is on
+    aliased: bool  # whether the result is then what was written
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What calls of one target do."""
+
+    operation: str | None = None  # its name; None if it is not torch's
+    writes: tuple[Argument, ...] = ()  # arguments that it writes
+    aliases: tuple[Argument, ...] = ()  # arguments with which its result may share memory
+    aliases_all: bool = False  # whether its result may share memory with any argument
+    aliases_one: bool = False  # whether it may do so given one operand: ``einsum`` of several gives fresh memory
+    opaque: bool = False  # whether it may write and share everything
+    containers: bool = False  # whether it takes lists and dicts too, and then passes on what they hold
+    switches: tuple[Switch, ...] = ()  # arguments that make it write more
+
+    def apply(self, node: Node, known: Known) -> Effect:
+        """Return what a call does."""
+        if self.opaque:
+            everything = _holding_memory(node.all_input_nodes, known)
+            return Effect(everything, everything, True, self.operation)
+        writes = [names.argument(node, *argument) for argument in self.writes]
+        aliases = [names.argument(node, *argument) for argument in self.aliases]
+        for switch in self.switches:
+            if _is_on(names.argument(node, *switch.argument), switch.default):
+                written = [names.argument(node, *argument) for argument in switch.writes]
+                writes += written
+                aliases += written if switch.aliased else []
+        shared = self.aliases_all or (self.aliases_one and sum(1 for _ in names.nodes_in(node.args)) == 1)
+        if shared or (self.containers and _may_be_containers(node, self.operation, known)):
+            aliases += node.all_input_nodes
+        return Effect(_holding_memory(writes, known), _holding_memory(aliases, known), False, self.operation)
+
+
+OPAQUE = Rule(opaque=True)
+_SELF = Argument(0, "self")
+_OUT = Argument(None, "out")
+_OUT_SWITCHES = (Switch(_OUT, None, (_OUT,), True),)
+
+
+def _is_on(value: object, default: object) -> bool:
+    value = default if value is names.MISSING else value
+    return value is not False and value is not None
+
+
+def _holding_memory(values: Iterable[object], known: Known) -> tuple[Node, ...]:
+    """Return the nodes within the values, each once, except those that hold no memory."""
+    found: dict[Node, None] = {}
+    for value in values:
+        for node in (value,) if isinstance(value, Node) else names.nodes_in(value):
+            if known(node) not in MEMORY_FREE:
+                found[node] = None
+    return tuple(found)
+
+
+def _may_be_containers(node: Node, operation: str | None, known: Known) -> bool:
+    """Return whether ``a + b`` and the like may join lists instead of adding tensors."""
+    if operation in {"setitem", "iadd", "imul", "ior"}:
+        first = node.args[0] if node.args else None
+        return not (isinstance(first, Node) and known(first) is Kind.TENSOR)
+    kinds = {known(operand) for operand in node.all_input_nodes}
+    if Kind.TENSOR in kinds or any(isinstance(value, float) for value in node.args):
+        return False
+    is_sum = operation == "add" and (Kind.NUMBER in kinds or any(isinstance(value, int) for value in node.args))
+    return not is_sum
+
+
+def rule_of_function(target: Callable[..., object]) -> Rule:
+    """Return the rule for the target of a ``call_function`` node."""
+    if isinstance(target, OpOverload):
+        return rule_of_overload(target)
+    if isinstance(target, OpOverloadPacket):
+        return _rule_of_packet(target)
+    python = _rule_of_python(target)
+    if python is not None:
+        return python
+    functional = names.functional_name(target)
+    if functional is not None:
+        return rule_of_functional(functional)
+    method = names.method_of(target)
+    if method is not None:
+        return rule_of_method(method)
+    named = names.function_name(target)
+    return _rule_of_torch(target) if named is None or not names.aten_overloads(named) else rule_of_aten(named)
+
+
+@cache
+def rule_of_overload(overload: OpOverload) -> Rule:
+    """Return the rule for one overload of an operator."""
+    return _joined(names.aten_name(overload), (overload,), _is_trusted(names.qualified_name(overload)))
+
+
+@cache
+def _rule_of_packet(packet: OpOverloadPacket) -> Rule:
+    return _joined(names.aten_name(packet), names.overloads_of(packet), _is_trusted(names.qualified_name(packet)))
+
+
+@cache
+def rule_of_aten(name: str) -> Rule:
+    """Return the rule for all overloads of an aten operator."""
+    return _joined(name, names.aten_overloads(name), True)
+
+
+def _is_trusted(operator_name: str) -> bool:
+    """Return whether to believe a schema that names no shared memory: kernels of others may return their input."""
+    return operator_name.startswith(("aten::", "prims::"))
+
+
+def _joined(name: str | None, overloads: Iterable[OpOverload], trusted: bool) -> Rule:
+    writes: dict[Argument, None] = {}
+    aliases: dict[Argument, None] = {}
+    aliases_all = False
+    for overload in overloads:
+        returns = any("Tensor" in str(result.type) for result in overload._schema.returns)
+        for place, parameter in enumerate(overload._schema.arguments):
+            if parameter.alias_info is not None:
+                argument = Argument(None if parameter.kwarg_only else place, parameter.name)
+                aliases.update({argument: None} if returns else {})
+                writes.update({argument: None} if parameter.alias_info.is_write else {})
+        aliases_all = aliases_all or (returns and _shares_silently(overload, name, trusted))
+    switches = (*_statistics_switch(name, overloads), *_OUT_SWITCHES)
+    if name in tables.FRESH_OF_SEVERAL:
+        return Rule(name, aliases_one=True, switches=switches)
+    return Rule(name, tuple(writes), tuple(aliases), aliases_all, switches=switches)
+
+
+def _shares_silently(overload: OpOverload, name: str | None, trusted: bool) -> bool:
+    """Return whether an operator may share memory although its schema says nothing of it."""
+    if any(argument.alias_info is not None for argument in overload._schema.arguments):
+        return False
+    if not trusted or name in tables.SILENT_ALIASES:
+        return True
+    key = names.qualified_name(overload), "CompositeImplicitAutograd"
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(*key)
+    return composite and name not in tables.FRESH_COMPOSITES
+
+
+def _statistics_switch(name: str | None, overloads: Iterable[OpOverload]) -> tuple[Switch, ...]:
+    if name not in tables.RUNNING_STATISTICS:
+        return ()
+    mean, variance, flag = tables.RUNNING_STATISTICS[name]
+    parameters = [argument.name for argument in next(iter(overloads))._schema.arguments]
+    written = (Argument(mean, parameters[mean]), Argument(variance, parameters[variance]))
+    switch = Argument(None, "") if flag is None else Argument(flag, parameters[flag])
+    return (Switch(switch, True, written, False),)
+
+
+@cache
+def rule_of_functional(name: str) -> Rule:
+    """Return the rule for a Python function of ``torch.nn.functional``."""
+    if name not in tables.FRESH_FUNCTIONALS | tables.DROPOUTS:
+        return OPAQUE
+    parameters = list(inspect.signature(getattr(torch.nn.functional, name)).parameters)
+    places = {parameter: Argument(place, parameter) for place, parameter in enumerate(parameters)}
+    first = Argument(0, parameters[0])
+    switches: list[Switch] = []
+    if "inplace" in places:
+        switches.append(Switch(places["inplace"], False, (first,), True))
+    if "out" in places:
+        switches.append(Switch(places["out"], None, (places["out"],), True))
+    if "max_norm" in places:
+        switches.append(Switch(places["max_norm"], None, (places["weight"], first), False))
+    flag = "use_input_stats" if name == "instance_norm" else "training"
+    if "running_mean" in places:
+        statistics = (places["running_mean"], places["running_var"])
+        switches.append(Switch(places[flag], name == "instance_norm", statistics, False))
+    return Rule(name, aliases=(first,) if name in tables.DROPOUTS else (), switches=tuple(switches))
+
+
+_INPLACE = tables.names("iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor")
+_JOINING = frozenset({"add", "mul", "or_", "concat", "iadd", "imul", "ior", "iconcat", "setitem"})
+_READING = tables.names(
+    """
+    abs and_ eq floordiv ge gt inv invert le lshift lt matmul mod ne neg pow rshift sub truediv xor contains countOf
+    index indexOf is_ is_not length_hint not_ truth
+    """
+)
+
+
+def _rule_of_python(target: Callable[..., object]) -> Rule | None:
+    """Return the rule for a function of ``operator``, ``math`` or ``builtins``; None for any other."""
+    name = str(getattr(target, "__name__", ""))
+    if getattr(operator, name, None) is target:
+        return _rule_of_operator(name)
+    if getattr(math, name, None) is target:
+        return Rule(name)
+    if getattr(builtins, name, None) is not target:
+        return None
+    if name in tables.PURE_BUILTINS:
+        return Rule(f"builtins.{name}")
+    return Rule(f"builtins.{name}", aliases_all=True) if name in tables.COLLECTING_BUILTINS | {"getattr"} else OPAQUE
+
+
+@cache
+def _rule_of_operator(name: str) -> Rule:
+    first = Argument(0, "a")
+    if name in _INPLACE | {"setitem", "delitem"}:
+        kept = () if name in {"setitem", "delitem"} else (first,)
+        return Rule(name, writes=(first,), aliases=kept, containers=name in _JOINING)
+    if name in {"getitem", "pos"}:
+        return Rule(name, aliases=(first,))
+    if name in _JOINING:
+        return Rule(name, containers=True)
+    return Rule(name) if name in _READING else OPAQUE
+
+
+@cache
+def rule_of_method(name: str) -> Rule:
+    """Return the rule for a method, taken for Tensor's if Tensor has one of this name."""
+    if name.startswith("__") and name.endswith("__"):
+        return _rule_of_dunder(name)
+    if name in tables.PURE_METHODS:
+        return Rule(name)
+    if name in tables.ALIASING_METHODS:
+        return Rule(name, aliases=(_SELF,))
+    if name == "set_":
+        return Rule(name, writes=(_SELF,), aliases_all=True)
+    if names.method_overloads(name):
+        return rule_of_aten(name)
+    return OPAQUE
+
+
+def _rule_of_dunder(name: str) -> Rule:
+    plain = name.strip("_")
+    if not hasattr(torch.Tensor, name) and not hasattr(operator, name):
+        return OPAQUE
+    if name in tables.PURE_METHODS:
+        return Rule(name)
+    if plain in _INPLACE | {"getitem", "setitem", "delitem", "pos"}:
+        return _rule_of_operator(plain)
+    reflected = plain[1:] if plain.startswith("r") and plain not in {"rshift"} else plain
+    operation = {"and": "and_", "or": "or_", "div": "truediv"}.get(reflected, reflected)
+    return _rule_of_operator(operation) if operation in _READING | _JOINING else OPAQUE
+
+
+_TRANSPOSING = frozenset({"T", "mT", "H", "mH"})
+
+
+def _rule_of_torch(target: Callable[..., object]) -> Rule:
+    """Return the rule for a function of torch that is no operator, or for one that is not torch's."""
+    name = str(getattr(target, "__name__", ""))
+    if getattr(torch, name, None) is not target:
+        return OPAQUE
+    if name in tables.PURE_TORCH_FUNCTIONS:
+        return Rule(name)
+    return Rule(name, aliases_all=True) if name in tables.ALIASING_TORCH_FUNCTIONS else OPAQUE
+
+
+def rule_of_getattr(name: object) -> Rule:
+    """Return the rule for reading an attribute."""
+    if name in tables.PURE_ATTRIBUTES:
+        return Rule("builtins.getattr")
+    return Rule(str(name) if name in _TRANSPOSING | {"data", "real"} else "builtins.getattr", aliases_all=True)

@@ -1,0 +1,180 @@
+"""`GraphIndex`: who reads what in one graph module, at one moment."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from fxopt_core.graph import check_graph_module, iter_nodes, modules_by_name
+from fxopt_core.ledger.records import Refusal
+from fxopt_rewrite.effects.analysis import Effects
+from fxopt_rewrite.effects.same_views import SameValues
+from fxopt_rewrite.ops.forms import says_training
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class GraphIndex:
+    """Facts about one graph module, gathered in linear time; make a new index after edits.
+
+    Attributes:
+        graph_module: the module.
+        nodes: its nodes, in order.
+        position: the place of each node in that order.
+        modules: its modules by full name; a module with two names is there twice.
+    """
+
+    def __init__(self, graph_module: GraphModule) -> None:
+        check_graph_module(graph_module, "GraphIndex")
+        self.graph_module = graph_module
+        self.nodes = tuple(iter_nodes(graph_module.graph))
+        self.position = {node: place for place, node in enumerate(self.nodes)}
+        self.modules: dict[str, nn.Module] = modules_by_name(graph_module)
+
+    def module_of(self, node: Node) -> nn.Module | None:
+        """Return the module that a ``call_module`` node calls; None for other nodes."""
+        return self.modules.get(str(node.target)) if node.op == "call_module" else None
+
+    def attribute_of(self, node: Node) -> object | None:
+        """Return what a ``get_attr`` node reads; None for other nodes, and if nothing has its name."""
+        if node.op != "get_attr":
+            return None
+        owner, _, name = str(node.target).rpartition(".")
+        return getattr(self.modules.get(owner), name, None)
+
+    def forget(self, name: str) -> None:
+        """Drop a module that was taken out of the graph module, so that its memory can be freed."""
+        self.modules.pop(name, None)
+
+    def tensor_of(self, node: Node) -> Tensor | None:
+        """Return the tensor that a ``get_attr`` node reads; None for other nodes."""
+        value = self.attribute_of(node)
+        return value if isinstance(value, Tensor) else None
+
+    @cached_property
+    def effects(self) -> Effects:
+        """What the nodes write, and what may share memory."""
+        return Effects(self.graph_module, self.modules)
+
+    @cached_property
+    def _same_values(self) -> SameValues:
+        index = weakref.proxy(self)  # a cycle would keep the graph module until garbage collection
+        return SameValues(self.nodes, lambda: index.effects)
+
+    def same_value(self, node: Node, reader: Node) -> Node:
+        """Return the first node that makes the value which ``reader`` gets from ``node``, mostly ``node`` itself.
+
+        Where several nodes make the same view of a value, such as ``x.view(-1, 4)``, and nothing writes the value
+        between the first of them and the reader, that is the first.
+        """
+        return self._same_values.first(node, reader)
+
+    @cached_property
+    def training(self) -> bool:
+        """Whether an export graph was captured in train mode, as the arguments of its operators say."""
+        return any(says_training(node) for node in self.nodes)
+
+    @cached_property
+    def _module_names(self) -> dict[int, list[str]]:
+        return _grouped((id(module), name) for name, module in self.modules.items())
+
+    def module_names(self, module: nn.Module) -> list[str]:
+        """Return all full names of a module."""
+        return self._module_names.get(id(module), [])
+
+    @cached_property
+    def _tensor_names(self) -> dict[int, list[str]]:
+        return _grouped(
+            (id(tensor), f"{prefix}.{name}" if prefix else name)
+            for prefix, module in self.modules.items()
+            for name, tensor in (*module._parameters.items(), *module._buffers.items())
+            if tensor is not None
+        )
+
+    def tensor_names(self, tensor: Tensor) -> list[str]:
+        """Return all full names of a parameter or buffer; a tied one has several."""
+        return self._tensor_names.get(id(tensor), [])
+
+    @cached_property
+    def _tied(self) -> set[int]:
+        """The ids of registered tensors that have several names, or share memory with another one."""
+        return self._overlapping() | {key for key, names in self._tensor_names.items() if len(names) > 1}
+
+    def _overlapping(self) -> set[int]:
+        sharing: dict[object, dict[int, Tensor]] = {}
+        for module in self.modules.values():
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None and (storage := _storage_of(tensor)) is not None:
+                    sharing.setdefault(storage, {})[id(tensor)] = tensor
+        groups = [_overlapping_of(group) for group in sharing.values() if len(group) > 1]
+        return set().union(*groups)
+
+    def is_tied(self, tensor: Tensor) -> bool:
+        """Return whether a tensor has several names, or shares memory with another parameter or buffer."""
+        return id(tensor) in self._tied
+
+    @cached_property
+    def _readers(self) -> dict[int, dict[Node, None]]:
+        readers: dict[int, dict[Node, None]] = {}
+        for node in self.nodes:
+            value = self.module_of(node) if node.op == "call_module" else self.attribute_of(node)
+            using: Iterable[Node] = node.users if node.op == "get_attr" else (node,)
+            for tensor in [*value.parameters(), *value.buffers()] if isinstance(value, nn.Module) else [value]:
+                if isinstance(tensor, Tensor):
+                    readers.setdefault(id(tensor), {}).update(dict.fromkeys(using))
+        return readers
+
+    def readers(self, tensor: Tensor) -> dict[Node, None]:
+        """Return the nodes that read a tensor: calls of modules that hold it, and users of its ``get_attr`` nodes."""
+        return self._readers.get(id(tensor), {})
+
+    @cached_property
+    def _attribute_nodes(self) -> dict[str, list[Node]]:
+        return _grouped((str(node.target), node) for node in self.nodes if node.op == "get_attr")
+
+    def attribute_nodes(self, name: str) -> list[Node]:
+        """Return the ``get_attr`` nodes with this target."""
+        return self._attribute_nodes.get(name, [])
+
+    def refuse(self, site: str, reason: str, message: str, *nodes: Node) -> Refusal:
+        """Return a refusal that names the nodes of a site."""
+        return Refusal(site, reason, message, tuple(node.name for node in nodes))
+
+
+def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def _storage_of(tensor: Tensor) -> object | None:
+    """Return a key for the memory of a tensor; None if it has none that could be shared."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided  # lazy ones have no sizes
+    return None if not plain or tensor.is_meta or tensor.numel() == 0 else tensor.untyped_storage()._cdata
+
+
+def _overlapping_of(tensors: Mapping[int, Tensor]) -> set[int]:
+    """Return the keys of those tensors in one storage that overlap with another."""
+    found: set[int] = set()
+    end, owner = -1, -1
+    for start, stop, key in sorted((*_extent_of(tensor), key) for key, tensor in tensors.items()):
+        if start < end:
+            found |= {key, owner}
+        if stop > end:
+            end, owner = stop, key
+    return found
+
+
+def _extent_of(tensor: Tensor) -> tuple[int, int]:
+    """Return the places in its storage of a tensor's first byte, and of the one after its last."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    return start, start + int(extent) * tensor.element_size()

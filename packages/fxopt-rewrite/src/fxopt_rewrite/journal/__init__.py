@@ -1,0 +1,1 @@
+"""Edits of a graph as they are recorded, and the one replay that takes them back."""

@@ -1,0 +1,407 @@
+"""`Editor`: the operations by which a pass edits a graph module.
+
+Each is recorded, so that it can be undone from the ledger alone, in another process too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from fxopt_core._torch import inputs_of
+from fxopt_core.ledger.marks import META_KEY, NodeTag, tag_of
+from fxopt_core.ledger.records import Derived, Refusal, Rewrite
+from fxopt_core.passes.context import RELEASED_FROM, Frame, current_frame, release
+from fxopt_core.passes.record import signature_or_empty
+from fxopt_core.passes.transformation import Transformation
+from fxopt_core.values.forms import is_plain_data
+from fxopt_core.values.names import class_path
+from fxopt_rewrite.calls.records import ParameterisedCall
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal import edits
+from fxopt_rewrite.journal.dead import dead_nodes
+from fxopt_rewrite.journal.graph_edits import NameCounts, TargetNodes, insert_node, source_note
+from fxopt_rewrite.journal.journal import Edits
+from fxopt_rewrite.journal.order import KeyOrders
+from fxopt_rewrite.journal.rewiring import Rewiring, places_of
+from fxopt_rewrite.layers import plain_attributes
+from fxopt_rewrite.shapes.meta import VALUE_KEYS, Resized
+
+_NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
+_PLAIN = frozenset(vars(nn.Module()))
+
+
+@dataclass
+class SiteLog:
+    """The names of what was taken out and put in at one site, with the pass's note on it."""
+
+    nodes_before: list[str] = field(default_factory=list)
+    nodes_after: list[str] = field(default_factory=list)
+    modules_before: list[str] = field(default_factory=list)
+    modules_after: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+class Editor:
+    """Edits one graph module during one run of one pass, and records every edit.
+
+    Later sites may name nodes that earlier ones replaced: arguments follow them to what replaced them, as `current`
+    does.
+
+    Attributes:
+        index: facts about the graph module, from before the edits.
+        edits: the edits so far, those of other editors of the same run included, in order.
+    """
+
+    def __init__(self, index: GraphIndex, transformation: Transformation) -> None:
+        signature = signature_or_empty(transformation)
+        self.index = index
+        self.graph_module = index.graph_module
+        self.graph = index.graph_module.graph
+        self._name, self._marks = transformation.name, (signature,) if signature else ()
+        self._frame = current_frame(index.graph_module) or Frame(index.graph_module)
+        self.edits: list[edits.Edit] = [] if self._frame.edits is None else self._frame.edits
+        self._frame.edits = self.edits
+        self._frame.closing.append(self._close)
+        self._log = SiteLog()
+        self._ids: dict[Node, int] = {}
+        self._replaced: dict[Node, Node] = {}
+        self._erased: set[Node] = set()
+        self._dead = dead_nodes(index.nodes)
+        self._users_noted: set[Node] = set()
+        self._inputs_noted: set[Node] = set()
+        self._labels: dict[tuple[str, str], int] = {}  # the last number given to a label beneath a parent
+        self._targets = TargetNodes(self.graph)
+        self._counts, self._orders = NameCounts(self.graph), KeyOrders()
+        self._rewiring, self._resized = Rewiring(), Resized()
+
+    def _close(self) -> None:
+        self._rewiring.flush()
+        self._frame.journal = Edits(tuple(self.edits))
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Record why a site is left alone."""
+        self._frame.refusals.append(refusal)
+
+    @contextmanager
+    def site(self, name: str) -> Iterator[None]:
+        """Record what is done inside the ``with`` block as one rewrite, of the site with this name."""
+        self._log = SiteLog()
+        yield
+        log = self._log
+        nodes = tuple(log.nodes_before), tuple(log.nodes_after)
+        modules = tuple(log.modules_before), tuple(log.modules_after)
+        self._frame.rewrites.append(Rewrite(name, *nodes, *modules, log.note))
+
+    def note(self, text: str) -> None:
+        """Add a sentence to the rewrite of the current site."""
+        self._log.note = text
+
+    def derived(self, derived: Derived) -> None:
+        """Record how new tensors are computed from original ones."""
+        self._frame.derived.append(derived)
+
+    def neutral(self, piece: edits.Piece, value: float = 0.0) -> None:
+        """Record that a region of a new tensor, which no original fills, holds a constant that changes no result."""
+        self.edits.append(edits.Neutral(piece, value))
+
+    def current(self, node: Node) -> Node:
+        """Return what replaced a node, followed to the last; the node itself if nothing did."""
+        while node in self._replaced:
+            node = self._replaced[node]
+        return node
+
+    def is_stale(self, nodes: Iterable[Node]) -> bool:
+        """Return whether one of these nodes was taken out already."""
+        return any(node in self._erased for node in nodes)
+
+    def call_module(
+        self, name: str, *args: Any, before: Node, like: Sequence[Node], last_dim: int | None = None
+    ) -> Node:
+        """Insert a call of a module; see `call_function` for the other parameters."""
+        return self._insert("call_module", name, args, {}, before, like, like[0], last_dim)
+
+    def call_function(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        before: Node,
+        like: Sequence[Node],
+        value_of: Node | None = None,
+        last_dim: int | None = None,
+        **kwargs: Any,
+    ) -> Node:
+        """Insert a call of a function.
+
+        Args:
+            function: what to call.
+            args: its arguments; replaced nodes are followed.
+            before: the node to insert it before.
+            like: the nodes that it takes the place of; the first one gives its ``meta``.
+            value_of: the node whose value is described like its own; by default the first of ``like``.
+            last_dim: size of the last dimension of its value, where that differs.
+            kwargs: its keyword arguments; replaced nodes are followed.
+
+        Returns:
+            The new node, marked as transformed.
+        """
+        return self._insert("call_function", function, args, kwargs, before, like, value_of or like[0], last_dim)
+
+    def call_method(self, name: str, *args: Any, before: Node, like: Sequence[Node]) -> Node:
+        """Insert a call of a method of its first argument; see `call_function` for the other parameters."""
+        return self._insert("call_method", name, args, {}, before, like, like[0], None)
+
+    def _insert(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: Node,
+        like: Sequence[Node],
+        value_of: Node,
+        last_dim: int | None,
+    ) -> Node:
+        if before in self._erased:
+            raise ValueError(f"node `{before.name}` was taken out already; insert before a node that is still there")
+        args, kwargs = map_arg(args, self._now_used), map_arg(kwargs, self._now_used) if kwargs else {}
+        node = insert_node(self.graph, before, op, target, args, kwargs)
+        meta = node.meta
+        meta.clear()
+        meta.update(like[0].meta)
+        meta["from_node"] = [source_note(each, self._name) for each in like]
+        if last_dim is not None:
+            for key in VALUE_KEYS:
+                meta.pop(key, None)
+            meta.update(self._resized.entries(value_of, last_dim))
+        number = self._ids[node] = self._frame.new_id()
+        origin = (self._name, tuple([each.name for each in like]))
+        meta[META_KEY] = NodeTag(number, self._marks, origin, node.name)
+        self._targets.add(node)
+        self.edits.append(edits.NodeAdded(self._row(node, with_meta=False), self._counts.before(node.name)))
+        self._log.nodes_after.append(node.name)
+        return node
+
+    def replace(self, node: Node, replacement: Node) -> None:
+        """Let all users of a node read its replacement instead, and take the node out."""
+        for each in (node, replacement):
+            self._note_users(each)
+        for user in node.users:
+            self._note_inputs(user)
+        places = None
+        if replacement.users:
+            places = tuple((self._id(user), places) for user, places in places_of(node, self._rewiring))
+        self.edits.append(edits.NodeReplaced(self._id(node), self._id(replacement), places, node in self._dead))
+        self._rewiring.redirect(node, replacement)
+        self._replaced[node] = replacement
+        self.erase(node)
+
+    def erase(self, node: Node) -> None:
+        """Take a node without users out of the graph."""
+        row = self._row(node, with_meta=True)
+        self._note_inputs(node)
+        self.graph.erase_node(node)
+        self._erased.add(node)
+        self._targets.discard(node)
+        self.edits.append(edits.NodeRemoved(row))
+        self._log.nodes_before.append(node.name)
+
+    def _note_inputs(self, user: Node) -> None:
+        """Record the order of users of each input: torch moves a user to the end when its arguments change."""
+        if user not in self._inputs_noted:
+            self._inputs_noted.add(user)
+            for value in inputs_of(user):
+                self._note_users(value)
+
+    def _note_users(self, node: Node) -> None:
+        """Record the order of a node's users before it first changes, if it is not that of the graph."""
+        if node in self._users_noted:
+            return
+        self._users_noted.add(node)
+        users = list(node.users)
+        if len(users) > 1 and any(later < earlier for earlier, later in pairwise(users)):
+            self.edits.append(edits.UsersOrdered(self._id(node), tuple(map(self._id, users))))
+
+    def _now_used(self, node: Node) -> Node:
+        """Return what an argument stands for now, with the order of its users recorded before it gets another one."""
+        node = self.current(node)
+        self._note_users(node)
+        return node
+
+    def _id(self, node: Node) -> int:
+        number = self._ids.get(node)
+        if number is None:
+            self._frame.start_ids()
+            tag = tag_of(node)
+            number = tag.id
+            if number is None:
+                number = self._frame.new_id()
+                node.meta[META_KEY] = NodeTag(number, tag.marks, tag.origin, node.name, tag.ledger)
+            self._ids[node] = number
+        return number
+
+    def _ref(self, node: Node) -> Any:
+        return edits.Ref(self._id(node))
+
+    def _row(self, node: Node, *, with_meta: bool) -> edits.NodeRow:
+        self._rewiring.flush(node)
+        args: Any = map_arg(node.args, self._ref)
+        kwargs: Any = tuple(map_arg(node.kwargs, self._ref).items()) if node.kwargs else ()
+        number, previous = self._id(node), node.prev
+        before = None if previous.op == "root" else self._id(previous)
+        meta, tag = {}, None
+        if with_meta:
+            meta = {k: v for k, v in node.meta.items() if k not in _NEVER_RECORDED and not isinstance(v, Tensor)}
+            tag = replace(tag_of(node), ledger=None)
+        return edits.NodeRow(
+            number, node.op, node.target, args, kwargs, node.name, node.type, before, MappingProxyType(meta), tag
+        )
+
+    def add_module(self, beside: str, label: str, module: nn.Module) -> str:
+        """Add a module beside another one and return its full name.
+
+        Args:
+            beside: full name of a module or tensor; the new module gets the same parent.
+            label: its name beneath that parent; a number is added where the name is taken.
+            module: the module.
+        """
+        parent_name = beside.rpartition(".")[0]
+        parent = self.graph_module.get_submodule(parent_name)
+        fresh, count = label, self._labels.get((parent_name, label), 0)
+        while hasattr(parent, fresh):
+            count += 1
+            fresh = f"{label}_{count}"
+        self._labels[parent_name, label] = count
+        self._orders.of(parent._modules).append(fresh, module)
+        name = f"{parent_name}.{fresh}" if parent_name else fresh
+        tensors = {**module._parameters, **module._buffers}
+        shapes = tuple([(key, None if tensor is None else tuple(tensor.shape)) for key, tensor in tensors.items()])
+        dtypes = tuple([None if tensor is None else tensor.dtype for tensor in tensors.values()])
+        self.edits.append(edits.ModuleAdded(name, class_path(type(module)), shapes, dtypes))
+        self._log.modules_after.append(name)
+        return name
+
+    def drop_module(self, name: str, pieces: Mapping[str, edits.Piece | None], *, twin: str | None = None) -> None:
+        """Take out a module that no node calls any more, with the nodes that read its tensors.
+
+        Args:
+            name: its full name.
+            pieces: for each of its tensors by local name, where its values are now; absent or None if they are gone.
+            twin: full name of the module that replaces it; after an undo, the module trains if that one did.
+
+        Raises:
+            ValueError: A node still calls it.
+        """
+        self._check_unused("call_module", name)
+        parent_name, _, key = name.rpartition(".")
+        parent = self.graph_module.get_submodule(parent_name)
+        module = parent._modules[key] or parent.get_submodule(key)
+        tensors = (*module._parameters, *module._buffers)
+        rows = tuple([self._tensor_row(name, module, local, pieces.get(local)) for local in tensors])
+        for row in rows:
+            self._erase_attribute_nodes(row.name)
+        attributes = tuple(
+            [(k, edits.frozen(v)) for k, v in (("training", module.training), *plain_attributes(module))]
+        )
+        previous = self._orders.of(parent._modules).remove(key)
+        self.edits.append(
+            edits.ModuleRemoved(edits.ModuleRow(name, class_path(type(module)), attributes, rows, previous, twin))
+        )
+        self.index.forget(name)
+        self._log.modules_before.append(name)
+
+    def _erase_attribute_nodes(self, name: str) -> None:
+        for node in self.index.attribute_nodes(name):
+            if node not in self._erased and not node.users:
+                self.erase(node)
+
+    def drop_tensor(self, name: str, piece: edits.Piece | None) -> None:
+        """Take out a parameter or buffer that nothing uses any more, with the nodes that read it.
+
+        Args:
+            name: its full name.
+            piece: where its values are now; None if they are gone.
+
+        Raises:
+            ValueError: A node still uses it.
+        """
+        self._erase_attribute_nodes(name)
+        self._check_unused("get_attr", name)
+        owner_name, _, key = name.rpartition(".")
+        owner = self.graph_module.get_submodule(owner_name)
+        row = self._tensor_row(owner_name, owner, key, piece)
+        values: dict[str, Any] = owner._parameters if row.is_parameter else owner._buffers
+        row = replace(row, previous=self._orders.of(values).remove(key))
+        owner._non_persistent_buffers_set.discard(key)
+        self.edits.append(edits.TensorRemoved(row, self._emptied(owner_name, owner)))
+        self.index.forget(name)
+        self._log.modules_before.append(name)
+
+    def _emptied(self, name: str, module: nn.Module) -> edits.ModuleRow | None:
+        """Return the row of a plain container that holds nothing any more, which torch drops from copies; else None."""
+        held = module._parameters or module._buffers or module._modules
+        if not name or held or type(module) is not nn.Module or vars(module).keys() != _PLAIN:
+            return None
+        parent, _, key = name.rpartition(".")
+        previous = self._orders.of(self.graph_module.get_submodule(parent)._modules).before(key)
+        return edits.ModuleRow(name, class_path(nn.Module), (("training", module.training),), (), previous, None)
+
+    def drop(self, call: ParameterisedCall, pieces: Mapping[str, edits.Piece | None], *, twin: str) -> None:
+        """Take out what only a replaced call used: its module, or its parameters and buffers one by one.
+
+        Args:
+            call: the call.
+            pieces: for each of its tensors by local name, where its values are now; absent if they are gone.
+            twin: full name of the module that replaces it.
+
+        Raises:
+            ValueError: A node still uses one of them.
+        """
+        if call.module is not None:
+            self.drop_module(call.module_name, pieces, twin=twin)
+            return
+        for ref in call.tensors:
+            self.drop_tensor(ref.name, pieces.get(ref.key))
+
+    def _check_unused(self, op: str, name: str) -> None:
+        for node in self._targets.of(op, name):
+            raise ValueError(f"`{name}` is still used by node `{node.name}`; replace or erase that node first")
+
+    def _tensor_row(self, owner_name: str, owner: nn.Module, key: str, piece: edits.Piece | None) -> edits.TensorRow:
+        name = f"{owner_name}.{key}" if owner_name else key
+        is_parameter, persistent = key in owner._parameters, key not in owner._non_persistent_buffers_set
+        tensor: Tensor | None = owner._parameters[key] if is_parameter else owner._buffers[key]
+        if tensor is None:
+            return edits.TensorRow(name, None, (), is_parameter, persistent)
+        if piece is not None:
+            _release(self.graph_module, tensor, piece)
+        attributes = tuple([(name, value) for name, value in vars(tensor).items() if is_plain_data(value)])
+        shape, usual = tuple(tensor.shape), tensor.layout != torch.strided or tensor.is_contiguous()
+        strides = None if usual else tuple(tensor.stride())
+        return edits.TensorRow(name, piece, shape, is_parameter, persistent, None, attributes, tensor.dtype, strides)
+
+    def finish(self) -> None:
+        """Complete the arguments of nodes with many inputs, and note the next free node number in the ledger.
+
+        A run does so after the pass; call it yourself before anything else reads the graph.
+        """
+        self._frame.flush()
+
+
+def _release(graph_module: GraphModule, tensor: Tensor, piece: edits.Piece) -> None:
+    """Free the memory of a large tensor that a rollback can cut out of the one that holds its values now."""
+    if tensor.numel() * tensor.element_size() < RELEASED_FROM:
+        return
+    owner, _, key = piece.key.rpartition(".")
+    source = getattr(graph_module.get_submodule(owner), key).detach()
+    if tensor.is_contiguous() and source.dtype == tensor.dtype:
+        release(graph_module, tensor, lambda: piece.take(source).clone(memory_format=torch.contiguous_format))

@@ -1,0 +1,262 @@
+"""The edits of a pass, with rows that describe the nodes, modules and tensors which they added or removed.
+
+All of it is immutable data without tensors. What an edit means is up to an `EditVisitor`: undo, key maps and drawings
+are visitors.
+"""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from fxopt_core.ledger.codec import stored
+from fxopt_core.ledger.marks import NodeTag
+from fxopt_core.travel.pickling import operator_reference
+from fxopt_core.values.names import Unresolved as Unresolved
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A node inside recorded arguments, by its number."""
+
+    id: int
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where the values of an original tensor are inside a new one.
+
+    Attributes:
+        key: full name of the new tensor.
+        slices: (dimension, start, length) triples, applied one after the other.
+        squeeze: a dimension of size 1 to drop after slicing, or None.
+        transposed: whether to transpose the matrix last, as between ``Conv1D`` of GPT-2 and ``nn.Linear``.
+    """
+
+    key: str
+    slices: tuple[tuple[int, int, int], ...] = ()
+    squeeze: int | None = None
+    transposed: bool = False
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """Return the view of the new tensor that holds the original's values.
+
+        >>> import torch
+        >>> Piece("merged.weight", ((0, 2, 3),)).take(torch.zeros(8, 4)).shape
+        torch.Size([3, 4])
+        >>> Piece("merged.weight", ((0, 2, 3),), transposed=True).take(torch.zeros(8, 4)).shape
+        torch.Size([4, 3])
+        """
+        for dim, start, length in self.slices:
+            tensor = tensor.narrow(dim, start, length)
+        if self.squeeze is not None:
+            tensor = tensor.squeeze(self.squeeze)
+        return tensor.t() if self.transposed else tensor
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """A parameter or buffer that was taken out; one that was None has no piece, shape and dtype."""
+
+    name: str  # full name
+    piece: Piece | None  # where its values are now; None if they are gone
+    shape: tuple[int, ...]
+    is_parameter: bool = True
+    persistent: bool = True
+    previous: str | None = None  # the key before it in its module, None for the first
+    attributes: tuple[tuple[str, object], ...] = ()  # set on the tensor, plain data
+    dtype: torch.dtype | None = None
+    strides: tuple[int, ...] | None = None  # if it was not contiguous
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list among recorded attributes, as a tuple: records are immutable."""
+
+    items: tuple[object, ...]
+
+
+def frozen(value: object) -> object:
+    """Return an attribute as records hold it."""
+    return Listed(tuple(value)) if isinstance(value, list) else value
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class ModuleRow:
+    """A module that was taken out, with what it takes to build it again."""
+
+    name: str  # full name
+    cls: str  # ``"module:qualified.name"``
+    attributes: tuple[tuple[str, object], ...]  # plain ones and ``training``; lists are `Listed`
+    tensors: tuple[TensorRow, ...]  # its own parameters and buffers, in order
+    previous: str | None  # the name before it among its siblings, None for the first
+    twin: str | None  # full name of the new module whose ``training`` it takes instead
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node: its number in the ledger, operation, target, arguments with `Ref` for nodes, name and type annotation.
+
+    ``previous`` is the number of the node before it. Of a node that was removed, ``meta`` without values and what fxopt
+    noted at it are kept, too.
+    """
+
+    id: int
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    name: str
+    type_expr: Any = None
+    previous: int | None = None
+    meta: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+    tag: NodeTag | None = field(default=None, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what pickles: the target by name, and those entries of ``meta`` that can be pickled."""
+        state = {each.name: getattr(self, each.name) for each in fields(self)}
+        state["target"] = operator_reference(self.target) or self.target
+        state["meta"] = {key: value for key, value in self.meta.items() if _pickles(value)}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state["meta"] = MappingProxyType(state["meta"])
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+
+def _pickles(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # pickling a stranger's object may raise anything
+        return False
+    return True
+
+
+class Edit(ABC):  # so that the codec takes subclasses where a field is an Edit
+    """One edit of a graph module."""
+
+    __slots__ = ()
+
+    visit: ClassVar[str]
+    """Name of the method for edits of this kind."""
+
+    def accept(self, visitor: EditVisitor) -> None:
+        """Call the visitor's method for edits of this kind, if it has one."""
+        method = getattr(visitor, self.visit, None)
+        if method is not None:
+            method(self)
+
+
+EditT = TypeVar("EditT", bound=Edit)
+
+
+class EditVisitor:
+    """Something to do for edits: a method with the name in `Edit.visit` for each kind that it takes notice of."""
+
+
+def of_kind(edits: Iterable[Edit], kind: type[EditT]) -> list[EditT]:
+    """Return the edits of one kind, in order."""
+    return [edit for edit in edits if isinstance(edit, kind)]
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class NodeAdded(Edit):
+    """A pass added this node.
+
+    The first node of a pass with a base of names has ``counted``: the base, and torch's counter for it before.
+    """
+
+    visit = "node_added"
+    row: NodeRow
+    counted: tuple[str, int | None] | None = None
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class NodeRemoved(Edit):
+    """A pass removed this node."""
+
+    visit = "node_removed"
+    row: NodeRow
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class NodeReplaced(Edit):
+    """The users of the node ``old`` were given the node ``new``.
+
+    If ``new`` had users of its own already, ``places`` has each user of ``old`` with the places among its nested
+    arguments that read it. If ``old`` was ``dead``, no output depended on it, and others may remove it as dead code.
+    """
+
+    visit = "node_replaced"
+    old: int
+    new: int
+    places: tuple[tuple[int, tuple[int, ...]], ...] | None = None
+    dead: bool = False
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class UsersOrdered(Edit):
+    """The users of a node before a pass first changed them, if they were not in the order of the graph."""
+
+    visit = "users_ordered"
+    node: int
+    users: tuple[int, ...]
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class ModuleAdded(Edit):
+    """A pass added this module; ``shapes`` and ``dtypes`` are those of its tensors, None for an absent one."""
+
+    visit = "module_added"
+    name: str
+    cls: str
+    shapes: tuple[tuple[str, tuple[int, ...] | None], ...]
+    dtypes: tuple[torch.dtype | None, ...] = ()
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class ModuleRemoved(Edit):
+    """A pass removed this module."""
+
+    visit = "module_removed"
+    row: ModuleRow
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class TensorRemoved(Edit):
+    """A pass removed this parameter or buffer."""
+
+    visit = "tensor_removed"
+    row: TensorRow
+    owner: ModuleRow | None = None  # if it is an empty container since: torch drops those from copies
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class Neutral(Edit):
+    """A region of a new tensor that no original fills: the rewrite computes the same only while it holds ``value``."""
+
+    visit = "neutral"
+    piece: Piece
+    value: float = 0.0

@@ -1,0 +1,126 @@
+"""`Edits`: the journal that an `Editor` writes, and the visitors that compare and summarise journals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch.fx import GraphModule
+
+from fxopt_core.ledger.codec import stored
+from fxopt_core.ledger.records import Journal, Record
+from fxopt_rewrite.journal import edits
+from fxopt_rewrite.journal.edits import Edit, EditVisitor
+from fxopt_rewrite.journal.replay import Live
+from fxopt_rewrite.journal.resolve import refs_of
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class Edits(Journal):
+    """The edits of one pass, oldest first."""
+
+    edits: tuple[Edit, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.edits)
+
+    def take_back(self, graph_module: GraphModule, pass_name: str) -> None:
+        """Undo the edits, from the last to the first; after an `UndoError` the graph module is half undone."""
+        Live(graph_module, self.edits, pass_name).run()
+
+    def dependent(self, later: Iterable[Journal]) -> Journal | None:
+        """Return the first of later journals that used, replaced or removed what these edits made or need."""
+        own: _Footprint | None = None  # mostly there are no later ones
+        for journal in later:
+            own = own or _Footprint(self.edits)
+            if own.is_covered_by(_Footprint(edits_of(journal))):
+                return journal
+        return None
+
+    def shapes_after(self, shapes: Mapping[str, object]) -> dict[str, object]:
+        """Return the shapes of all tensors by full name after the edits, given those before."""
+        replayed = _Shapes(shapes)
+        for edit in self.edits:
+            edit.accept(replayed)
+        return replayed.shapes
+
+
+def edits_of(source: Record | Journal | None) -> tuple[Edit, ...]:
+    """Return the edits of a record or of a journal, oldest first."""
+    journal = source.journal if isinstance(source, Record) else source
+    return journal.edits if isinstance(journal, Edits) else ()
+
+
+class _Shapes(EditVisitor):
+    def __init__(self, shapes: Mapping[str, object]) -> None:
+        self.shapes = dict(shapes)
+
+    def module_added(self, edit: edits.ModuleAdded) -> None:
+        self.shapes.update((f"{edit.name}.{key}", shape) for key, shape in edit.shapes)
+
+    def module_removed(self, edit: edits.ModuleRemoved) -> None:
+        for row in edit.row.tensors:
+            self.shapes.pop(row.name, None)
+
+    def tensor_removed(self, edit: edits.TensorRemoved) -> None:
+        self.shapes.pop(edit.row.name, None)
+
+
+class _Footprint(EditVisitor):
+    """What edits made, removed and need: nodes by number, modules and tensors by name, and places.
+
+    A place, named by what is before it, is where undoing puts something back: two edits that emptied the same place
+    have to be undone in order. An order of users needs nothing: undoing does without it if others changed the users.
+    """
+
+    def __init__(self, steps: Iterable[Edit]) -> None:
+        self.made: set[object] = set()
+        self.gone: set[object] = set()
+        self.needed: set[object] = set()
+        self.places: set[object] = set()
+        for edit in steps:
+            edit.accept(self)
+
+    def is_covered_by(self, later: _Footprint) -> bool:
+        touched = later.needed & self.made or later.gone & (self.made | self.needed) or later.made & self.gone
+        return bool(touched or self.places & later.places)
+
+    def node_added(self, edit: edits.NodeAdded) -> None:
+        self.made.add(edit.row.id)
+        self.needed.update(refs_of(edit.row))
+
+    def node_removed(self, edit: edits.NodeRemoved) -> None:
+        self.gone.add(edit.row.id)
+        self.needed.update((*refs_of(edit.row), edit.row.previous))
+        self.places.add(edit.row.previous)
+
+    def node_replaced(self, edit: edits.NodeReplaced) -> None:
+        self.needed.update((edit.old, edit.new, *(user for user, _ in edit.places or ())))
+
+    def module_added(self, edit: edits.ModuleAdded) -> None:
+        self.made.update((edit.name, *(f"{edit.name}.{key}" for key, _ in edit.shapes)))
+
+    def module_removed(self, edit: edits.ModuleRemoved) -> None:
+        self._removed(edit.row)
+        self.needed.add(edit.row.twin)
+        for row in edit.row.tensors:
+            self._refer_to(row.piece)
+
+    def tensor_removed(self, edit: edits.TensorRemoved) -> None:
+        self._removed(edit.row)
+        self._refer_to(edit.row.piece)
+
+    def _removed(self, row: edits.ModuleRow | edits.TensorRow) -> None:
+        is_parameter = isinstance(row, edits.TensorRow) and row.is_parameter
+        parent = row.name.rpartition(".")[0]
+        self.gone.add(row.name)
+        self.places.add((type(row), is_parameter, parent, row.previous))
+        self.needed.add(f"{parent}.{row.previous}" if parent else row.previous)
+
+    def neutral(self, edit: edits.Neutral) -> None:
+        self._refer_to(edit.piece)
+
+    def _refer_to(self, piece: edits.Piece | None) -> None:
+        if piece is not None:
+            self.needed.update((piece.key, piece.key.rpartition(".")[0]))

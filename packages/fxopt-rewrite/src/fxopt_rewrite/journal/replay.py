@@ -1,0 +1,347 @@
+"""`Live`: a graph module on which the edits of a pass are taken back.
+
+Original tensors are cut out of those that the module has now, so that training, `load_state_dict` and changes of dtype
+or device since are kept. Whatever does not fit any more is an `UndoError`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from fxopt_core._torch import inputs_of, name_counts, sentinel, taken_names
+from fxopt_core.errors import UndoError
+from fxopt_core.graph import iter_nodes
+from fxopt_core.ledger.marks import NodeTag, set_tag, tag_of
+from fxopt_core.ledger.records import undo_error
+from fxopt_core.passes.context import release
+from fxopt_core.values.names import class_path, import_class
+from fxopt_rewrite.journal import edits
+from fxopt_rewrite.journal.dead import left_out
+from fxopt_rewrite.journal.graph_edits import TargetNodes, identities, nodes_by_id
+from fxopt_rewrite.journal.order import KeyOrders
+from fxopt_rewrite.journal.resolve import module_of, recall, recall_meta
+from fxopt_rewrite.journal.rewiring import Rewiring, set_places
+from fxopt_rewrite.layers import module_problem
+from fxopt_rewrite.shapes.infer import describe_values
+from fxopt_rewrite.shapes.meta import value_entries
+
+
+class Live(edits.EditVisitor):
+    """A graph module on which the edits of one pass are taken back."""
+
+    def __init__(self, graph_module: GraphModule, steps: Sequence[edits.Edit], pass_name: str) -> None:
+        self.graph_module, self.graph = graph_module, graph_module.graph
+        self.steps, self.pass_name = steps, pass_name
+        self.by_id = nodes_by_id(self.graph)
+        self.names = {node.name for node in iter_nodes(self.graph)}
+        self.counts: dict[str, int] = dict(name_counts(self.graph))
+        self.targets = TargetNodes(self.graph)
+        self.uses = Counter(identities(graph_module))
+        self.left_out = left_out(steps, lambda number: bool(self.by_id.get(number)))
+        self.replacements = {edit.old: edit.new for edit in edits.of_kind(steps, edits.NodeReplaced)}
+        self.parts: dict[str, list[tuple[edits.Piece, Tensor]]] = {}  # what was cut out of each new tensor
+        self.created: list[Node] = []
+        self.touched: dict[Node, None] = {}  # nodes whose users may have another order now
+        self.redirected: set[Node] = set()  # users whose inputs are among those
+        self.ranks: dict[int | None, dict[int | None, int]] = {}  # of users that were not in order
+        self._orders = KeyOrders()
+        self.rewiring = Rewiring()
+
+    def run(self) -> None:
+        """Take everything back; after an `UndoError` the graph module is half undone."""
+        self._rebuild_containers()
+        for edit in reversed(self.steps):
+            edit.accept(self)
+        name_counts(self.graph).clear()
+        name_counts(self.graph).update(self.counts)
+        self._orders.apply()
+        self.rewiring.flush()
+        self._order_users()
+        describe_values(self.graph_module, self.created)
+
+    def node_added(self, edit: edits.NodeAdded) -> None:
+        """Erase the node."""
+        self._erase(edit.row)
+        if edit.counted is not None:  # let torch count from there again, so that reapplying makes the same names
+            base, number = edit.counted
+            self.counts.pop(base, None)
+            self.counts.update({} if number is None else {base: number})
+
+    def node_removed(self, edit: edits.NodeRemoved) -> None:
+        """Create the node, unless its dead code is left out."""
+        if edit.row.id not in self.left_out.old:
+            self._create(edit.row)
+
+    def users_ordered(self, edit: edits.UsersOrdered) -> None:
+        """Note the order, in which users are brought at the end."""
+        self.ranks[edit.node] = {number: rank for rank, number in enumerate(edit.users)}
+
+    def module_removed(self, edit: edits.ModuleRemoved) -> None:
+        """Build the module."""
+        self._rebuild_module(edit.row)
+
+    def _order_users(self) -> None:
+        """Bring users into their former order; refuse where a value would be read before it is computed."""
+        position = {node: place for place, node in enumerate(iter_nodes(self.graph))}
+        for node in self.touched:
+            if node not in position:
+                continue
+            users = sorted(node.users, key=position.__getitem__)
+            if users and position[users[0]] < position[node]:
+                raise self.refuse(f"node `{users[0].name}` would read `{node.name}` before it is computed")
+            ranks = self.ranks.get(tag_of(node).id, {})
+            if all(tag_of(user).id in ranks for user in users):  # else others have changed them since
+                users.sort(key=lambda user: ranks[tag_of(user).id])
+            node.users.clear()
+            node.users.update(dict.fromkeys(users))
+
+    def refuse(self, found: str) -> UndoError:
+        """Return the error for something that does not fit."""
+        return undo_error(self.pass_name, found, "undo what was done since first, or keep the rewritten graph module")
+
+    def _node(self, number: int, what: str) -> Node:
+        found = self.by_id.get(number, [])
+        if len(found) != 1:
+            raise self.refuse(
+                f"the graph has {len(found)} nodes for {what}, expected exactly one, so it was changed since"
+            )
+        return found[0]
+
+    def _row_node(self, row: edits.NodeRow) -> Node:
+        """Return the node of a row; of several with its number, the one with its name."""
+        numbered = self.by_id.get(row.id, [])
+        found = [node for node in numbered if node.name == row.name] or numbered
+        if len(found) != 1:
+            raise self.refuse(f"node `{row.name}`, which the pass made, was taken out or replaced since")
+        return found[0]
+
+    def _erase(self, row: edits.NodeRow) -> None:
+        if row.id in self.left_out.new:
+            taken_names(self.graph).difference_update({row.name} - self.names)
+            return
+        node = self._row_node(row)
+        self.rewiring.flush(node)
+
+        def refer(item: Node) -> Any:
+            number = tag_of(item).id
+            return item if number is None else edits.Ref(number)
+
+        args: Any = map_arg(node.args, refer)
+        kwargs: Any = map_arg(node.kwargs, refer)
+        same = (node.op, node.target, args, tuple(kwargs.items()))
+        if same != (row.op, *self._recall(row, lambda ref: ref)):
+            raise self.refuse(f"node `{node.name}`, which the pass made, was changed since")
+        if node.users:
+            users = ", ".join(f"`{user.name}`" for user in list(node.users)[:3])
+            raise self.refuse(f"node `{node.name}`, which the original does not have, is read by {users} now")
+        self.touched.update(dict.fromkeys(node.all_input_nodes))
+        self.graph.erase_node(node)
+        self.targets.discard(node)
+        self.names.discard(node.name)
+        taken_names(self.graph).difference_update({node.name, row.name} - self.names)  # so that it may come again
+        self.by_id[row.id].remove(node)
+
+    def _create(self, row: edits.NodeRow) -> None:
+        if row.name in self.names:
+            raise self.refuse(f"another node is called `{row.name}` now, the name of a node that is to come back")
+        target, args, kwargs = self._recall(row, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
+        taken_names(self.graph).discard(row.name)  # the name is free: no node has it
+        with self.graph.inserting_after(self._place(row, args, kwargs)):
+            node = self.graph.create_node(row.op, target, args, dict(kwargs), row.name)
+        node.type = self._recall(row, lambda ref: ref, row.type_expr)
+        node.meta = recall_meta(row.meta)
+        set_tag(node, row.tag or NodeTag(row.id, name=row.name))
+        self.names.add(node.name)
+        self.targets.add(node)
+        self.by_id.setdefault(row.id, []).append(node)
+        self.touched.update(dict.fromkeys(node.all_input_nodes))
+        self.touched[node] = None
+        self.created.append(node)
+
+    def _recall(self, row: edits.NodeRow, node_of: Callable[[edits.Ref], Any], *values: Any) -> Any:
+        """Return target, arguments and keyword arguments of a row, or other values, with nodes for their numbers."""
+        try:
+            return recall(values[0] if values else (row.target, row.args, row.kwargs), node_of)
+        except (ImportError, AttributeError) as error:
+            raise self.refuse(f"node `{row.name}` calls or takes what cannot be found here ({error})") from error
+
+    def _place(self, row: edits.NodeRow, args: Any, kwargs: Any) -> Node:
+        """Return the node after which a node was; if that is gone, its replacement, or the last of its inputs."""
+        for number in (self.left_out.previous(row.previous), self.replacements.get(row.id)):
+            found = [] if number is None else self.by_id.get(number, [])
+            if found:
+                return found[0]
+        inputs: list[Node] = []
+        map_arg((args, kwargs), inputs.append)
+        return max(inputs, default=sentinel(self.graph))
+
+    def node_replaced(self, edit: edits.NodeReplaced) -> None:
+        """Let users read the old node again."""
+        if edit.new in self.left_out.new:
+            return
+        old, new = self._node(edit.old, "a restored node"), self._node(edit.new, "its replacement")
+        for user in new.users:
+            if user not in self.redirected:
+                self.redirected.add(user)
+                self.touched.update(dict.fromkeys(inputs_of(user)))
+        if edit.places is None:
+            self.rewiring.redirect(new, old)
+        else:
+            for number, numbers in edit.places:  # the new one had users of its own
+                for user in self.by_id.get(number, []):
+                    self.rewiring.flush(user)
+                    if not set_places(user, numbers, new, old):
+                        found = f"the arguments of node `{user.name}`, which read `{new.name}`, were changed since"
+                        raise self.refuse(found)
+        self.touched[old] = self.touched[new] = None
+        old.meta.update(value_entries(new))
+
+    def _module(self, name: str) -> nn.Module:
+        try:
+            return self.graph_module.get_submodule(name)
+        except AttributeError:
+            raise self.refuse(f"module `{name}` is gone") from None
+
+    def module_added(self, edit: edits.ModuleAdded) -> None:
+        """Delete the module."""
+        module, name = self._module(edit.name), edit.name
+        problem = module_problem(module, (type(module),))
+        if class_path(type(module)) != edit.cls or problem is not None:
+            found = problem[1] if problem is not None else f"is a {type(module).__name__} now"
+            raise self.refuse(f"module `{name}`, which the pass made, {found}")
+        tensors = {**module._parameters, **module._buffers}
+        self._check_unused(name, module, tensors)
+        shapes = tuple((key, None if tensor is None else tuple(tensor.shape)) for key, tensor in tensors.items())
+        if shapes != edit.shapes:
+            raise self.refuse(f"the tensors of module `{name}` have other shapes now: {shapes}, made as {edit.shapes}")
+        for key, tensor in tensors.items():
+            if tensor is not None:
+                self._release(f"{name}.{key}", tensor)
+        parent, _, key = name.rpartition(".")
+        self._orders.of(self._module(parent)._modules).remove(key)
+
+    def _release(self, name: str, tensor: Tensor) -> None:
+        """Free the memory of a tensor that a rollback can join from what was cut out of it."""
+        parts = self.parts.pop(name, [])
+        if sum(piece.take(tensor).numel() for piece, _ in parts) == tensor.numel():
+            rebuild = partial(joined, tensor.shape, tensor.dtype, tensor.device, parts)
+            release(self.graph_module, tensor, rebuild)
+
+    def _check_unused(self, name: str, module: nn.Module, tensors: Mapping[str, Tensor | None]) -> None:
+        """Refuse if something else calls or holds a module that is to go, or reads or holds one of its tensors."""
+        using = self.targets.of("call_module", name)
+        for target in (name, *(f"{name}.{key}" for key in tensors)):
+            using += self.targets.of("get_attr", target)
+        if using:
+            raise self.refuse(f"module `{name}`, which the original does not have, is used by `{using[0].name}` now")
+        for item in (module, *tensors.values()):
+            if item is not None and self.uses[id(item)] > 1:
+                raise self.refuse(f"module `{name}`, which the pass made, or a tensor of it has a second name now")
+
+    def _current(self, row: edits.TensorRow) -> Tensor | None:
+        """Return an original tensor with the values that it has now, cut out of the new one."""
+        if row.piece is None:
+            return None
+        owner, _, key = row.piece.key.rpartition(".")
+        module = self._module(owner)
+        parameter = module._parameters.get(key)
+        tensor = module._buffers.get(key) if parameter is None else parameter
+        if tensor is None:
+            raise self.refuse(f"`{row.piece.key}`, which holds the values of `{row.name}`, is gone")
+        try:
+            piece = row.piece.take(tensor.detach())
+            values = copied(piece, row.strides)
+        except (RuntimeError, IndexError) as error:
+            if (kind := type(tensor)) not in (Tensor, nn.Parameter):  # quantized, or distributed
+                raise self.refuse(f"`{row.piece.key}` is a {kind.__name__} now, which cannot be cut") from error
+            raise self.refuse(f"`{row.piece.key}` has shape {tuple(tensor.shape)} now ({error})") from error
+        if tuple(values.shape) != row.shape:
+            raise self.refuse(f"`{row.piece.key}` holds {tuple(values.shape)} for `{row.name}`, which had {row.shape}")
+        self.parts.setdefault(row.piece.key, []).append((row.piece, values))
+        made = nn.Parameter(values, requires_grad=tensor.requires_grad) if row.is_parameter else values
+        vars(made).update(row.attributes)
+        return made
+
+    def _rebuild_containers(self) -> None:
+        """Make the empty containers again that torch dropped from a copy, each after the one before it."""
+        missing = {}
+        for owner in [edit.owner for edit in edits.of_kind(self.steps, edits.TensorRemoved) if edit.owner is not None]:
+            parent, _, key = owner.name.rpartition(".")
+            if not hasattr(self._module(parent), key):
+                missing[owner.name] = owner
+        for name in [*missing]:
+            chain: list[edits.ModuleRow] = []  # its place is known once those before it are there
+            while name in missing:
+                chain.append(missing.pop(name))
+                parent = name.rpartition(".")[0]
+                name = f"{parent}.{chain[-1].previous}" if parent else str(chain[-1].previous)
+            for row in reversed(chain):
+                self._rebuild_module(row)
+
+    def tensor_removed(self, edit: edits.TensorRemoved) -> None:
+        """Put the tensor back."""
+        row = edit.row
+        owner_name, _, key = row.name.rpartition(".")
+        owner = self._module(owner_name)
+        if key in owner._parameters or key in owner._buffers or key in owner._modules:
+            raise self.refuse(f"there is another `{row.name}` now")
+        values: dict[str, Any] = owner._parameters if row.is_parameter else owner._buffers
+        self._orders.of(values).insert_after(row.previous, key, self._current(row))
+        if not row.persistent:
+            owner._non_persistent_buffers_set.add(key)
+
+    def _rebuild_module(self, row: edits.ModuleRow) -> None:
+        try:
+            cls = import_class(row.cls)
+        except (ImportError, AttributeError) as error:
+            raise self.refuse(f"the class {row.cls} of module `{row.name}` cannot be found ({error})") from error
+        if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+            raise self.refuse(f"{row.cls}, recorded for module `{row.name}`, is no class of modules")
+        module = module_of(row, cls, self._current)
+        if row.twin is not None:
+            module.training = self._module(row.twin).training
+        parent_name, _, key = row.name.rpartition(".")
+        parent = self._module(parent_name)
+        if hasattr(parent, key):
+            raise self.refuse(f"there is another `{row.name}` now")
+        self._orders.of(parent._modules).insert_after(row.previous, key, module)
+
+    def neutral(self, edit: edits.Neutral) -> None:
+        """Check that the region holds its constant still."""
+        owner, _, key = edit.piece.key.rpartition(".")
+        tensor = getattr(self._module(owner), key, None)
+        if not isinstance(tensor, Tensor):
+            raise self.refuse(f"`{edit.piece.key}` is gone")
+        region = edit.piece.take(tensor.detach())
+        self.parts.setdefault(edit.piece.key, []).append((edit.piece, region.clone()))
+        if not region.is_meta and not bool((region == edit.value).all()):
+            raise self.refuse(
+                f"`{edit.piece.key}` holds stand-in values, which the original does not have, and they are no "
+                f"longer {edit.value}: they were trained or loaded"
+            )
+
+
+def copied(piece: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+    """Return a copy with these strides, or else contiguous, unless the new tensor got another memory format since."""
+    if strides is None and piece.dim() > 2 and not piece.is_contiguous():
+        return piece.clone()
+    empty = piece.new_empty(piece.shape) if strides is None else piece.new_empty_strided(piece.shape, strides)
+    return empty.copy_(piece)
+
+
+def joined(
+    shape: torch.Size, dtype: torch.dtype, device: torch.device, parts: Iterable[tuple[edits.Piece, Tensor]]
+) -> Tensor:
+    """Return the tensor from which these parts were cut."""
+    whole = torch.empty(shape, dtype=dtype, device=device)
+    for piece, values in parts:
+        piece.take(whole).copy_(values)
+    return whole

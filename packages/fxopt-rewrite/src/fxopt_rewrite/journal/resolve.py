@@ -1,0 +1,102 @@
+"""From records back to values: nodes for their numbers, functions and classes for their names, modules for rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from fxopt_core.values.forms import ValueReader
+from fxopt_core.values.names import Unresolved, import_class
+from fxopt_rewrite.journal.edits import Listed, ModuleRow, NodeRow, Ref, TensorRow
+
+
+def recall(value: Any, node_of: Callable[[Ref], Any]) -> Any:
+    """Return a recorded value with ``node_of(ref)`` in place of each reference, and with all names imported.
+
+    >>> recall((1, [Ref(2)], Unresolved("math:sqrt")), lambda ref: f"node {ref.id}")
+    (1, ['node 2'], <built-in function sqrt>)
+    """
+    return mapped(value, node_of, _import)
+
+
+def mapped(
+    value: Any, node_of: Callable[[Ref], Any], named: Callable[[Unresolved], Any] = lambda unresolved: unresolved
+) -> Any:
+    """Return a recorded value with ``node_of`` of each reference, and ``named`` of each name that is not imported.
+
+    >>> mapped({"a": (1, slice(Ref(2), None))}, lambda ref: Ref(ref.id + 1))
+    {'a': (1, slice(Ref(id=3), None, None))}
+    """
+    if isinstance(value, Ref):
+        return node_of(value)
+    if isinstance(value, Unresolved):
+        return named(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(item, node_of, named) for item in value))
+    if type(value) is tuple:
+        return tuple(mapped(item, node_of, named) for item in value)
+    if isinstance(value, list):
+        return [mapped(item, node_of, named) for item in value]
+    if isinstance(value, dict):
+        return {key: mapped(item, node_of, named) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(mapped(item, node_of, named) for item in (value.start, value.stop, value.step)))
+    return value
+
+
+def refs_of(row: NodeRow) -> list[int]:
+    """Return the numbers of the nodes that a row reads, in order, repeated where it reads one repeatedly."""
+    found: list[int] = []
+
+    def note(ref: Ref) -> Ref:
+        found.append(ref.id)
+        return ref
+
+    mapped((row.args, row.kwargs), note)
+    return found
+
+
+def _import(value: Unresolved) -> Any:
+    found = import_class(value.name)
+    if value.form is None:
+        return found
+    return ValueReader({}).read(json.loads(value.form))  # importing its class makes it readable
+
+
+def recall_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded ``meta``, where a class that cannot be imported becomes text, as in torch's export graphs.
+
+    >>> recall_meta({"nn_module_stack": {"a": ("a", Unresolved("nowhere:Attention"))}})
+    {'nn_module_stack': {'a': ('a', 'nowhere.Attention')}}
+    """
+    return {key: _with_text(value) for key, value in meta.items()}
+
+
+def _with_text(value: Any) -> Any:
+    if isinstance(value, Unresolved):
+        try:
+            return _import(value)
+        except Exception:  # importing a stranger's module may raise anything
+            return value.name.replace(":", ".")
+    if type(value) in (tuple, list):
+        return type(value)(_with_text(item) for item in value)
+    if isinstance(value, dict):
+        return type(value)((key, _with_text(item)) for key, item in value.items())
+    return value
+
+
+def module_of(row: ModuleRow, cls: type[nn.Module], value_of: Callable[[TensorRow], Tensor | None]) -> nn.Module:
+    """Return a module of this class as a row describes it, with ``value_of`` of each tensor; nothing is initialised."""
+    module: nn.Module = cls.__new__(cls)
+    nn.Module.__init__(module)
+    vars(module).update((key, list(v.items) if isinstance(v, Listed) else v) for key, v in row.attributes)
+    for tensor in row.tensors:
+        key = tensor.name.rpartition(".")[2]
+        values: dict[str, Any] = module._parameters if tensor.is_parameter else module._buffers
+        values[key] = value_of(tensor)
+        if not tensor.persistent:
+            module._non_persistent_buffers_set.add(key)
+    return module

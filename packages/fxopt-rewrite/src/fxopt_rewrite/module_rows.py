@@ -1,0 +1,134 @@
+"""A tree of modules as rows of data, and back: what archives and reproducers hold of it.
+
+Each module is one row, its own first, and one under several names is one row and further names. Modules are made
+without running their constructors: a class gets its attributes, parameters, buffers and children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
+
+from fxopt_core.graph import iter_nodes
+from fxopt_core.values.forms import Form, MalformedError
+
+_STATE = frozenset(vars(nn.Module()))
+_UNSAFE = frozenset("\"'\\\n\r\0")
+
+
+def write_modules(
+    root: nn.Module,
+    tensor: Callable[[str, Tensor], Form],
+    extra: Callable[[str, nn.Module], Mapping[str, Form]],
+    left_out: Iterable[str] = (),
+) -> list[Form]:
+    """Return a root and the modules below it as data, without the children ``left_out``.
+
+    ``tensor`` writes a parameter or buffer; ``extra`` returns the ``class`` and ``attributes`` of a module's row.
+    """
+    names: dict[int, str] = {}
+    rows: list[Form] = []
+    for name, module in root.named_modules(remove_duplicate=False):
+        if name.split(".")[0] in left_out:
+            continue
+        if id(module) in names:
+            rows.append({"name": name, "same": names[id(module)]})
+            continue
+        names[id(module)] = name
+        rows.append({"name": name, **_state(f"{name}." if name else "", module, tensor), **extra(name, module)})
+    return rows
+
+
+def _state(prefix: str, module: nn.Module, tensor: Callable[[str, Tensor], Form]) -> dict[str, Form]:
+    def written(local: str, value: Tensor | None) -> Form:
+        return None if value is None else tensor(prefix + local, value)
+
+    transient = module._non_persistent_buffers_set
+    return {
+        "training": module.training,
+        "parameters": [[local, written(local, value)] for local, value in module._parameters.items()],
+        "buffers": [[local, written(local, value), local not in transient] for local, value in module._buffers.items()],
+        "none": [local for local, child in module._modules.items() if child is None],
+    }
+
+
+def read_modules(
+    rows: Iterable[Form], instance: Callable[[Mapping[str, Form]], nn.Module], tensor: Callable[[Form], Tensor]
+) -> dict[str, nn.Module]:
+    """Return the modules that `write_modules` has written, by name.
+
+    ``instance`` makes the module of a row, with its attributes and without tensors and children; ``tensor`` reads a
+    parameter or buffer. Other rows than written ones raise an FxoptError, KeyError, TypeError or ValueError.
+    """
+    made: dict[str, nn.Module] = {}
+    for row in rows:
+        name = row["name"]
+        if not isinstance(name, str) or name in made or (not made) != (name == ""):
+            raise MalformedError(f"{name!r:.60} is no name of a module at this place")
+        made[name] = made[row["same"]] if "same" in row else _with_state(instance(row), row, tensor)
+        if name:
+            parent, _, local = name.rpartition(".")
+            made[parent]._modules[_checked(local)] = made[name]
+    for row in rows:
+        for local in row.get("none", ()):
+            made[row["name"]]._modules.setdefault(_checked(local), None)
+    if not made:
+        raise MalformedError("there are no modules")
+    return made
+
+
+def _with_state(module: nn.Module, row: Mapping[str, Form], tensor: Callable[[Form], Tensor]) -> nn.Module:
+    module.training = bool(row["training"])
+    for local, form in row["parameters"]:
+        parameter = None if form is None else tensor(form)
+        if parameter is not None and not isinstance(parameter, nn.Parameter):
+            raise MalformedError(f"{form!r:.60} is no parameter")
+        module._parameters[_checked(local)] = parameter
+    for local, form, persistent in row["buffers"]:
+        buffer = None if form is None else tensor(form)
+        if not isinstance(buffer, Tensor | None):
+            raise MalformedError(f"{form!r:.60} is no tensor")
+        module._buffers[_checked(local)] = buffer
+        if not persistent:
+            module._non_persistent_buffers_set.add(local)
+    return module
+
+
+def new_module(cls: type[nn.Module], attributes: Iterable[tuple[Any, object]] = ()) -> nn.Module:
+    """Make a module of a class with attributes that a layer may have, without calling its constructor."""
+    module = GraphModule(nn.Module(), Graph()) if cls is GraphModule else cls.__new__(cls)
+    if cls is not GraphModule:
+        nn.Module.__init__(module)
+    for key, value in attributes:
+        if not isinstance(key, str) or not key.isidentifier() or key in _STATE or key.startswith("__"):
+            raise MalformedError(f"{key!r:.60} is no attribute that a layer has")
+        vars(module)[key] = value
+    return module
+
+
+def _checked(local: object) -> str:
+    """Return a local name that generated code can hold between quotes."""
+    if not isinstance(local, str) or not local or "." in local or not _UNSAFE.isdisjoint(local):
+        raise MalformedError(f"{local!r:.60} is no name of a module or tensor")
+    return local
+
+
+def check_targets(graph: Graph, root: nn.Module) -> None:
+    """Check that every node reads what the modules have: code is generated from these names."""
+    modules = dict(root.named_modules(remove_duplicate=False))
+    for node in iter_nodes(graph):
+        if node.op not in ("get_attr", "call_module"):
+            continue
+        path, _, name = str(node.target).rpartition(".")
+        owner = modules.get(path)
+        has = owner is not None and (
+            name in owner._modules
+            or name in owner._parameters
+            or name in owner._buffers
+            or isinstance(vars(owner).get(name), Tensor)
+        )
+        if not has or (node.op == "call_module" and node.target not in modules):
+            raise MalformedError(f"node `{node.name}` names `{node.target}`, which no module has")

@@ -1,0 +1,1 @@
+"""Which operator of torch computes what, under each of its names."""

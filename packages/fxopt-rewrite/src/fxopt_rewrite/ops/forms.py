@@ -1,0 +1,107 @@
+"""The operations of linear layers, convolutions, batch norms and divisions, with the names of their parameters."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+NORMS: dict[type[nn.Module], tuple[int, ...]] = {
+    nn.BatchNorm1d: (2, 3),
+    nn.BatchNorm2d: (4,),
+    nn.BatchNorm3d: (5,),
+    nn.SyncBatchNorm: (),
+}
+
+LINEAR = ("input", "weight", "bias")
+CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+CONV_TRANSPOSE = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+CONVOLUTION = (*CONV[:6], "transposed", "output_padding", "groups")
+BATCH_NORM = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled")
+F_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+
+LINEAR_TARGETS: dict[Any, tuple[str, ...]] = {F.linear: LINEAR, aten.linear.default: LINEAR}
+ADDMM = ("bias", "input", "weight")
+ADDMM_KEYWORDS = {"input": "bias", "self": "bias", "mat1": "input", "mat2": "weight"}
+PRODUCT = ("input", "weight")
+PRODUCT_KEYWORDS = {"self": "input", "other": "weight", "mat2": "weight"}
+TRANSPOSED_TARGETS: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys((torch.addmm, aten.addmm.default), ADDMM),
+    **dict.fromkeys((operator.matmul, torch.matmul, torch.mm, aten.matmul.default, aten.mm.default), PRODUCT),
+}
+TRANSPOSED_METHODS = {"addmm": ADDMM, "matmul": PRODUCT, "mm": PRODUCT, "__matmul__": PRODUCT}
+CONV_TARGETS: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), CONV),
+    **{getattr(getattr(aten, f"conv{d}d"), form): CONV for d in (1, 2, 3) for form in ("default", "padding")},
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), CONV_TRANSPOSE),
+    **dict.fromkeys((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), CONV_TRANSPOSE),
+    aten.conv_transpose1d.default: CONV_TRANSPOSE,
+    aten.conv_transpose2d.input: CONV_TRANSPOSE,
+    aten.conv_transpose3d.input: CONV_TRANSPOSE,
+    torch.convolution: CONVOLUTION,
+    aten.convolution.default: CONVOLUTION,
+}
+BATCH_NORM_TARGETS: dict[Any, tuple[str, ...]] = {
+    F.batch_norm: F_BATCH_NORM,
+    torch.batch_norm: BATCH_NORM,
+    aten.batch_norm.default: BATCH_NORM,
+}
+DECOMPOSED_BATCH_NORMS: frozenset[Any] = frozenset(
+    (
+        *(getattr(aten._native_batch_norm_legit, form) for form in ("default", "no_stats")),
+        aten._native_batch_norm_legit_no_training.default,
+        aten._native_batch_norm_legit_functional.default,
+        aten._batch_norm_no_update.default,
+        aten._batch_norm_with_update.default,
+        aten._batch_norm_with_update_functional.default,
+        *(getattr(aten, f"{kind}_batch_norm").default for kind in ("native", "cudnn", "miopen")),
+    )
+)
+PRODUCTS: dict[Any, Any] = {
+    operator.truediv: operator.mul,
+    operator.itruediv: operator.imul,
+    torch.div: torch.mul,
+    torch.divide: torch.multiply,
+    torch.true_divide: torch.mul,
+    **{
+        getattr(packet, form): getattr(product, form.removesuffix("_mode"))
+        for packets, product in (
+            ((aten.div, aten.divide, aten.true_divide), aten.mul),
+            ((aten.div_, aten.divide_, aten.true_divide_), aten.mul_),
+        )
+        for packet in packets
+        for form in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")
+        if hasattr(packet, form)
+    },
+}
+METHOD_PRODUCTS = {
+    "div": "mul",
+    "divide": "multiply",
+    "true_divide": "mul",
+    "div_": "mul_",
+    "divide_": "multiply_",
+    "true_divide_": "mul_",
+    "__truediv__": "__mul__",
+    "__itruediv__": "__imul__",
+}
+TRAINING_FLAG: dict[Any, tuple[int, str]] = {
+    aten.batch_norm.default: (5, "training"),
+    aten.dropout.default: (2, "train"),
+    aten.dropout_.default: (2, "train"),
+    aten.feature_dropout.default: (2, "train"),
+    aten.alpha_dropout.default: (2, "train"),
+}
+
+
+def says_training(node: Node) -> bool:
+    """Return whether an ATen operator is told by an argument of its own to train."""
+    if node.op != "call_function" or node.target not in TRAINING_FLAG:
+        return False
+    place, name = TRAINING_FLAG[node.target]
+    return bool(node.args[place] if len(node.args) > place else node.kwargs.get(name, False))

@@ -1,0 +1,150 @@
+"""What a file from a stranger may name: functions that compute and do nothing else, operators, and torch's layers."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import get_overridable_functions
+
+from fxopt_core.errors import FxoptError
+from fxopt_core.values.names import (
+    OPERATORS,
+    Names,
+    class_path,
+    find,
+    is_identifier,
+    load_operator,
+    name_of,
+    operator_path,
+)
+
+
+class UntrustedNameError(FxoptError):
+    """A file names something that a file from a stranger may not."""
+
+
+_NOT_PLAIN = frozenset({"attrgetter", "call", "itemgetter", "methodcaller"})
+_BUILTINS = """
+    abs all any bool complex divmod float getattr int isinstance len list max min pow range reversed round slice str sum
+    tuple
+"""
+_FACTORIES = """
+    arange as_tensor complex device empty empty_like empty_permuted empty_strided eye finfo full full_like iinfo
+    is_floating_point linspace logspace meshgrid ones ones_like promote_types rand rand_like randint randint_like randn
+    randn_like randperm result_type scalar_tensor tensor tril_indices triu_indices zeros zeros_like
+    sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum
+"""
+_MODES = "_enter_autocast _exit_autocast"
+_OPERATOR_METHODS = """
+    abs add and bool contains eq float floordiv ge getitem gt iadd iand ifloordiv imul index int invert ior isub
+    itruediv le len lshift lt matmul mod mul ne neg or pos pow radd rand rfloordiv rmatmul rmul ror rpow rshift rsub
+    rtruediv rxor setitem sub truediv xor
+"""
+_DUNDERS = frozenset(f"__{name}__" for name in _OPERATOR_METHODS.split())
+
+
+def plain_name(function: object) -> str | None:
+    """Return the name of a function that a stranger's file may name, or None.
+
+    >>> plain_name(torch.narrow), plain_name(operator.mul), plain_name(torch.ops.aten.add.Tensor), plain_name(eval)
+    ('torch:narrow', '_operator:mul', 'torch:ops.aten.add.Tensor', None)
+    """
+    if operator_path(function):
+        return name_of(function)
+    try:
+        return _plain_names().get(function)
+    except TypeError:  # it is not hashable
+        return None
+
+
+def plain_function(name: object) -> Any:
+    """Return the function or operator of this name, if `plain_name` names it; nothing is imported.
+
+    >>> plain_function("math:sqrt")(4.0)
+    2.0
+    >>> plain_function("os:system")
+    Traceback (most recent call last):
+    fxopt_rewrite.plain_names.UntrustedNameError: found 'os:system', which is no function of torch on tensors
+    """
+    if isinstance(name, str) and name.startswith(OPERATORS):
+        return load_operator(*name.removeprefix(OPERATORS).split("."))
+    if not isinstance(name, str) or name not in _plain_functions():
+        raise UntrustedNameError(f"found {name!r:.60}, which is no function of torch on tensors")
+    return _plain_functions()[name]
+
+
+def torch_class(name: object) -> Any:
+    """Return the loaded class of torch of this name, such as an enumeration; any other is an `UntrustedNameError`."""
+    found = find(name) if isinstance(name, str) and name.startswith(("torch:", "torch.")) else None
+    if not isinstance(found, type) or found.__module__.partition(".")[0] != "torch":
+        raise UntrustedNameError(f"found {name!r:.60}, which is no class of torch")
+    return found
+
+
+def is_plain_method(name: object) -> bool:
+    """Return whether a node of a stranger's graph may call this method: a public one of tensors, or an operator's.
+
+    >>> is_plain_method("view"), is_plain_method("__add__"), is_plain_method("__reduce_ex__"), is_plain_method("system")
+    (True, True, False, False)
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        return False
+    return name in _DUNDERS or (not name.startswith("_") and hasattr(Tensor, name))
+
+
+def is_plain_attribute(name: object) -> bool:
+    """Return whether a node of a stranger's graph may read this attribute by ``getattr``."""
+    return isinstance(name, str) and name.isidentifier() and not name.startswith("_")
+
+
+@cache
+def layer_classes() -> Mapping[str, type[nn.Module]]:
+    """Return the layers of ``torch.nn`` by path; a stranger's file may have modules of these classes."""
+    public: list[Any] = [getattr(nn, name) for name in dir(nn) if not name.startswith("Lazy")]
+    public.append(torch.nn.modules.linear.NonDynamicallyQuantizableLinear)  # within nn.MultiheadAttention
+    return {class_path(cls): cls for cls in public if isinstance(cls, type) and issubclass(cls, nn.Module)}
+
+
+@cache
+def _plain_functions() -> Mapping[str, Any]:
+    named = ((name_of(function), function) for function in _listed())
+    return {name: function for name, function in named if name is not None}
+
+
+@cache
+def _plain_names() -> Mapping[object, str]:
+    return {function: name for name, function in _plain_functions().items()}
+
+
+def _listed() -> Iterator[Any]:
+    yield from (getattr(operator, name) for name in operator.__all__ if name not in _NOT_PLAIN)
+    yield from (getattr(builtins, name) for name in _BUILTINS.split())
+    yield from (getattr(math, name) for name in dir(math) if not name.startswith("_"))
+    yield from (getattr(torch, name) for name in _FACTORIES.split())
+    yield from (getattr(torch.amp.autocast_mode, name) for name in _MODES.split())
+    yield from (torch._assert, torch.fx._symbolic_trace._assert_is_none)  # what tracing puts in
+    yield from (Tensor, type(None))
+    for space, functions in get_overridable_functions().items():
+        for function in functions:
+            name = getattr(function, "__name__", "_")
+            public = is_plain_method(name) if space is Tensor else not name.startswith("_")
+            if public and getattr(space, name, None) is function:
+                yield function
+
+
+def is_writable(op: str, name: object, target: object) -> bool:
+    """Return whether a stranger's file may hold a node of this operation, name and target."""
+    if op == "call_function":
+        return is_identifier(name) and plain_name(target) is not None
+    return is_identifier(name) and isinstance(target, str) and (op != "call_method" or is_plain_method(target))
+
+
+PLAIN = Names(plain_function, torch_class, plain_name, is_plain_method, is_plain_attribute, trusted=False)
+"""Data that anyone may have written."""

@@ -1,0 +1,1 @@
+"""Shapes, dtypes and kinds of the values of a graph."""

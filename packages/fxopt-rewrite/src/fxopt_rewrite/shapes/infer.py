@@ -1,0 +1,263 @@
+"""`infer_shapes`: run a graph on fake tensors and note the value of every node."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import SymInt, Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.fx import GraphModule, Interpreter, Node
+
+from fxopt_core._torch import PyTreeCodeGen, codegen_of
+from fxopt_core.errors import PreconditionError
+from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
+
+
+def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> GraphModule:
+    """Note in ``node.meta["val"]`` the value of every node for these inputs, as a fake tensor: nothing is computed.
+
+    Fake tensors have shape, dtype, device and strides but no memory. The graph runs on a copy of the module tree:
+    parameters, buffers, random state and grad mode stay as they are. Sizes are those of the inputs; give fake tensors
+    with symbolic sizes for symbolic ones.
+
+    Args:
+        graph_module: a graph in any form.
+        args: inputs as the module takes them: real, meta or fake tensors, in any structure. If some tensors of the
+            inputs or the module are on a real device, those on ``meta`` count as being on it too.
+        kwargs: inputs by name.
+
+    Returns:
+        The graph module itself.
+
+    Raises:
+        PreconditionError: The module does not take these inputs, or a node cannot run on fake tensors, because it
+            depends on values, say; nothing is changed.
+
+    >>> graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
+    >>> [tuple(node.meta["val"].shape) for node in infer_shapes(graph_module, torch.zeros(3, 4)).graph.nodes]
+    [(3, 4), (3, 8), (3, 8), (3, 8)]
+    """
+    check_graph_module(graph_module, "infer_shapes")
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors = [*given, *graph_module.parameters(), *graph_module.buffers()]
+    faker = _Faker(_mode_of(tensors), next((tensor.device for tensor in tensors if tensor.device.type != "meta"), None))
+    with _undisturbed(faker.mode):
+        args, kwargs = pytree.tree_map_only(Tensor, faker.fake, (args, kwargs))
+        run = _Run(faker.shadow(graph_module), graph_module, faker, _bind(graph_module, args, kwargs))
+        with faker.mode:
+            run.finish()
+    for node, value in run.values.items():
+        node.meta["val"] = value
+    return graph_module
+
+
+def describe_values(graph_module: GraphModule, nodes: Iterable[Node]) -> None:
+    """Note the values of restored nodes, in a graph whose other nodes note fake tensors.
+
+    No guard is added to symbolic sizes. A node that cannot run on the values of its inputs stays without one.
+    """
+    fakes = [value for node in iter_nodes(graph_module.graph) if isinstance(value := node.meta.get("val"), FakeTensor)]
+    nodes = sorted(node for node in nodes if "val" not in node.meta) if fakes else []
+    if not nodes:
+        return
+    mode, with_gradients = fakes[0].fake_mode, any(fake.requires_grad for fake in fakes)
+    faker = _Faker(mode, next((fake.device for fake in fakes if fake.device.type != "meta"), None))
+    unguarded = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
+    with ONE_AT_A_TIME, _undisturbed(mode), unguarded:
+        run = None
+        for node in nodes:
+            if node.op == "get_attr":
+                _describe_attribute(graph_module, node, mode, with_gradients)
+                continue
+            inputs = {each: each.meta.get("val") for each in node.all_input_nodes}
+            if inputs and all(isinstance(value, _VALUES) for value in inputs.values()):
+                run = run or _Run(faker.shadow(graph_module), graph_module, faker, {})
+                run.env = {each: run.kept(value) for each, value in inputs.items()}
+                with suppress(PreconditionError), mode:
+                    run.run_node(node)
+                    node.meta["val"] = run.values[node]
+
+
+_VALUES = (Tensor, SymInt, int, float, tuple, list)
+
+
+def _describe_attribute(graph_module: GraphModule, node: Node, mode: FakeTensorMode, with_gradients: bool) -> None:
+    owner, _, key = str(node.target).rpartition(".")
+    tensor = getattr(graph_module.get_submodule(owner), key, None)
+    if isinstance(tensor, Tensor) and type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta:
+        described = mode.from_tensor(tensor.detach(), static_shapes=True)
+        node.meta["val"] = described.requires_grad_(tensor.requires_grad and with_gradients)
+
+
+def _mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
+    modes = {id(tensor.fake_mode): tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)}
+    if len(modes) > 1:
+        raise PreconditionError(
+            f"infer_shapes: the inputs and the module hold fake tensors of {len(modes)} fake tensor modes; make all of "
+            "them under one mode"
+        )
+    return modes.popitem()[1] if modes else FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+
+
+@contextmanager
+def _undisturbed(mode: FakeTensorMode) -> Iterator[None]:
+    """Keep grad mode, random state and the setting of the fake tensor mode as they are."""
+    allowed = mode.allow_non_fake_inputs
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
+        try:
+            mode.allow_non_fake_inputs = True
+            yield
+        finally:
+            mode.allow_non_fake_inputs = allowed
+
+
+class _Faker:
+    """Makes fake counterparts of tensors and modules, one for each."""
+
+    def __init__(self, mode: FakeTensorMode, device: torch.device | None) -> None:
+        self.mode = mode
+        self._device = device
+        self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
+        self._shadows: dict[int, nn.Module] = {}
+
+    def fake(self, tensor: Tensor) -> Tensor:
+        if id(tensor) not in self._fakes:
+            self._fakes[id(tensor)] = (tensor, self._make(tensor))
+        return self._fakes[id(tensor)][1]
+
+    def _make(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type == "meta" and self._device is not None and tensor.layout == torch.strided:
+            with self.mode:
+                return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        try:
+            # Of a computed tensor, such as a pruned weight, torch would read the gradient, with a warning.
+            return self.mode.from_tensor(tensor if tensor.is_leaf else tensor.detach(), static_shapes=True)
+        except Exception as cause:
+            raise PreconditionError(
+                f"infer_shapes: no fake tensor can be made of a {type(tensor).__name__} of {tensor.dtype}, "
+                f"{tensor.layout}: {cause}. Nothing was changed"
+            ) from cause
+
+    def shadow(self, module: nn.Module) -> nn.Module:
+        """Return a module of the same class with fake tensors, so that running it leaves the original as it is."""
+        if isinstance(module, torch.jit.ScriptModule):
+            return module
+        if id(module) not in self._shadows:
+            shadow: nn.Module = object.__new__(type(module))
+            self._shadows[id(module)] = shadow
+            state = {name: self._plain(value) for name, value in module.__dict__.items()}
+            state["_modules"] = {name: child and self.shadow(child) for name, child in module._modules.items()}
+            shadow.__dict__.update(state)
+        return self._shadows[id(module)]
+
+    def _plain(self, value: object) -> object:
+        """Return an attribute's value with fake tensors, copied if it is a container: running may fill it."""
+        if isinstance(value, Tensor):
+            return self.fake(value)
+        if type(value) in (list, tuple, set):
+            items: Sequence[object] = list(value)  # type: ignore[call-overload]  # the test above tells no type
+            return type(value)(self._leaf(item) for item in items)  # type: ignore[call-arg]  # nor here
+        if isinstance(value, dict):
+            copied = copy.copy(value)
+            copied.update((key, self._leaf(item)) for key, item in value.items() if isinstance(item, Tensor))
+            return copied
+        return value
+
+    def _leaf(self, value: object) -> object:
+        return self.fake(value) if isinstance(value, Tensor) else value
+
+
+def _bind(graph_module: GraphModule, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[Node, object]:
+    graph, given = graph_module.graph, dict(kwargs)
+    placeholders = {node: str(node.target) for node in iter_nodes(graph) if node.op == "placeholder"}
+    signature = f"({', '.join(placeholders.values())})"
+
+    def take(name: str) -> object:
+        if name not in given:
+            raise PreconditionError(
+                f"infer_shapes: no value for input `{name}`; the graph takes {signature}: give it by position or by "
+                "name"
+            )
+        return given.pop(name)
+
+    codegen = codegen_of(graph)
+    if isinstance(codegen, PyTreeCodeGen):
+        names = [name for name in codegen.pytree_info.orig_args if name != "self"]
+        args = [*args, *map(take, names[len(args) :])]
+    values, bound = deque[object](graph.process_inputs(*args)), dict[Node, object]()
+    for node, name in placeholders.items():
+        if name.startswith("**"):
+            bound[node], given = given, {}
+        elif name.startswith("*"):
+            bound[node], values = list(values), deque()
+        elif values:
+            bound[node] = values.popleft()
+        else:
+            bound[node] = node.args[0] if name not in given and node.args else take(name)
+    surplus = [*given, *(f"one more positional of type {type(value).__name__}" for value in values)]
+    if surplus:
+        raise PreconditionError(f"infer_shapes: the graph takes {signature}, but was also given {surplus}")
+    return bound
+
+
+class _Run(Interpreter):
+    def __init__(self, shadow: nn.Module, original: GraphModule, faker: _Faker, inputs: dict[Node, object]) -> None:
+        super().__init__(shadow, graph=original.graph)
+        self.extra_traceback = False
+        self.values: dict[Node, object] = {}
+        self._faker = faker
+        self._inputs = inputs
+        self._autocasts: list[torch.autocast] = []
+
+    def finish(self) -> None:
+        """Run to the end, and leave autocast regions even if the run fails inside one."""
+        for node, value in self._inputs.items():
+            self._note(node, value)
+        try:
+            self.run(initial_env=dict(self._inputs), enable_io_processing=False)
+        finally:
+            for region in reversed(self._autocasts):
+                region.__exit__(None, None, None)
+
+    def run_node(self, n: Node) -> Any:
+        try:
+            value = super().run_node(n)
+            self._note(n, value)
+        except Exception as cause:
+            raise PreconditionError(
+                f"infer_shapes: node `{n.name}` ({self._described(n)}) fails on fake tensors: {type(cause).__name__}: "
+                f"{str(cause).strip()}. Nothing was changed; give inputs that the module accepts"
+            ) from cause
+        return value
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = super().call_function(target, args, kwargs)
+        if target is _enter_autocast:
+            self._autocasts.append(result)
+        elif target is _exit_autocast:
+            self._autocasts.remove(args[0])
+        return result
+
+    def _note(self, node: Node, value: object) -> None:
+        if not isinstance(value, nn.Module):
+            self.values[node] = self.kept(value)
+
+    def kept(self, value: object) -> object:
+        """Return a value whose tensors later in-place operations do not change."""
+        fake = self._faker.fake
+        return pytree.tree_map_only(Tensor, lambda t: (t if isinstance(t, FakeTensor) else fake(t)).detach(), value)
+
+    def _described(self, node: Node) -> str:
+        target = getattr(node.target, "__name__", str(node.target))
+        owner = dict(self.submodules).get(target) if node.op == "call_module" else None
+        return f"{node.op} {target}" if owner is None else f"{node.op} {target}, a {type(owner).__name__}"

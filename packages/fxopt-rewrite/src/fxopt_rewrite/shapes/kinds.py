@@ -1,0 +1,253 @@
+"""The kind of a node's value: a number, sizes, a tensor or unknown, from ``meta`` or else from what makes it."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+import sys
+from collections.abc import Callable
+from enum import Enum
+from functools import cache
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx import GraphModule, Node
+from torch.fx.passes.shape_prop import TensorMetadata
+
+from fxopt_rewrite.ops import names, tables
+
+
+class Kind(Enum):
+    """What kind of value a node has."""
+
+    NUMBER = "a Python number"
+    SIZES = "a tuple of numbers"
+    PLAIN = "a Python value that holds no memory, as a dtype"
+    TENSOR = "a tensor"
+    TENSORS = "a list or tuple of tensors"
+    UNKNOWN = "unknown"
+
+
+MEMORY_FREE = frozenset({Kind.NUMBER, Kind.SIZES, Kind.PLAIN})
+"""Kinds of values that hold no tensor."""
+
+Known = Callable[[Node], Kind]
+"""Returns the kind of an operand."""
+
+_NUMBER_TYPES = (int, float, complex, SymInt, SymFloat, SymBool)
+_CASTS = tables.names("bfloat16 bool byte cdouble cfloat char cpu cuda double float half int long short")
+_NUMBER_METHODS = tables.PURE_METHODS - tables.names(
+    "is_contiguous new_tensor tolist unique size stride dim_order storage_type"
+)
+_NUMBER_ATTRIBUTES = tables.PURE_ATTRIBUTES - {"shape", "dtype", "device", "layout", "name", "names"}
+_PLAIN_ATTRIBUTES = frozenset({"dtype", "device", "layout", "name", "names"})
+_TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
+_ARITHMETIC = tables.names(
+    """
+    abs add and_ eq floordiv ge gt iadd iand ifloordiv ilshift imod imul inv invert ior ipow irshift isub itruediv
+    ixor le lshift lt matmul mod mul ne neg or_ pos pow rshift sub truediv xor round
+    """
+)
+_PREDICATES = frozenset({"contains", "index", "is_", "is_not", "not_", "truth", "length_hint"})
+
+
+def _kind_of_value(value: object) -> Kind | None:
+    if isinstance(value, Tensor):
+        return Kind.TENSOR
+    if isinstance(value, _NUMBER_TYPES):
+        return Kind.NUMBER
+    if isinstance(value, (str, torch.dtype, torch.device, torch.layout, torch.memory_format)):
+        return Kind.PLAIN
+    if isinstance(value, (tuple, list)) and value:
+        kinds = {_kind_of_value(item) for item in value}
+        if kinds == {Kind.NUMBER}:
+            return Kind.SIZES
+        return Kind.TENSORS if kinds == {Kind.TENSOR} else None
+    return None
+
+
+def kind_of_node(node: Node, known: Known, graph_module: GraphModule | None = None) -> Kind:
+    """Return the kind of a node's value; ``known`` returns those of the nodes that it takes."""
+    noted = _kind_of_value(node.meta.get("val"))
+    if noted is not None:
+        return noted
+    if "val" not in node.meta and isinstance(node.meta.get("tensor_meta"), TensorMetadata):
+        return Kind.TENSOR
+    root = graph_module if graph_module is not None else node.graph.owning_module
+    if node.op == "call_function" and callable(node.target):
+        return _kind_of_function(node, node.target, known)
+    if node.op == "call_method":
+        return _kind_of_method(node, str(node.target), known)
+    if root is None:
+        return Kind.UNKNOWN
+    if node.op == "get_attr":
+        return _kind_of_value(attribute(root, str(node.target))) or Kind.UNKNOWN
+    return _kind_of_module(node, attribute(root, str(node.target)), known) if node.op == "call_module" else Kind.UNKNOWN
+
+
+def attribute(root: nn.Module, target: str) -> object:
+    """Return what a dotted target names within a module; None if there is nothing."""
+    value: object = root
+    for name in target.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _kind_of_module(node: Node, module: object, known: Known) -> Kind:
+    if type(module) in tables.FRESH_MODULES - tables.TUPLE_MODULES:
+        return Kind.TENSOR
+    if type(module) in tables.ALIASING_MODULES:
+        return _kind_of_first(node, known)
+    is_pool = type(module) in tables.TUPLE_MODULES and "Pool" in type(module).__name__
+    return Kind.TENSOR if is_pool and not getattr(module, "return_indices", True) else Kind.UNKNOWN
+
+
+def _kind_of_first(node: Node, known: Known) -> Kind:
+    return next((known(operand) for operand in names.nodes_in((node.args, node.kwargs))), Kind.UNKNOWN)
+
+
+def _kind_of_method(node: Node, name: str, known: Known) -> Kind:
+    given = known(node.args[0]) if node.args and isinstance(node.args[0], Node) else Kind.UNKNOWN
+    if given in MEMORY_FREE:
+        return Kind.NUMBER if name in {"__int__", "__float__", "__index__", "__bool__", "__len__"} else Kind.UNKNOWN
+    if name in {"size", "stride"}:
+        return Kind.NUMBER if len(node.args) > 1 or node.kwargs else Kind.SIZES
+    if name in _NUMBER_METHODS:
+        return Kind.NUMBER
+    if name == "__getitem__":
+        return _kind_of_item(node, known)
+    return Kind.TENSOR if name in _CASTS or name == "new_tensor" else _returned(names.method_overloads(name))
+
+
+def _kind_of_function(node: Node, target: Callable[..., object], known: Known) -> Kind:
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        return _returned((target,) if isinstance(target, OpOverload) else names.overloads_of(target))
+    name = str(getattr(target, "__name__", ""))
+    if getattr(operator, name, None) is target or getattr(builtins, name, None) is target:
+        return _kind_of_python(node, name, known)
+    if getattr(math, name, None) is target or (name.startswith("sym_") and getattr(torch, name, None) is target):
+        return Kind.NUMBER
+    if names.functional_name(target) is not None:
+        return _kind_of_functional(node, name, known)
+    method = names.method_of(target)
+    if method is not None:
+        return _kind_of_method(node, method, known)
+    operation = names.function_name(target)
+    if target is torch.tensor or operation is None:
+        return Kind.TENSOR if target is torch.tensor else Kind.UNKNOWN
+    return _returned(names.aten_overloads(operation))
+
+
+def _kind_of_functional(node: Node, name: str, known: Known) -> Kind:
+    if name in tables.DROPOUTS:
+        return _kind_of_first(node, known)
+    if name in tables.SEVERAL_RESULTS:
+        return Kind.TENSOR if node.kwargs.get("return_indices") is False and len(node.args) <= 2 else Kind.UNKNOWN
+    return Kind.TENSOR if name in tables.FRESH_FUNCTIONALS else Kind.UNKNOWN
+
+
+def _kind_of_python(node: Node, name: str, known: Known) -> Kind:
+    if name == "getitem":
+        return _kind_of_item(node, known)
+    if name == "getattr":
+        return _kind_of_attribute(node, known)
+    if name in {"len", "int", "float", "bool"} | _PREDICATES:
+        return Kind.NUMBER
+    if name in _ARITHMETIC or name in {"max", "min"}:
+        return _kind_of_arithmetic(node, name, known)
+    return Kind.PLAIN if name in {"str", "type", "isinstance"} else Kind.UNKNOWN
+
+
+def _kind_of_arithmetic(node: Node, name: str, known: Known) -> Kind:
+    kinds = {known(operand) for operand in names.nodes_in((node.args, node.kwargs))}
+    if Kind.TENSOR in kinds and name not in {"max", "min"}:
+        return Kind.TENSOR
+    if Kind.SIZES in kinds:
+        holds_sizes = name in {"add", "mul", "iadd", "imul"} and kinds <= {Kind.SIZES, Kind.NUMBER}
+        return Kind.SIZES if holds_sizes and _are_numbers(node.args) else Kind.UNKNOWN
+    if kinds == {Kind.NUMBER} and all(isinstance(arg, (Node, *_NUMBER_TYPES)) for arg in node.args):
+        return Kind.NUMBER
+    return Kind.UNKNOWN
+
+
+def _are_numbers(value: object) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_are_numbers(item) for item in value)
+    return isinstance(value, (Node, *_NUMBER_TYPES))
+
+
+def _kind_of_item(node: Node, known: Known) -> Kind:
+    given = known(node.args[0]) if node.args and isinstance(node.args[0], Node) else Kind.UNKNOWN
+    index = node.args[1] if len(node.args) > 1 else None
+    if given is Kind.TENSOR:
+        return Kind.TENSOR
+    if given in {Kind.SIZES, Kind.TENSORS}:
+        if isinstance(index, slice):
+            return given
+        return Kind.NUMBER if given is Kind.SIZES else Kind.TENSOR
+    return Kind.UNKNOWN
+
+
+def _kind_of_attribute(node: Node, known: Known) -> Kind:
+    given = known(node.args[0]) if node.args and isinstance(node.args[0], Node) else Kind.UNKNOWN
+    name = node.args[1] if len(node.args) > 1 else None
+    if given not in {Kind.TENSOR, Kind.UNKNOWN}:
+        return Kind.UNKNOWN
+    if name == "shape":
+        return Kind.SIZES
+    if name in _NUMBER_ATTRIBUTES:
+        return Kind.NUMBER
+    if name in _PLAIN_ATTRIBUTES:
+        return Kind.PLAIN
+    return given if name in _TENSOR_ATTRIBUTES else Kind.UNKNOWN
+
+
+@cache
+def _returned(overloads: tuple[OpOverload, ...]) -> Kind:
+    kinds = {_returned_by_schema(overload) for overload in overloads}
+    return kinds.pop() if len(kinds) == 1 else Kind.UNKNOWN
+
+
+def _returned_by_schema(overload: OpOverload) -> Kind:
+    types = [str(result.type) for result in overload._schema.returns]
+    if types == ["Tensor"]:
+        return Kind.TENSOR
+    if types and all(name in {"Tensor", "List[Tensor]"} for name in types):
+        return Kind.TENSORS
+    if types in (["List[int]"], ["List[SymInt]"]):
+        return Kind.SIZES
+    return Kind.NUMBER if types and types[0] in {"int", "SymInt", "float", "bool", "number", "Scalar"} else Kind.UNKNOWN
+
+
+_BUDGET = 500
+"""How many nodes are visited before a value counts as unknown."""
+
+
+def kind_of(node: Node, found: dict[Node, Kind] | None = None, graph_module: GraphModule | None = None) -> Kind:
+    """Return the kind of a node's value, looking back through the graph as far as it takes.
+
+    New kinds are added to ``found``, those that are known already; without it, the number of visits is bounded.
+    """
+    kinds: dict[Node, Kind] = {} if found is None else found
+    missing: list[Node] = []
+
+    def known(operand: Node) -> Kind:
+        if operand not in kinds:
+            missing.append(operand)
+        return kinds.get(operand, Kind.UNKNOWN)
+
+    waiting = [node]
+    for _ in range(_BUDGET if found is None else sys.maxsize):
+        current = waiting[-1]
+        missing.clear()
+        kind = kind_of_node(current, known, graph_module)
+        if kind is Kind.UNKNOWN and missing:
+            waiting.append(missing[-1])
+            continue
+        kinds[current] = kind
+        waiting.pop()
+        if not waiting:
+            return kind
+    return Kind.UNKNOWN

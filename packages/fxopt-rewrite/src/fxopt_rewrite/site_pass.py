@@ -1,0 +1,146 @@
+"""`SitePass`: a pass as match, check, rewrite over the sites of a graph."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from torch.fx import GraphModule, Node
+
+from fxopt_core.errors import PostconditionError
+from fxopt_core.gc_pause import collector_paused
+from fxopt_core.ledger.reasons import REASONS
+from fxopt_core.ledger.records import Refusal
+from fxopt_core.passes.call import transform_by_hand
+from fxopt_core.passes.context import current_frame
+from fxopt_core.passes.instruments import PassRun, active_instruments, current_run
+from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
+from fxopt_core.passes.undo import undo_pass
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+
+
+class Site(Protocol):
+    """A place that a pass may rewrite."""
+
+    @property
+    def label(self) -> str:
+        """Readable name, for reports."""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that it consists of."""
+
+
+SiteT = TypeVar("SiteT", bound=Site)
+
+
+class SitePass(Transformation, Generic[SiteT]):
+    """A pass that finds sites, checks each for legality, and rewrites the legal ones.
+
+    A subclass defines what a site is (a frozen dataclass with ``label`` and ``nodes``) and three short functions:
+    `match`, `check` and `rewrite`. Refusals and rewrites are recorded, and every edit goes through an `Editor`.
+    """
+
+    preserves_computation = True
+    reasons = REASONS
+    repeats: ClassVar[bool] = False
+    """Whether one rewrite may enable another, so that the pass goes on until no site is left."""
+
+    @abstractmethod
+    def match(self, index: GraphIndex) -> Iterable[SiteT | Refusal]:
+        """Return the candidate sites of a graph in order; a near miss may be a refusal at once."""
+
+    def check(self, site: SiteT, index: GraphIndex) -> Refusal | None:
+        """Return why a site has to be left alone, or None if it may be rewritten, without changing anything."""
+        return None
+
+    @abstractmethod
+    def rewrite(self, site: SiteT, edit: Editor) -> None:
+        """Rewrite a legal site."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        """Match, check and rewrite; return the same graph module."""
+        run = current_run()
+        if run is None or run.transformation is not self or current_frame(graph_module) is None:
+            return transform_by_hand(self, graph_module)
+        with collector_paused():
+            self._rewrite_sites(graph_module, run)
+        return graph_module
+
+    def _rewrite_sites(self, graph_module: GraphModule, run: PassRun) -> None:
+        index = GraphIndex(graph_module)
+        edit = Editor(index, self)
+        ask = _Asking(run, graph_module)
+        refusals, rewritten = self._round(index, edit, ask)
+        rounds_left = len(index.nodes)
+        while rewritten and self.repeats:
+            if not rounds_left:
+                raise PostconditionError(
+                    f"pass `{self.name}` finds new sites after every rewrite, without end: its `match` has to leave "
+                    "out what its `rewrite` puts in"
+                )
+            rounds_left -= 1
+            edit.finish()
+            edit.index = index = GraphIndex(graph_module)
+            refusals, rewritten = self._round(index, edit, ask)
+        for refusal in refusals:
+            edit.refuse(refusal)
+        edit.finish()
+
+    def _round(self, index: GraphIndex, edit: Editor, ask: _Asking) -> tuple[list[Refusal], int]:
+        """Rewrite the legal sites; return the refusals, and how many sites were rewritten."""
+        refusals: list[Refusal] = []
+        legal: deque[SiteT] = deque()
+        for site in self.match(index):  # before all edits: the index knows the unedited graph
+            refusal = site if isinstance(site, Refusal) else self.check(site, index)
+            if refusal is not None:
+                refusals.append(refusal)
+            elif not isinstance(site, Refusal):
+                legal.append(site)
+        rewritten = 0
+        while legal:
+            site = legal.popleft()  # dropped, as it may hold the tensors that its rewrite takes out
+            if edit.is_stale(site.nodes):
+                gone = next(node.name for node in site.nodes if edit.is_stale([node]))
+                message = f"`{site.label}` overlaps another site of the same pass at node `{gone}`, which it took out"
+                refusals.append(index.refuse(site.label, "overlapping", message, *site.nodes))
+                continue
+            if (vetoed := ask.refusal(site.label, site.nodes)) is not None:
+                refusals.append(vetoed)
+                continue
+            with edit.site(site.label):
+                self.rewrite(site, edit)
+            rewritten += 1
+        return refusals, rewritten
+
+
+class _Asking:
+    """Asks the instruments whether to rewrite sites; what they leave out stays left out in later rounds."""
+
+    def __init__(self, run: PassRun, graph_module: GraphModule) -> None:
+        self._run, self._graph_module = run, graph_module
+        self._left_out: dict[tuple[Node, ...], Refusal] = {}
+
+    def refusal(self, site: str, nodes: tuple[Node, ...]) -> Refusal | None:
+        if nodes in self._left_out:
+            return self._left_out[nodes]
+        for instrument in active_instruments():
+            decide: Callable[..., bool] | None = getattr(instrument, "should_rewrite", None)
+            if decide is not None and not decide(self._run, self._graph_module, site, nodes):
+                message = f"instrument {type(instrument).__name__} does not let `{self._run.name}` rewrite `{site}`"
+                self._left_out[nodes] = Refusal(site, "instrument", message, tuple(node.name for node in nodes))
+                return self._left_out[nodes]
+        return None
+
+
+class ReversibleSitePass(SitePass[SiteT], ReversibleTransformation):
+    """A `SitePass` that is undone from the ledger: its rewrites say where every original tensor went."""
+
+    undone_by_journal = True
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        """Undo what an equal pass did to a graph module."""
+        return undo_pass(graph_module, self.signature)

@@ -1,0 +1,213 @@
+"""Which of two ways to compute something is faster on this machine, beyond noise.
+
+Other load on the machine is much the same within a round, so that ratios within rounds say more than times. A ratio is
+the median over the rounds, with a confidence interval of 99 % by order statistics, which assume no distribution.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+CONFIDENCE = 0.99
+FEWEST_ROUNDS = 8  # of fewer, not even the extremes enclose the median with that confidence
+_WARM_UP = 2
+_SHORTEST = 1e-12  # seconds, where a clock is too coarse
+_MOST_CALLS = 1000
+
+Verdict = Literal["faster", "slower", "within noise"]
+Computation = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of one way to compute something, in seconds per call, for each round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """The interquartile range."""
+        first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return third - first
+
+    def __str__(self) -> str:
+        return f"{self.median * 1e3:.4g} ms, spread {self.spread * 1e3:.2g} ms"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times longer one way takes than another.
+
+    Attributes:
+        median: the median.
+        low: lower end of its interval.
+        high: upper end of its interval.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, slow: Times, fast: Times) -> Ratio:
+        """Return the ratio of times from the same rounds.
+
+        >>> Ratio.of(Times((2.0, 4.0) * 4), Times((1.0, 2.0) * 4))
+        Ratio(median=2.0, low=2.0, high=2.0)
+        """
+        ratios = [one / other for one, other in zip(slow.seconds, fast.seconds, strict=True)]
+        return cls(statistics.median(ratios), *interval(ratios))
+
+    def against(self, noise: float) -> Verdict:
+        """Return the verdict on the other way: the interval has to exclude 1, and the median to exceed the noise."""
+        if self.low > 1 and self.median > 1 + noise:
+            return "faster"
+        return "slower" if self.high < 1 and self.median < 1 / (1 + noise) else "within noise"
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 99 % confidence interval of the median of the distribution from which values were drawn.
+
+    >>> interval(range(1, 31))
+    (8, 23)
+    """
+    number = len(values)
+    outside, rank = 0.0, 0  # how probable it is that fewer than `rank` values are below the median
+    while outside + math.comb(number, rank) / 2**number <= (1 - CONFIDENCE) / 2:
+        outside += math.comb(number, rank) / 2**number
+        rank += 1
+    ordered = sorted(values)
+    return ordered[max(rank, 1) - 1], ordered[number - max(rank, 1)]
+
+
+def noise_of(ratio: Ratio) -> float:
+    """Return how far from 1 the ratio of two equal ways may be: the further end of its interval."""
+    return max(ratio.high, 1 / ratio.low) - 1
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """The result of comparing two ways to compute something.
+
+    Attributes:
+        ratio: how many times longer the former way takes than the new one.
+        noise: how far from 1 the ratio of two equal ways may be.
+    """
+
+    ratio: Ratio
+    noise: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the new way is faster or slower, beyond noise."""
+        return self.ratio.against(self.noise)
+
+    def __str__(self) -> str:
+        return f"speed-up {self.ratio}, noise {self.noise:.1%}"
+
+
+Compare = Callable[[Computation, Computation, torch.device], Speedup]
+
+
+def compare_speed(
+    former: Computation,
+    new: Computation,
+    device: torch.device,
+    *,
+    rounds: int = 61,
+    sample_seconds: float = 0.0005,
+    clock: Callable[[], float] = time.perf_counter,
+    seed: int = 0,
+) -> Speedup:
+    """Measure two ways to compute the same, without gradients.
+
+    Each round runs both, and the former one again to measure noise, in a random order.
+
+    Args:
+        former: the present way, called without arguments.
+        new: the way that may be faster.
+        device: where both compute; an accelerator is synchronised.
+        rounds: number of rounds.
+        sample_seconds: how long one measurement takes at least; short calls are repeated.
+        clock: returns seconds.
+        seed: seeds the order within rounds.
+
+    >>> ticks = iter(range(10**6))
+    >>> compare_speed(lambda: None, lambda: None, torch.device("cpu"), clock=lambda: next(ticks)).verdict
+    'within noise'
+    """
+    ways = (former, new, former)
+    waits = _waiting(device)
+    with torch.no_grad():
+        shortest = min(_sample(way, 1, clock, waits) for way in ways for _ in range(_WARM_UP))
+        calls = max(1, min(math.ceil(sample_seconds / shortest), _MOST_CALLS))
+        found: list[list[float]] = [[] for _ in ways]
+        order, drawing = list(range(len(ways))), random.Random(seed)
+        for _ in range(rounds):
+            drawing.shuffle(order)
+            for place in order:
+                found[place].append(_sample(ways[place], calls, clock, waits))
+    before, after, again = (Times(tuple(seconds)) for seconds in found)
+    return Speedup(Ratio.of(before, after), noise_of(Ratio.of(before, again)))
+
+
+def _sample(way: Computation, calls: int, clock: Callable[[], float], waits: Callable[[], object]) -> float:
+    waits()
+    started = clock()
+    for _ in range(calls):
+        way()
+    waits()
+    return max((clock() - started) / calls, _SHORTEST)
+
+
+def _waiting(device: torch.device) -> Callable[[], object]:
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and device.type == accelerator.type:
+        return lambda: torch.accelerator.synchronize(device)
+    return lambda: None
+
+
+_compare: ContextVar[Compare] = ContextVar("compare", default=compare_speed)
+
+
+@contextmanager
+def comparing_with(compare: Compare) -> Iterator[None]:
+    """Let passes that measure their benefit ask another function, within the ``with`` block.
+
+    Measurements from the target machine can then be used elsewhere, and tests need no clock.
+
+    Args:
+        compare: takes the former way, the new one and the device, and returns a `Speedup`.
+
+    >>> with comparing_with(lambda former, new, device: Speedup(Ratio(1.2, 1.1, 1.3), noise=0.02)):
+    ...     print(measured_speedup(lambda: 1, lambda: 2, torch.device("cpu")).verdict)
+    faster
+    """
+    token = _compare.set(compare)
+    try:
+        yield
+    finally:
+        _compare.reset(token)
+
+
+def measured_speedup(former: Computation, new: Computation, device: torch.device) -> Speedup:
+    """Compare two ways to compute something, by `compare_speed` or the function given to `comparing_with`."""
+    return _compare.get()(former, new, device)

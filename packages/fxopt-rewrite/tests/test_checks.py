@@ -1,0 +1,138 @@
+"""What is no graph module, no instrument or no number of sites is a typed error that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt_core import (
+    Instrument,
+    LintAndRecompile,
+    PassOptionError,
+    PassRun,
+    PreconditionError,
+    Record,
+    Registry,
+    Transformation,
+    compose,
+    faithful_copy,
+    history,
+    instrumented,
+    undo,
+)
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.shapes.infer import infer_shapes
+
+
+class Times(Transformation):
+    """A pass with an option."""
+
+    def __init__(self, *, count: int = 1) -> None:
+        self.count = count
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
+
+
+MODULE: Any = nn.Linear(2, 2)
+CALLS: dict[str, Callable[[], object]] = {
+    "history": lambda: history(MODULE),
+    "infer_shapes": lambda: infer_shapes(MODULE, torch.zeros(1, 2)),
+    "faithful_copy": lambda: faithful_copy(MODULE),
+    "get_transformed_nodes": lambda: LintAndRecompile().get_transformed_nodes(MODULE),
+    "GraphIndex": lambda: GraphIndex(MODULE),
+    "undo": lambda: undo(MODULE),
+    "pass `lint-and-recompile`": lambda: LintAndRecompile()(MODULE),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_module_in_place_of_a_graph_module(name: str) -> None:
+    with pytest.raises(PreconditionError, match=f"{name} is given a Linear.*capture the model first"):
+        CALLS[name]()
+
+
+def traced() -> GraphModule:
+    """Return a graph module."""
+    return torch.fx.symbolic_trace(nn.ReLU())
+
+
+@pytest.mark.parametrize("expect", ["1", -1, True, 1.0])
+def test_what_is_no_number_of_sites(expect: Any) -> None:
+    with pytest.raises(PreconditionError, match="expected a number from 0"):
+        LintAndRecompile()(traced(), expect=expect)
+
+
+def test_an_option_that_does_not_exist() -> None:
+    make: Any = Times
+    with pytest.raises(PassOptionError, match="its options: count"):
+        make(counts=2)
+
+
+def test_a_graph_module_in_place_of_options() -> None:
+    make: Any = Times
+    with pytest.raises(PassOptionError, match=r"write Times\(\)\(graph_module\)"):
+        make(traced())
+
+
+def test_what_is_no_pipeline() -> None:
+    passes: Any = Registry(entry_points=[])
+    with pytest.raises(PreconditionError, match="expected text"):
+        passes.pipeline(None)
+    with pytest.raises(PreconditionError, match=r"write Times\(\)"):
+        passes.pipeline_text(Times)
+
+
+def test_the_class_of_an_instrument() -> None:
+    wrong: Any = Instrument
+    with pytest.raises(PreconditionError, match=r"write Instrument\(\)"), instrumented(wrong):
+        pass
+    other: Any = object()
+    with pytest.raises(PreconditionError, match="derive it from"), instrumented(other):
+        pass
+
+
+class FourMethods:
+    """An instrument with the methods of the protocol and nothing else."""
+
+    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
+        return True
+
+    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
+        pass
+
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
+        return False
+
+    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
+        pass
+
+
+class Vetoing(Instrument):
+    """An instrument that vetoes, and declares nothing."""
+
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
+        return False
+
+
+@pytest.mark.parametrize("cls", [FourMethods, Vetoing])
+def test_an_instrument_may_veto_without_declaring_it(cls: type[FourMethods]) -> None:
+    graph_module = traced()
+    with instrumented(cls()):
+        compose(Times(), LintAndRecompile())(graph_module)
+    assert [record.state for record in history(graph_module)] == ["vetoed", "vetoed"]
+
+
+def test_defaults_of_a_base_class_are_options_too() -> None:
+    class More(Times):
+        def __init__(self, *, label: str = "", **options: Any) -> None:
+            super().__init__(**options)
+            self.label = label
+
+    assert More() == More(count=1)
+    assert More() != More(count=2)

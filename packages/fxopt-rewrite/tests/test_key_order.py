@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, strategies as st
+
+from fxopt_rewrite.journal.order import KeyOrder
+
+
+def test_appending_and_removing_keep_the_dictionary_in_order_at_once() -> None:
+    mapping = {"a": 1, "b": 2}
+    order = KeyOrder(mapping)
+    order.append("c", 3)
+    assert order.remove("a") is None
+    assert order.remove("c") == "b"
+    assert list(mapping) == ["b"]
+    order.apply()
+    assert mapping == {"b": 2}
+
+
+def test_first_place_and_a_place_that_is_gone() -> None:
+    mapping = {"a": 1, "b": 2}
+    order = KeyOrder(mapping)
+    order.insert_after(None, "first", 0)
+    order.insert_after("gone", "last", 9)
+    order.apply()
+    assert list(mapping.items()) == [("first", 0), ("a", 1), ("b", 2), ("last", 9)]
+
+
+def test_empty_dictionary() -> None:
+    mapping: dict[str, int] = {}
+    order = KeyOrder(mapping)
+    order.append("a", 1)
+    assert order.remove("a") is None
+    order.insert_after("a", "b", 2)
+    order.apply()
+    assert mapping == {"b": 2}
+
+
+def test_unknown_keys_cannot_be_removed() -> None:
+    with pytest.raises(KeyError):
+        KeyOrder({"a": 1}).remove("b")
+
+
+@given(st.integers(1, 12), st.randoms(use_true_random=False))
+def test_what_was_removed_goes_back_to_its_place(size: int, source: random.Random) -> None:
+    """Take entries out and put new ones in, in any order; undo all that backwards: the dictionary is the old one."""
+    mapping = {f"k{place}": place for place in range(size)}
+    before = list(mapping.items())
+    forwards = KeyOrder(mapping)
+    removed: list[tuple[str, str | None, int]] = []
+    added: list[str] = []
+    for place in range(source.randrange(size + 1)):
+        key = source.choice(sorted(k for k in mapping if k.startswith("k")))
+        value = mapping[key]
+        removed.append((key, forwards.remove(key), value))
+        if source.random() < 0.5:
+            forwards.append(f"new{place}", -1)
+            added.append(f"new{place}")
+    backwards = KeyOrder(mapping)
+    for key in added:
+        backwards.remove(key)
+    for key, previous, value in reversed(removed):
+        backwards.insert_after(previous, key, value)
+    backwards.apply()
+    assert list(mapping.items()) == before

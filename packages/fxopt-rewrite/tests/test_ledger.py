@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import operator
+import pickle
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule, symbolic_trace
+
+from fxopt_core import Derived, FxoptError, Ledger, Record, Refusal, Rewrite, history
+from fxopt_core.ledger.records import adopt_records, append_record, applied_records, ledger_of, mark_undone, set_ledger
+from fxopt_rewrite.journal.edits import (
+    Listed,
+    ModuleAdded,
+    ModuleRemoved,
+    ModuleRow,
+    NodeAdded,
+    NodeRow,
+    Piece,
+    Ref,
+    TensorRow,
+)
+from fxopt_rewrite.journal.journal import Edits
+
+ROW = NodeRow(3, "call_function", operator.add, (Ref(1), [Ref(2), 1]), (("alpha", 2),), "add", None, 2)
+
+
+def traced() -> GraphModule:
+    return symbolic_trace(nn.ReLU())
+
+
+def a_record(signature: str = "s", run: int = 0) -> Record:
+    module = ModuleRow("a", "torch:x", (("sizes", Listed((1, 2))),), (TensorRow("a.w", Piece("b.w"), (2,)),), None, "b")
+    return Record(
+        "a-pass",
+        "m:APass",
+        (("n", 1),),
+        signature,
+        rewrites=(Rewrite("a", ("x",), ("y",), (module.name,), ()),),
+        refusals=(Refusal("b", "hooks", "has hooks"),),
+        run=run,
+        journal=Edits((NodeAdded(ROW), ModuleRemoved(module))),
+        derived=(Derived("m:f", (("weight", "a.w"), ("bias", None)), (("eps", 1e-5),), ("b.w", None)),),
+    )
+
+
+class TestLedger:
+    def test_starts_empty_and_leaves_no_trace_when_read(self) -> None:
+        graph_module = traced()
+        assert history(graph_module) == ()
+        assert ledger_of(graph_module) == Ledger()
+        assert graph_module.meta == {}
+
+    @pytest.mark.parametrize(
+        "item",
+        [Ledger(), a_record(), Refusal("a", "b", "c"), Rewrite("a"), Piece("a"), ROW, ModuleAdded("a", "b", ())],
+        ids=lambda item: type(item).__name__,
+    )
+    def test_is_immutable(self, item: object) -> None:
+        assert dataclasses.is_dataclass(item)
+        for field in dataclasses.fields(item):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(item, field.name, None)
+
+    def test_meta_of_a_row_is_read_only(self) -> None:
+        row = dataclasses.replace(ROW, meta=MappingProxyType({"a": 1}))
+        with pytest.raises(TypeError):
+            row.meta["a"] = 2  # type: ignore[index]  # that is the point
+
+    def test_deep_copies_share_it(self) -> None:
+        graph_module = traced()
+        append_record(graph_module, a_record())
+        twin = copy.deepcopy(graph_module)
+        assert ledger_of(twin) is ledger_of(graph_module)
+        append_record(twin, a_record())
+        assert (len(history(graph_module)), len(history(twin))) == (1, 2)
+
+    def test_pickles(self) -> None:
+        ledger = Ledger((a_record(),), 3, 1)
+        assert pickle.loads(pickle.dumps(ledger)) == ledger
+
+    def test_operators_pickle_and_meta_that_does_not_stays_behind(self) -> None:
+        row = dataclasses.replace(
+            ROW, target=torch.ops.aten.add.Tensor, meta=MappingProxyType({"a": 1, "b": lambda: 1})
+        )
+        twin = pickle.loads(pickle.dumps(row))
+        assert twin == row
+        assert dict(twin.meta) == {"a": 1}
+
+    def test_of_a_newer_version_is_an_error(self) -> None:
+        graph_module = traced()
+        set_ledger(graph_module, Ledger(version=99))
+        with pytest.raises(FxoptError, match=r"version 99.*install a newer fxopt-core"):
+            history(graph_module)
+
+    def test_what_others_put_in_its_place_is_no_ledger(self) -> None:
+        graph_module = traced()
+        graph_module.meta["fxopt"] = {"records": 3}
+        assert history(graph_module) == ()
+
+
+class TestRecords:
+    def test_runs_are_numbered(self) -> None:
+        graph_module = traced()
+        append_record(graph_module, a_record(run=0))
+        append_record(graph_module, a_record(run=4))
+        assert ledger_of(graph_module).next_run == 5
+        adopt_records(graph_module, known=1, run=1)
+        assert [record.run for record in history(graph_module)] == [0, 1]
+        assert ledger_of(graph_module).next_run == 2
+
+    def test_undone_ones_drop_what_only_undoing_needs(self) -> None:
+        graph_module = traced()
+        for signature in ("s", "t", "s"):
+            append_record(graph_module, a_record(signature))
+        mark_undone(graph_module, applied_records(graph_module, "s")[1:])
+        assert [(r.state, r.journal is None) for r in history(graph_module)] == [
+            ("applied", False), ("applied", False), ("undone", True)
+        ]  # fmt: skip
+        assert len(applied_records(graph_module, "s")) == 1
+        assert history(graph_module)[2].rewrites
+
+    def test_one_line_of_text(self) -> None:
+        assert str(a_record()) == "a-pass: applied, 1 rewritten, 1 refused, 0.0 ms"
+
+
+class TestPiece:
+    def test_slices_are_taken_one_after_the_other(self) -> None:
+        tensor = torch.arange(24.0).view(6, 4)
+        assert Piece("w").take(tensor) is tensor
+        assert torch.equal(Piece("w", ((0, 1, 2), (1, 3, 1)), squeeze=1).take(tensor), tensor[1:3, 3])
+        assert torch.equal(Piece("w", ((0, 1, 2),), transposed=True).take(tensor), tensor[1:3].t())
+        taken = Piece("w", ((0, 2, 2),)).take(tensor)
+        assert taken.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+        with pytest.raises(RuntimeError):
+            Piece("w", ((0, 5, 2),)).take(tensor)

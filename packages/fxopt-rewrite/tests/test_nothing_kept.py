@@ -1,0 +1,126 @@
+"""What a run held is free when it is over, without waiting for the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, symbolic_trace
+
+from fxopt_core import Instrument, instrumented
+from fxopt_core.errors import PassError
+from fxopt_core.state.snapshot import Snapshot
+from fxopt_rewrite.calls.readers import read_linear
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.site_pass import Site, SitePass
+
+
+class Layers(nn.Module):
+    """Two layers, and views of one value that are alike, so that an index looks for those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.gradient = nn.Parameter(torch.zeros(4))
+        self.gradient.grad = torch.ones(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.first(x.view(-1, 4)) + self.second(x.view(-1, 4)) + self.gradient
+        return result
+
+
+class WithoutLayers(SitePass[Site]):
+    """Takes linear layers out, and what stands for them is their input."""
+
+    preserves_computation = False
+
+    def match(self, index: GraphIndex) -> Iterator[Site]:
+        """Yield every layer; ask for what a pass asks of an index."""
+        for node in index.nodes:
+            call = read_linear(index, node)
+            if call is not None:
+                value = node.args[0]
+                assert isinstance(value, torch.fx.Node)
+                index.same_value(value, node)
+                index.readers(next(index.graph_module.parameters()))
+                yield _Layer(str(node.target), (node,))
+
+    def rewrite(self, site: Site, edit: Editor) -> None:
+        """Let its input stand for a layer."""
+        (node,) = site.nodes
+        value = edit.call_function(torch.neg, node.args[0], before=node, like=[node])
+        edit.replace(node, value)
+        edit.drop_module(site.label, {})
+
+
+class _Layer:
+    def __init__(self, label: str, nodes: tuple[torch.fx.Node, ...]) -> None:
+        self.label, self.nodes = label, nodes
+
+
+@pytest.fixture(autouse=True)
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def references(graph_module: GraphModule) -> dict[str, weakref.ref[object]]:
+    """Weak references to the modules and storages of a graph module."""
+    found: dict[str, weakref.ref[object]] = {name: weakref.ref(m) for name, m in graph_module.named_modules() if name}
+    return found | {name: weakref.ref(tensor) for name, tensor in graph_module.named_parameters()}
+
+
+def traced() -> GraphModule:
+    graph_module = symbolic_trace(Layers())
+    gc.collect()  # tracing leaves the model in a cycle
+    return graph_module
+
+
+def alive(found: dict[str, weakref.ref[object]]) -> list[str]:
+    return [name for name, reference in found.items() if reference() is not None]
+
+
+def test_what_a_pass_takes_out_is_freed() -> None:
+    graph_module = traced()
+    found = references(graph_module)
+    WithoutLayers()(graph_module, expect=2)
+    assert alive(found) == ["gradient"]
+
+
+def test_so_it_is_where_an_instrument_might_have_vetoed() -> None:
+    graph_module = traced()
+    found = references(graph_module)
+    with instrumented(Vetoing()):
+        WithoutLayers()(graph_module, expect=2)
+    assert alive(found) == ["gradient"]
+
+
+class Vetoing(Instrument):
+    may_veto = True
+
+
+def test_storages_are_freed_with_their_snapshot() -> None:
+    tensor = torch.zeros(8)
+    module = nn.Module()
+    module.register_buffer("held", tensor)
+    graph_module = GraphModule(module, torch.fx.Graph())
+    graph_module.register_buffer("held", tensor)
+    snapshot = Snapshot.take(graph_module)
+    alias = weakref.ref(snapshot._tree.tensors[id(tensor)])
+    del snapshot
+    assert alias() is None
+
+
+def test_a_pass_that_fails_after_its_rewrites_still_rolls_back() -> None:
+    graph_module = traced()
+    names = [name for name, _ in graph_module.named_parameters()]
+    with pytest.raises(PassError):
+        WithoutLayers()(graph_module, expect=3)
+    assert [name for name, _ in graph_module.named_parameters()] == names

@@ -1,0 +1,218 @@
+"""Every node says where it came from, through several passes, copies and pickles."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node, symbolic_trace
+
+from fxopt_core import FxoptError, Refusal, Transformation, iter_nodes, undo
+from fxopt_core.ledger.codec import restore_ledger
+from fxopt_core.ledger.records import set_ledger
+from fxopt_rewrite.calls.readers import read_linear
+from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.journal.edits import Piece
+from fxopt_rewrite.journal.provenance import Provenance, provenance
+from fxopt_rewrite.site_pass import ReversibleSitePass
+
+
+@dataclass(frozen=True)
+class LinearSite:
+    call: LinearCall
+
+    @property
+    def label(self) -> str:
+        return self.call.label
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.call.node,)
+
+
+class Widen(ReversibleSitePass[LinearSite]):
+    """``linear(x)`` -> ``narrow(wide(x), -1, 0, n)``."""
+
+    def __init__(self, *, suffix: str = "", rows: int = 1) -> None:
+        self.suffix, self.rows = suffix, rows
+
+    def match(self, index: GraphIndex) -> Iterator[LinearSite]:
+        for node in index.nodes:
+            call = read_linear(index, node)
+            if isinstance(call, LinearCall) and call.label.endswith(self.suffix) and not self.transformed(node):
+                yield LinearSite(call)
+
+    def check(self, site: LinearSite, index: GraphIndex) -> Refusal | None:
+        return None
+
+    def rewrite(self, site: LinearSite, edit: Editor) -> None:
+        call, node, size = site.call, site.call.node, site.call.out_features
+        module = nn.Linear(call.in_features, size + self.rows, bias=call.bias is not None)
+        for key, ref in (("weight", call.weight), ("bias", call.bias)):
+            if ref is not None:
+                rows = torch.cat([ref.tensor.detach(), ref.tensor.new_zeros(self.rows, *ref.tensor.shape[1:])])
+                setattr(module, key, nn.Parameter(rows))
+        name = edit.add_module(call.weight.name.rpartition(".")[0] or "linear", f"wide{self.rows}", module)
+        wide = edit.call_module(name, call.input, before=node, like=[node], last_dim=size + self.rows)
+        edit.replace(node, edit.call_function(torch.narrow, wide, -1, 0, size, before=node, like=[node]))
+        pieces: dict[str, Piece | None] = {r.key: Piece(f"{name}.{r.key}", ((0, 0, size),)) for r in call.tensors}
+        edit.drop(call, pieces, twin=name)
+
+
+class MulToAdd(Transformation):
+    """Knows nothing of editors."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in iter_nodes(graph_module.graph):
+            if node.target is operator.mul:
+                node.target = operator.add
+                self.mark_as_transformed(node)
+        return graph_module
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(self.first(x)) * 2
+
+
+def traced() -> GraphModule:
+    graph_module = symbolic_trace(Model())
+    for node in iter_nodes(graph_module.graph):
+        node.meta["stack_trace"] = f"line of {node.name}"
+    return graph_module
+
+
+def exported() -> GraphModule:
+    graph_module = torch.export.export(Model(), (torch.ones(1, 2),), strict=False).module()
+    assert isinstance(graph_module, GraphModule)
+    return graph_module
+
+
+def named(graph_module: GraphModule, name: str) -> Provenance:
+    (node,) = (node for node in iter_nodes(graph_module.graph) if node.name == name)
+    found = provenance(node)
+    assert found is not None
+    return found
+
+
+def same(graph_module: GraphModule) -> GraphModule:
+    return graph_module
+
+
+def through_pickle(graph_module: GraphModule) -> GraphModule:
+    loaded: GraphModule = pickle.loads(pickle.dumps(graph_module))
+    return loaded
+
+
+@pytest.mark.parametrize("through", [same, copy.deepcopy, through_pickle])
+class TestOfNewNodes:
+    def test_pass_nodes_modules_and_source(self, through: Callable[[GraphModule], GraphModule]) -> None:
+        graph_module = through(Widen(suffix="first")(traced()))
+        expected = Provenance(
+            "widen", Widen(suffix="first").signature, ("first",), ("first",), (), "line of first"
+        )  # fmt: skip
+        assert named(graph_module, "narrow") == named(graph_module, "wide1") == expected
+        assert expected.chain() == ("widen",)
+        untouched = [n.name for n in iter_nodes(graph_module.graph) if provenance(n) is None]
+        assert untouched == ["x", "second", "mul", "output"]
+
+    def test_through_several_passes(self, through: Callable[[GraphModule], GraphModule]) -> None:
+        graph_module = Widen(suffix="wide1", rows=2)(Widen(suffix="first")(traced()))
+        found = named(through(graph_module), "wide2")
+        assert (found.pass_name, found.nodes, found.modules) == ("widen", ("wide1",), ("wide1",))
+        (source,) = found.sources
+        assert (source.nodes, source.modules) == (("first",), ("first",))
+        assert source.signature == Widen(suffix="first").signature != found.signature
+        assert found.stack_trace == "line of first"
+        assert str(found) == "widen: from wide1 (was wide1)\n  widen: from first (was first)"
+
+    def test_renamed_in_between(self, through: Callable[[GraphModule], GraphModule]) -> None:
+        graph_module = Widen(suffix="first")(traced())
+        for node in iter_nodes(graph_module.graph):
+            if node.name == "wide1":
+                node._rename("another")
+        graph_module = through(Widen(suffix="wide1", rows=2)(graph_module))
+        assert named(graph_module, "wide2").nodes == ("another",)
+        assert named(graph_module, "wide2").sources[0].nodes == ("first",)
+
+
+def test_of_nodes_that_undo_brought_back() -> None:
+    graph_module = Widen(suffix="first")(traced())
+    before = named(graph_module, "wide1")
+    undo(Widen(suffix="wide1", rows=2)(graph_module))
+    assert named(graph_module, "wide1") == before
+    undo(graph_module)
+    assert not [node for node in iter_nodes(graph_module.graph) if provenance(node)]
+
+
+def test_of_a_pass_that_only_marks() -> None:
+    graph_module = MulToAdd()(traced())
+    found = named(graph_module, "mul")
+    assert (found.pass_name, found.nodes, found.stack_trace) == ("mul-to-add", ("mul",), "line of mul")
+    assert found.signature == MulToAdd().signature
+
+
+def test_without_a_ledger_what_the_node_says_is_left() -> None:
+    graph_module = MulToAdd()(Widen(suffix="first")(traced()))
+    graph_module.meta["fxopt"] = None
+    assert named(graph_module, "mul").pass_name is None
+    assert named(graph_module, "mul").signature == MulToAdd().signature
+    assert str(named(graph_module, "mul")) == "an unknown pass: from nothing"
+    found = named(graph_module, "wide1")
+    assert (found.pass_name, found.signature, found.nodes) == ("widen", Widen(suffix="first").signature, ("first",))
+
+
+def test_in_a_graph_without_an_owner() -> None:
+    graph_module, graph = Widen(suffix="first")(traced()), Graph()
+    graph.output(graph.graph_copy(graph_module.graph, {}))
+    found = [provenance(node) for node in iter_nodes(graph)]
+    assert [each and each.nodes for each in found] == [None, ("first",), ("first",), None, None, None]
+
+
+def test_stack_traces_and_module_stacks_stay() -> None:
+    graph_module = exported()
+    before = {node.name: dict(node.meta) for node in iter_nodes(graph_module.graph)}
+    Widen()(graph_module)
+    made = [node for node in iter_nodes(graph_module.graph) if provenance(node)]
+    assert len(made) == 4
+    for node in made:
+        found = provenance(node)
+        assert found is not None and found.stack_trace is not None and "forward" in found.stack_trace
+        original = before[found.nodes[0]]
+        assert node.meta["stack_trace"] == original["stack_trace"] == found.stack_trace
+        assert node.meta["nn_module_stack"] == original["nn_module_stack"]
+        assert [source.name for source in node.meta["from_node"]] == list(found.nodes)
+
+
+def test_all_nodes_in_linear_time(steps_of: Callable[[Callable[[], object]], int]) -> None:
+    def work(count: int) -> Callable[[], object]:
+        graph_module = Widen()(symbolic_trace(nn.Sequential(*(nn.Linear(1, 1) for _ in range(count)))))
+        return lambda: [provenance(node) for node in iter_nodes(graph_module.graph)]
+
+    assert steps_of(work(40)) < 2.5 * steps_of(work(20))
+
+
+def test_of_a_newer_version_is_an_error() -> None:
+    graph_module = Widen(suffix="first")(traced())
+    set_ledger(graph_module, restore_ledger(99, b"", b""))
+    with pytest.raises(FxoptError, match="written by version 99"):
+        named(graph_module, "wide1")
+
+
+@pytest.mark.parametrize("given", [None, 3, "relu", symbolic_trace(nn.ReLU())])
+def test_other_things_than_nodes_are_refused(given: Any) -> None:
+    with pytest.raises(FxoptError, match=rf"^provenance is given a {type(given).__name__}, expected a torch\.fx\.Node"):
+        provenance(given)

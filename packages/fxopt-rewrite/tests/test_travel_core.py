@@ -1,0 +1,185 @@
+"""A saved module in a process that knows neither the model's classes nor the pass."""
+
+from __future__ import annotations
+
+import copyreg
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node, symbolic_trace
+from torch.fx.node import map_arg
+
+from fxopt_core import FxoptError, Ledger, Refusal, Transformation, UndoError, history, iter_nodes, undo
+from fxopt_core.ledger.codec import ledger_from_json, ledger_to_json, restore_ledger
+from fxopt_core.ledger.marks import tag_of
+from fxopt_core.ledger.records import ledger_of, set_ledger
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.site_pass import ReversibleSitePass
+
+
+def clamped(x: Tensor) -> Tensor:
+    """What the pass calls; the other process cannot import it, and need not."""
+    return x.clamp_min(0)
+
+
+torch.fx.wrap("clamped")
+
+
+@dataclass(frozen=True)
+class Relu:
+    node: Node
+
+    @property
+    def label(self) -> str:
+        return self.node.name
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.node,)
+
+
+class ReluToClamp(ReversibleSitePass[Relu]):
+    """``torch.relu(x)`` -> ``torch.clamp_min(x, 0)``."""
+
+    def match(self, index: GraphIndex) -> Iterator[Relu]:
+        return (Relu(node) for node in index.nodes if node.target is torch.relu)
+
+    def check(self, site: Relu, index: GraphIndex) -> Refusal | None:
+        return None
+
+    def rewrite(self, site: Relu, edit: Editor) -> None:
+        value = edit.call_function(torch.clamp_min, site.node.args[0], 0, before=site.node, like=[site.node])
+        edit.replace(site.node, value)
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.linear(x)) + torch.relu(x)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y
+
+
+def transformed() -> GraphModule:
+    torch.manual_seed(0)
+    return ReluToClamp()(symbolic_trace(Model()), expect=2)
+
+
+READER = """
+import json, pickle, sys
+from fxopt_core import FxoptError, history, undo
+from fxopt_rewrite.journal.provenance import provenance
+import torch
+seen = {}
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        graph_module = pickle.load(file)
+    found = seen[path] = {"computed": graph_module(torch.ones(1, 2)).tolist()}
+    with open(path + ".again", "wb") as file:
+        pickle.dump(graph_module, file)
+    try:
+        found["history"] = str(history(graph_module)).splitlines()[2:]
+        found["made"] = [str(each) for each in map(provenance, graph_module.graph.nodes) if each]
+        undo(graph_module)
+    except FxoptError as error:
+        found["error"] = str(error)
+    found["nodes"] = [node.name for node in graph_module.graph.nodes]
+    found["stack"] = [str(node.meta.get("nn_module_stack")) for node in graph_module.graph.nodes]
+    found["after"] = graph_module(torch.ones(1, 2)).tolist()
+print(json.dumps(seen))
+"""
+
+
+def reduced(ledger: Ledger) -> Any:
+    """What a pickle holds of a ledger."""
+    return copyreg.dispatch_table[Ledger](ledger)
+
+
+def test_it_is_undone_there_or_passed_on(tmp_path: Path) -> None:
+    """Without the classes, which stand as text in module stacks; and with the ledger of a newer version."""
+    known, newer = tmp_path / "known", tmp_path / "newer"
+    graph_module = transformed()
+    known.write_bytes(pickle.dumps(graph_module))
+    names = [node.name for node in iter_nodes(graph_module.graph)]
+    expected = graph_module(torch.ones(1, 2)).tolist()
+    sealed = restore_ledger(99, b"who knows", b"what this is")
+    set_ledger(graph_module, sealed)
+    newer.write_bytes(pickle.dumps(graph_module))
+    done = subprocess.run(
+        [sys.executable, "-c", READER, str(known), str(newer)], capture_output=True, text=True, check=True, timeout=120
+    )
+    seen = json.loads(done.stdout)
+    for found in seen.values():
+        assert found["computed"] == found["after"] == expected
+    assert seen[str(known)]["history"] == ["     + relu -> clamp_min", "     + relu_1 -> clamp_min_1"]
+    assert seen[str(known)]["made"] == ["relu-to-clamp: from relu", "relu-to-clamp: from relu_1"]
+    assert seen[str(known)]["nodes"] == [node.name for node in iter_nodes(symbolic_trace(Model()).graph)]
+    assert "error" not in seen[str(known)]
+    assert any(f"{__name__}.Inner" in text for text in seen[str(known)]["stack"])
+    assert "written by version 99" in seen[str(newer)]["error"]
+    assert seen[str(newer)]["nodes"] == names
+    again = pickle.loads((tmp_path / "newer.again").read_bytes())
+    assert reduced(again.meta["fxopt"]) == reduced(sealed)
+
+
+def test_what_can_no_longer_be_imported_is_named() -> None:
+    """A recorded function that is gone makes undo impossible, and the module runs all the same."""
+    graph_module = transformed()
+    for node in iter_nodes(graph_module.graph):
+        if node.target is torch.clamp_min:
+            node.target = clamped
+            node.args = map_arg(node.args[:1], lambda item: item)
+    graph_module.recompile()
+    before = [(node.name, node.target, tag_of(node)) for node in iter_nodes(graph_module.graph)]
+    with pytest.raises(UndoError, match="which the pass made, was changed since"):
+        undo(graph_module)
+    assert [(node.name, node.target, tag_of(node)) for node in iter_nodes(graph_module.graph)] == before
+
+
+def test_names_of_functions_are_imported_only_to_undo() -> None:
+    graph_module = transformed()
+    version, _, objects = reduced(ledger_of(graph_module))[1]
+    text = ledger_to_json(ledger_of(graph_module)).replace("torch:relu", "a_module_that_is_gone:relu")
+    assert (version, objects) == (1, b"")
+    set_ledger(graph_module, ledger_from_json(text))
+    assert len(history(graph_module)) == 1
+    assert ledger_to_json(ledger_of(graph_module)) == text
+    before = [node.name for node in iter_nodes(graph_module.graph)]
+    with pytest.raises(UndoError, match="node `relu_1` calls or takes what cannot be found here"):
+        undo(graph_module)
+    assert [node.name for node in iter_nodes(graph_module.graph)] == before
+
+
+@pytest.mark.parametrize(
+    "operation", [history, undo, ReluToClamp(), lambda gm: ReluToClamp()(gm, reverse=True), ReluToClamp().reverse]
+)
+def test_operations_on_a_newer_ledger_change_nothing(operation: Transformation) -> None:
+    graph_module = transformed()
+    set_ledger(graph_module, restore_ledger(99, b"", b""))
+    before = [(node.name, node.args, dict(node.meta)) for node in iter_nodes(graph_module.graph)]
+    meta, code = dict(graph_module.meta), graph_module.code
+    with pytest.raises(FxoptError, match="written by version 99"):
+        operation(graph_module)
+    assert [(node.name, node.args, dict(node.meta)) for node in iter_nodes(graph_module.graph)] == before
+    assert (dict(graph_module.meta), graph_module.code) == (meta, code)

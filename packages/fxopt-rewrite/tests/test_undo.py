@@ -1,0 +1,789 @@
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import operator
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node, symbolic_trace
+
+from fxopt_core import (
+    NotReversibleError,
+    PassError,
+    Refusal,
+    ReversibleTransformation,
+    UndoError,
+    compose,
+    history,
+    iter_nodes,
+    undo,
+)
+from fxopt_core.ledger.marks import tag_of
+from fxopt_rewrite.calls.readers import input_of, read_linear
+from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.journal.edits import Piece
+from fxopt_rewrite.legality import tensors_refusal
+from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite.site_pass import ReversibleSitePass, SitePass
+
+
+@dataclass(frozen=True)
+class LinearSite:
+    call: LinearCall
+
+    @property
+    def label(self) -> str:
+        return self.call.label
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.call.node,)
+
+
+def linear_sites(index: GraphIndex, suffix: str) -> Iterator[LinearSite]:
+    for node in index.nodes:
+        call = read_linear(index, node)
+        if isinstance(call, LinearCall) and call.label.endswith(suffix):
+            yield LinearSite(call)
+
+
+class PadLinear(ReversibleSitePass[LinearSite]):
+    """``linear(x)`` -> ``narrow(padded(x), -1, 0, n)``, where padded has rows of zeros below."""
+
+    def __init__(self, *, rows: int = 2, suffix: str = "", early: bool = False) -> None:
+        self.rows = rows
+        self.suffix = suffix
+        self.early = early  # whether the call goes to the front, as far as its input allows
+
+    def match(self, index: GraphIndex) -> Iterator[LinearSite]:
+        return (site for site in linear_sites(index, self.suffix) if not self.transformed(site.call.node))
+
+    def check(self, site: LinearSite, index: GraphIndex) -> Refusal | None:
+        return tensors_refusal(site.call, index)
+
+    def rewrite(self, site: LinearSite, edit: Editor) -> None:
+        call, node = site.call, site.call.node
+        size, total = call.out_features, call.out_features + self.rows
+        local = (call.label if call.module_name else call.weight.name).rpartition(".")[2]
+        module = nn.Linear(call.in_features, total, bias=call.bias is not None, dtype=call.weight.tensor.dtype)
+        for key, ref in (("weight", call.weight), ("bias", call.bias)):
+            if ref is not None:
+                padded = torch.cat([ref.tensor.detach(), ref.tensor.new_zeros(self.rows, *ref.tensor.shape[1:])])
+                setattr(module, key, nn.Parameter(padded, requires_grad=ref.tensor.requires_grad))
+        name = edit.add_module(call.module_name or call.weight.name, f"{local}_padded", module.train(call.training))
+        place = call.input.next if self.early else node
+        wide = edit.call_module(name, call.input, before=place, like=[node], last_dim=total)
+        edit.replace(node, edit.call_function(torch.narrow, wide, -1, 0, size, before=place, like=[node]))
+        pieces: dict[str, Piece | None] = {}
+        for ref in call.tensors:
+            pieces[ref.key] = Piece(f"{name}.{ref.key}", ((0, 0, size),))
+            edit.neutral(Piece(f"{name}.{ref.key}", ((0, size, self.rows),)))
+        edit.drop(call, pieces, twin=name)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.0)
+        self.k = nn.Linear(4, 4, bias=False)
+        self.v = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.q(x) * self.drop(self.k(x)) + self.v(x)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.attention = Attention()
+        self.norm = nn.LayerNorm(4)
+        self.register_buffer("offset", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.attention(torch.relu(self.first(x)))) + self.offset
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Parameter(torch.ones(4))
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.bias = nn.Parameter(torch.randn(4))
+        self.after = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x * self.before, self.weight, bias=self.bias) * self.after
+
+
+def traced_modules() -> GraphModule:
+    torch.manual_seed(0)
+    graph_module = symbolic_trace(Model().eval())
+    for place, node in enumerate(iter_nodes(graph_module.graph)):
+        node.meta["note"] = place
+    return graph_module
+
+
+def traced_functions() -> GraphModule:
+    torch.manual_seed(0)
+    return symbolic_trace(Functional().eval())
+
+
+def exported() -> GraphModule:
+    torch.manual_seed(0)
+    graph_module = torch.export.export(Model().eval(), (torch.randn(2, 4),)).module(check_guards=False)
+    assert isinstance(graph_module, GraphModule)
+    return graph_module
+
+
+FORMS = [traced_modules, traced_functions, exported]
+forms = pytest.mark.parametrize("traced", FORMS)
+
+
+def nodes_of(graph_module: GraphModule) -> dict[str, Node]:
+    return {node.name: node for node in iter_nodes(graph_module.graph)}
+
+
+def shape_of(graph_module: GraphModule) -> list[object]:
+    """Return all that undoing brings back but for values, in plain data."""
+    rows: list[object] = [
+        (n.name, n.op, n.target, str(n.args), str(n.kwargs), list(map(str, n.users)), list(map(str, n.all_input_nodes)))
+        for n in iter_nodes(graph_module.graph)
+    ]
+    rows += [(n.meta.get("note"), str(n.meta.get("nn_module_stack"))) for n in iter_nodes(graph_module.graph)]
+    for name, module in graph_module.named_modules():
+        plain = {k: v for k, v in vars(module).items() if isinstance(v, int | float | str | tuple | list)}
+        kind = type(module).__name__
+        if module is graph_module:
+            plain, kind = {}, ""
+        rows.append((name, kind, module.training, plain, sorted(module._non_persistent_buffers_set)))
+        tensors = (*module._parameters.items(), *module._buffers.items())
+        rows.append([(k, t if t is None else (t.shape, t.stride(), t.requires_grad, type(t))) for k, t in tensors])
+    return [*rows, list(graph_module.state_dict()), graph_module.code]
+
+
+def values_of(graph_module: GraphModule) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in graph_module.state_dict().items()}
+
+
+def assert_same_values(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert list(one) == list(other)
+    for name, tensor in one.items():
+        assert (tensor.dtype, torch.equal(tensor, other[name])) == (other[name].dtype, True), name
+
+
+class TestRoundTrip:
+    @forms
+    def test_applied_again_after_it_the_code_is_the_same(self, traced: Callable[[], GraphModule]) -> None:
+        graph_module = traced()
+        with graph_module.graph.inserting_before(graph_module.graph.output_node()):
+            graph_module.graph.erase_node(graph_module.graph.call_function(torch.narrow, (), name="narrow_4"))
+        names = graph_module.graph._graph_namespace
+        taken, counts = set(names._used_names), dict(names._base_count)
+        code = PadLinear()(graph_module).code
+        for _ in range(2):
+            undo(graph_module)
+            assert (names._used_names, names._base_count) == (taken, counts)
+            assert PadLinear()(graph_module).code == code
+
+    @forms
+    def test_with_user_nodes_that_have_copied_meta(self, traced: Callable[[], GraphModule]) -> None:
+        graph_module = traced()
+        before, values = list(nodes_of(graph_module)), values_of(graph_module)
+        PadLinear()(graph_module)
+        (x,) = graph_module.graph.find_nodes(op="placeholder")
+        for node in list(iter_nodes(graph_module.graph)):
+            if node.op not in ("placeholder", "get_attr", "output"):
+                with graph_module.graph.inserting_after(node):
+                    graph_module.graph.call_function(torch.relu, (x,)).meta = dict(node.meta)
+        undo(graph_module)
+        assert [name for name in nodes_of(graph_module) if not name.startswith("relu")] == [
+            name for name in before if not name.startswith("relu")
+        ]
+        assert_same_values(values_of(graph_module), values)
+
+    def test_marks_of_other_passes_come_back(self) -> None:
+        graph_module = PadLinear(rows=1, suffix="first")(traced_modules())
+        tags = {name: replace(tag_of(node), id=None) for name, node in nodes_of(graph_module).items()}
+        undo(PadLinear(suffix="padded")(graph_module, expect=1))
+        found = {name: replace(tag_of(node), id=None) for name, node in nodes_of(graph_module).items()}
+        assert {n: t for n, t in found.items() if t.marks} == {n: t for n, t in tags.items() if t.marks}
+
+    @forms
+    @pytest.mark.parametrize("how", ["reverse", "undo"])
+    def test_everything_is_as_before(self, traced: Callable[[], GraphModule], how: str) -> None:
+        graph_module, x = traced(), torch.randn(2, 4)
+        before, values, expected = shape_of(graph_module), values_of(graph_module), graph_module(x)
+        PadLinear()(graph_module)
+        assert history(graph_module)[0].rewrites
+        assert torch.allclose(graph_module(x), expected, atol=1e-6)
+        assert shape_of(graph_module) != before
+        if how == "undo":
+            assert undo(graph_module) is graph_module
+        else:
+            PadLinear()(graph_module, reverse=True)
+        assert shape_of(graph_module) == before
+        assert_same_values(values_of(graph_module), values)
+        assert torch.equal(graph_module(x), expected)
+        assert not any("fxopt" in node.meta for node in iter_nodes(graph_module.graph))
+        assert [record.state for record in history(graph_module)] == ["undone"]
+
+    @forms
+    def test_again_and_again(self, traced: Callable[[], GraphModule]) -> None:
+        graph_module = traced()
+        before = shape_of(graph_module)
+        names: list[set[str]] = []
+        for _ in range(3):
+            PadLinear()(graph_module)
+            names.append({name for name, _ in graph_module.named_modules()})
+            undo(graph_module)
+            assert shape_of(graph_module) == before
+        assert names[0] == names[1] == names[2]
+
+    @forms
+    def test_in_another_process_as_it_were(self, traced: Callable[[], GraphModule]) -> None:
+        graph_module = traced()
+        before, values = shape_of(graph_module), values_of(graph_module)
+        twin = pickle.loads(pickle.dumps(PadLinear()(graph_module)))
+        assert len(PadLinear().get_transformed_nodes(twin)) > 0
+        undo(twin)
+        assert_same_values(values_of(twin), values)
+        assert shape_of(twin)[: len(nodes_of(graph_module))] != []
+        assert [row for row in shape_of(twin) if isinstance(row, list)] == [r for r in before if isinstance(r, list)]
+
+    @forms
+    @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's own copy of an export graph
+    def test_of_a_deep_copy(self, traced: Callable[[], GraphModule]) -> None:
+        graph_module = traced()
+        before, values = shape_of(graph_module), values_of(graph_module)
+        PadLinear()(graph_module)
+        twin = copy.deepcopy(graph_module)
+        padded = shape_of(graph_module)
+        undo(twin)
+        assert shape_of(twin)[:-1] == before[:-1]
+        assert_same_values(values_of(twin), values)
+        assert shape_of(graph_module) == padded
+
+    def test_applied_twice_undone_at_once_or_one_by_one(self) -> None:
+        graph_module = traced_modules()
+        before = shape_of(graph_module)
+        PadLinear(suffix="q")(graph_module)
+        middle = shape_of(graph_module)
+        PadLinear(suffix="padded")(graph_module, expect=1)
+        undo(graph_module)
+        assert shape_of(graph_module) == middle
+        undo(graph_module)
+        assert shape_of(graph_module) == before
+
+    def test_composition(self) -> None:
+        graph_module = traced_modules()
+        before = shape_of(graph_module)
+        passes = compose(PadLinear(suffix="q"), compose(PadLinear(suffix="v"), PadLinear(rows=1, suffix="padded")))
+        for back in (undo, lambda gm: passes(gm, reverse=True)):
+            passes(graph_module, expect=4)
+            assert {record.run for record in history(graph_module)[-3:]} == {history(graph_module)[-1].run}
+            back(graph_module)
+            assert shape_of(graph_module) == before
+
+    def test_nothing_to_undo(self) -> None:
+        graph_module = traced_modules()
+        before, meta = shape_of(graph_module), dict(graph_module.meta)
+        assert undo(graph_module) is graph_module
+        PadLinear()(graph_module, reverse=True)
+        assert (shape_of(graph_module), graph_module.meta) == (before, meta)
+
+    def test_by_another_pass_is_not_taken_back(self) -> None:
+        graph_module = PadLinear(rows=1)(traced_modules())
+        before = shape_of(graph_module)
+        PadLinear(rows=2)(graph_module, reverse=True)
+        assert shape_of(graph_module) == before
+
+    def test_shapes_come_back(self) -> None:
+        graph_module = infer_shapes(traced_modules(), torch.randn(2, 4))
+        shapes = {name: node.meta["val"].shape for name, node in nodes_of(graph_module).items() if node.op != "output"}
+        PadLinear()(graph_module)
+        assert nodes_of(graph_module)["first_padded"].meta["val"].shape == (2, 6)
+        undo(graph_module)
+        restored = {
+            name: node.meta["val"].shape for name, node in nodes_of(graph_module).items() if node.op != "output"
+        }
+        assert restored == shapes
+
+    @pytest.mark.parametrize("traced", [exported, lambda: infer_shapes(traced_functions(), torch.randn(2, 4))])
+    def test_parameters_are_described_again(self, traced: Callable[[], GraphModule]) -> None:
+        graph_module = traced()
+
+        def described() -> list[object]:
+            values = [(node.name, node.meta.get("val")) for node in iter_nodes(graph_module.graph)]
+            return [
+                (name, type(v), v.shape, v.stride(), v.dtype, v.device, v.requires_grad)
+                if isinstance(v, Tensor)
+                else name
+                for name, v in values
+                if name != "output"
+            ]
+
+        before = described()
+        undo(PadLinear()(graph_module))
+        assert described() == before
+
+    def test_lists_among_attributes_are_lists_again(self) -> None:
+        model: Any = Model().eval()
+        model.first.sizes = [1, (2, 3)]
+        graph_module: Any = symbolic_trace(model)
+        undo(PadLinear()(graph_module))
+        assert graph_module.first.sizes == [1, (2, 3)]
+        assert graph_module.first is not model.first
+
+    def test_layout(self) -> None:
+        model: Any = Model().eval()
+        model.first.weight = nn.Parameter(torch.randn(4, 4).t())
+        graph_module: Any = undo(PadLinear()(symbolic_trace(model)))
+        assert torch.equal(graph_module.first.weight, model.first.weight)
+
+    def test_without_lint_the_code_is_left_alone(self) -> None:
+        graph_module = PadLinear()(traced_modules())
+        code = graph_module.code
+        undo(graph_module, lint_and_recompile=False)
+        assert graph_module.code == code
+
+    def test_original_modules_are_not_kept_alive(self) -> None:
+        graph_module = traced_modules()
+        rows = [record.journal for record in history(PadLinear()(graph_module))]
+        assert not [item for item in walk(rows) if isinstance(item, Tensor | nn.Module | Node)]
+
+
+def walk(item: object) -> Iterator[object]:
+    yield item
+    if isinstance(item, list | tuple):
+        for part in item:
+            yield from walk(part)
+    elif hasattr(item, "__dataclass_fields__"):
+        for name in item.__dataclass_fields__:
+            yield from walk(getattr(item, name))
+
+
+class TestCurrentValues:
+    def test_strides_of_what_was_not_contiguous_come_back(self) -> None:
+        graph_module = traced_modules()
+        layer: Any = graph_module.get_submodule("attention.q")
+        layer.weight = nn.Parameter(torch.randn(4, 8).t()[::2])
+        before = {name: (value.clone(), value.stride()) for name, value in graph_module.state_dict().items()}
+        assert before["attention.q.weight"][1] == (2, 8)
+        PadLinear()(graph_module)
+        undo(graph_module)
+        for name, value in graph_module.state_dict().items():
+            assert torch.equal(value, before[name][0])
+            assert value.stride() == before[name][1], name
+
+    def test_after_training(self) -> None:
+        x = torch.randn(8, 4)
+        graph_module: Any = PadLinear(suffix="q")(traced_modules().train())
+        q = graph_module.attention.q_padded
+        with torch.no_grad():
+            q.weight[:4] += 1
+            q.bias[:4] -= 1
+        expected = graph_module(x)
+        undo(graph_module)
+        assert torch.equal(graph_module.attention.q.weight, q.weight[:4])
+        assert torch.equal(graph_module.attention.q.bias, q.bias[:4])
+        assert torch.allclose(graph_module(x), expected, atol=1e-6)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+    @forms
+    def test_after_a_change_of_dtype(self, traced: Callable[[], GraphModule], dtype: torch.dtype) -> None:
+        graph_module = traced()
+        values = {name: tensor.to(dtype) for name, tensor in values_of(graph_module).items()}
+        undo(PadLinear()(graph_module).to(dtype))
+        assert_same_values(values_of(graph_module), values)
+
+    @pytest.mark.parametrize("assign", [True, False])
+    def test_after_loading(self, assign: bool) -> None:
+        graph_module: Any = PadLinear()(traced_modules())
+        loaded = {name: tensor.clone() for name, tensor in graph_module.state_dict().items()}
+        loaded["first_padded.weight"][:4] = 7
+        graph_module.load_state_dict(loaded, assign=assign)
+        undo(graph_module)
+        assert torch.equal(graph_module.first.weight, torch.full((4, 4), 7.0))
+
+    def test_after_saving_and_loading_the_module(self) -> None:
+        file = io.BytesIO()
+        graph_module = traced_modules()
+        values = values_of(graph_module)
+        torch.save(PadLinear()(graph_module), file)
+        file.seek(0)
+        twin: GraphModule = torch.load(file, weights_only=False)
+        assert_same_values(values_of(undo(twin)), values)
+
+    def test_on_the_meta_device(self) -> None:
+        graph_module: Any = undo(PadLinear()(traced_modules().to("meta")))
+        assert graph_module.first.weight.is_meta
+        moved: Any = undo(PadLinear()(traced_modules()).to("meta"))
+        assert moved.first.weight.is_meta
+
+    @pytest.mark.parametrize("frozen", [True, False])
+    @pytest.mark.parametrize("training", [True, False])
+    def test_flags_are_those_of_now(self, frozen: bool, training: bool) -> None:
+        graph_module: Any = PadLinear()(traced_modules())
+        graph_module.requires_grad_(not frozen).train(training)
+        undo(graph_module)
+        assert {p.requires_grad for p in graph_module.attention.parameters()} == {not frozen}
+        assert {m.training for m in graph_module.attention.modules()} == {training}
+        assert all(p.is_leaf and p.grad is None for p in graph_module.parameters())
+
+    def test_new_parameters_share_no_memory(self) -> None:
+        graph_module: Any = PadLinear(suffix="q")(traced_modules())
+        padded = graph_module.attention.q_padded
+        undo(graph_module)
+        with torch.no_grad():
+            padded.weight.fill_(0)
+        assert graph_module.attention.q.weight.abs().sum() > 0
+
+
+class Swap(ReversibleTransformation):
+    """``a + b`` -> ``a - b`` and back."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in iter_nodes(graph_module.graph):
+            if node.target is operator.add:
+                node.target = operator.sub
+                self.mark_as_transformed(node)
+        return graph_module
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        for node in self.get_transformed_nodes(graph_module):
+            node.target = operator.add
+            self.mark_as_restored(node)
+        return graph_module
+
+
+def change_argument(graph_module: GraphModule) -> None:
+    node = nodes_of(graph_module)["narrow"]
+    node.args = (node.args[0], -1, 1, 3)
+
+
+def change_target(graph_module: GraphModule) -> None:
+    nodes_of(graph_module)["narrow"].target = torch.Tensor.narrow
+
+
+def change_input(graph_module: GraphModule) -> None:
+    nodes_of(graph_module)["first_padded"].args = (nodes_of(graph_module)["x"], 1)
+
+
+def remove_node(graph_module: GraphModule) -> None:
+    node = nodes_of(graph_module)["narrow"]
+    node.replace_all_uses_with(nodes_of(graph_module)["x"])
+    graph_module.graph.erase_node(node)
+
+
+def read_new_node(graph_module: GraphModule) -> None:
+    wide = nodes_of(graph_module)["first_padded"]
+    with graph_module.graph.inserting_after(wide):
+        graph_module.graph.call_function(torch.relu, (wide,))
+
+
+def copy_node_with_meta(graph_module: GraphModule) -> None:
+    wide = nodes_of(graph_module)["x"]
+    with graph_module.graph.inserting_after(wide):
+        twin = graph_module.graph.call_function(torch.relu, (wide,))
+    twin.meta = dict(wide.meta)
+    wide._rename("renamed")
+
+
+def take_name(graph_module: GraphModule) -> None:
+    graph = graph_module.graph
+    graph._graph_namespace._used_names.discard("first")
+    with graph.inserting_after(nodes_of(graph_module)["x"]):
+        graph.create_node("call_function", torch.relu, (nodes_of(graph_module)["x"],), name="first")
+
+
+def call_module_again(graph_module: GraphModule) -> None:
+    with graph_module.graph.inserting_after(nodes_of(graph_module)["x"]):
+        graph_module.graph.call_module("first_padded", (nodes_of(graph_module)["x"],))
+
+
+def read_parameter(graph_module: GraphModule) -> None:
+    with graph_module.graph.inserting_after(nodes_of(graph_module)["x"]):
+        graph_module.graph.get_attr("first_padded.weight")
+
+
+def replace_module(graph_module: GraphModule) -> None:
+    graph_module.first_padded = nn.Bilinear(4, 4, 6)
+
+
+def remove_module(graph_module: GraphModule) -> None:
+    del graph_module.first_padded
+
+
+def resize_module(graph_module: GraphModule) -> None:
+    graph_module.first_padded = nn.Linear(4, 8)
+
+
+def drop_bias(graph_module: Any) -> None:
+    graph_module.first_padded.bias = None
+
+
+def add_hook(graph_module: Any) -> None:
+    graph_module.first_padded.register_forward_hook(lambda *_: None)
+
+
+def parametrize(graph_module: Any) -> None:
+    torch.nn.utils.parametrizations.weight_norm(graph_module.first_padded)
+
+
+def alias_module(graph_module: GraphModule) -> None:
+    graph_module.alias = graph_module.first_padded
+
+
+def tie_parameter(graph_module: Any) -> None:
+    graph_module.other = nn.Linear(4, 6)
+    graph_module.other.weight = graph_module.first_padded.weight
+
+
+def train_stand_in(graph_module: Any) -> None:
+    with torch.no_grad():
+        graph_module.first_padded.bias[-1] = 1e-30
+
+
+def put_module_in_place(graph_module: GraphModule) -> None:
+    graph_module.first = nn.ReLU()
+
+
+def build_on_it(graph_module: GraphModule) -> None:
+    PadLinear(rows=1, suffix="first_padded")(graph_module, expect=1)
+
+
+CHANGES: list[tuple[Callable[[GraphModule], None], str]] = [
+    (change_argument, "node `narrow`, which the pass made, was changed since"),
+    (change_target, "node `narrow`, which the pass made, was changed since"),
+    (change_input, "node `first_padded`, which the pass made, was changed since"),
+    (
+        remove_node,
+        "which the pass made, was taken out or replaced since|nodes for its replacement, expected exactly one",
+    ),
+    (read_new_node, "node `first_padded`, which the original does not have, is read by `relu_1` now"),
+    (copy_node_with_meta, "the graph has 2 nodes for an input of `first`, expected exactly one"),
+    (take_name, "another node is called `first` now"),
+    (call_module_again, "module `first_padded`, which the original does not have, is used by `first_padded_1` now"),
+    (read_parameter, "module `first_padded`, which the original does not have, is used by `first_padded_weight` now"),
+    (replace_module, "`first_padded.weight` holds"),
+    (remove_module, "module `first_padded` is gone"),
+    (resize_module, r"`first_padded.weight` holds|shapes now|they are no longer 0.0"),
+    (drop_bias, "`first_padded.bias`, which holds the values of `first.bias`, is gone"),
+    (add_hook, r"module `first_padded`, which the pass made, has hooks \(_forward_hooks\)"),
+    (parametrize, "gone|is parametrized"),
+    (alias_module, "or a tensor of it has a second name now"),
+    (tie_parameter, "or a tensor of it has a second name now"),
+    (train_stand_in, r"`first_padded.bias` holds stand-in values.* no longer 0.0: they were trained or loaded"),
+    (put_module_in_place, "there is another `first` now"),
+    (build_on_it, "pass `pad-linear` ran after it and builds on its result.*undo `pad-linear` first"),
+]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(("change", "found"), CHANGES, ids=[change.__name__ for change, _ in CHANGES])
+    def test_say_why_and_change_nothing(self, change: Callable[[GraphModule], None], found: str) -> None:
+        graph_module = PadLinear()(traced_modules())
+        change(graph_module)
+        before, identities = shape_of(graph_module), identities_of(graph_module)
+        for call in (True, False):
+            with pytest.raises(UndoError, match=found) as caught:
+                PadLinear()(graph_module, reverse=True) if call else PadLinear().reverse(graph_module)
+            assert "Nothing was changed" in str(caught.value)
+            assert caught.value.pass_name == "pad-linear"
+            assert shape_of(graph_module) == before
+            assert identities_of(graph_module) == identities
+
+    @pytest.mark.parametrize(
+        "change", [c for c, _ in CHANGES if c is not build_on_it], ids=lambda c: c.__name__ if callable(c) else ""
+    )
+    def test_of_undo_change_nothing_either(self, change: Callable[[GraphModule], None]) -> None:
+        graph_module = compose(Swap(), PadLinear(suffix="q"), PadLinear())(traced_modules())
+        change(graph_module)
+        before, identities = shape_of(graph_module), identities_of(graph_module)
+        with pytest.raises(UndoError):
+            undo(graph_module)
+        assert shape_of(graph_module) == before
+        assert identities_of(graph_module) == identities
+
+    def test_in_a_composition_bring_back_what_was_undone_already(self) -> None:
+        passes = compose(PadLinear(suffix="first"), Swap(), PadLinear(suffix="q"))
+        graph_module = passes(traced_modules())
+        train_stand_in(graph_module)
+        before, identities = shape_of(graph_module), identities_of(graph_module)
+        with pytest.raises(UndoError) as caught:
+            passes(graph_module, reverse=True)
+        assert caught.value.index == 0
+        assert shape_of(graph_module) == before
+        assert identities_of(graph_module) == identities
+
+    def test_a_value_that_would_be_read_too_early(self) -> None:
+        """The original stood late; what stands for it is at the front, and is read there."""
+        graph_module = symbolic_trace(Attention().eval())
+        PadLinear(suffix="v", early=True)(graph_module, expect=1)
+        nodes = nodes_of(graph_module)
+        with graph_module.graph.inserting_after(nodes["narrow"]):
+            early = graph_module.graph.call_function(torch.relu, (nodes["narrow"],))
+        nodes["q"].args = (early,)
+        for lint in (True, False):
+            with pytest.raises(UndoError, match="node `relu` would read `v` before it is computed"):
+                undo(graph_module, lint_and_recompile=lint)
+
+    def test_irreversible_passes(self) -> None:
+        class ForGood(SitePass[LinearSite]):
+            def match(self, index: GraphIndex) -> Iterator[LinearSite]:
+                return linear_sites(index, "first")
+
+            def rewrite(self, site: LinearSite, edit: Editor) -> None:
+                PadLinear().rewrite(site, edit)
+
+        graph_module = ForGood()(traced_modules())
+        with pytest.raises(NotReversibleError, match="`for-good` cannot be undone"):
+            undo(graph_module)
+
+    def test_passes_of_a_class_inside_of_a_function(self) -> None:
+        class Local(Swap):
+            pass
+
+        graph_module = traced_modules()
+        code = graph_module.code
+        assert Local()(graph_module).code != code
+        assert undo(pickle.loads(pickle.dumps(graph_module))).code == code
+        assert undo(graph_module).code == code
+
+    def test_passes_that_a_record_cannot_make_again(self) -> None:
+        def swapped() -> GraphModule:
+            class Local(Swap):
+                pass
+
+            return Local()(traced_modules())
+
+        graph_module = swapped()
+        gc.collect()  # takes the class away
+        with pytest.raises(UndoError, match=r"its pass cannot be made from its record.*reverse it by the pass itself"):
+            undo(graph_module)
+
+    def test_classes_that_are_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        graph_module = PadLinear()(traced_modules())
+        monkeypatch.delattr("torch.nn.modules.linear.Linear")
+        with pytest.raises(UndoError, match=r"the class torch.nn.modules.linear:Linear of module .* cannot be found"):
+            undo(graph_module, lint_and_recompile=False)
+
+
+def identities_of(graph_module: GraphModule) -> list[object]:
+    rows: list[object] = [id(node) for node in iter_nodes(graph_module.graph)]
+    rows += [(name, id(module)) for name, module in graph_module.named_modules()]
+    rows += [(name, id(t)) for name, t in (*graph_module.named_parameters(), *graph_module.named_buffers())]
+    return [*rows, history(graph_module), [tag_of(node) for node in iter_nodes(graph_module.graph)]]
+
+
+class TestOthers:
+    def test_a_later_pass_elsewhere_does_not_matter(self) -> None:
+        graph_module, x = traced_modules(), torch.randn(2, 4)
+        PadLinear(suffix="q")(graph_module)
+        Swap()(graph_module)
+        PadLinear(suffix="v")(graph_module)
+        expected = graph_module(x)
+        PadLinear(suffix="q")(graph_module, reverse=True)
+        assert torch.allclose(graph_module(x), expected, atol=1e-6)
+        Swap()(graph_module, reverse=True)
+        PadLinear(suffix="v")(graph_module, reverse=True)
+        assert shape_of(graph_module) == shape_of(traced_modules())
+
+    @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 0, 1), (0, 2, 1), (1, 2, 0), (2, 1, 0)], ids=str)
+    def test_any_order_of_neighbours(self, order: tuple[int, int, int]) -> None:
+        """Layers that follow each other directly: each one's place is told by a node that another pass takes out."""
+        torch.manual_seed(0)
+        graph_module, x = symbolic_trace(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))).eval()), torch.randn(2, 4)
+        before, expected = shape_of(graph_module), graph_module(x)
+        passes = [PadLinear(suffix=str(place)) for place in range(3)]
+        for each in passes:
+            each(graph_module, expect=1)
+        for place in order:
+            try:
+                passes[place](graph_module, reverse=True)
+            except UndoError:
+                break
+            assert torch.allclose(graph_module(x), expected, atol=1e-6)
+        else:
+            assert sorted(map(str, shape_of(graph_module))) == sorted(map(str, before))
+        if order == (2, 1, 0):
+            assert shape_of(graph_module) == before
+
+    def test_dead_code_elimination_and_renaming_in_between(self) -> None:
+        graph_module = PadLinear()(traced_modules())
+        before = shape_of(traced_modules())
+        graph_module.graph.eliminate_dead_code()
+        nodes_of(graph_module)["first_padded"]._rename("any_name")
+        assert shape_of(undo(graph_module)) == before
+
+    def test_new_readers_of_the_result_read_the_original(self) -> None:
+        graph_module = PadLinear()(traced_modules())
+        result = nodes_of(graph_module)["narrow"]
+        with graph_module.graph.inserting_after(nodes_of(graph_module)["relu"]):
+            reader = graph_module.graph.call_function(torch.tanh, (result,))
+        undo(graph_module)
+        assert reader.args == (nodes_of(graph_module)["first"],)
+
+    @pytest.mark.parametrize("renamed", [False, True])
+    def test_copied_meta_of_new_nodes_confuses_nobody(self, renamed: bool) -> None:
+        graph_module = PadLinear()(traced_modules())
+        result = nodes_of(graph_module)["narrow"]
+        with graph_module.graph.inserting_after(result):
+            twin = graph_module.graph.call_function(torch.tanh, (result,))
+        twin.meta = dict(result.meta)
+        if renamed:  # now nothing tells which of the two is the pass's
+            result._rename("renamed")
+            with pytest.raises(UndoError, match="2 nodes for its replacement"):
+                undo(graph_module)
+            return
+        undo(graph_module)
+        assert twin.args == (nodes_of(graph_module)["first"],)
+
+    def test_marks_of_others_stay(self) -> None:
+        graph_module = traced_modules()
+        Swap()(graph_module)
+        PadLinear()(graph_module)
+        undo(graph_module)
+        assert len(Swap().get_transformed_nodes(graph_module)) == 2
+
+    def test_errors_in_the_middle_restore_everything(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        graph_module = compose(Swap(), PadLinear())(traced_modules())
+        before, identities = shape_of(graph_module), identities_of(graph_module)
+        create = type(graph_module.graph).create_node
+        calls: list[int] = []
+
+        def third(self: Any, *args: Any, **kwargs: Any) -> Node:
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return create(self, *args, **kwargs)
+
+        monkeypatch.setattr(type(graph_module.graph), "create_node", third)
+        with pytest.raises(KeyboardInterrupt):
+            undo(graph_module)
+        calls.clear()
+        with pytest.raises(KeyboardInterrupt):
+            PadLinear().reverse(graph_module)
+        assert shape_of(graph_module) == before
+        assert identities_of(graph_module) == identities
+
+    def test_what_is_no_graph_module(self) -> None:
+        with pytest.raises(PassError, match="undo is given a Linear"):
+            undo(nn.Linear(1, 1))  # type: ignore[arg-type]  # that is the point
+
+
+def test_input_of_reads_both_ways() -> None:
+    graph_module = symbolic_trace(Attention())
+    assert str(input_of(nodes_of(graph_module)["q"])) == "x"

@@ -1,0 +1,525 @@
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node, symbolic_trace
+from torch.nn.utils import parametrizations, prune
+
+from fxopt_core import REASONS, iter_nodes
+from fxopt_rewrite.calls.readers import input_of, read_batch_norm, read_convolution, read_linear, read_true_division
+from fxopt_rewrite.calls.records import BatchNormCall, ConvolutionCall, LinearCall, Obstacle, TrueDivision
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.layers import bare_module
+
+Reader = Callable[[GraphIndex, Node], Any]
+
+
+def views_of(graph_module: GraphModule, reader: Reader) -> list[Any]:
+    """Return what a reader makes of the nodes of a graph, but for the nodes that it leaves alone."""
+    index = GraphIndex(graph_module)
+    found = [reader(index, node) for node in iter_nodes(graph_module.graph)]
+    return [view for view in found if view is not None]
+
+
+def view_of(model: nn.Module, reader: Reader) -> Any:
+    (view,) = views_of(symbolic_trace(model), reader)
+    return view
+
+
+def exported(model: nn.Module, *args: Tensor) -> GraphModule:
+    graph_module = torch.export.export(model, args).module()
+    assert isinstance(graph_module, GraphModule)
+    return graph_module
+
+
+class Calls(nn.Module):
+    """Holds one layer and calls it in any way."""
+
+    def __init__(self, layer: nn.Module, call: Callable[[Any, Tensor], object] = lambda layer, x: layer(x)) -> None:
+        super().__init__()
+        self.layer = layer
+        self.call = call
+
+    def forward(self, x: Tensor) -> object:
+        return self.call(self.layer, x)
+
+
+def with_layer_as_leaf(model: Calls) -> GraphModule:
+    class Leaves(torch.fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return module_qualified_name == "layer"
+
+    return GraphModule(model, Leaves().trace(model))
+
+
+FORMS: dict[str, Callable[[nn.Linear, Tensor], Tensor]] = {
+    "module": lambda layer, x: layer(x),
+    "module by keyword": lambda layer, x: layer(input=x),
+    "function": lambda layer, x: F.linear(x, layer.weight, layer.bias),
+    "function by keyword": lambda layer, x: F.linear(bias=layer.bias, input=x, weight=layer.weight),
+    "operator": lambda layer, x: torch.ops.aten.linear.default(x, layer.weight, layer.bias),
+}
+
+
+class TestLinear:
+    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize("training", [True, False])
+    def test_every_form(self, form: str, training: bool) -> None:
+        layer = nn.Linear(3, 5)
+        graph_module = symbolic_trace(Calls(layer, FORMS[form]).train(training))
+        (call,) = views_of(graph_module, read_linear)
+        assert isinstance(call, LinearCall)
+        assert (call.input.name, call.weight.name, call.module_name) == ("x", "layer.weight", "layer")
+        assert call.bias is not None
+        assert (call.bias.name, call.bias.key) == ("layer.bias", "bias")
+        assert call.weight.tensor is layer.weight
+        assert (call.in_features, call.out_features, call.label) == (3, 5, "layer")
+        assert (call.module is None) == (not form.startswith("module"))
+        assert (call.weight.node is None) == form.startswith("module")
+        if form != "operator":
+            assert call.training is training
+        assert input_of(call.node) is call.input
+
+    @pytest.mark.parametrize("form", ["module", "function"])
+    def test_without_bias(self, form: str) -> None:
+        call = view_of(Calls(nn.Linear(3, 5, bias=False), FORMS[form]), read_linear)
+        assert call.bias is None
+        assert [ref.key for ref in call.tensors] == ["weight"]
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_of_an_export(self, training: bool) -> None:
+        model = nn.Sequential(nn.Linear(3, 5), nn.Dropout()).train(training)
+        (call,) = views_of(exported(model, torch.randn(2, 3)), read_linear)
+        assert (call.weight.name, call.bias.name, call.module, call.training) == ("0.weight", "0.bias", None, training)
+
+    def test_at_the_root(self) -> None:
+        call = view_of(nn.Linear(3, 5), read_linear)
+        assert (call.weight.name, call.module_name, call.label) == ("weight", "", "linear")
+
+    def test_other_nodes_are_left_alone(self) -> None:
+        model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), nn.Flatten(), nn.Bilinear(1, 1, 1))
+        assert views_of(symbolic_trace(nn.Sequential(*list(model)[:3])), read_linear) == []
+
+
+class Adapter(nn.Linear):
+    pass
+
+
+def hooked(layer: nn.Linear) -> nn.Linear:
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+def pre_hooked(layer: nn.Linear) -> nn.Linear:
+    layer.register_forward_pre_hook(lambda *_: None)
+    return layer
+
+
+def backward_hooked(layer: nn.Linear) -> nn.Linear:
+    layer.register_full_backward_hook(lambda *_: None)
+    return layer
+
+
+def state_dict_hooked(layer: nn.Linear) -> nn.Linear:
+    layer.register_state_dict_pre_hook(lambda *_: None)  # type: ignore[no-untyped-call]  # torch's
+    return layer
+
+
+def gradient_hooked(layer: nn.Linear) -> nn.Linear:
+    layer.weight.register_hook(lambda grad: grad * 2)  # type: ignore[no-untyped-call]  # torch's
+    return layer
+
+
+def accumulation_hooked(layer: nn.Linear) -> nn.Linear:
+    layer.weight.register_post_accumulate_grad_hook(lambda parameter: None)  # type: ignore[no-untyped-call]  # torch's
+    return layer
+
+
+def patched(layer: nn.Linear) -> nn.Linear:
+    layer.forward = lambda input: input  # type: ignore[method-assign]  # that is the point
+    return layer
+
+
+def with_extra(name: str, value: object) -> Callable[[nn.Linear], nn.Linear]:
+    def add(layer: nn.Linear) -> nn.Linear:
+        setattr(layer, name, value)
+        return layer
+
+    return add
+
+
+def as_buffer(layer: nn.Linear) -> nn.Linear:
+    del layer.weight
+    layer.register_buffer("weight", torch.ones(3, 3))
+    return layer
+
+
+class Wrapped(nn.Parameter):
+    pass
+
+
+def of_subclass(layer: nn.Linear) -> nn.Linear:
+    layer.weight = Wrapped(torch.ones(3, 3))
+    return layer
+
+
+def sparse(layer: nn.Linear) -> nn.Linear:
+    layer.weight = nn.Parameter(torch.eye(3).to_sparse())
+    return layer
+
+
+def without_weight(layer: nn.Linear) -> nn.Linear:
+    layer.weight = None  # type: ignore[assignment]  # that is the point
+    return layer
+
+
+def pruned(layer: nn.Linear) -> nn.Linear:
+    prune.l1_unstructured(layer, "weight", 1)  # type: ignore[no-untyped-call]  # torch's
+    return layer
+
+
+def quantized(layer: nn.Linear) -> nn.Module:
+    """Return a module of the name that torch gives to quantized ones, which are no subclasses."""
+    kind: type[nn.Module] = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.modules.linear"})
+    return kind()
+
+
+OBSTACLES: list[tuple[Callable[[nn.Linear], nn.Module], str, str]] = [
+    (lambda layer: Adapter(3, 3), "subclass", "is a Adapter, a subclass of torch's own Linear"),
+    (hooked, "hooks", "_forward_hooks"),
+    (pre_hooked, "hooks", "_forward_pre_hooks"),
+    (backward_hooked, "hooks", "_backward_hooks"),
+    (state_dict_hooked, "hooks", "_state_dict_pre_hooks"),
+    (pruned, "hooks", "_forward_pre_hooks"),
+    (lambda layer: torch.nn.utils.parametrizations.weight_norm(layer), "parametrized", "is parametrized"),
+    (lambda layer: parametrizations.spectral_norm(layer), "parametrized", "is parametrized"),
+    (patched, "patched-forward", "has a forward of its own on the instance"),
+    (with_extra("adapter", nn.Linear(3, 3)), "extra-state", "holds `adapter`, which its class does not have"),
+    (with_extra("scale", nn.Parameter(torch.ones(1))), "extra-state", "holds `scale`"),
+    (with_extra("config", {"a": 1}), "extra-state", "an attribute `config` of type dict"),
+    (with_extra("items", [torch.ones(1)]), "extra-state", "an attribute `items` of type list"),
+    (lambda layer: nn.LazyLinear(3), "lazy", "is lazy (LazyLinear) and has no weights yet"),
+    (as_buffer, "not-a-parameter", "has a `weight` that is no parameter"),
+    (of_subclass, "not-a-parameter", "has a `weight` that is a Wrapped, no plain torch.nn.Parameter"),
+    (sparse, "not-a-parameter", "has a `weight` that is sparse or quantized"),
+    (gradient_hooked, "hooks", "has a `weight` that has hooks on its gradient"),
+    (accumulation_hooked, "hooks", "has a `weight` that has hooks on its gradient"),
+    (without_weight, "not-a-parameter", "has no weight"),
+    (quantized, "not-a-parameter", "is quantized (torch.ao.nn.quantized.modules.linear)"),
+]
+
+
+class TestObstaclesOfModules:
+    @pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+    @pytest.mark.parametrize(("change", "reason", "found"), OBSTACLES, ids=[f"{o[1]} {o[2][:20]}" for o in OBSTACLES])
+    def test_reason_and_sentence(self, change: Callable[[nn.Linear], nn.Module], reason: str, found: str) -> None:
+        (view,) = views_of(with_layer_as_leaf(Calls(change(nn.Linear(3, 3)))), read_linear)
+        assert isinstance(view, Obstacle)
+        assert (view.site, view.reason) == ("layer", reason)
+        assert view.message.startswith("module `layer` ")
+        assert found in view.message
+        assert reason in REASONS
+
+    @pytest.mark.parametrize(
+        "harmless", [("_is_hf_initialized", True), ("sizes", [1, 2]), ("note", ("a", None, torch.float32))]
+    )
+    def test_plain_data_is_none(self, harmless: tuple[str, object]) -> None:
+        assert isinstance(view_of(Calls(with_extra(*harmless)(nn.Linear(3, 3))), read_linear), LinearCall)
+
+    def test_removed_hooks_are_none(self) -> None:
+        layer = nn.Linear(3, 3)
+        layer.register_forward_hook(lambda *_: None).remove()
+        layer.weight.register_hook(lambda grad: grad).remove()  # type: ignore[no-untyped-call]  # torch's
+        assert isinstance(view_of(Calls(layer), read_linear), LinearCall)
+
+
+class Functional(nn.Module):
+    def __init__(self, call: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 3))
+        self.register_buffer("fixed", torch.ones(3, 3))
+        self.plain = torch.ones(3, 3)
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self, x)
+
+
+class TestObstaclesOfFunctions:
+    @pytest.mark.parametrize(
+        ("call", "reason", "found"),
+        [
+            (lambda m, x: F.linear(x, m.weight * 2), "computed-weight", "reads a weight that `mul` computes"),
+            (lambda m, x: F.linear(x, x), "computed-weight", "reads a weight that is an input, `x`"),
+            (lambda m, x: F.linear(x, m.weight, x[0]), "computed-weight", "reads a bias that `getitem` computes"),
+            (lambda m, x: F.linear(x, m.fixed), "not-a-parameter", "`fixed`, read by node `linear`, is a Tensor"),
+            (lambda m, x: F.linear(x, m.plain), "not-a-parameter", "is a Tensor, no plain torch.nn.Parameter"),
+        ],
+        ids=["computed", "input", "computed bias", "buffer", "plain attribute"],
+    )
+    def test_reason_and_sentence(self, call: Callable[[Any, Tensor], Tensor], reason: str, found: str) -> None:
+        view = view_of(Functional(call), read_linear)
+        assert isinstance(view, Obstacle)
+        assert view.reason == reason
+        assert found in view.message
+
+    def test_parameter_that_is_registered_nowhere(self) -> None:
+        graph_module = symbolic_trace(Functional(lambda m, x: F.linear(x, m.weight)))
+        weight = graph_module.weight
+        del graph_module.weight
+        object.__setattr__(graph_module, "weight", weight)
+        (view,) = views_of(graph_module, read_linear)
+        assert (view.reason, "is a plain attribute" in view.message) == ("not-a-parameter", True)
+
+
+class TestConvolution:
+    @pytest.mark.parametrize("dims", [1, 2, 3])
+    @pytest.mark.parametrize("transposed", [False, True])
+    @pytest.mark.parametrize("form", ["module", "function", "torch", "export"])
+    def test_every_form_and_a_module_that_computes_it(self, dims: int, transposed: bool, form: str) -> None:
+        kind = f"Conv{'Transpose' if transposed else ''}{dims}d"
+        settings: dict[str, Any] = {"stride": 2, "padding": 1, "dilation": 2, "groups": 2}
+        if transposed:
+            settings["output_padding"] = 1
+        layer = getattr(nn, kind)(4, 6, 3, **settings).eval()
+        x = torch.randn(2, 4, *[9] * dims)
+        name = f"conv{'_transpose' if transposed else ''}{dims}d"
+        function = getattr(F if form == "function" else torch, name)
+        calls = {"module": lambda m, x: m(x), "export": lambda m, x: m(x)}
+        model = Calls(layer, calls.get(form, lambda m, x: function(x, m.weight, m.bias, **settings)))
+        graph_module = exported(model, x) if form == "export" else symbolic_trace(model)
+        (call,) = views_of(graph_module, read_convolution)
+        assert isinstance(call, ConvolutionCall)
+        assert (call.dims, call.in_channels, call.out_channels) == (dims, 4, 6)
+        assert (call.groups, call.transposed, call.padding_mode) == (2, transposed, "zeros")
+        assert (call.stride, call.padding, call.dilation) == ((2,) * dims, (1,) * dims, (2,) * dims)
+        assert call.output_padding == (int(transposed),) * dims
+        built = call.build(bias=True)
+        assert type(built) is type(layer)
+        assert built.weight.is_meta
+        built.load_state_dict(layer.state_dict(), assign=True)
+        assert torch.equal(built(x), layer(x))
+
+    @pytest.mark.parametrize("padding", ["same", "valid"])
+    @pytest.mark.parametrize("form", ["module", "function", "export"])
+    def test_padding_by_name(self, padding: str, form: str) -> None:
+        layer = nn.Conv2d(2, 2, 3, padding=padding)
+        call = (
+            (lambda m, x: m(x)) if form != "function" else (lambda m, x: F.conv2d(x, m.weight, m.bias, padding=padding))
+        )
+        model, x = Calls(layer, call), torch.randn(1, 2, 5, 5)
+        graph_module = exported(model, x) if form == "export" else symbolic_trace(model)
+        (view,) = views_of(graph_module, read_convolution)
+        assert view.padding in (padding, (1, 1) if padding == "same" else (0, 0))
+        built = view.build(bias=True)
+        built.load_state_dict(layer.state_dict(), assign=True)
+        assert torch.equal(built(x), layer(x))
+
+    def test_padding_mode(self) -> None:
+        view = view_of(Calls(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect")), read_convolution)
+        assert view.padding_mode == "reflect"
+        assert view.build(bias=False).padding_mode == "reflect"
+
+    def test_general_operator(self) -> None:
+        def call(m: nn.Conv2d, x: Tensor) -> Tensor:
+            return torch.convolution(x, m.weight, m.bias, [2], [1, 1], [1, 1], False, [0, 0], 1)
+
+        view = view_of(Calls(nn.Conv2d(2, 3, 3), call), read_convolution)
+        assert (view.stride, view.padding, view.transposed, view.groups) == ((2, 2), (1, 1), False, 1)
+
+    def test_values_that_the_graph_computes(self) -> None:
+        for call in (
+            lambda m, x: F.conv2d(x, m.weight, stride=x.shape[0]),
+            lambda m, x: F.conv2d(x, m.weight, padding=[x.shape[0], 1]),
+            lambda m, x: F.conv2d(x, m.weight, groups=x.shape[0]),
+        ):
+            view = view_of(Calls(nn.Conv2d(2, 2, 3), call), read_convolution)
+            assert isinstance(view, Obstacle)
+            assert view.reason == "unsupported-call"
+
+    def test_output_size_of_a_call(self) -> None:
+        layer = nn.ConvTranspose2d(2, 2, 3)
+        sized = view_of(Calls(layer, lambda m, x: m(x, output_size=[9, 9])), read_convolution)
+        assert (sized.site, sized.reason) == ("layer", "unsupported-call")
+        assert isinstance(view_of(Calls(layer, lambda m, x: m(x, output_size=None)), read_convolution), ConvolutionCall)
+
+    def test_obstacles_are_those_of_all_modules(self) -> None:
+        class Own(nn.Conv2d):
+            pass
+
+        (view,) = views_of(with_layer_as_leaf(Calls(Own(2, 2, 3))), read_convolution)
+        assert (view.site, view.reason) == ("layer", "subclass")
+
+
+class TestBatchNorm:
+    @pytest.mark.parametrize(
+        ("layer", "ranks"),
+        [(nn.BatchNorm1d(3), (2, 3)), (nn.BatchNorm2d(3), (4,)), (nn.BatchNorm3d(3), (5,))],
+        ids=["1d", "2d", "3d"],
+    )
+    def test_modules(self, layer: nn.BatchNorm2d, ranks: tuple[int, ...]) -> None:
+        layer.eps = 1e-2
+        call = view_of(Calls(layer).eval(), read_batch_norm)
+        assert isinstance(call, BatchNormCall)
+        assert (call.ranks, call.eps, call.training, call.uses_batch_statistics) == (ranks, 1e-2, False, False)
+        names = ["layer.weight", "layer.bias", "layer.running_mean", "layer.running_var", "layer.num_batches_tracked"]
+        assert [ref.name for ref in call.tensors] == names
+
+    def test_without_parameters_and_without_statistics(self) -> None:
+        bare = view_of(Calls(nn.BatchNorm2d(3, affine=False)).eval(), read_batch_norm)
+        assert (bare.weight, bare.bias, bare.uses_batch_statistics) == (None, None, False)
+        stateless = view_of(Calls(nn.BatchNorm2d(3, track_running_stats=False)).eval(), read_batch_norm)
+        assert (stateless.running_mean, stateless.counter, stateless.uses_batch_statistics) == (None, None, True)
+        assert view_of(Calls(nn.BatchNorm2d(3)).train(), read_batch_norm).uses_batch_statistics
+
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("form", ["function", "torch", "export"])
+    def test_operations(self, form: str, training: bool) -> None:
+        def functional(m: Any, x: Tensor) -> Tensor:
+            return F.batch_norm(x, m.running_mean, m.running_var, m.weight, m.bias, training, 0.1, 1e-2)
+
+        def torch_level(m: Any, x: Tensor) -> Tensor:
+            return torch.batch_norm(x, m.weight, m.bias, m.running_mean, m.running_var, training, 0.1, 1e-2, True)
+
+        layer = nn.BatchNorm2d(3, eps=1e-2).train(training)
+        x = torch.randn(2, 3, 4, 4)
+        if form == "export":
+            (call,) = views_of(exported(Calls(layer), x), read_batch_norm)
+        else:
+            call = view_of(Calls(layer, functional if form == "function" else torch_level), read_batch_norm)
+        assert isinstance(call, BatchNormCall)
+        assert (call.input.name, call.training, call.eps, call.ranks) == ("x", training, 1e-2, ())
+        assert (call.module, call.module_name) == (None, "layer")
+        refs = [call.weight, call.bias, call.running_mean, call.running_var, call.counter]
+        counter = "num_batches_tracked" if form == "export" else None  # elsewhere, what is not read is not there
+        assert [ref and ref.key for ref in refs] == ["weight", "bias", "running_mean", "running_var", counter]
+
+    def test_defaults_of_the_function(self) -> None:
+        call = view_of(
+            Calls(nn.BatchNorm2d(3), lambda m, x: F.batch_norm(x, m.running_mean, m.running_var)), read_batch_norm
+        )
+        assert (call.weight, call.bias, call.training, call.eps) == (None, None, False, 1e-5)
+
+    def test_obstacles(self) -> None:
+        class Own(nn.BatchNorm2d):
+            pass
+
+        (view,) = views_of(with_layer_as_leaf(Calls(Own(3))), read_batch_norm)
+        assert view.reason == "subclass"
+        (synchronised,) = views_of(with_layer_as_leaf(Calls(nn.SyncBatchNorm(3))), read_batch_norm)
+        assert isinstance(synchronised, BatchNormCall)
+        assert synchronised.ranks == ()
+        computed = view_of(
+            Calls(nn.BatchNorm2d(3), lambda m, x: F.batch_norm(x, x.mean(), m.running_var)), read_batch_norm
+        )
+        assert computed.reason == "computed-weight"
+        flag = view_of(
+            Calls(nn.BatchNorm2d(3), lambda m, x: F.batch_norm(x, m.running_mean, m.running_var, training=x.dim() > 1)),
+            read_batch_norm,
+        )
+        assert flag.reason == "unsupported-call"
+
+
+class Divides(nn.Module):
+    def __init__(self, call: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor) -> object:
+        return self.call(x)
+
+
+aten = torch.ops.aten
+DIVISIONS: list[tuple[Callable[[Any], object], object]] = [
+    (lambda x: x / 4, operator.mul),
+    (lambda x: torch.div(x, 4), torch.mul),
+    (lambda x: torch.div(input=x, other=4), torch.mul),
+    (lambda x: torch.div(x, 4, rounding_mode=None), torch.mul),
+    (lambda x: torch.divide(x, 4), torch.multiply),
+    (lambda x: torch.true_divide(x, 4), torch.mul),
+    (lambda x: x.div(4), "mul"),
+    (lambda x: x.div(other=4), "mul"),
+    (lambda x: x.div_(4), "mul_"),
+    (lambda x: x.divide(4), "multiply"),
+    (lambda x: x.divide_(4), "multiply_"),
+    (lambda x: x.true_divide(4), "mul"),
+    (lambda x: x.true_divide_(4), "mul_"),
+    (lambda x: aten.div.Tensor(x, 4), aten.mul.Tensor),
+    (lambda x: aten.div_.Tensor(x, 4), aten.mul_.Tensor),
+    (lambda x: aten.div.Scalar(x, 4), aten.mul.Scalar),
+    (lambda x: aten.true_divide.Tensor(x, 4), aten.mul.Tensor),
+]
+ROUNDED: Sequence[Callable[[Any], object]] = [
+    lambda x: torch.div(x, 4, rounding_mode="floor"),
+    lambda x: x.div(4, rounding_mode="trunc"),
+    lambda x: x.div_(4, rounding_mode="floor"),
+    lambda x: aten.div.Tensor_mode(x, 4, rounding_mode="floor"),
+    lambda x: aten.div_.Scalar_mode(x, 4, rounding_mode="trunc"),
+    lambda x: aten.divide.Tensor_mode(x, 4, rounding_mode="trunc"),
+]
+OTHERS: Sequence[Callable[[Any], object]] = [
+    lambda x: x // 4,
+    lambda x: 4 / x,
+    lambda x: x * 4,
+    lambda x: torch.floor_divide(x, 4),
+    lambda x: x.mul(4),
+    lambda x: x.__rtruediv__(4),
+    lambda x: torch.remainder(x, 4),
+]
+
+
+class TestTrueDivision:
+    @pytest.mark.parametrize(("call", "product"), DIVISIONS, ids=range(len(DIVISIONS)))
+    def test_every_form_and_its_product(self, call: Callable[[Any], object], product: object) -> None:
+        graph_module = symbolic_trace(Divides(call))
+        (view,) = views_of(graph_module, read_true_division)
+        assert isinstance(view, TrueDivision)
+        assert (view.input.name, view.divisor, view.product) == ("x", 4, product)
+        assert view.label == view.node.name
+        expected = graph_module(torch.full((2,), 3.0))
+        view.node.target = view.product
+        view.node.kwargs = {k: 0.25 if k == "other" else v for k, v in view.node.kwargs.items() if k != "rounding_mode"}
+        view.node.args = tuple(0.25 if arg == 4 else arg for arg in view.node.args)
+        graph_module.recompile()
+        assert torch.equal(graph_module(torch.full((2,), 3.0)), expected)
+
+    def test_in_place_operator(self) -> None:
+        graph_module = symbolic_trace(Divides(lambda x: x / 4))
+        list(iter_nodes(graph_module.graph))[1].target = operator.itruediv
+        (view,) = views_of(graph_module, read_true_division)
+        assert view.product is operator.imul
+
+    def test_by_a_value(self) -> None:
+        view = view_of(Divides(lambda x: x / x.sum()), read_true_division)
+        assert isinstance(view.divisor, Node)
+
+    @pytest.mark.parametrize("call", ROUNDED, ids=range(len(ROUNDED)))
+    def test_rounded(self, call: Callable[[Any], object]) -> None:
+        view = view_of(Divides(call), read_true_division)
+        assert isinstance(view, Obstacle)
+        assert (view.reason, "rounds its quotient" in view.message) == ("rounding-mode", True)
+
+    def test_with_further_arguments(self) -> None:
+        view = view_of(Divides(lambda x: torch.div(x, 4, out=x)), read_true_division)
+        assert (view.reason, view.message) == ("unsupported-call", "node `div` is given out")
+
+    @pytest.mark.parametrize("call", OTHERS, ids=range(len(OTHERS)))
+    def test_others_are_left_alone(self, call: Callable[[Any], object]) -> None:
+        assert views_of(symbolic_trace(Divides(call)), read_true_division) == []
+
+
+class TestBareModules:
+    def test_draw_no_values_and_are_of_the_exact_class(self) -> None:
+        state = torch.get_rng_state()
+        for cls, args in ((nn.Linear, (2, 3)), (nn.Conv2d, (2, 3, 3)), (nn.ConvTranspose1d, (2, 3, 3))):
+            module = bare_module(cls, *args)
+            assert type(module) is cls
+            assert all(parameter.is_meta for parameter in module.parameters())
+        assert torch.equal(torch.get_rng_state(), state)
+        assert "reset_parameters" not in vars(bare_module(nn.Linear, 1, 1))

@@ -1,0 +1,190 @@
+"""What a type checker sees of core's names: run ``mypy --strict`` over this file.
+
+A line that must not pass carries a ``type: ignore`` with its code; strict mypy reports those that are not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from typing_extensions import assert_type
+
+from fxopt_core import (
+    History,
+    Instrument,
+    InstrumentProtocol,
+    PassError,
+    PassRun,
+    Record,
+    Refusal,
+    ReversibleTransformation,
+    Transformation,
+    compose,
+    faithful_copy,
+    history,
+    instrumented,
+    iter_nodes,
+    registry,
+    undo,
+)
+from fxopt_rewrite.calls.readers import read_batch_norm, read_convolution, read_linear, read_true_division
+from fxopt_rewrite.calls.records import BatchNormCall, ConvolutionCall, LinearCall, Obstacle, TensorRef, TrueDivision
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.shapes.facts import tensor_facts
+from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite.site_pass import ReversibleSitePass, SitePass
+
+
+def walking(graph_module: GraphModule) -> None:
+    for node in iter_nodes(graph_module.graph):
+        assert_type(node, Node)
+        _ = node.no_such_attribute  # type: ignore[attr-defined]
+        facts = tensor_facts(node)
+        if facts is not None:
+            assert_type(facts.rank, int)
+
+
+class Doubles(Transformation):
+    def __init__(self, *, where: str = "*") -> None:
+        self.where = where
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in self.get_transformed_nodes(graph_module):
+            assert_type(node, Node)
+            self.mark_as_transformed(node)
+            assert_type(self.transformed(node), bool)
+        return graph_module
+
+
+class Wrong(Transformation):
+    def transform(self, graph_module: GraphModule) -> None:  # type: ignore[override]
+        pass
+
+
+class Both(ReversibleTransformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        for node in self.get_transformed_nodes(graph_module):
+            self.mark_as_restored(node)
+        return graph_module
+
+
+def running(graph_module: GraphModule) -> None:
+    assert_type(Doubles(where="a")(graph_module, expect=1, strict=True, protect_values=True), GraphModule)
+    assert_type(Both()(graph_module, True, reverse=True), GraphModule)
+    assert_type(compose(Doubles(), Both(), inplace=False), Transformation)
+    assert_type(compose(Both(), compose(Both())), ReversibleTransformation)
+    assert_type(compose(Both(), Both())(graph_module, reverse=True), GraphModule)
+    assert_type(undo(graph_module), GraphModule)
+    assert_type(faithful_copy(graph_module), GraphModule)
+    assert_type(infer_shapes(graph_module, 1), GraphModule)
+    Doubles("a")  # type: ignore[call-arg]  # options are keyword-only
+    Doubles(where=3)  # type: ignore[arg-type]
+    Doubles()(graph_module, expects=1)  # type: ignore[call-arg]
+    Doubles()(graph_module, reverse=True)  # type: ignore[arg-type]  # only what is reversible
+    compose(Doubles(), Both())(graph_module, reverse=True)  # type: ignore[arg-type]
+    Transformation()  # type: ignore[abstract]
+    compose(Doubles)  # type: ignore[call-overload]  # a class in place of an instance
+    _ = Doubles().mark_as_restored  # type: ignore[attr-defined]  # only what is reversible
+
+
+def reading_results(graph_module: GraphModule) -> None:
+    assert_type(history(graph_module), History)
+    for record in history(graph_module):
+        assert_type(record.seconds, float)
+        assert_type(record.refusals, tuple[Refusal, ...])
+        record.seconds = 1.0  # type: ignore[misc]  # frozen
+    try:
+        Doubles()(graph_module)
+    except PassError as error:
+        assert_type(error.pass_name, str | None)
+        assert_type(error.index, int | None)
+
+
+def identity(transformation: Transformation) -> None:
+    assert_type(transformation.name, str)
+    assert_type(transformation.signature, str)
+    assert_type(transformation.options, Mapping[str, object])
+    assert_type(transformation.preserves_computation, bool)
+
+
+@dataclass(frozen=True)
+class Site:
+    label: str
+    nodes: tuple[Node, ...]
+    call: LinearCall
+
+
+class OnSites(ReversibleSitePass[Site]):
+    def match(self, index: GraphIndex) -> Iterator[Site | Refusal]:
+        for node in index.nodes:
+            call = read_linear(index, node)
+            assert_type(call, LinearCall | Obstacle | None)
+            if isinstance(call, Obstacle):
+                yield Refusal(call.site, call.reason, call.message)
+            elif call is not None:
+                yield Site(call.label, (node,), call)
+
+    def check(self, site: Site, index: GraphIndex) -> Refusal | None:
+        assert_type(site.call.weight, TensorRef)
+        assert_type(site.call.bias, TensorRef | None)
+        assert_type(site.call.weight.tensor, Tensor)
+        return None
+
+    def rewrite(self, site: Site, edit: Editor) -> None:
+        assert_type(edit.call_module("name", 1, before=site.nodes[0], like=site.nodes), Node)
+        edit.replace(site.nodes[0], "name")  # type: ignore[arg-type]
+
+
+class NoSite(SitePass[int]):  # type: ignore[type-var]  # a number has no label
+    pass
+
+
+def reading_calls(index: GraphIndex, node: Node) -> None:
+    assert_type(read_convolution(index, node), ConvolutionCall | Obstacle | None)
+    assert_type(read_batch_norm(index, node), BatchNormCall | Obstacle | None)
+    assert_type(read_true_division(index, node), TrueDivision | Obstacle | None)
+    _ = read_linear(index, node).weight  # type: ignore[union-attr]  # it may be an obstacle, or nothing
+
+
+class Watches(Instrument):
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
+        assert_type(run.index, int | None)
+        return None
+
+
+class Own:
+    may_veto = False
+    runs_module = False
+
+    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
+        return True
+
+    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None: ...
+
+    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
+        return None
+
+    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None: ...
+
+
+def observing() -> None:
+    watches: InstrumentProtocol = Watches()
+    with instrumented(watches, Own()):
+        pass
+    with instrumented(print):  # type: ignore[arg-type]
+        pass
+
+
+def looking_up() -> None:
+    assert_type(registry().create("merge-linears", min_group=3), Transformation)
+    assert_type(registry().pipeline("merge-linears"), Transformation)
+    for name, info in registry().available().items():
+        assert_type(name, str)
+        assert_type(info.reversible, bool)

@@ -1,0 +1,238 @@
+"""Small models of linear layers: sites for passes on them, and all that makes a site illegal."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+
+class Attention(nn.Module):
+    """Grouped-query attention: linear layers of unequal size on one input, a division by a constant."""
+
+    def __init__(self, *, bias: bool = True) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(8, 8, bias=bias), nn.Linear(8, 4, bias=bias), nn.Linear(8, 4, bias=bias)
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x).unflatten(-1, (2, 4)), self.k(x).unflatten(-1, (1, 4)), self.v(x).unflatten(-1, (1, 4))
+        scores = torch.einsum("bihd,bjgd->bhij", q, k) / math.sqrt(4.0 * 3)
+        mixed = torch.einsum("bhij,bjgd->bihd", scores.softmax(-1), v)
+        result: Tensor = self.out(mixed.flatten(2))
+        return result
+
+
+class Pair(nn.Module):
+    """Two linear layers that share their input."""
+
+    def __init__(self, *, bias: bool = True) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 4, bias=bias), nn.Linear(4, 2, bias=bias)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.q(x) * 2.0, self.k(x) * 2.0
+
+
+def mixed_bias() -> nn.Module:
+    """Return a pair of which one layer has a bias, and the other has none."""
+    pair = Pair()
+    pair.k = nn.Linear(4, 2, bias=False)
+    return pair
+
+
+class Keywords(Pair):
+    """Layers are called by keyword, and so may be the model."""
+
+    def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Any:
+        q, k = self.q(input=x), self.k(input=x)
+        return {"q": q if scale is None else q * scale, "more": (k, [k + 1.0])}
+
+
+class CalledTwice(Pair):
+    """One layer is called on another value, too."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.q(x), self.k(x), self.k(x + 1.0)
+
+
+class TwoNames(Pair):
+    """One module has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.k
+
+    def forward(self, x: Tensor) -> Any:
+        return self.q(x), self.k(x), self.again(x - 1.0)
+
+
+class Tied(nn.Module):
+    """The weight of a layer is that of an embedding, as in language models; two layers share one bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.inner, self.head, self.other = nn.Linear(4, 4), nn.Linear(4, 6), nn.Linear(4, 6)
+        self.head.weight = self.embedding.weight
+        self.other.bias = self.head.bias
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.inner(self.embedding(x))
+        return self.head(y), self.other(y)
+
+
+class WritesBetween(Pair):
+    """The input is written in place between the two layers, and the caller sees it."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.q(x)
+        x.mul_(2.0)
+        return y, self.k(x), F.relu(x + 0.0, inplace=True)
+
+
+class WritesThroughView(Pair):
+    """What one layer returns is written through a view of it, after it has been read."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.q(x)
+        z = y + 0.0
+        y.narrow(-1, 0, 2).fill_(0.5)
+        return self.k(y) + 0.0, z, y.view(-1)
+
+
+def hooked() -> nn.Module:
+    """Return a pair with a hook on the result of one layer, and one on the gradient of the other's weight."""
+    pair = Pair()
+    pair.q.register_forward_hook(doubled)
+    pair.k.weight.register_hook(halved)  # type: ignore[no-untyped-call]  # it has no annotations in torch
+    return pair
+
+
+def doubled(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """Double what a layer returns."""
+    return output * 2.0
+
+
+def halved(gradient: Tensor) -> Tensor:
+    """Halve a gradient."""
+    return gradient * 0.5
+
+
+def frozen() -> nn.Module:
+    """Return a pair that does not train."""
+    return Pair().requires_grad_(False)
+
+
+def half_frozen() -> nn.Module:
+    """Return a pair of which one weight does not train."""
+    pair = Pair()
+    pair.q.weight.requires_grad_(False)
+    return pair
+
+
+def subclassed() -> nn.Module:
+    """Return a pair of which one layer is of a subclass with a forward of its own."""
+    pair = Pair()
+    pair.k = Doubling(4, 2)
+    return pair
+
+
+class Doubling(nn.Linear):
+    """A linear layer that doubles."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * 2.0
+
+
+def parametrized() -> nn.Module:
+    """Return a pair of which one weight is computed by a parametrization."""
+    pair = Pair()
+    parametrize.register_parametrization(pair.k, "weight", Scaled())
+    return pair
+
+
+class Scaled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 3.0
+
+
+class AtRoot(nn.Module):
+    """Parameters and buffers of the model itself, one of them not persistent, some unused; a plain attribute."""
+
+    table: Tensor
+    unused: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+        self.register_buffer("table", torch.randn(4), persistent=False)
+        self.register_buffer("unused", torch.arange(3))
+        self.spare = nn.Linear(2, 2)
+        self.note = {"kept": [1, 2]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias) + self.table + self.weight.sum()
+
+
+class Hub(nn.Module):
+    """One value with many users, of all kinds."""
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 2) for _ in range(3 * times)])
+
+    def forward(self, x: Tensor) -> Any:
+        y = x.relu()
+        return [layer(y) / 3.0 for layer in self.layers], [y * 2.0 + y, y / 7.0], y.sum(-1)
+
+
+class Sizes(nn.Module):
+    """Sizes are computed with, and shapes are made of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        rows = x.shape[0]
+        return self.q(x).view(rows, 2, 2), self.k(x).reshape(x.size(0), 4).t().contiguous()
+
+
+class Unused(Pair):
+    """The result of one layer is not used."""
+
+    def forward(self, x: Tensor) -> Any:
+        self.k(x)
+        return self.q(x)
+
+
+class Blocks(nn.Module):
+    """Blocks of linear layers with a common input, a division and a batch norm, as many as asked for."""
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(times)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Block(nn.Module):
+    """One block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.last, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.relu(self.q(x) + self.k(x)) / 5.0
+        return self.norm(self.last(y)) * y

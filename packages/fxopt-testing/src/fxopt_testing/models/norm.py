@@ -1,0 +1,119 @@
+"""Small models with batch norm, whose random statistics make every wrong fold show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    """Draw the statistics and parameters of all batch norms of a model."""
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                for tensor in (module.running_mean, module.bias):
+                    if tensor is not None:
+                        tensor.normal_()
+                for tensor in (module.running_var, module.weight):
+                    if tensor is not None:
+                        tensor.uniform_(0.5, 2.0)
+    return model
+
+
+def chain(*modules: nn.Module) -> nn.Module:
+    """Return modules in sequence."""
+    return randomised(nn.Sequential(*modules))
+
+
+class Convolution(nn.Module):
+    """Batch norm after a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 4, 3, padding=1, groups=2, bias=False), nn.BatchNorm2d(4, eps=1e-3)
+        self.act, self.last = nn.ReLU(inplace=True), nn.Conv2d(4, 2, 1)
+        self.last_norm = nn.BatchNorm2d(2)
+        randomised(self)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last_norm(self.last(self.act(self.norm(self.conv(x)))))
+
+
+class ReadsBetween(Convolution):
+    """The result of the convolution is returned, too."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.conv(x)
+        return self.norm(y), y + 1.0
+
+
+class SharedNorm(Convolution):
+    """One batch norm after two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Conv2d(2, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.conv(x)), self.norm(self.again(x))
+
+
+def without_statistics() -> nn.Module:
+    """Return a batch norm, behind a convolution, that always takes the statistics of the batch."""
+    model = Convolution()
+    model.norm = nn.BatchNorm2d(4, track_running_stats=False)
+    return model
+
+
+class FrozenNorm(Convolution):
+    """The convolution trains and the batch norm does not; it is in eval mode, whatever the model is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Any:
+        """Leave the batch norms in eval mode."""
+        super().train(mode)
+        self.norm.eval()
+        self.last_norm.eval()
+        return self
+
+
+class OnRows(nn.Module):
+    """Batch norm after a linear layer, on an input of three dimensions: it normalises the second one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
+        randomised(self)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.dense(x))
+
+
+class Dropping(nn.Module):
+    """Dropout, and a batch norm in front of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop, self.dense = nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 6)
+        self.after, self.second = nn.BatchNorm1d(6), nn.Identity()
+        randomised(self)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.after(self.dense(self.second(self.drop(self.norm(x)))))
+
+
+class Convolutions(nn.Module):
+    """Convolutions with batch norm, as many as asked for."""
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Convolution() for _ in range(times)))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.blocks(x)

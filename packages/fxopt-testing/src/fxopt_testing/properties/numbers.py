@@ -1,0 +1,100 @@
+"""Properties of what the result computes, for passes that claim to preserve it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxopt_testing.findings import Flaw, OnModel, Property, if_preserving
+from fxopt_testing.outcomes import Difference, Outcome, differences, outcome_of
+from fxopt_testing.trial import Subject, Trial
+from fxopt_tools import Inputs, verify
+
+
+def _told(trial: Trial, expected: Outcome, found: Outcome, inputs: Inputs, *kinds: str) -> Iterator[Difference]:
+    """Yield the differences of some kinds; those of numbers only if a comparison with float64 does not excuse them."""
+    all_found = list(differences(expected, found, trial.coarsest))
+    of_outputs = [each for each in all_found if each.what != "gradients"]
+    is_rounding = bool(of_outputs) and all(each.is_rounding for each in of_outputs)
+    if is_rounding and verify(trial.fresh(), trial.transformed(), inputs).passed:
+        all_found = [each for each in all_found if each.what == "gradients"]
+    yield from (each for each in all_found if each.what in kinds)
+
+
+def _same(*kinds: str) -> OnModel:
+    """Return a check that what the model does stays, of these kinds: "outputs", "effects", "gradients"."""
+
+    def check(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+        try:
+            found = trial.found
+        except Exception as error:
+            if "outputs" in kinds:
+                yield Flaw(f"the result raises {type(error).__name__}: {error!s:.300}", "what the model returns")
+            return
+        for each in _told(trial, trial.expected, found, trial.case.example(), *kinds):
+            yield Flaw(each.found, each.expected)
+
+    return check
+
+
+def _other_inputs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    for name, inputs, expected in trial.other_inputs():
+        try:
+            found = outcome_of(trial.done, inputs, gradients=False)
+        except Exception as error:
+            yield Flaw(
+                f"with {name}, the result raises {type(error).__name__}: {error!s:.300}", "what the model returns"
+            )
+            return
+        for each in _told(trial, expected, found, inputs, "outputs", "effects"):
+            yield Flaw(f"with {name}, {each.found}", each.expected)
+
+
+def _in_eval_mode(subject: Subject, trial: Trial | None) -> str | None:
+    if trial is not None and trial.case.training:
+        return "models in train mode are checked by train-mode"
+    return if_preserving(subject, trial)
+
+
+def _in_train_mode(subject: Subject, trial: Trial | None) -> str | None:
+    if trial is not None and not trial.case.training:
+        return "the model is in eval mode"
+    return if_preserving(subject, trial)
+
+
+OUTPUTS = Property(
+    "same-outputs",
+    "the result returns what the model did, to the tolerance of its dtype",
+    "Check legality before rewriting: what else reads or writes the values and parameters of the site "
+    "(`sharing_refusal`, `tensors_refusal`, `index.effects`)?",
+    on_model=_same("outputs"),
+    applies=_in_eval_mode,
+)
+OTHER_INPUTS = Property(
+    "other-inputs",
+    "it does so for every input that the model accepts: other batch sizes, an empty batch, other strides",
+    "Bake no size, value or stride of an example into the graph.",
+    on_model=_other_inputs,
+    applies=_in_eval_mode,
+)
+EFFECTS = Property(
+    "same-effects",
+    "what the model writes into its arguments and buffers, and what it returns of them, stays",
+    "Keep in-place operations, and the order of writes and reads; return a fresh tensor where the model did.",
+    on_model=_same("effects"),
+    applies=_in_eval_mode,
+)
+GRADIENTS = Property(
+    "same-gradients",
+    "gradients by inputs and remaining parameters are those of the model",
+    "Detach nothing in the graph, and compute with the parameters themselves: refuse those that are shared or tied.",
+    on_model=_same("gradients"),
+    applies=_in_eval_mode,
+)
+TRAIN_MODE = Property(
+    "train-mode",
+    "in train mode the result does what the model does, running statistics and dropout included",
+    "Leave alone what trains (reason `training`): batch norm takes the statistics of the batch then, and dropout "
+    "drops.",
+    on_model=_same("outputs", "effects"),
+    applies=_in_train_mode,
+)

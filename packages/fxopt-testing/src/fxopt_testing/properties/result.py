@@ -1,0 +1,246 @@
+"""Properties of the result's modules, tensors and nodes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxopt_checkpoints.load import load_original_state_dict
+from fxopt_core import history, iter_nodes
+from fxopt_core.errors import CheckpointError
+from fxopt_testing.findings import Flaw, Property, if_preserving
+from fxopt_testing.outcomes import differences, outcome_of
+from fxopt_testing.trial import Subject, Trial, called_modules, hooks_of
+
+
+def tensors_by_name(graph_module: GraphModule) -> dict[str, Tensor]:
+    """Return parameters and buffers by all of their names."""
+    parameters = dict(graph_module.named_parameters(remove_duplicate=False))
+    return {**parameters, **dict(graph_module.named_buffers(remove_duplicate=False))}
+
+
+def used_names(graph_module: GraphModule) -> set[str]:
+    """Return the names of the parameters and buffers that the graph reads, itself or by a module that it calls."""
+    used: set[int] = set()
+    for node in iter_nodes(graph_module.graph):
+        if node.op == "call_module":
+            module = graph_module.get_submodule(str(node.target))
+            used.update(id(tensor) for tensor in (*module.parameters(), *module.buffers()))
+        elif node.op == "get_attr":
+            owner, _, name = str(node.target).rpartition(".")
+            used.add(id(getattr(graph_module.get_submodule(owner), name)))
+    return {name for name, tensor in tensors_by_name(graph_module).items() if id(tensor) in used}
+
+
+def _flags(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    old = dict(trial.source.named_parameters(remove_duplicate=False))
+    new = dict(trial.done.named_parameters(remove_duplicate=False))
+    for name in old.keys() & new.keys():
+        if old[name].requires_grad != new[name].requires_grad:
+            is_now, was = (f"requires_grad={each[name].requires_grad}" for each in (new, old))
+            yield Flaw(f"parameter `{name}` has {is_now}", was)
+    flags = {parameter.requires_grad for parameter in old.values()}
+    for name in new.keys() - old.keys():
+        if len(flags) == 1 and new[name].requires_grad not in flags:
+            found = f"new parameter `{name}` has requires_grad={new[name].requires_grad}"
+            yield Flaw(found, f"{flags.pop()}, as all have")
+    yield from _modes(trial)
+
+
+def _modes(trial: Trial) -> Iterator[Flaw]:
+    old = dict(trial.source.named_modules(remove_duplicate=False))
+    called = called_modules(trial.done)
+    # An exported program says that it trains, whether or not its model does.
+    modes = {trial.case.training, *(old[name].training for name in called_modules(trial.source))}
+    for name, module in trial.done.named_modules(remove_duplicate=False):
+        if name in old and old[name].training != module.training:
+            yield Flaw(f"module `{name}` has training={module.training}", str(old[name].training))
+        if name in called and name not in old and len(modes) == 1 and module.training not in modes:
+            yield Flaw(f"new module `{name}` has training={module.training}", f"{modes.pop()}, as what it stands for")
+
+
+def _dtypes(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    old, new = tensors_by_name(trial.source), tensors_by_name(trial.done)
+    for kind in ("dtype", "device"):
+        known = {getattr(tensor, kind) for tensor in old.values()} or {getattr(t, kind) for t in new.values()}
+        for name, tensor in new.items():
+            was = getattr(old[name], kind) if name in old else None
+            found = getattr(tensor, kind)
+            if (was is not None and found != was) or (was is None and found not in known):
+                expected = f"{was if was is not None else ' or '.join(sorted(map(str, known)))}"
+                yield Flaw(f"`{name}` has {kind} {found}", expected)
+
+
+def _ties(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    new = tensors_by_name(trial.done)
+    groups: dict[int, list[str]] = {}
+    for name, tensor in tensors_by_name(trial.source).items():
+        groups.setdefault(id(tensor), []).append(name)
+    for names in groups.values():
+        left = [name for name in names if name in new]
+        apart = [name for name in left[1:] if new[name] is not new[left[0]]]
+        if apart:
+            yield Flaw(f"`{apart[0]}` and `{left[0]}` are two tensors", "one tensor under both names, as before")
+
+
+def _keys(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    old, new = tensors_by_name(trial.source), tensors_by_name(trial.done)
+    used = used_names(trial.source)
+    lost = [name for name in old if name not in new and name not in used]
+    if lost:
+        yield Flaw(f"`{lost[0]}` is gone, which the graph did not use before the pass either", "it to stay")
+    was, now = trial.source.state_dict(), trial.done.state_dict()
+    for name in old.keys() & new.keys():
+        if (name in was) != (name in now):
+            states = "not in the state_dict", "in the state_dict (persistent)"
+            yield Flaw(f"`{name}` is {states[name in now]}", states[name in was])
+
+
+def _leftovers(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    new = tensors_by_name(trial.done)
+    left = (used_names(trial.source) & new.keys()) - used_names(trial.done)
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        yield Flaw(f"`{min(left)}`{more} is not read any more, and still there", "it to be removed")
+
+
+def _hooks(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    found, called = hooks_of(trial.done), called_modules(trial.done)
+    called_before = called_modules(trial.source)
+    for name, count in trial.hooks.items():
+        plain = name.split("`")[1]
+        if found.get(name, 0) != count:
+            yield Flaw(f"{name} has {found.get(name, 0)} hooks", f"{count}, as before")
+        elif plain in called_before and plain not in called:
+            yield Flaw(f"{name}, which has hooks, is not called any more", "its call to stay: the hooks see it")
+
+
+def _interface(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    was, now = (str(inspect.signature(each.forward)) for each in (trial.source, trial.done))
+    if was != now:
+        yield Flaw(f"the result is called as forward{now}", f"forward{was}")
+    old, new = (_arguments(each) for each in (trial.source, trial.done))
+    if old != new:
+        yield Flaw(f"the placeholders are {', '.join(new)}", ", ".join(old))
+
+
+def _arguments(graph_module: GraphModule) -> list[str]:
+    return [str(node.target) for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
+
+
+_KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack", "val", "tensor_meta")
+
+
+def _lost(was: Node, node: Node) -> list[str]:
+    """Return what a node knew of itself and does not know any more; nothing if it is another node of that name."""
+    if was.op != node.op:
+        return []
+    lost = [key for key in _KEPT if key in was.meta.keys() - node.meta.keys()]
+    if str(was.args) != str(node.args) or was.target != node.target:
+        return [key for key in lost if key not in ("val", "tensor_meta")]  # what it gives may be something else now
+    return lost
+
+
+def _traces(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    old = {node.name: node for node in iter_nodes(trial.source.graph)}
+    all_have = all("stack_trace" in node.meta for node in old.values() if node.op.startswith("call_"))
+    for node in iter_nodes(trial.done.graph):
+        was = old.get(node.name)
+        if was is not None:
+            for key in _lost(was, node):
+                yield Flaw(f"node `{node.name}` has lost its {key!r}", f"node.meta[{key!r}] to stay")
+        elif node.op.startswith("call_") and all_have and "stack_trace" not in node.meta:
+            found, expected = f"new node `{node.name}` has no stack trace", "that of the node that it replaces"
+            advice = "Copy `meta` from what a new node replaces, or make it by an `Editor` with like=[node]."
+            yield Flaw(found, expected, advice, severity="advice")
+
+
+def _checkpoints(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    names = tensors_by_name(trial.source).keys() - tensors_by_name(trial.done).keys()
+    twin = trial.transformed()
+    if any(record.rekeyed for record in history(twin)):
+        gone = f"`{min(names)}` is gone" if names else "names or shapes of tensors changed"
+        advice = "Say where the values went: `Editor.drop(call, pieces)`, or a `Derived` record."
+        yield Flaw(f"{gone}, and no record says where its values are", "a key map", advice, severity="advice")
+        return
+    try:
+        load_original_state_dict(twin, trial.source.state_dict())
+    except CheckpointError as error:
+        yield Flaw(f"the original state_dict does not load: {error}", "load_original_state_dict(result, state) to work")
+        return
+    if trial.case.device == "meta":
+        return
+    expected = outcome_of(trial.done, trial.case.example(), gradients=False)
+    found = outcome_of(twin, trial.case.example(), gradients=False)
+    for difference in differences(expected, found, trial.coarsest):
+        yield Flaw(f"after loading the original state_dict, {difference.found}", difference.expected)
+
+
+def _if_tensors(subject: Subject, trial: Trial | None) -> str | None:
+    if trial is not None and not trial.source.state_dict():
+        return "the model has no parameters or buffers"
+    return None
+
+
+FLAGS = Property(
+    "flags-kept",
+    "frozen stays frozen, trainable stays trainable, and train and eval mode stay",
+    "Make new parameters with requires_grad of what they stand for, new modules with `.train(original.training)`, and "
+    "refuse a mix (`mixed_flags_refusal`).",
+    on_model=_flags,
+)
+DTYPES = Property(
+    "dtypes-kept",
+    "dtype and device of parameters and buffers stay",
+    "Make new tensors in the dtype and on the device of what they stand for; compute in a wider one and round once.",
+    on_model=_dtypes,
+)
+TIES = Property(
+    "ties-kept",
+    "tensors that were one under several names still are",
+    "Change a tensor under all of its names, or refuse it (`sharing_refusal`, reason `tied-parameter`).",
+    on_model=_ties,
+)
+KEYS = Property(
+    "keys-kept",
+    "nothing disappears from the state_dict, or appears in it, but what the pass replaced",
+    "Remove what your rewrite made unused, by `Editor.drop`, and nothing else (not `delete_all_unused_submodules`); "
+    "pass `persistent` on when registering a buffer anew.",
+    on_model=_keys,
+)
+LEFTOVERS = Property(
+    "no-leftovers",
+    "what became unused is removed from the module and the state_dict",
+    "Drop the modules and parameters that your rewrite replaced: `Editor.drop(call, pieces)`.",
+    on_model=_leftovers,
+)
+HOOKS = Property(
+    "hooks-kept",
+    "modules and parameters with hooks stay, and go on being called",
+    "Refuse modules with hooks: the views of fxopt_core do so by themselves (reason `hooks`).",
+    on_model=_hooks,
+)
+INTERFACE = Property(
+    "interface-kept",
+    "the result is called as the model was: arguments keep names, order and defaults",
+    "Leave placeholders alone, also those that nothing reads any more; rename values, not arguments.",
+    on_model=_interface,
+    applies=if_preserving,
+)
+TRACES = Property(
+    "traces-kept",
+    "nodes keep stack traces and shapes, and new ones have the traces of what they stand for",
+    "Leave `node.meta` of other nodes alone; update single entries, do not replace it.",
+    on_model=_traces,
+)
+CHECKPOINTS = Property(
+    "checkpoints-load",
+    "a state_dict of the original model can be loaded into the result",
+    "Give `Editor.drop` the pieces of the new tensors that hold the old ones; each with the right dimension, start and "
+    "length.",
+    on_model=_checkpoints,
+    applies=_if_tensors,
+)

@@ -1,0 +1,216 @@
+"""Properties of running a pass, whatever it does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule
+
+from fxopt_core import REASONS, PostconditionError, iter_nodes
+from fxopt_testing.elsewhere import elsewhere
+from fxopt_testing.findings import Flaw, Property
+from fxopt_testing.models import is_of_the_zoo
+from fxopt_testing.pictures import changes, picture
+from fxopt_testing.trial import Subject, Trial
+
+
+def _returned(trial: Trial) -> object:
+    """Return what `transform` returns by itself, without what core checks."""
+    return trial.transformation.transform(trial.fresh())
+
+
+def _returns(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    if isinstance(trial.error, PostconditionError) and not isinstance(returned := _returned(trial), GraphModule):
+        yield Flaw(f"`transform` returned {type(returned).__name__}", "a torch.fx.GraphModule")
+
+
+def _well_formed(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    if isinstance(trial.error, PostconditionError) and isinstance(_returned(trial), GraphModule):
+        yield Flaw(str(trial.error), "a graph that lints and compiles")
+    if trial.error is None and trial.changed:
+        trial.done.graph.lint()
+        if trial.done.code != trial.done.graph.python_code("self").src:
+            yield Flaw("the compiled code is not that of the graph", "graph_module.code to follow the graph")
+
+
+def _runs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    if trial.error is not None and not isinstance(trial.error, PostconditionError):
+        cause = trial.error.__cause__ or trial.error
+        yield Flaw(f"{type(cause).__name__}: {cause}", "a result, or the site left alone with a reason")
+
+
+def _caller(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    if trial.touched:
+        more = f" (and {len(trial.touched) - 1} more)" if len(trial.touched) > 1 else ""
+        yield Flaw(f"in the caller's model, {trial.touched[0]}{more}", "the caller's model as it was, bit for bit")
+
+
+def _process(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    if trial.process:
+        yield Flaw(trial.process[0], "random state, grad mode, default dtype and context as they were")
+
+
+_ELSEWHERE = 3
+"""On how many models other processes are asked: those with the most changes, where an order of hashes shows."""
+
+
+def _deterministic(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    for made, transformation in (("the same pass", subject.transformation), ("an equal pass", subject.equal_pass())):
+        again = picture(transformation(trial.fresh()))
+        for name, now, was in changes(trial.after, again, limit=1):
+            yield Flaw(f"{made} on an equal model: {name} is {now}", f"{was}, as the first time")
+    if subject.importable and trial in subject.most_changed[:_ELSEWHERE] and is_of_the_zoo(trial.case):
+        yield from _elsewhere(subject, trial)
+
+
+def _elsewhere(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    answer = elsewhere(subject.transformation, [trial.case.id])
+    if answer.error is not None:
+        yield Flaw(f"in another process, the pass raises {answer.error:.300}", "what it does in this one")
+        return
+    mine = {name: repr(value) for name, value in trial.after.items()}
+    for name, now, was in changes(mine, dict(answer.pictures[trial.case.id]), limit=1):
+        yield Flaw(f"in another process, with other hashes, {name} is {now}", f"{was}, as in this one")
+
+
+def _idempotent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    again = subject.transformation(trial.transformed())
+    for name, now, was in changes(trial.after, picture(again), limit=1):
+        yield Flaw(f"applied twice, {name} is {now}", f"{was}, as after the first time")
+
+
+def _if_preserving_or_left_alone(subject: Subject, trial: Trial | None) -> str | None:
+    if not subject.transformation.preserves_computation:
+        return "the pass does not claim preserves_computation: it may compute something else each time"
+    return None
+
+
+_REASON = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+def _refusals(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    names = {node.name for node in iter_nodes(trial.source.graph)}
+    for refusal in trial.refusals:
+        what = f"the refusal of `{refusal.site}`"
+        if not _REASON.fullmatch(refusal.reason):
+            yield Flaw(f"{what} has reason {refusal.reason!r}", "a code of small letters and dashes: `shared-module`")
+        elif "`" not in refusal.message or len(refusal.message.split()) < 4:
+            yield Flaw(f"{what} says {refusal.message!r}", "a sentence that names node or module in backticks")
+        elif unknown := [name for name in refusal.nodes if name not in names]:
+            yield Flaw(f"{what} names node `{unknown[0]}`, which the graph does not have", "nodes of the graph")
+
+
+def _declared(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    declared = REASONS.keys() | subject.transformation.reasons.keys()
+    for refusal in trial.refusals:
+        if refusal.reason not in declared:
+            yield Flaw(f"the refusal of `{refusal.site}` has reason {refusal.reason!r}", "a reason that is declared")
+
+
+def _finds(subject: Subject) -> Iterator[Flaw]:
+    if not subject.changed and not any(trial.error for trial in subject.trials):
+        refused = {refusal.reason for trial in subject.trials for refusal in trial.refusals}
+        more = f"; refused for {', '.join(sorted(refused))}" if refused else ""
+        yield Flaw(
+            f"the pass changed none of {len(subject.trials)} models{more}", "a model with a site", None, None, "advice"
+        )
+
+
+def _independent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    seen = {memory: name for name, memory in _memory(trial.done)}
+    results = [subject.transformation(trial.fresh()) for _ in range(2)]  # both are kept, and so is their memory
+    for result in results:
+        mine = {memory: name for name, memory in _memory(result)}
+        for memory in mine.keys() & seen.keys():
+            yield Flaw(f"`{mine[memory]}` shares memory with `{seen[memory]}` of another result", "tensors of its own")
+        seen.update(mine)
+
+
+def _memory(graph_module: GraphModule) -> Iterator[tuple[str, int]]:
+    tensors = [*graph_module.named_parameters(), *graph_module.named_buffers()]
+    for name, tensor in tensors:
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta and tensor.numel():
+            yield name, tensor.untyped_storage().data_ptr()
+
+
+RETURNS = Property(
+    "returns-a-graph-module",
+    "transform returns a graph module",
+    "End `transform` with `return graph_module`.",
+    on_model=_returns,
+    if_changed=False,
+)
+RUNS = Property(
+    "runs",
+    "the pass raises nothing on any model that is valid",
+    "Read calls through the views of fxopt_core (`read_linear`, ...), which know keyword arguments and every form of "
+    "graph; leave alone, with a reason, what you do not handle.",
+    on_model=_runs,
+    if_changed=False,
+)
+WELL_FORMED = Property(
+    "well-formed",
+    "the result lints, compiles, and its code is that of its graph",
+    "Insert new nodes in front of their users, replace uses before erasing, and leave recompiling to the call of the "
+    "pass.",
+    on_model=_well_formed,
+    if_changed=False,
+)
+CALLER = Property(
+    "caller-untouched",
+    "the model that was traced stays as it is: values, memory, flags, keys, hooks, modes",
+    "A tracer shares modules and tensors with the model. Put new modules beside the old ones (`Editor.add_module`), "
+    "and write into no tensor and no attribute of an old one.",
+    on_model=_caller,
+    if_changed=False,
+)
+PROCESS = Property(
+    "process-untouched",
+    "random state, grad mode, default dtype and the like stay as they are",
+    "Make new modules without random initialisation (`bare_module`, or device='meta'), and set modes by `with`.",
+    on_model=_process,
+    if_changed=False,
+)
+DETERMINISTIC = Property(
+    "deterministic",
+    "on equal models, equal passes do the same, however often they ran before",
+    "Let nothing but options and graph decide: no counter on the pass or its class, no random number, no order of a "
+    "set.",
+    on_model=_deterministic,
+)
+IDEMPOTENT = Property(
+    "idempotent",
+    "applying it twice is applying it once",
+    "Let `match` leave out what `rewrite` puts in: test `self.transformed(node)`, or look for what is gone afterwards.",
+    on_model=_idempotent,
+    applies=_if_preserving_or_left_alone,
+)
+REFUSALS = Property(
+    "refusals-explained",
+    "a refusal has a reason code, a sentence that names the node or module, and nodes of the graph",
+    "Make refusals by `index.refuse(label, code, message, *nodes)`; `fxopt_core.REASONS` lists codes.",
+    on_model=_refusals,
+    if_changed=False,
+)
+DECLARED = Property(
+    "reasons-declared",
+    "the reason of a refusal is one of `fxopt_core.REASONS`, or the pass declares it",
+    "Give the class an attribute `reasons`: a mapping of each code of its own to what it means and what to do.",
+    on_model=_declared,
+    if_changed=False,
+)
+FINDS = Property(
+    "finds-sites",
+    "the pass changes at least one of the models",
+    "Give models that have sites: check_transformation(..., models=[ModelCase(...), *zoo()]). Nothing of what the pass "
+    "does is checked so far.",
+    on_pass=_finds,
+)
+INDEPENDENT = Property(
+    "results-independent",
+    "what two runs make shares no memory",
+    "Make new tensors and modules in each run; keep none on the pass or its class.",
+    on_model=_independent,
+)

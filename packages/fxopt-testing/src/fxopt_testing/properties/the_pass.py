@@ -1,0 +1,266 @@
+"""Properties of a pass as an object: constructor, options, name and signature."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import inspect
+import pickle
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from inspect import Parameter
+from typing import Any, Literal, Union
+from unittest import mock
+
+import torch
+
+from fxopt_core import Composition, FxoptError, Registry, Transformation, hookimpl, options_of
+from fxopt_core.passes.options import construct
+from fxopt_testing.elsewhere import elsewhere
+from fxopt_testing.findings import Flaw, Property
+from fxopt_testing.pictures import picture
+from fxopt_testing.trial import Subject, Trial
+
+
+def _if_a_class_of_its_own(subject: Subject, trial: Trial | None) -> str | None:
+    return "a composition has the options of its members" if isinstance(subject.transformation, Composition) else None
+
+
+def _constructible(subject: Subject) -> Iterator[Flaw]:
+    cls = type(subject.transformation)
+    init: Any = cls.__init__
+    parameters = [] if init is object.__init__ else list(inspect.signature(init).parameters.values())[1:]
+    for parameter in parameters:
+        what = f"parameter `{parameter.name}` of {cls.__name__}()"
+        if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+            yield Flaw(f"{what} is {parameter.kind.description}", "a keyword parameter, so that text can name it")
+        elif parameter.default is Parameter.empty:
+            yield Flaw(f"{what} has no default", "a default, so that the pass can be made from its name alone")
+        elif parameter.annotation is Parameter.empty:
+            yield Flaw(f"{what} has no annotation", "a type, so that text can be checked against it")
+        else:
+            continue
+        return
+    construct(cls, {})
+
+
+def _named(subject: Subject) -> Iterator[Flaw]:
+    name = subject.transformation.name
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        yield Flaw(f"its name is {name!r}", "small letters, digits and dashes: `merge-linears`")
+        return
+    cls = type(subject.transformation)
+    if not inspect.cleandoc(cls.__doc__ or "") or cls.__doc__ == Transformation.__doc__:
+        yield Flaw("its class has no docstring", "a first line that says what it does: registries list it")
+    passes = _registry_of(cls)
+    if passes.failed:
+        yield Flaw(f"a registry refuses it: {next(iter(passes.failed.values()))}", "a registry to take it")
+    elif name not in passes.available():
+        yield Flaw(f"a registry knows it as {', '.join(passes.available())}", f"{name}, the name that it gives itself")
+
+
+def _registry_of(cls: type[Transformation]) -> Registry:
+    class Plugin:
+        @hookimpl
+        def fxopt_transformations(self) -> Iterable[type[Transformation]]:
+            return [cls]
+
+    passes = Registry(entry_points=[])
+    passes.register(Plugin(), name="checked")
+    return passes
+
+
+def _variants(transformation: Transformation) -> Iterator[tuple[str, Transformation]]:
+    """Yield passes that differ from one in one option each."""
+    cls, options = type(transformation), dict(transformation.options)
+    for name, info in options_of(cls).items():
+        current = options.get(name)
+        for value in _values(info.annotation, current):
+            if type(value) is type(current) and value == current:
+                continue
+            try:
+                made = construct(cls, {**options, name: value})
+            except Exception:  # the pass may refuse a value
+                continue
+            if isinstance(made, Transformation):
+                yield name, made
+
+
+def _values(annotation: Any, current: Any) -> Iterator[object]:
+    """Yield values of an option's type; none where the type is not known."""
+    origin = typing.get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        for member in typing.get_args(annotation):
+            yield from _values(member, current)
+    elif origin is Literal:
+        yield from typing.get_args(annotation)
+    elif annotation is bool:
+        yield not current
+    elif annotation is int:
+        yield from (current + 1, current + 2, current * 4) if type(current) is int else (3, 1)
+    elif annotation is float:
+        yield from (current * 2.0, current + 0.5) if isinstance(current, (int, float)) else (0.5,)
+    elif annotation is str:
+        yield from ("q*", "other")
+    elif annotation is torch.dtype:
+        yield from (torch.float64, torch.float32)
+    elif annotation in (type(None), None):
+        yield None
+    elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        yield from annotation
+    elif origin in (list, tuple, set, frozenset) and current is not None:
+        yield from _of_container(origin, typing.get_args(annotation), current)
+
+
+def _of_container(origin: Any, members: tuple[Any, ...], current: Any) -> Iterator[object]:
+    if origin is not tuple or members[1:] == (Ellipsis,):
+        item = next(iter(_values(members[0] if members else str, None)), "other")
+        yield origin([*current, item])
+
+
+def _options(subject: Subject) -> Iterator[Flaw]:
+    transformation = subject.transformation
+    passes = _registry_of(type(transformation))
+    if passes.failed:
+        return  # `named` tells
+    for name, made in [("", transformation), *_variants(transformation)]:
+        value = f"`{name}={made.options.get(name)!r}`"
+        if name and made.signature == transformation.signature:
+            was = f"`{name}={transformation.options.get(name)!r}`"
+            yield Flaw(f"the signature is the same for {value} and {was}", "options to be part of the signature")
+            return
+        try:
+            text = passes.pipeline_text(made)
+        except FxoptError:
+            continue  # what text cannot express
+        read = passes.pipeline(text)
+        (again,) = getattr(read, "transformations", None) or (read,)
+        if again.signature != made.signature:
+            yield Flaw(f"pipeline text {text!r} gives {again!r}", f"{made!r}, of which it was made")
+            return
+        if pickle.loads(pickle.dumps(made)).signature != made.signature if subject.importable else False:
+            yield Flaw(f"a pickled pass has lost {value or 'its options'}", "an equal pass")
+            return
+    yield from _without_effect(subject)
+
+
+def _without_effect(subject: Subject) -> Iterator[Flaw]:
+    """Yield options that make no difference on any model that the pass changed."""
+    seen: dict[str, bool] = {}
+    for name, made in _variants(subject.transformation):
+        if not seen.get(name):
+            seen[name] = any(_differs(trial, made) for trial in subject.changed[:32])
+    for name in (name for name, differs in seen.items() if not differs):
+        expected = "each option to do something"
+        if _is_read(subject, name):
+            found, advice = f"option `{name}` makes no difference on any model", "Give a model on which it makes one."
+            yield Flaw(found, expected, advice, severity="advice")
+        elif subject.changed:
+            found = f"the pass changes {len(subject.changed)} models, and reads option `{name}` on none of them"
+            yield Flaw(found, expected, f"Store it as `self.{name}`, and read that in `transform`.")
+
+
+_OF_CORE = {"_bound"}
+"""Where core keeps options, which it reads for signatures and records."""
+
+
+def _is_read(subject: Subject, name: str) -> bool:
+    """Whether the pass reads an attribute that another value of an option changes."""
+    mine = vars(subject.equal_pass())
+    for option, made in _variants(subject.transformation):
+        theirs = vars(made)
+        differing = {key for key in mine.keys() | theirs.keys() if key not in mine or mine[key] is not theirs.get(key)}
+        if option == name and (differing - _OF_CORE) & _read_on(subject, made):
+            return True
+    return False
+
+
+def _read_on(subject: Subject, made: Transformation) -> set[str]:
+    """Return the attributes of a pass that are read while it runs on some models."""
+    found: set[str] = set()
+    cls = type(made)
+    read = cls.__getattribute__
+
+    def noted(self: Transformation, name: str) -> Any:
+        found.add(name)
+        return read(self, name)
+
+    with mock.patch.object(cls, "__getattribute__", noted):
+        for trial in subject.changed[:4]:
+            made(trial.fresh())
+    return found
+
+
+def _differs(trial: Trial, made: Transformation) -> bool:
+    captured = trial.case.capture()
+    pointers = [parameter.data_ptr() for parameter in captured.model.parameters()]
+    try:
+        after = picture(made(captured.graph_module))
+    except Exception:
+        return True
+    finally:
+        moved = pointers != [parameter.data_ptr() for parameter in captured.model.parameters()]
+        if moved:
+            trial.case.forget()
+    return moved or after != trial.after
+
+
+def _signature(subject: Subject) -> Iterator[Flaw]:
+    transformation = subject.transformation
+    first = transformation.signature
+    if transformation.signature != first:
+        yield Flaw("reading the signature twice gives two values", "one value; reading it changes nothing")
+        return
+    if not re.fullmatch(r"[0-9a-f]{16,}", first):
+        yield Flaw(f"the signature is {first!r:.80}", "a hex digest")
+        return
+    for made, other in (("equal options", subject.equal_pass()), ("copy.deepcopy", copy.deepcopy(transformation))):
+        if other.signature != first or other != transformation or hash(other) != hash(transformation):
+            yield Flaw(f"a pass made by {made} has another signature, or is not equal", "equal passes to be equal")
+            return
+    trials = subject.trials  # which run the pass, so that whatever it stores is stored
+    if trials and transformation.signature != first:
+        yield Flaw("running the pass changes its signature", "a signature that only options decide")
+        return
+    if subject.importable:
+        yield from _elsewhere(transformation, first)
+
+
+def _elsewhere(transformation: Transformation, expected: str) -> Iterator[Flaw]:
+    found = elsewhere(transformation)
+    if found.error is not None:
+        yield Flaw(f"in another process an equal pass cannot be made: {found.error:.300}", "an equal pass")
+    elif found.signature != expected:
+        yield Flaw(f"in another process the signature is {found.signature:.200}", f"{expected}, as in this one")
+
+
+CONSTRUCTIBLE = Property(
+    "constructible",
+    "the constructor takes keyword parameters with annotations and defaults, and no others",
+    "Write `def __init__(self, *, times: int = 2) -> None`, or a dataclass with defaults.",
+    on_pass=_constructible,
+    applies=_if_a_class_of_its_own,
+)
+NAMED = Property(
+    "named",
+    "the pass has a name in kebab-case and a summary, and a registry takes it",
+    "Leave `name` to the name of the class, and say in the first line of its docstring what it does.",
+    on_pass=_named,
+    applies=_if_a_class_of_its_own,
+)
+OPTIONS = Property(
+    "options-honoured",
+    "options survive pipeline text and pickling, count in the signature, and do something",
+    "Let the constructor's parameters be the options, store them under their names, and leave `signature` and "
+    "`options` to core.",
+    on_pass=_options,
+    applies=_if_a_class_of_its_own,
+)
+SIGNATURE = Property(
+    "signature-stable",
+    "equal passes have equal signatures, before and after a run, and in every process",
+    "Leave `signature` to core; let no id, hash, time, path or counter into the options.",
+    on_pass=_signature,
+)

@@ -1,0 +1,138 @@
+"""Properties of results that are undone, copied and pickled."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from fxopt_core import FxoptError, ReversibleTransformation, history, iter_nodes, undo
+from fxopt_testing.findings import Flaw, Property, if_reversible
+from fxopt_testing.footprints import bits_of
+from fxopt_testing.outcomes import outcome_of
+from fxopt_testing.pictures import changes, picture
+from fxopt_testing.trial import Subject, Trial
+
+
+def _undo(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    transformation = subject.reversible
+    assert transformation is not None
+    ways: dict[str, Callable[[GraphModule], GraphModule]] = {
+        "pass(graph_module, reverse=True)": lambda graph_module: transformation(graph_module, reverse=True)
+    }
+    if subject.importable:
+        ways["undo(graph_module)"] = undo
+    for name, way in ways.items():
+        try:
+            restored = way(trial.transformed())
+        except FxoptError as error:
+            yield Flaw(f"{name} raises {type(error).__name__}: {error}", "the graph module of before the pass")
+            return
+        for what, now, was in changes(trial.before, picture(restored), limit=1):
+            yield Flaw(f"after {name}, {what} is {now}", was)
+        if transformation.get_transformed_nodes(restored):
+            yield Flaw(f"after {name}, nodes are still marked", "no marks: `mark_as_restored`, or a ReversibleSitePass")
+    untouched = picture(transformation(trial.fresh(), reverse=True))
+    for what, now, was in changes(trial.before, untouched, limit=1):
+        yield Flaw(f"reversing what was never applied makes {what} {now}", f"{was}: there is nothing to undo")
+
+
+def _saved(graph_module: GraphModule) -> Any:
+    file = io.BytesIO()
+    torch.save(graph_module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+_WAYS: dict[str, Callable[[GraphModule], Any]] = {
+    "copy.deepcopy": copy.deepcopy,
+    "pickle": lambda graph_module: pickle.loads(pickle.dumps(graph_module)),
+    "torch.save and torch.load": _saved,
+}
+
+
+def _survives(subject: Subject, trial: Trial, way: str) -> Iterator[Flaw]:
+    transformation = subject.transformation
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        travelled = _WAYS[way](trial.transformed())
+        source = copy.deepcopy(trial.fresh())  # torch's copies drop some hooks: that is not the pass's fault
+    marked = [node.name for node in transformation.get_transformed_nodes(trial.done)]
+    found = [node.name for node in transformation.get_transformed_nodes(travelled)]
+    if marked != found:
+        lost = ", ".join(sorted(set(marked) ^ set(found)))
+        yield Flaw(f"after {way}, the marks of {lost} differ", "the same nodes from get_transformed_nodes()")
+        return
+    if len(history(travelled)) != len(history(trial.done)):
+        yield Flaw(f"after {way}, there are {len(history(travelled))} records", f"{len(history(trial.done))}")
+        return
+    if trial.case.device != "meta" and not _same(source, trial.source, trial):
+        return
+    if trial.case.device != "meta" and not _same(travelled, trial.done, trial):
+        yield Flaw(f"after {way}, the result computes something else", "the same outputs, bit for bit")
+    elif subject.reversible and subject.importable:
+        yield from _undone(subject, trial, travelled, way)
+
+
+def _same(one: GraphModule, other: GraphModule, trial: Trial) -> bool:
+    outcomes = (outcome_of(each, trial.case.example(), gradients=False) for each in (one, other))
+    mine, theirs = (bits_of(outcome.outputs) for outcome in outcomes)
+    return mine == theirs
+
+
+def _undone(subject: Subject, trial: Trial, travelled: GraphModule, way: str) -> Iterator[Flaw]:
+    equal = subject.equal_pass()
+    assert isinstance(equal, ReversibleTransformation)
+    restored = picture(equal(travelled, reverse=True))
+    for what, now, was in changes(trial.before, restored):
+        if what.startswith(("node ", "order of nodes", "parameter ", "values of `")) and was != "absent":
+            yield Flaw(f"undone after {way}, {what} is {now}", was)
+
+
+def _deepcopy(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    known = {key for node in iter_nodes(trial.source.graph) for key in vars(node)}
+    for node in iter_nodes(trial.done.graph):
+        own = vars(node).keys() - known
+        if own:
+            found = f"node `{node.name}` has an attribute `{min(own)}` that the pass has set"
+            yield Flaw(found, "marks in node.meta: attributes are lost by copies and pickles")
+    yield from _survives(subject, trial, "copy.deepcopy")
+
+
+def _pickle(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    try:
+        pickle.dumps(trial.source)
+    except Exception:  # what cannot be pickled before need not be afterwards
+        return
+    yield from _survives(subject, trial, "pickle")
+    if subject.thorough:
+        yield from _survives(subject, trial, "torch.save and torch.load")
+
+
+UNDO = Property(
+    "exact-undo",
+    "reversing brings back nodes, names, modules, flags, ties and values, bit for bit, and no marks stay",
+    "Derive from ReversibleSitePass and edit through its Editor, which records how to go back; or let `reverse` "
+    "restore names and order, too, and compute no value that was replaced: keep it.",
+    on_model=_undo,
+    applies=if_reversible,
+)
+DEEPCOPY = Property(
+    "survives-deepcopy",
+    "copies keep marks, records and numbers, and can be undone",
+    "Mark nodes by `mark_as_transformed`; keep nothing on nodes, on the pass, or by identity.",
+    on_model=_deepcopy,
+)
+PICKLE = Property(
+    "survives-pickling",
+    "pickles keep marks, records and numbers, and can be undone",
+    "Mark nodes by `mark_as_transformed`; put only functions and modules into the graph that another process can "
+    "import.",
+    on_model=_pickle,
+)

@@ -1,0 +1,217 @@
+"""`bench`: how much a pipeline, each of its passes, or each of its rewrites speeds up a model on this machine.
+
+Models are compared in rounds, each of which runs all of them in a random order; `fxopt_rewrite.speed` describes how
+times of the same rounds are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fxopt_core import PreconditionError
+from fxopt_core.text import text_table
+from fxopt_rewrite.speed import CONFIDENCE, FEWEST_ROUNDS, Ratio, Times, noise_of
+from fxopt_tools.experiments.rewrite_steps import RewriteStep, Variants
+from fxopt_tools.inputs import Inputs, OneInput, copied, read_inputs
+from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
+
+Progress = Callable[[int, int], object]
+"""Called with the number of comparisons done and their total."""
+_WARM_UP = 3
+_MOST_CALLS = 1000
+_SHORTEST = 1e-12  # seconds, where a clock is too coarse
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """How much one pass or one rewrite contributes to the whole.
+
+    Attributes:
+        part: the pass or the rewrite.
+        effect: how many times longer the model takes without it.
+    """
+
+    part: RewriteStep
+    effect: Ratio
+
+    @property
+    def name(self) -> str:
+        """Pass and site."""
+        return self.part.name
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The result of `bench`.
+
+    Attributes:
+        original: times of the original model.
+        transformed: times of the transformed model.
+        speedup: how many times longer the original takes.
+        noise: how far from 1 the ratio of two copies of the original was, in the same run.
+        contributions: what each pass or rewrite contributes, in order; empty unless requested.
+    """
+
+    original: Times
+    transformed: Times
+    speedup: Ratio
+    noise: float
+    contributions: tuple[Contribution, ...] = ()
+
+    @property
+    def verdict(self) -> Literal["faster", "slower", "within noise"]:
+        """How the transformed model compares."""
+        return self.speedup.against(self.noise)
+
+    def __str__(self) -> str:
+        """Return times, speed-up and a table of contributions."""
+        lines = [
+            f"original: {self.original}",
+            f"transformed: {self.transformed}",
+            f"speed-up: {self.speedup}, {self.verdict}; two copies of the original differ by {self.noise:.1%}",
+        ]
+        if not self.contributions:
+            return "\n".join(lines)
+        rows = [("left out", "time without", "interval", "so it makes the model")]
+        rows += [(each.name, *cells(each.effect), each.effect.against(self.noise)) for each in self.contributions]
+        return "\n".join([*lines, "", *text_table(rows, right=(1,))])
+
+
+def cells(ratio: Ratio | None) -> tuple[str, str]:
+    """Return median and interval for a table."""
+    return ("-", "-") if ratio is None else (f"x {ratio.median:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}")
+
+
+def bench(
+    model: nn.Module,
+    pipeline: Pipeline,
+    inputs: OneInput | Sequence[OneInput],
+    *,
+    per: Literal["pipeline", "pass", "site"] = "pipeline",
+    rounds: int = 30,
+    seed: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Progress | None = None,
+) -> Benchmark:
+    """Measure how much a pipeline speeds up a model on this machine.
+
+    In each round the original, a second copy of it and the transformed model run in a random order; the two copies show
+    how much of a difference is noise. The transformed model is then compared in the same way with variants that lack
+    one pass, or one rewrite. Calls run without gradients, on copies of the inputs, and wait for accelerators to finish.
+    The model itself is not changed; up to four copies of it are in memory. Nothing is verified: use `verify` for that.
+
+    Args:
+        model: a graph module, or a model that ``torch.fx.symbolic_trace`` can trace; it is run in its current mode.
+        pipeline: a pass, a composition, or the text of a pipeline.
+        inputs: as for `verify`. If there are several, one measurement calls the model on each.
+        per: "pass" or "site" to measure each of these, too.
+        rounds: how often each is measured, at least 8 times.
+        seed: seed for the order within rounds.
+        clock: returns seconds.
+        progress: called with the number of comparisons done and their total.
+
+    Raises:
+        PreconditionError: The model cannot be traced or rejects the inputs, or an argument is invalid.
+        PassError: A pass fails.
+
+    >>> import torch
+    >>> from fxopt_core import LintAndRecompile
+    >>> result = bench(torch.nn.ReLU(), LintAndRecompile(), torch.ones(3), rounds=8)
+    >>> result.original.median > 0
+    True
+    """
+    if per not in ("pipeline", "pass", "site"):
+        raise PreconditionError(f"per is {per!r}, expected 'pipeline', 'pass' or 'site'")
+    sampler = Sampler(inputs, rounds=rounds, seed=seed, clock=clock)
+    variants = Variants(as_graph_module(model, "bench"), as_transformation(pipeline, "bench"))
+    parts = [] if per == "pipeline" else variants.parts(per)
+    advance, whole = progress or (lambda done, total: None), variants.without(())
+    original, again, transformed = sampler.measure(variants.original(), variants.original(), whole)
+    advance(1, 1 + len(parts))
+    contributions: list[Contribution] = []
+    for done, part in enumerate(parts, start=2):
+        effect = Ratio.of(*sampler.measure(variants.without([part]), whole))
+        contributions.append(Contribution(part, effect))
+        advance(done, 1 + len(parts))
+    speedup, noise = Ratio.of(original, transformed), noise_of(Ratio.of(original, again))
+    return Benchmark(original, transformed, speedup, noise, tuple(contributions))
+
+
+class Sampler:
+    """Measures modules on inputs, as `bench` does: calling a module means calling it on each of them.
+
+    Short calls are repeated, so that a measurement takes at least ``sample_seconds``.
+    """
+
+    def __init__(
+        self,
+        inputs: OneInput | Sequence[OneInput],
+        *,
+        rounds: int,
+        clock: Callable[[], float] = time.perf_counter,
+        seed: int = 0,
+        sample_seconds: float = 0.005,
+    ) -> None:
+        if type(rounds) is not int or rounds < FEWEST_ROUNDS:
+            raise PreconditionError(
+                f"rounds is {rounds!r}, expected a number from {FEWEST_ROUNDS}: fewer cannot give a confidence of "
+                f"{CONFIDENCE:.0%}"
+            )
+        self._inputs = read_inputs(inputs)
+        self._rounds, self._clock, self._sample_seconds = rounds, clock, sample_seconds
+        self._random = random.Random(seed)
+
+    def measure(self, *modules: nn.Module) -> list[Times]:
+        """Return the times of modules, measured in the same rounds."""
+        warm_up = [self._warm_up(module) for module in modules for _ in range(_WARM_UP)]
+        shortest = min((seconds for seconds, _ in warm_up), default=math.inf)
+        calls = max(1, min(math.ceil(self._sample_seconds / max(shortest, _SHORTEST)), _MOST_CALLS))
+        if any(wrote for _, wrote in warm_up):
+            calls = 1  # a second call would see what the first one wrote to the inputs
+        found: list[list[float]] = [[] for _ in modules]
+        order = list(range(len(modules)))
+        for _ in range(self._rounds):
+            self._random.shuffle(order)
+            for place in order:
+                found[place].append(self._sample(modules[place], calls)[0])
+        return [Times(tuple(seconds)) for seconds in found]
+
+    def _warm_up(self, module: nn.Module) -> tuple[float, bool]:
+        try:
+            return self._sample(module, 1)
+        except PreconditionError:
+            raise
+        except Exception as error:
+            message = f"the model refuses the inputs: {type(error).__name__}: {error}"
+            raise PreconditionError(f"{message}. Expected inputs that it can be called with") from error
+
+    def _sample(self, module: nn.Module, calls: int) -> tuple[float, bool]:
+        """Return the seconds of one call, and whether it wrote to its inputs, which are copies."""
+        copies = [copied(item) for item in self._inputs]
+        wait = _wait(module, self._inputs)
+        with torch.no_grad():
+            wait()
+            started = self._clock()
+            for _ in range(calls):
+                for each in copies:
+                    module(*each.inputs.args, **each.inputs.kwargs)
+            wait()
+            seconds = self._clock() - started
+        return seconds / calls, any(each.touched() for each in copies)
+
+
+def _wait(module: nn.Module, inputs: Sequence[Inputs]) -> Callable[[], object]:
+    """Return a function that waits until an accelerator has finished; it does nothing if all is on the CPU."""
+    accelerator = torch.accelerator.current_accelerator()
+    tensors = [*module.parameters(), *module.buffers(), *(t for item in inputs for t in item.tensors().values())]
+    if accelerator is not None and any(tensor.device.type == accelerator.type for tensor in tensors):
+        return torch.accelerator.synchronize
+    return lambda: None

@@ -1,0 +1,1 @@
+"""Files that make a failure of a pass happen again."""

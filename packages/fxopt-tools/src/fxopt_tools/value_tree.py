@@ -1,0 +1,174 @@
+"""Any nested value as a tree, so that two values can be compared part by part.
+
+Tuples, lists, mappings, dataclasses, named tuples, model outputs and other objects with attributes are branches;
+tensors and everything else are leaves. NumPy arrays are compared as tensors, nested tensors piece by piece. The path of
+a leaf is the expression that leads to it: ``output.logits[0]['key']``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+_OPAQUE = (type, Enum, nn.Module, FunctionType, BuiltinFunctionType, MethodType, ModuleType, torch.Size)
+_UNIQUE = (type, Enum, ModuleType, torch.dtype, torch.layout, torch.memory_format)  # equal only if identical
+_VALUES = (int, float, complex, str, bytes)  # even with attributes, only the value counts
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor, or a value that is compared as a whole."""
+
+    value: object
+
+
+@dataclass(frozen=True)
+class Above:
+    """Replaces an object that contains itself.
+
+    Attributes:
+        levels: how many levels up it is.
+    """
+
+    levels: int
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A container.
+
+    Attributes:
+        kind: "tuple", "list", "dict" or the name of its class; different kinds are different structures.
+        cls: its class, None for plain containers.
+        children: its contents, by what is appended to the path.
+    """
+
+    kind: str
+    cls: type | None
+    children: Mapping[str, Tree]
+
+
+Tree: TypeAlias = "Leaf | Branch"
+_Parts: TypeAlias = tuple[str, "type | None", Iterable[tuple[str, object]]]  # kind, class and contents of a branch
+
+
+def tree_of(value: object, keep: Callable[[Tensor], Tensor] | None = None) -> Tree:
+    """Return the tree of a value; an object inside itself is replaced by `Above`, so the tree is finite.
+
+    ``keep`` maps each tensor to what the tree holds instead, for example a copy. By default the tree holds the tensors
+    themselves, including nested ones.
+
+    >>> [path for path, _ in leaves(tree_of({"a": (1, None)}), "output")]
+    ["output['a'][0]", "output['a'][1]"]
+    """
+    return _tree_of(value, keep, ())
+
+
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the path and the value of each leaf, in order."""
+    if isinstance(tree, Leaf):
+        yield path, tree.value
+        return
+    for step, child in tree.children.items():
+        yield from leaves(child, f"{path}{step}")
+
+
+def tensors(tree: Tree, path: str = "") -> dict[str, Tensor]:
+    """Return the tensors of a tree by their paths."""
+    return {place: value for place, value in leaves(tree, path) if isinstance(value, Tensor)}
+
+
+def equal(a: object, b: object) -> bool:
+    """Return whether two values are known to be equal."""
+    if a is b:
+        return True
+    try:
+        same: object = a == b
+        every = getattr(same, "all", None)  # arrays compare element by element
+        return bool(same if every is None else every())
+    except Exception:  # not comparable, so not known to be equal
+        return False
+
+
+def has_value(value: object) -> bool:
+    """Return whether values of this type can be equal without being identical.
+
+    >>> has_value({1, 2}), has_value(iter([1])), has_value({torch.ones(1)})
+    (True, False, False)
+    """
+    if isinstance(value, (set, frozenset)):
+        return not any(isinstance(item, Tensor) or not has_value(item) for item in value)
+    return isinstance(value, _UNIQUE) or type(value).__eq__ is not object.__eq__
+
+
+def _tree_of(value: object, keep: Callable[[Tensor], Tensor] | None, above: tuple[int, ...]) -> Tree:
+    if id(value) in above:
+        return Leaf(Above(len(above) - above.index(id(value))))
+    if isinstance(value, Tensor) and (keep is None or not value.is_nested):
+        return Leaf(value if keep is None else keep(value))
+    parts = _parts(value)
+    if parts is None:
+        return Leaf(value)
+    kind, cls, items = parts
+    children: dict[str, Tree] = {}
+    for step, item in items:
+        unique = step
+        while unique in children:  # different keys may have the same repr
+            unique += "'"
+        children[unique] = _tree_of(item, keep, (*above, id(value)))
+    return Branch(kind, cls, children)
+
+
+def _parts(value: object) -> _Parts | None:
+    """Return kind, class and contents of a container, or None for other values."""
+    if isinstance(value, (*_OPAQUE, *_VALUES)):
+        return None
+    if isinstance(value, Tensor):
+        return "nested tensor", type(value), _numbered(value.unbind())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _named(value, zip(value._fields, value, strict=True))
+    if isinstance(value, (tuple, list, deque)):
+        return "tuple" if isinstance(value, tuple) else "list", None, _numbered(value)
+    if isinstance(value, Mapping):
+        if hasattr(value, "__dataclass_fields__"):  # a model output is both a dataclass and a mapping
+            return _named(value, value.items())
+        return "dict", None, ((f"[{key!r}]", item) for key, item in value.items())
+    if is_dataclass(value):
+        return _named(value, ((field.name, getattr(value, field.name)) for field in fields(value)))
+    if (type(value).__module__, type(value).__name__) == ("numpy", "ndarray"):
+        with suppress(TypeError):  # an array of objects, say
+            return "array", type(value), [("", torch.as_tensor(value))]
+        return None
+    attributes = _attributes(value)
+    return _named(value, attributes.items()) if attributes else None
+
+
+def _attributes(value: object) -> Mapping[str, object]:
+    """Return the attributes of an object, including those in slots."""
+    names = dict.fromkeys(name for cls in reversed(type(value).__mro__) for name in _slots(cls))
+    slots = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return {**slots, **getattr(value, "__dict__", {})}
+
+
+def _slots(cls: type) -> Iterator[str]:
+    slots = vars(cls).get("__slots__", ())
+    for name in [slots] if isinstance(slots, str) else slots:
+        private = name.startswith("__") and not name.endswith("__")
+        if name not in ("__dict__", "__weakref__"):
+            yield f"_{cls.__name__.lstrip('_')}{name}" if private else name
+
+
+def _numbered(items: Iterable[object]) -> Iterator[tuple[str, object]]:
+    return ((f"[{place}]", item) for place, item in enumerate(items))
+
+
+def _named(value: object, items: Iterable[tuple[object, object]]) -> _Parts:
+    return type(value).__qualname__, type(value), ((f".{name}", item) for name, item in items)

@@ -1,0 +1,1 @@
+"""Does a transformed module compute what the original does?"""

@@ -1,0 +1,139 @@
+"""A run of a module that leaves its inputs, buffers, attributes and the random state unchanged."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parameter import is_lazy
+
+from fxopt_core import PreconditionError
+from fxopt_core.state.snapshot import kept
+from fxopt_tools.inputs import Inputs, copied, version_of
+from fxopt_tools.value_tree import Tree, tensors, tree_of
+
+SEED = 20_240_917  # any number will do, as long as every run uses it
+_ONE_AT_A_TIME = threading.RLock()  # threads share the random state, and may share modules
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a run.
+
+    Attributes:
+        output: the tree of what the module returned, with copies of its tensors.
+        arguments: the tree of its arguments after the run.
+        touched: the paths of arguments that the run wrote to, replaced, added or removed.
+        shared: for each output tensor that shares memory with arguments, their paths.
+        parameters_written: names of the parameters that the run wrote to.
+    """
+
+    output: Tree
+    arguments: Tree
+    touched: frozenset[str]
+    shared: Mapping[str, tuple[str, ...]]
+    parameters_written: tuple[str, ...]
+
+
+def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Outcome:
+    """Run a module on a copy of the inputs, without gradients and from the same random state as every other run.
+
+    During the run, copies replace buffers, plain tensors and embeddings that renormalise themselves; other attributes
+    of modules are restored afterwards. Parameters that the run writes to are reported, not restored: copying all of
+    them would double the model. If ``widened``, the inputs are cast to float64.
+
+    Raises:
+        PreconditionError: The inputs cannot be copied, or the module is not initialised.
+        Exception: Whatever the module raises.
+    """
+    _check_initialised(module)
+    with _ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad(), _same_random_numbers(module, inputs):
+        arguments = copied(inputs, widened=widened)
+        versions = {name: (p, version_of(p)) for name, p in module.named_parameters()}
+        with kept(module):
+            output = _call(module, arguments.inputs)
+            tree = tree_of(output, keep=lambda tensor: tensor.detach().clone())  # before the module is restored
+        written = tuple(name for name, (p, version) in versions.items() if version_of(p) != version)
+        shared = _shared(tensors(tree_of(output), "output"), arguments.tensors())
+        own = {id(tensor) for tensor in arguments.tensors().values()}  # what the run added may belong to the module
+        after = tree_of(arguments.inputs, keep=lambda t: t.detach() if id(t) in own else t.detach().clone())
+        return Outcome(tree, after, arguments.touched(), shared, written)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _call(module: nn.Module, inputs: Inputs) -> object:
+    """Call a module with copies of tensors that it may write to; a ScriptModule accepts none and is restored after."""
+    copies = _copies(module)
+    if not any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+        output: object = functional_call(module, copies, inputs.args, inputs.kwargs)
+        return output
+    try:
+        return module(*inputs.args, **inputs.kwargs)
+    finally:
+        for name, tensor in _tensors(module).items():
+            if name in copies:
+                tensor.copy_(copies[name])
+
+
+def _shared(outputs: Mapping[str, Tensor], arguments: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
+    """Return the arguments that each output shares memory with."""
+    owners: dict[int, tuple[str, ...]] = {}
+    for path, tensor in arguments.items():
+        owners[_memory(tensor)] = (*owners.get(_memory(tensor), ()), path)
+    owners.pop(0, None)
+    return {path: owners[place] for path, tensor in outputs.items() if (place := _memory(tensor)) in owners}
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return the address of a tensor's memory, or 0 if it has no ordinary storage."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and some subclasses
+        return 0
+
+
+def _copies(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the tensors that a run may write to, by their full names."""
+    written = dict(module.named_buffers())
+    for prefix, child in module.named_modules():
+        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.max_norm is not None:
+            written.update(child.named_parameters(prefix, recurse=False))
+    return {name: tensor.detach().clone() for name, tensor in written.items()}
+
+
+def _check_initialised(module: nn.Module) -> None:
+    lazy = next((name for name, tensor in _tensors(module).items() if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise PreconditionError(
+            f"`{lazy}` of the {type(module).__name__} is not initialised yet, so there is nothing to verify: call the "
+            "module once on its inputs first"
+        )
+
+
+@contextmanager
+def _same_random_numbers(module: nn.Module, inputs: Inputs) -> Iterator[None]:
+    """Start from one fixed random state, and restore the caller's afterwards."""
+    accelerator = torch.accelerator.current_accelerator()
+    kind = "cuda" if accelerator is None else accelerator.type
+    used = [*module.parameters(), *module.buffers(), *inputs.tensors().values()]
+    devices = sorted({tensor.device.index or 0 for tensor in used if tensor.device.type == kind})
+    state = random.getstate()
+    try:
+        with torch.random.fork_rng(devices, device_type=kind):
+            random.seed(SEED)
+            torch.default_generator.manual_seed(SEED)
+            for device in devices:  # torch.manual_seed would also seed devices whose state is not restored
+                with torch.accelerator.device_index(device):
+                    torch.get_device_module(kind).manual_seed(SEED)
+            yield
+    finally:
+        random.setstate(state)

@@ -1,0 +1,211 @@
+"""Compares what two runs left behind, value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fxopt_core import PreconditionError
+from fxopt_core.tolerances import Tolerance, tolerance
+from fxopt_tools.value_tree import Branch, Leaf, Tree, equal, has_value, leaves, tensors
+from fxopt_tools.verification.closeness import Criterion, Measurement, is_rounding, measure, sqnr_db
+from fxopt_tools.verification.isolated_run import Outcome
+from fxopt_tools.verification.report import OutputReport, counted
+
+_AFTER = " after the call"
+_RELATED_DB = 10.0
+_FINER = 64
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Compares outcomes for one input.
+
+    Attributes:
+        number: which of the inputs it is.
+        computed_in: the dtypes that the original computes in. An output is judged by the coarsest of these and its own
+            dtype: a bfloat16 model that returns float32 is no more exact for it.
+        rtol: relative tolerance given by the caller, or None.
+        atol: absolute tolerance given by the caller, or None.
+    """
+
+    number: int = 0
+    computed_in: frozenset[torch.dtype] = frozenset()
+    rtol: float | None = None
+    atol: float | None = None
+
+    def compare(self, expected: Outcome, found: Outcome, reference: Outcome | None = None) -> list[OutputReport]:
+        """Compare all values of the outputs, and the arguments that either run wrote to.
+
+        The reference is the outcome of the original in float64, if there is one.
+        """
+        exact = {} if reference is None else tensors(reference.output, "output")
+        reports = list(self._trees("output", expected.output, found.output, exact))
+        return [*reports, *self._arguments(expected, found, reference)]
+
+    def _arguments(self, expected: Outcome, found: Outcome, reference: Outcome | None) -> Iterator[OutputReport]:
+        """Compare the arguments after the call: those that either run touched, and tensors that differ anyway.
+
+        Other values that were not touched are ignored: each run has a copy, which some objects do not equal.
+        """
+        exact = {} if reference is None else tensors(reference.arguments)
+        touched = expected.touched | found.touched
+        values = (pair for tree in (expected.arguments, found.arguments) for pair in leaves(tree))
+        others = {path.removeprefix(".") for path, value in values if not isinstance(value, Tensor)}
+        for report in self._trees("", expected.arguments, found.arguments, exact):
+            path = report.path.removeprefix(".")
+            if path in touched or (not report.passed and path not in others):
+                yield replace(report, path=f"{path}{_AFTER}")
+
+    def criterion(self, dtype: torch.dtype) -> Criterion:
+        """Return what to allow for an output of a dtype."""
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return Criterion(None)
+        coarsest = self._coarsest(dtype)
+        usual = tolerance(coarsest)
+        rtol = usual.rtol if self.rtol is None else self.rtol
+        atol = usual.atol if self.atol is None else self.atol
+        eps = torch.finfo(coarsest).eps if self.rtol is None and self.atol is None else None
+        computed = "" if coarsest == dtype.to_real() else ", in which the original computes"
+        source = f"of {str(coarsest).removeprefix('torch.')}{computed}"
+        if self.rtol is not None:
+            source = "as stated" if self.atol is not None else f"rtol as stated, atol {source}"
+        elif self.atol is not None:
+            source = f"atol as stated, rtol {source}"
+        return Criterion(Tolerance(rtol, atol), eps, source)
+
+    def _coarsest(self, dtype: torch.dtype) -> torch.dtype:
+        return max({dtype.to_real(), *self.computed_in}, key=lambda candidate: torch.finfo(candidate).eps)
+
+    def _truth(self, a: Tensor, exact: Tensor | None) -> Tensor | None:
+        """Return the original's output in float64, or None if that is another quantity or hardly more exact."""
+        if exact is None or exact.shape != a.shape or not a.numel():
+            return None
+        if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in (a, exact)):
+            return None
+        finer = _FINER * torch.finfo(exact.dtype).eps <= torch.finfo(self._coarsest(a.dtype)).eps
+        usable = finer or exact.dtype in (torch.float64, torch.complex128)  # float32 will do for half precision
+        return exact if usable and sqnr_db(exact, a) >= _RELATED_DB else None
+
+    def _trees(self, path: str, a: Tree, b: Tree, exact: Mapping[str, Tensor]) -> Iterator[OutputReport]:
+        if isinstance(a, Branch) and isinstance(b, Branch) and a.kind == b.kind and a.cls is b.cls:
+            yield from self._children(path, a, b, exact)
+        elif isinstance(a, Leaf) and isinstance(b, Leaf):
+            yield self._values(path, a.value, b.value, exact)
+        else:
+            yield self._different(path, a, b)
+
+    def _children(self, path: str, a: Branch, b: Branch, exact: Mapping[str, Tensor]) -> Iterator[OutputReport]:
+        if not a.children and not b.children:
+            yield OutputReport(path, self.number)
+        for step in {**a.children, **b.children}:
+            inside = f"{path}{step}"
+            if step not in b.children:
+                yield self._problem(inside, f"is missing, expected {describe(a.children[step])} as in the original")
+            elif step not in a.children:
+                yield self._problem(inside, f"is {describe(b.children[step])}, which the original does not return")
+            else:
+                yield from self._trees(inside, a.children[step], b.children[step], exact)
+
+    def _values(self, path: str, a: object, b: object, exact: Mapping[str, Tensor]) -> OutputReport:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return self._tensors(path, a, b, exact)
+        if type(a) is not type(b):
+            return self._different(path, Leaf(a), Leaf(b))
+        if isinstance(a, (float, complex)) and isinstance(b, (float, complex)):
+            return self._numbers(path, a, b)
+        if equal(a, b):
+            return OutputReport(path, self.number)
+        if has_value(a):
+            return self._different(path, Leaf(a), Leaf(b))
+        return self._problem(
+            path,
+            f"is of type {type(b).__name__} in both, which has no way to tell whether two of them are equal: return "
+            "what it holds, in a list or a mapping, or compare it yourself",
+        )
+
+    def _numbers(self, path: str, a: float | complex, b: float | complex) -> OutputReport:
+        """Compare Python numbers as float32 results: they usually are the ``item()`` of such a tensor."""
+        criterion = self.criterion(torch.float32)
+        dtype = torch.complex128 if isinstance(a, complex) else torch.float64
+        found = measure(torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype), criterion)
+        report = OutputReport(path, self.number, measurement=found, problem=_differences(found, criterion))
+        return replace(report, tolerance=criterion.tolerance, tolerance_source=criterion.source)
+
+    def _tensors(self, path: str, a: Tensor, b: Tensor, exact: Mapping[str, Tensor]) -> OutputReport:
+        shape = tuple(a.shape)
+        different = _other_kind(a, b)
+        if different is not None:
+            return OutputReport(path, self.number, shape, a.dtype, problem=different)
+        if a.is_meta:
+            raise PreconditionError(
+                f"`{path}` of input {self.number} is on the meta device and holds no numbers to compare: load weights "
+                "and inputs on a real device first, for example by module.to_empty(device='cpu') and load_state_dict"
+            )
+        criterion = self.criterion(a.dtype)
+        truth = self._truth(a, exact.get(path))
+        measurement = measure(a, b, criterion, truth)
+        problem = _differences(measurement, criterion)
+        excused = problem is not None and criterion.eps is not None and truth is not None and is_rounding(a, b, truth)
+        inexact = criterion.tolerance is not None and a.numel() > 0
+        return OutputReport(
+            path,
+            self.number,
+            shape,
+            a.dtype,
+            measurement,
+            sqnr_db=sqnr_db(a if truth is None else truth, b) if inexact else None,
+            original_sqnr_db=None if truth is None else sqnr_db(truth, a),
+            reference=("original" if truth is None else "float64") if inexact else None,
+            tolerance=criterion.tolerance,
+            tolerance_source=criterion.source,
+            problem=None if excused else problem,
+            excused=problem if excused else None,
+        )
+
+    def _different(self, path: str, a: Tree, b: Tree) -> OutputReport:
+        return self._problem(path, f"is {describe(b)}, expected {describe(a)} as in the original")
+
+    def _problem(self, path: str, problem: str) -> OutputReport:
+        return OutputReport(path, self.number, problem=problem)
+
+
+def describe(tree: Tree) -> str:
+    """Describe a value in a few words."""
+    if isinstance(tree, Branch):
+        return f"{tree.kind} of {len(tree.children)}"
+    value = tree.value
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
+
+
+def _other_kind(a: Tensor, b: Tensor) -> str | None:
+    if a.shape != b.shape:
+        return f"has shape {tuple(b.shape)}, expected {tuple(a.shape)} as in the original"
+    for name in ("dtype", "device", "layout"):
+        if getattr(a, name) != getattr(b, name):
+            return f"has {name} {getattr(b, name)}, expected {getattr(a, name)} as in the original"
+    return None
+
+
+def _differences(measurement: Measurement, criterion: Criterion) -> str | None:
+    worst = measurement.worst
+    if measurement.passed or worst is None:
+        return None
+    absolute, relative = measurement.max_absolute_error, measurement.max_relative_error
+    numbers = f"max absolute error {absolute:.3g}, max relative error {relative:.3g}"
+    found, expected = (f"{v:.6g}" if isinstance(v, (float, complex)) else v for v in (worst.found, worst.expected))
+    place = f"{f'at {list(worst.index)}: ' if worst.index else ''}found {found}, expected {expected}"
+    if not measurement.differing:
+        assert measurement.relative_rms is not None
+        return (
+            f"is small throughout, and differs from the original by {measurement.relative_rms:.3g} of its root mean "
+            f"square, expected at most 0.1; {place}; {numbers}"
+        )
+    limit = "exactly that" if criterion.tolerance is None else f"within {worst.allowed:.3g} ({criterion.text})"
+    return f"differs in {counted(measurement.differing, 'element')}, worst {place} {limit}; {numbers}"

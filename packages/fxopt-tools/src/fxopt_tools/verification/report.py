@@ -1,0 +1,191 @@
+"""The result of a verification, as data and as a plain text table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fxopt_core import VerificationError
+from fxopt_core.text import notebook_text, text_table
+from fxopt_core.tolerances import Tolerance
+from fxopt_tools.verification.closeness import Criterion, Measurement
+
+_ERRORS = ("max abs error", "max rel error", "SQNR dB", "original's")
+_HEADINGS = ("input", "output", "shape", "dtype", *_ERRORS, "tolerance", "")
+
+
+@dataclass(frozen=True)
+class OutputReport:
+    """One tensor, or one other value, of one output.
+
+    Attributes:
+        path: where it is: ``output.logits[0]``; ``args[0] after the call`` for an input that the model wrote to.
+        number: which of the inputs it belongs to, counted from 0.
+        shape: shape of the original's tensor, or None if it is not a tensor.
+        dtype: dtype of the original's tensor, or None if it is not a tensor.
+        measurement: how far apart the tensors are; None if they cannot be compared.
+        sqnr_db: signal-to-quantisation-noise ratio of the transformed output against `reference`, in dB; infinite if
+            nothing differs. None unless it is a floating-point or complex tensor with elements.
+        original_sqnr_db: the same of the original; None if the reference is not in float64.
+        reference: what the ratio is against: "float64", a run of the original in float64, or "original", its own
+            output. None if there is no ratio.
+        tolerance: what was allowed, before scaling; None if values must be equal.
+        tolerance_source: where it comes from: "of float32", that of the dtype; "of bfloat16, in which the original
+            computes", since that is coarser; "as stated" by the caller; or "rtol as stated, atol of float32".
+        problem: what is wrong, or None.
+        excused: a difference beyond the tolerance that the original's own rounding explains; or None.
+    """
+
+    path: str
+    number: int = 0
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    measurement: Measurement | None = None
+    sqnr_db: float | None = None
+    original_sqnr_db: float | None = None
+    reference: str | None = None
+    tolerance: Tolerance | None = None
+    tolerance_source: str | None = None
+    problem: str | None = None
+    excused: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether it agrees with the original."""
+        return self.problem is None
+
+    @property
+    def max_absolute_error(self) -> float | None:
+        """Largest absolute difference, or None if the values cannot be compared."""
+        return None if self.measurement is None else self.measurement.max_absolute_error
+
+    @property
+    def max_relative_error(self) -> float | None:
+        """Largest absolute difference divided by the original's value, over nonzero values."""
+        return None if self.measurement is None else self.measurement.max_relative_error
+
+    def __str__(self) -> str:
+        """Return one sentence."""
+        return f"`{self.path}` of input {self.number} {self.problem or self.excused or 'agrees'}"
+
+
+@dataclass(frozen=True)
+class VerificationReport:
+    """The result of comparing two modules on some inputs; true if all outputs passed.
+
+    Attributes:
+        outputs: a report for each tensor and each other value of each output, input by input.
+        notes: anything else worth knowing.
+    """
+
+    outputs: tuple[OutputReport, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether all outputs passed."""
+        return all(output.passed for output in self.outputs)
+
+    @property
+    def failures(self) -> tuple[OutputReport, ...]:
+        """The outputs that did not pass."""
+        return tuple(output for output in self.outputs if not output.passed)
+
+    @property
+    def worst(self) -> OutputReport | None:
+        """The output furthest from what is allowed, with another structure furthest of all; None if all passed."""
+        return max(self.failures, key=_severity, default=None)
+
+    def __bool__(self) -> bool:
+        """Return whether all outputs passed."""
+        return self.passed
+
+    def __str__(self) -> str:
+        """Return a plain text table, followed by problems and notes.
+
+        Values that are neither tensors nor numbers are listed only if they are wrong.
+        """
+        excused = "passed, as the original's own rounding is as large"
+        lines = [f"failed: {output}" for output in self.failures]
+        lines += [f"{excused}: {output}" for output in self.outputs if output.excused]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join([self._summary(), *_table(self.outputs), *lines])
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return notebook_text(self)
+
+    def raise_if_failed(self, *, pass_name: str | None = None, index: int | None = None) -> None:
+        """Raise if an output did not pass.
+
+        Args:
+            pass_name: the pass to blame, if known.
+            index: its position in the composition.
+
+        Raises:
+            VerificationError: An output did not pass; the message names the worst one, with numbers.
+        """
+        if self.worst is not None:
+            raise VerificationError(_message(self, self.worst, pass_name), pass_name=pass_name, index=index)
+
+    def _summary(self) -> str:
+        tensors = sum(output.shape is not None for output in self.outputs)
+        others = len(self.outputs) - tensors
+        counts = [counted(tensors, "tensor")] * bool(tensors) + [counted(others, "other value")] * bool(others)
+        verdict = ("passed", "none differs") if self.passed else ("FAILED", f"{len(self.failures)} of them wrong")
+        return f"{verdict[0]}: {' and '.join(counts)} compared, {verdict[1]}"
+
+
+def _message(report: VerificationReport, worst: OutputReport, pass_name: str | None) -> str:
+    if pass_name is None:
+        who = "the transformed module does not compute what the original does"
+        remedy = "to find the pass that changed it, run the passes under fxopt_tools.Verify(inputs)"
+    else:
+        who = f"pass `{pass_name}` changed what the module computes"
+        remedy = "leave the pass out or report it, or let Verify veto it by on_failure='veto'"
+    others = f" ({len(report.failures)} of {len(report.outputs)} outputs are wrong)"
+    if worst.measurement is not None and worst.tolerance is not None:
+        remedy += "; if the difference is acceptable, state rtol and atol"
+    notes = "".join(f"\nnote: {note}" for note in report.notes)
+    return f"{who}: {worst}{others if len(report.failures) > 1 else ''}. What to do: {remedy}.{notes}"
+
+
+def _severity(output: OutputReport) -> float:
+    worst = None if output.measurement is None else output.measurement.worst
+    if worst is None or not worst.allowed:
+        return math.inf
+    error = abs(worst.found - worst.expected)
+    return error / worst.allowed if math.isfinite(error) else math.inf
+
+
+def _table(outputs: Sequence[OutputReport]) -> list[str]:
+    shown = [output for output in outputs if output.measurement is not None or not output.passed]
+    first = 0 if any(output.number for output in outputs) else 1  # one input needs no number
+    return text_table([row[first:] for row in (_HEADINGS, *map(_row, shown))]) if shown else []
+
+
+def _row(output: OutputReport) -> tuple[str, ...]:
+    return (
+        str(output.number),
+        output.path,
+        "-" if output.shape is None else str(output.shape),
+        "-" if output.dtype is None else str(output.dtype).removeprefix("torch."),
+        _number(output.max_absolute_error, ".3g"),
+        _number(output.max_relative_error, ".3g"),
+        _number(output.sqnr_db, ".1f"),
+        _number(output.original_sqnr_db, ".1f"),
+        Criterion(output.tolerance, source=output.tolerance_source).text,
+        "passed" if output.passed else "FAILED",
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 tensor``, ``2 tensors``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,246 @@
+"""`verify`: does a transformed module compute what the original does?"""
+
+from __future__ import annotations
+
+import copy
+import math
+import numbers
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_core import PreconditionError, faithful_copy
+from fxopt_tools.inputs import Inputs, OneInput, read_inputs
+from fxopt_tools.verification.isolated_run import Outcome, run_once
+from fxopt_tools.verification.judge import Judge
+from fxopt_tools.verification.report import OutputReport, VerificationReport
+
+_SHARE_OF_MEMORY = 0.5
+
+
+def verify(
+    original: nn.Module,
+    transformed: nn.Module,
+    inputs: OneInput | Sequence[OneInput],
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> VerificationReport:
+    """Run two modules on the same inputs and compare everything that they return.
+
+    Each run gets copies of the inputs and of the module's buffers, has gradients disabled and starts from the same
+    random state; inputs, buffers, attributes of modules and random number generators are restored afterwards. The
+    modules keep their mode, so dropout and batch norm in train mode are compared, too.
+
+    Every tensor in nested tuples, lists, mappings, dataclasses, named tuples and other objects is compared, and so are
+    arguments that either module writes to. Floating-point and complex tensors must agree within the tolerance of their
+    dtype (or of the dtype in which the original computes, if that is coarser); `fxopt_tools.verification.closeness`
+    states the criterion. Python's float and complex are held to that of float32. Everything else must be equal, and so
+    must structure, shapes, dtypes, devices and layouts.
+
+    Args:
+        original: the module before the transformation. Passes work in place, so keep a copy of it.
+        transformed: the module after the transformation.
+        inputs: a tensor (one positional argument), a tuple (positional arguments), a mapping (keyword arguments),
+            `Inputs` (both), or a list of these, verified one after the other.
+        rtol: relative tolerance instead of the dtype's.
+        atol: absolute tolerance instead of the dtype's. If either is given, both are taken literally: atol is not
+            scaled by the magnitude of the output.
+
+    Returns:
+        The report: true if all agree, and a table when printed. Its signal-to-noise ratios are against a run of the
+        original in float64 where possible.
+
+    Raises:
+        PreconditionError: A module rejects the inputs (its error is chained), or inputs or tolerances are invalid.
+
+    >>> import torch
+    >>> report = verify(torch.nn.ReLU(), torch.nn.ReLU6(), [torch.tensor([1.0, -2.0]), torch.tensor([8.0])])
+    >>> report.passed, [output.max_absolute_error for output in report.outputs]
+    (False, [0.0, 2.0])
+    """
+    check_tolerances(rtol, atol)
+    check_modules(original=original, transformed=transformed)
+    before = Original(original, "the original")
+    pairs = (  # a generator, since the outputs of all inputs at once could take much memory
+        (before.baseline(item, number), run_or_refuse(transformed, item, "the transformed module", number))
+        for number, item in enumerate(read_inputs(inputs))
+    )
+    report = report_on(pairs, rtol=rtol, atol=atol)
+    if original is not transformed:
+        return report
+    same = "original and transformed are the same object, which agrees with itself: transform a copy"
+    return replace(report, notes=(*report.notes, same))
+
+
+def check_modules(**modules: object) -> None:
+    """Check that arguments, given by name, are modules.
+
+    Raises:
+        PreconditionError: One is not.
+    """
+    for name, module in modules.items():
+        if not isinstance(module, nn.Module):
+            raise PreconditionError(
+                f"{name} is a {type(module).__name__}, expected a torch.nn.Module (of an exported program, .module())"
+            )
+
+
+def check_tolerances(rtol: float | None, atol: float | None) -> None:
+    """Check tolerances given by the caller.
+
+    Raises:
+        PreconditionError: One is negative, infinite or not a number.
+    """
+    stated: dict[str, Any] = {"rtol": rtol, "atol": atol}
+    for name, value in stated.items():
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if value is not None and not (is_number and 0 <= value < math.inf):
+            raise PreconditionError(
+                f"{name} is {value!r}, expected a finite number that is not negative, or None for that of the dtype"
+            )
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the original computes on one input.
+
+    Attributes:
+        number: which of the inputs it is.
+        outcome: its outcome.
+        reference: its outcome in float64, or why there is none.
+        computed_in: the dtypes in which it computes.
+    """
+
+    number: int
+    outcome: Outcome
+    reference: Outcome | str
+    computed_in: frozenset[torch.dtype]
+
+
+class Original:
+    """A module before it is transformed, and a copy of it in float64 that is made on first use.
+
+    The output of the copy, on inputs cast to float64, is what the original's would be without rounding. Not every model
+    can have one: dtype casts in its code, kernels without float64 or a lack of memory may prevent it.
+    """
+
+    def __init__(self, module: nn.Module, who: str) -> None:
+        self._module, self._who = module, who
+        self._copy: nn.Module | str | None = None  # a string says why there is none
+
+    def baseline(self, inputs: Inputs, number: int) -> Baseline:
+        """Run the original, and its copy in float64.
+
+        Raises:
+            PreconditionError: The original rejects the inputs; its error is chained.
+        """
+        outcome = run_or_refuse(self._module, inputs, self._who, number)
+        return Baseline(number, outcome, self._in_float64(inputs), dtypes_of(self._module, inputs))
+
+    def _in_float64(self, inputs: Inputs) -> Outcome | str:
+        if isinstance(self._copy, str):
+            return self._copy
+        try:
+            if self._copy is None:
+                self._copy = _in_float64(self._module)
+            return run_once(self._copy, inputs, widened=True)
+        except Exception as error:  # of any kind: verification works without a reference, too
+            reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+            self._copy = self._copy or reason
+            return reason
+
+
+def baselines(module: nn.Module, inputs: Sequence[Inputs], who: str) -> list[Baseline]:
+    """Run a module on each of several inputs, before it is transformed."""
+    original = Original(module, who)
+    return [original.baseline(item, number) for number, item in enumerate(inputs)]
+
+
+def report_on(
+    pairs: Iterable[tuple[Baseline, Outcome]], *, rtol: float | None, atol: float | None
+) -> VerificationReport:
+    """Compare each outcome with its baseline."""
+    outputs: list[OutputReport] = []
+    notes: dict[str, None] = {}  # a dictionary keeps the order and drops repetitions
+    for base, found in pairs:
+        wide = None if isinstance(base.reference, str) else base.reference
+        compared = Judge(base.number, base.computed_in, rtol, atol).compare(base.outcome, found, wide)
+        outputs += compared
+        notes |= dict.fromkeys(_notes(base, found, compared))
+    return VerificationReport(tuple(outputs), tuple(notes))
+
+
+def run_or_refuse(module: nn.Module, inputs: Inputs, who: str, number: int) -> Outcome:
+    """Run a module.
+
+    Raises:
+        PreconditionError: It raises; its error is chained.
+    """
+    try:
+        return run_once(module, inputs)
+    except PreconditionError:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{path}: {t.dtype} {tuple(t.shape)} on {t.device}" for path, t in inputs.tensors().items())
+        raise PreconditionError(
+            f"{who} ({type(module).__name__}) refuses input {number} ({given or 'no tensors'}): "
+            f"{type(error).__name__}: {error}. Expected inputs that both modules accept: call the module on them "
+            "yourself, or verify with others"
+        ) from error
+
+
+def dtypes_of(module: nn.Module, inputs: Inputs) -> frozenset[torch.dtype]:
+    """Return the dtypes that a module computes in: those of its parameters, or else of the inputs, and of autocast."""
+    tensors: list[Tensor] = [*module.parameters()] or [*inputs.tensors().values()]
+    usual = {torch.float64, torch.float32, torch.bfloat16, torch.float16}  # narrower ones are only for storage
+    found = {tensor.dtype.to_real() for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()}
+    kinds = {tensor.device.type for tensor in tensors}
+    casting = {kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)}
+    return frozenset((found & usual) | {torch.get_autocast_dtype(kind) for kind in casting})
+
+
+def _notes(base: Baseline, found: Outcome, outputs: Iterable[OutputReport]) -> Iterator[str]:
+    for who, outcome in (("original", base.outcome), ("transformed module", found)):
+        for name in outcome.parameters_written:
+            yield f"the {who} writes to its parameter `{name}` as it runs, and this was not undone: verify a copy of it"
+    for path in sorted(base.outcome.shared.keys() | found.shared.keys()):
+        one, other = (" and ".join(outcome.shared.get(path, ("no argument",))) for outcome in (base.outcome, found))
+        if one != other:
+            yield (
+                f"`{path}` shares memory with {one} in the original, and with {other} in the transformed module: "
+                "writing to it later changes other values"
+            )
+    alone = [output.path for output in outputs if output.reference == "original"]
+    if not isinstance(base.reference, str):
+        for path in alone:
+            yield (
+                f"SQNR of `{path}` is against the original's own output: in float64, the original gave another dtype "
+                "or shape there, or numbers too far from it (from other random numbers, or another branch)"
+            )
+    elif alone:
+        yield f"SQNR is against the original's own output, because its run in float64 failed: {base.reference}"
+
+
+def _in_float64(module: nn.Module) -> nn.Module:
+    _check_memory(module)
+    duplicate = faithful_copy(module) if isinstance(module, GraphModule) else copy.deepcopy(module)
+    with torch.no_grad():
+        return duplicate.double()
+
+
+def _check_memory(module: nn.Module) -> None:
+    """Raise if a copy would not fit: the system may kill a process that takes too much memory, without an error."""
+    tensors = [*module.parameters(), *module.buffers()]
+    needed = 8 * sum(tensor.numel() for tensor in tensors if tensor.device.type == "cpu")
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not known on every system
+        return
+    if needed > _SHARE_OF_MEMORY * memory:
+        raise MemoryError(f"a copy would take {needed / 2**30:.1f} of {memory / 2**30:.1f} GiB")

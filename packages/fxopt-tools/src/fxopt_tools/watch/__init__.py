@@ -1,0 +1,1 @@
+"""Instruments that watch every pass: times, statistics, dumps."""

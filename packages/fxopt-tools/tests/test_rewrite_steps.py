@@ -1,0 +1,127 @@
+"""`BisectLimit` does the first n rewrites, `LeaveOut` all but those named."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from planted import AddToSub, DropTail, MulToDiv, steps
+from torch import nn
+from torch.fx import Graph, GraphModule, symbolic_trace
+
+from fxopt_core import LintAndRecompile, PreconditionError, compose, history, instrumented, iter_nodes, undo
+from fxopt_tools import BisectLimit, LeaveOut, RewriteStep
+from fxopt_tools.experiments.rewrite_steps import source_lines
+
+PASSES = compose(AddToSub(), DropTail(wrong=False), MulToDiv())
+
+
+def rewritten(graph_module: GraphModule) -> list[str]:
+    return [rewrite.site for record in history(graph_module) for rewrite in record.rewrites]
+
+
+class TestLimits:
+    def test_without_a_limit_all_are_done_and_counted(self) -> None:
+        limit, graph_module = BisectLimit(), steps(2)
+        with instrumented(limit):
+            PASSES(graph_module)
+        assert [step.number for step in limit.steps] == [1, 2, 3, 4, 5, 6, 7]
+        assert [step.site for step in limit.steps] == ["at add", "at add_1", None] + [
+            f"at {name}" for name in ("mul", "mul_1", "mul_2", "mul_3")
+        ]
+        assert limit.left_out == []
+
+    @pytest.mark.parametrize("number", range(9))
+    def test_the_first_ones_are_done(self, number: int) -> None:
+        limit, everything, graph_module = BisectLimit(number), BisectLimit(), steps(2)
+        with instrumented(everything):
+            PASSES(steps(2))
+        with instrumented(limit):
+            PASSES(graph_module)
+        assert limit.steps == everything.steps[:number]
+        assert limit.last == (everything.steps[min(number, 7) - 1] if number else None)
+        assert rewritten(graph_module) == [step.site for step in limit.steps if step.site is not None]
+        for refusal in (refusal for record in history(graph_module) for refusal in record.refusals):
+            assert refusal.reason == "instrument"
+
+    def test_lines_say_what_runs(self) -> None:
+        lines: list[str] = []
+        with instrumented(BisectLimit(4, report=lines.append)):
+            PASSES(steps(1))
+        assert lines == [
+            "BISECT: running pass (1) add-to-sub on at add",
+            "BISECT: running pass (2) drop-tail",
+            "BISECT: running pass (3) mul-to-div on at mul",
+            "BISECT: running pass (4) mul-to-div on at mul_1",
+        ]
+        lines.clear()
+        with instrumented(BisectLimit(3, report=lines.append)):
+            compose(PASSES, DropTail())(steps(1))
+        assert lines[-2:] == ["BISECT: NOT running pass mul-to-div on at mul_1", "BISECT: NOT running pass drop-tail"]
+
+    def test_counting_goes_on_over_runs_and_undoing_counts_for_nothing(self) -> None:
+        limit, graph_module = BisectLimit(2), symbolic_trace(nn.ReLU())
+        with instrumented(limit):
+            for _ in range(3):
+                LintAndRecompile()(graph_module)
+            LintAndRecompile()(graph_module, reverse=True)
+            undo(graph_module)
+        assert len(limit.steps) == 2
+        assert [step.pass_name for step in limit.left_out] == ["lint-and-recompile"]
+
+    @pytest.mark.parametrize("limit", [-1, 1.0, True, "3"])
+    def test_a_limit_is_a_number(self, limit: Any) -> None:
+        with pytest.raises(PreconditionError, match="expected a number of rewrites from 0"):
+            BisectLimit(limit)
+
+
+class TestLeavingOut:
+    def test_sites_passes_and_steps(self) -> None:
+        graph_module = steps(2)
+        left_out = RewriteStep(None, "mul-to-div", 2, "at mul_1")
+        with instrumented(LeaveOut("add-to-sub", left_out)):
+            PASSES(graph_module)
+        assert rewritten(graph_module) == ["at mul", "at mul_2", "at mul_3"]
+        assert sum(node.target is operator.add for node in iter_nodes(graph_module.graph)) == 2
+
+    @pytest.mark.parametrize(("index", "count"), [(2, 3), (None, 3), (1, 4)])
+    def test_the_position_of_the_pass_counts_where_it_is_known(self, index: int | None, count: int) -> None:
+        graph_module = steps(2)
+        with instrumented(LeaveOut(RewriteStep(None, "mul-to-div", index, "at mul"))):
+            PASSES(graph_module)
+        assert len(history(graph_module)[-1].rewrites) == count
+
+    def test_a_step_of_a_pass_without_sites_leaves_the_pass_out(self) -> None:
+        graph_module = steps(2)
+        with instrumented(LeaveOut(RewriteStep(3, "drop-tail", 0))):
+            DropTail()(graph_module)
+            assert not history(graph_module)
+            DropTail(wrong=False)(graph_module)
+        assert not history(graph_module)
+
+    def test_what_is_no_step_is_refused(self) -> None:
+        wrong: Any = 3
+        with pytest.raises(PreconditionError, match="given a int, expected steps"):
+            LeaveOut(wrong)
+
+
+class TestSources:
+    def test_lines_are_those_of_the_model(self) -> None:
+        nodes = list(iter_nodes(steps(1).graph))
+        (line,) = source_lines(nodes[2:3])
+        assert line.endswith(": x = x * 2.0 + 3.0")
+        assert len(source_lines(nodes)) == 2
+
+    def test_frames_of_torch_are_passed_over(self) -> None:
+        node = Graph().placeholder("x")
+        inside = f'File "{torch.__file__}", line 9, in forward\n    return F.linear(x)\n'
+        node.meta["stack_trace"] = f'File "m.py", line 3, in forward\n    self.q(x)\n{inside}'
+        assert source_lines([node]) == ("m.py:3: self.q(x)",)
+        node.meta["stack_trace"] = inside
+        assert source_lines([node]) == ()
+        node.meta["stack_trace"] = 'File "m.py", line 3, in forward'
+        assert source_lines([node, node]) == ("m.py:3",)
+        node.meta["stack_trace"] = None
+        assert source_lines([node]) == ()

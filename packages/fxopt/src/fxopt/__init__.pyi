@@ -1,0 +1,16 @@
+# What `__init__.py` offers, for type checkers: all public names of its homes.
+# ruff: noqa: F403
+from fxopt.optimization import *
+from fxopt.reporting import *
+from fxopt_arith import *
+from fxopt_capture import *
+from fxopt_checkpoints import *
+from fxopt_core import *
+from fxopt_linear import *
+from fxopt_norm import *
+from fxopt_onednn import *
+from fxopt_rewrite import *
+from fxopt_testing import *
+from fxopt_tools import *
+
+__version__: str

@@ -1,0 +1,51 @@
+"""Graph modules, records and reports as data for scripts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from torch.fx import GraphModule
+
+from fxopt_core import history
+from fxopt_tools import OutputReport, Size, VerificationReport
+
+
+def size_data(graph_module: GraphModule) -> dict[str, int]:
+    """Return the numbers of nodes, modules and parameters of a graph module, and the bytes of its parameters."""
+    return asdict(Size.of(graph_module))
+
+
+def passes_data(graph_module: GraphModule, known: int = 0) -> list[dict[str, Any]]:
+    """Return the records of a graph module after those already known, as `History.to_json` has them."""
+    entries: list[dict[str, Any]] = json.loads(history(graph_module).to_json())["passes"]
+    return entries[known:]
+
+
+def report_data(report: VerificationReport) -> dict[str, Any]:
+    """Return the result of verifying."""
+    return {
+        "passed": report.passed,
+        "outputs": [_output_data(output) for output in report.outputs],
+        "notes": report.notes,
+    }
+
+
+def _output_data(output: OutputReport) -> dict[str, Any]:
+    allowed = output.tolerance
+    return {
+        "input": output.number,
+        "path": output.path,
+        "passed": output.passed,
+        "problem": output.problem,
+        "excused": output.excused,
+        "shape": output.shape,
+        "dtype": None if output.dtype is None else str(output.dtype).removeprefix("torch."),
+        "max_absolute_error": output.max_absolute_error,
+        "max_relative_error": output.max_relative_error,
+        "sqnr_db": output.sqnr_db,
+        "original_sqnr_db": output.original_sqnr_db,
+        "rtol": None if allowed is None else allowed.rtol,
+        "atol": None if allowed is None else allowed.atol,
+    }

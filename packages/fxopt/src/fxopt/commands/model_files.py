@@ -1,0 +1,81 @@
+"""Models in formats of others: pickles, and folders in Hugging Face format."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxopt.commands.failures import FileError
+
+FLAG = "--run-pickled-code"
+_PROGRAMS = ("models/model.json", "serialized_exported_program.json")
+
+
+def is_program(path: Path) -> bool:
+    """Whether a file is an archive with a program of ``torch.export``."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(_PROGRAMS) for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def from_pickle(path: Path) -> nn.Module:
+    """Return a model that ``torch.save(model, path)`` wrote. This runs code that the file names.
+
+    Raises:
+        FileError: The file holds something else, or cannot be read.
+    """
+    try:
+        found = torch.load(path, weights_only=False, map_location="cpu")
+    except Exception as error:  # a pickle may raise anything
+        raise FileError(f"{path} cannot be opened by torch.load: {type(error).__name__}: {error}") from error
+    if not isinstance(found, nn.Module):
+        raise FileError(f"{path} holds a pickled {type(found).__name__}, expected a model: torch.save(model, path)")
+    return found
+
+
+def from_folder(folder: Path) -> nn.Module:
+    """Return the model of a folder with ``config.json`` and weights, of the class that it names, in eval mode.
+
+    Raises:
+        FileError: The folder holds no such model, transformers is not installed, or it cannot load the model.
+    """
+    if not (folder / "config.json").is_file():
+        raise FileError(
+            f"{folder} has no config.json; expected a folder in Hugging Face format, as save_pretrained writes it"
+        )
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise FileError(
+            f"loading {folder} needs transformers, which is not installed ({error}): pip install 'fxopt[transformers]'"
+        ) from error
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model: nn.Module = _class_for(folder, transformers).from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises errors of many kinds
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise FileError(
+            f"transformers cannot load {folder}: {type(error).__name__}: {reason}. A model with code "
+            "of its own can be loaded by a factory: package.module:factory"
+        ) from error
+    return model.eval()
+
+
+def _class_for(folder: Path, transformers: Any) -> Any:
+    """Return the class that the configuration names, or else AutoModel."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FileError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
+    names = config.get("architectures") if isinstance(config, dict) else None
+    return getattr(transformers, str(names[0]), transformers.AutoModel) if names else transformers.AutoModel

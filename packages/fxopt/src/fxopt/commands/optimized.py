@@ -1,0 +1,119 @@
+"""What `fxopt optimize` does: read, capture, transform, verify, save, report."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from torch.fx import GraphModule
+
+from fxopt.commands.data import passes_data, report_data, size_data
+from fxopt.commands.failures import CommandError, ExitCode, blaming
+from fxopt.commands.model_inputs import inputs_for
+from fxopt.commands.outputs import write_graph
+from fxopt.commands.parameters import Job
+from fxopt.commands.sources import Source, graph_of, read_source
+from fxopt.commands.terminal import Steps
+from fxopt.reporting import report as report_on
+from fxopt_core import History, PassOptionError, Transformation, VerificationError, history, instrumented, registry
+from fxopt_core.passes.call import Demands
+from fxopt_tools import Inputs, Observation, Reproducers, Statistics, Timing, VerificationReport, verify
+
+
+def optimized(
+    step: Steps, job: Job, transformation: Transformation, path: Path, page: Path | None
+) -> tuple[dict[str, Any], str]:
+    """Optimize a model and save it.
+
+    Args:
+        step: announces steps.
+        job: the options of the command.
+        transformation: the pipeline.
+        path: where to save the archive.
+        page: where to save the report; None for no report.
+
+    Returns:
+        What was done, for scripts, and the history and the verification as text.
+
+    Raises:
+        CommandError: Anything that goes wrong; then nothing is saved.
+    """
+    step("reading")
+    source = read_source(job.source, run_pickled_code=job.run_pickled_code)
+    calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=job.run_pickled_code)
+    step("capturing")
+    graph_module = graph_of(source, calls[0])
+    before, known = size_data(graph_module), len(history(graph_module))
+    step("running passes")
+    seen = Observation(Timing(), Statistics())
+    graph_module = _transformed(graph_module, transformation, job, seen, path)
+    records = History(history(graph_module)[known:])
+    with blaming(ExitCode.DEMAND):
+        Demands(expect=job.expect, strict=job.strict).check(transformation.name, records)
+    step("verifying")
+    verification = _verified(source, graph_module, calls, job) if job.verify else None
+    report = None
+    if page is not None:
+        step("drawing")
+        title = f"{source.text} after fxopt"
+        report = report_on(source.model, graph_module, title=title, verification=verification, observation=seen)
+        report.html  # noqa: B018  # made now, so that nothing is saved if that fails
+    step("saving")
+    data = {
+        "source": job.source,
+        "pipeline": _pipeline_text(transformation, job.pipeline),
+        "passes": passes_data(graph_module, known),
+        "before": before,
+        "after": size_data(graph_module),
+        "verification": None if verification is None else report_data(verification),
+        "output": str(path),
+        "bytes": write_graph(graph_module, path, calls[0], keep_history=job.history),
+        "report": None if page is None else str(page),
+    }
+    if page is not None and report is not None:
+        with blaming(ExitCode.FILE):
+            report.save(page, force=True)
+    return data, f"{records}\n\n{verification or 'not verified'}\n"
+
+
+def _transformed(
+    graph_module: GraphModule, transformation: Transformation, job: Job, seen: Observation, path: Path
+) -> GraphModule:
+    """Run the passes, and write a reproducer of one that fails."""
+    with blaming(ExitCode.FILE):
+        reproducers = Reproducers(job.reproducers or path.with_suffix(".reproducers"))
+    try:
+        with blaming(ExitCode.PASS), instrumented(*seen.instruments, reproducers):
+            return transformation(graph_module)
+    except CommandError as error:
+        files = [str(file) for file in reproducers.files]
+        hint = "".join(f"\nto reproduce it: fxopt reproduce {file}" for file in files)
+        details = {"reproducers": files}
+        raise CommandError(f"{error}{hint}", error.code, kind=error.kind, details=details) from error
+
+
+def _verified(source: Source, graph_module: GraphModule, calls: list[Inputs], job: Job) -> VerificationReport:
+    with blaming(ExitCode.FILE):
+        found = verify(source.model, graph_module, calls, rtol=job.rtol, atol=job.atol)
+    try:
+        found.raise_if_failed()
+    except VerificationError as error:
+        hint = f"to find the rewrite that caused it: {_bisecting(job)}"
+        raise CommandError(f"{error}\n{hint}", ExitCode.DIFFERS, kind=type(error).__name__) from error
+    return found
+
+
+def _bisecting(job: Job) -> str:
+    """Return the command that finds what made the numbers differ, with the same inputs and tolerances."""
+    given = {"--inputs": job.inputs, "--rtol": job.rtol, "--atol": job.atol, "--seed": job.seed or None}
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    trust = ["--run-pickled-code"] if job.run_pickled_code else []
+    return shlex.join(["fxopt", "bisect", job.source, "-p", job.pipeline, *options, *trust])
+
+
+def _pipeline_text(transformation: Transformation, given: str) -> str:
+    try:
+        return registry().pipeline_text(transformation)
+    except PassOptionError:  # an option whose value cannot be written as text
+        return given

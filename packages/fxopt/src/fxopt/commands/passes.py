@@ -1,0 +1,180 @@
+"""`fxopt list` and `fxopt show PASS`: which passes there are, and what one of them does, takes and refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fxopt.commands.answer import Answer, answer
+from fxopt.commands.completion import complete_family, complete_pass
+from fxopt.commands.failures import CommandError, ExitCode
+from fxopt.commands.parameters import JsonOption
+from fxopt.commands.terminal import Terminal
+
+if TYPE_CHECKING:
+    from fxopt_core import PassInfo, PluginLoadError
+
+
+FamilyOption = Annotated[
+    str | None,
+    typer.Option("--family", help="Only the passes of this family.", autocompletion=complete_family),
+]
+
+
+def list_passes(family: FamilyOption = None, as_json: JsonOption = False) -> None:
+    """List passes by family with their versions, named pipelines, and plugins that failed to load, with the reason."""
+    answer(lambda terminal: _listed(terminal, family), as_json=as_json)
+
+
+def _listed(terminal: Terminal, family: str | None) -> Answer:
+    with terminal.steps(1):
+        from fxopt_core import registry
+        from fxopt_core.naming import close_names
+
+        passes = list(registry().available().values())
+        pipelines, failed, missing = registry().pipelines(), registry().failed, registry().missing
+        left_out = registry().left_out
+    families = {info.family for info in passes}
+    if family is not None and family not in families:
+        hint = close_names(family, families) or f"; there are {', '.join(sorted(families))}"
+        raise CommandError(f"no family {family!r} is installed{hint}", ExitCode.USAGE)
+    chosen = sorted((p for p in passes if family in (None, p.family)), key=lambda info: (info.family, info.name))
+    data: dict[str, list[Any]] = {
+        "passes": [pass_data(info) for info in chosen],
+        "pipelines": [] if family else [{"name": name, "text": text} for name, text in pipelines.items()],
+        "failed": [] if family else [_failure_data(name, error) for name, error in failed.items()],
+        "missing": [] if family else [{"plugin": name, "close": list(close)} for name, close in missing.items()],
+        "left_out": [] if family else list(left_out),
+    }
+    return Answer(data, lambda terminal: _show_list(terminal, data))
+
+
+def pass_data(info: PassInfo) -> dict[str, Any]:
+    """Return a pass as data, for scripts."""
+    from inspect import Parameter
+
+    from fxopt_core.naming import option_text
+    from fxopt_core.values.coercion import show_annotation
+
+    return {
+        "name": info.name,
+        "family": info.family,
+        "distribution": info.distribution,
+        "version": info.version,
+        "reversible": info.reversible,
+        "preserves_computation": info.preserves_computation,
+        "summary": info.summary,
+        "options": [
+            {
+                "name": option_text(option.name),
+                "type": "" if option.annotation is Parameter.empty else show_annotation(option.annotation),
+                "default": option.default,
+            }
+            for option in info.options.values()
+        ],
+    }
+
+
+def _failure_data(name: str, error: PluginLoadError) -> dict[str, str]:
+    cause = error.__cause__
+    return {
+        "plugin": name,
+        "error": str(error),
+        "cause": "" if cause is None else f"{type(cause).__name__}: {cause}",
+    }
+
+
+def _show_list(terminal: Terminal, data: dict[str, list[Any]]) -> None:
+    rows = [
+        (row["family"], row["name"], row["version"], "yes" if row["reversible"] else "no", row["summary"])
+        for row in data["passes"]
+    ]
+    terminal.table(("family", "pass", "version", "undo", "summary"), rows)
+    if data["pipelines"]:
+        terminal.print()
+        terminal.table(("pipeline", "passes"), [(row["name"], row["text"]) for row in data["pipelines"]])
+    for row in data["failed"]:
+        terminal.print()
+        terminal.print(f"failed: {row['error']}", style="red")
+    for row in data["missing"]:
+        hint = f"; did you mean {' or '.join(row['close'])}?" if row["close"] else ""
+        terminal.print()
+        text = f"missing: FXOPT_PLUGINS names {row['plugin']!r}, which is not an installed plugin{hint}"
+        terminal.print(text, style="red")
+    if data["left_out"]:
+        terminal.print()
+        terminal.print(f"left out: FXOPT_PLUGINS does not name {', '.join(data['left_out'])}", style="yellow")
+
+
+PassArgument = Annotated[
+    str, typer.Argument(metavar="PASS", help="A pass, or a named pipeline.", autocompletion=complete_pass)
+]
+
+
+def show_pass(name: PassArgument, as_json: JsonOption = False) -> None:
+    """Show what a pass does, its options, the reasons for which it leaves a site alone, and where its docs are."""
+    answer(lambda terminal: _found(terminal, name), as_json=as_json)
+
+
+def _found(terminal: Terminal, name: str) -> Answer:
+    with terminal.steps(1):
+        from fxopt_core import registry
+
+        found = registry().lookup(name)
+    if isinstance(found, str):
+        members = registry().pipeline_text(registry().pipeline(found)).split(",")
+        data: dict[str, Any] = {"name": name, "pipeline": found, "passes": members}
+        return Answer(data, lambda terminal: _show_pipeline(terminal, data))
+    data = _described(found)
+    return Answer(data, lambda terminal: _show(terminal, data))
+
+
+def _described(info: PassInfo) -> dict[str, Any]:
+    from fxopt.docstrings import parse_docstring
+    from fxopt.pass_links import documentation_of
+    from fxopt_core import REASONS
+
+    documented = parse_docstring(info.transformation)
+    data = pass_data(info)
+    for option in data["options"]:
+        option["meaning"] = documented.parameters.get(option["name"].replace("-", "_"), "")
+    cls = info.transformation
+    return data | {
+        "class": f"{cls.__module__}.{cls.__qualname__}",
+        "description": documented.body,
+        "source": documented.source,
+        "cost": documented.cost,
+        "reasons": dict(sorted(cls.reasons.items(), key=lambda item: (item[0] in REASONS, item))),  # its own come first
+        "docs": documentation_of(info),
+    }
+
+
+def _show_pipeline(terminal: Terminal, data: dict[str, Any]) -> None:
+    terminal.print(f"{data['name']}, a pipeline", style="bold")
+    for name in data["passes"]:
+        terminal.print(f"  {name}")
+
+
+def _show(terminal: Terminal, data: dict[str, Any]) -> None:
+    from fxopt.pass_links import SITE
+
+    terminal.print(f"{data['name']} ({data['family']}, {data['distribution']} {data['version']})", style="bold")
+    terminal.print(data["summary"])
+    if data["description"]:
+        terminal.print(f"\n{data['description']}")
+    for title in ("source", "cost"):
+        if data[title]:
+            terminal.print(f"\n{title}: {data[title]}")
+    terminal.print()
+    terminal.print("can be undone" if data["reversible"] else "cannot be undone")
+    terminal.print("computes the same, up to rounding" if data["preserves_computation"] else "changes what is computed")
+    if data["options"]:
+        rows = [(o["name"], o["type"], repr(o["default"]), o["meaning"]) for o in data["options"]]
+        terminal.print()
+        terminal.table(("option", "type", "default", "meaning"), rows)
+    if data["reasons"]:
+        terminal.print()
+        terminal.table(("leaves a site alone for", "which means"), list(data["reasons"].items()))
+    hint = ", which `nox -s docs` builds in a checkout of fxopt" if data["docs"].startswith(SITE) else ""
+    terminal.print(f"\ndocs: {data['docs']}{hint}")

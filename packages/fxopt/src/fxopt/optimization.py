@@ -1,0 +1,80 @@
+"""`optimize`: capture, transform, verify in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt_capture import capture
+from fxopt_core import PreconditionError, Transformation, faithful_copy, registry
+from fxopt_tools import Inputs, verify as verify_outputs
+
+__all__ = ["optimize"]
+
+DEFAULT_PIPELINE = "inference"
+
+
+def optimize(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    pipeline: str | Transformation | None = None,
+    verify: bool = True,
+) -> GraphModule:
+    """Capture a model, run a pipeline on it, and check the result against the model.
+
+    Args:
+        model: the model, which is not changed; of a graph module, a faithful copy is transformed.
+        args: example inputs by position, with a batch of at least 2 if the batch size is to stay dynamic.
+        kwargs: example inputs by name.
+        pipeline: pipeline text, the name of a pipeline or of a pass, or a pass; "inference" by default.
+        verify: whether to compare the result with the model on the example inputs.
+
+    Returns:
+        The transformed graph module; `history` says what was done and refused, and `undo` undoes it.
+
+    Raises:
+        CaptureError: The model cannot be captured.
+        PipelineSyntaxError: The text of the pipeline cannot be read.
+        UnknownPassError: No installed family offers a pass of that name.
+        PassError: A pass failed.
+        VerificationError: The result computes something else than the model.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    >>> graph_module = optimize(model, (torch.randn(2, 3, 8, 8),))
+    >>> [type(module).__name__ for module in graph_module.modules() if module._parameters]
+    ['Conv2d']
+    """
+    if not isinstance(args, Sequence):
+        raise PreconditionError(
+            f"args is a {type(args).__name__}, expected a tuple of inputs: write optimize(model, (x,))"
+        )
+    transformation = _transformation(pipeline)
+    if isinstance(model, GraphModule):
+        graph_module = faithful_copy(model)
+    else:
+        graph_module = capture(model, tuple(args), dict(kwargs or {}))
+    graph_module = transformation(graph_module)
+    if verify and (args or kwargs):
+        verify_outputs(model, graph_module, Inputs(*args, **(kwargs or {}))).raise_if_failed()
+    return graph_module
+
+
+def _transformation(pipeline: str | Transformation | None) -> Transformation:
+    if isinstance(pipeline, Transformation):
+        return pipeline
+    if isinstance(pipeline, type):
+        raise PreconditionError(
+            f"pipeline is the class {pipeline.__name__}, expected an instance: {pipeline.__name__}()"
+        )
+    if pipeline is not None and not isinstance(pipeline, str):
+        raise PreconditionError(
+            f"pipeline is a {type(pipeline).__name__}, expected text such as 'merge-linears,fold-batch-norm', or an "
+            "instance of a pass such as MergeLinears()"
+        )
+    return registry().pipeline(DEFAULT_PIPELINE if pipeline is None else pipeline)

@@ -1,0 +1,1 @@
+"""The places of nodes and edges in a drawing."""

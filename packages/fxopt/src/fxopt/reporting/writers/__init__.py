@@ -1,0 +1,1 @@
+"""Pictures as text, Mermaid, DOT, SVG, and data for the script of a page."""

@@ -1,0 +1,252 @@
+"""The house keeps its floors: imports go down, nothing imports in circles, and one file knows the insides of torch.fx.
+
+`docs/architecture.md` draws the floors; `FLOORS` is the same as a table. A new folder of fxopt-core or fxopt-rewrite,
+or a new distribution, is a new row with what it may import.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGES = Path(__file__).parents[1] / "packages"
+
+_CORE = ("fxopt_core.*",)
+_REWRITE = (*_CORE, "fxopt_rewrite.*")
+_VALUES = ("fxopt_core", "fxopt_core.values")
+_LEDGER = (*_VALUES, "fxopt_core.ledger")
+_TRAVEL = (*_LEDGER, "fxopt_core.state", "fxopt_core.travel")
+_PASSES = (*_TRAVEL, "fxopt_core.passes")
+_READING = ("fxopt_rewrite.ops", "fxopt_rewrite.layers", "fxopt_rewrite.shapes")
+# A room (a folder, a file, or a whole distribution) -> the rooms that its files may import beside each other.
+# "x.*" stands for x and all below it. A file belongs to the room with the longest name that fits.
+FLOORS: dict[str, tuple[str, ...]] = {
+    "fxopt_core": (),  # the ground: errors, naming, text, graph, tolerances, gc_pause, _torch
+    "fxopt_core.values": ("fxopt_core",),
+    "fxopt_core.state": ("fxopt_core",),
+    "fxopt_core.ledger": _VALUES,
+    "fxopt_core.travel": (*_LEDGER, "fxopt_core.state"),
+    "fxopt_core.passes": _TRAVEL,
+    "fxopt_core.registry": _PASSES,
+    "fxopt_core.plugin": (*_PASSES, "fxopt_core.registry"),
+    "fxopt_rewrite.ops": _CORE,
+    "fxopt_rewrite.layers": _CORE,
+    "fxopt_rewrite.speed": _CORE,
+    "fxopt_rewrite.module_rows": _CORE,
+    "fxopt_rewrite.plain_names": _CORE,
+    "fxopt_rewrite.dtypes": (),
+    "fxopt_rewrite.shapes": (*_CORE, "fxopt_rewrite.ops"),
+    "fxopt_rewrite.effects": (*_CORE, *_READING),
+    "fxopt_rewrite.index": (*_CORE, "fxopt_rewrite.ops", "fxopt_rewrite.effects"),
+    "fxopt_rewrite.calls": (*_CORE, *_READING, "fxopt_rewrite.index"),
+    "fxopt_rewrite.legality": (*_CORE, "fxopt_rewrite.index", "fxopt_rewrite.calls"),
+    "fxopt_rewrite.journal": (
+        *_CORE,
+        "fxopt_rewrite.layers",
+        "fxopt_rewrite.shapes",
+        "fxopt_rewrite.index",
+        "fxopt_rewrite.calls",
+    ),
+    "fxopt_rewrite.site_pass": (*_CORE, "fxopt_rewrite.index", "fxopt_rewrite.journal"),
+    "fxopt_checkpoints": _REWRITE,
+    "fxopt_linear": _REWRITE,
+    "fxopt_norm": _REWRITE,
+    "fxopt_arith": _REWRITE,
+    "fxopt_onednn": _REWRITE,
+    "fxopt_capture": _REWRITE,
+    "fxopt_tools": _REWRITE,
+    "fxopt_testing": (*_REWRITE, "fxopt_checkpoints", "fxopt_capture", "fxopt_tools"),
+    "fxopt": ("*",),
+}
+# These import inside functions: listing passes, answering --help and starting pytest must not load torch, and
+# inductor is loaded only where a pass is plugged into it.
+LAZY = ("plugin", "commands", "torch_passes")
+MOST_FILES = 25  # in a folder, which should read as a list
+
+# What torch.fx keeps private.
+_OF_NODES = ("_args", "_kwargs", "_input_nodes", "_prev", "_next", "_sort_key", "_erased", "_repr_fn", "_rename")
+_OF_GRAPHS = ("_root", "_len", "_insert", "_codegen", "_co_fields", "_tracer_cls", "_find_nodes_lookup_table")
+_OF_NAMES = ("_graph_namespace", "_used_names", "_base_count", "_obj_to_name", "associate_name_with_obj")
+_OF_CODE = ("_body_transformer", "_gen_python_code")
+PRIVATE_FIELDS = {*_OF_NODES, "_update_args_kwargs", *_OF_GRAPHS, *_OF_NAMES, *_OF_CODE}
+SEAM = {
+    "fxopt_core._torch": "the seam itself",
+    "fxopt_testing.footprints": "compares all that torch keeps, and must not see it through the eyes of the seam",
+    "fxopt_testing.steps": "counts walks over the list of nodes, whose class is private",
+}
+
+
+class Import(NamedTuple):
+    """A module of this repository that a file imports, or imports a name from."""
+
+    module: str
+    line: int
+    in_function: bool
+
+
+@cache
+def files() -> dict[str, Path]:
+    """Every module of every package, by its dotted name; a package is its `__init__.py`."""
+    found = {}
+    for file in sorted(PACKAGES.glob("*/src/**/*.py")):
+        source = next(parent for parent in file.parents if parent.name == "src")
+        found[".".join(file.relative_to(source).with_suffix("").parts).removesuffix(".__init__")] = file
+    return found
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    """A module's syntax tree."""
+    return ast.parse(files()[module].read_text(encoding="utf-8"))
+
+
+@cache
+def imports_of(module: str) -> list[Import]:
+    """What a file imports of this repository: at the top, inside functions, and for type checkers alone."""
+    tree, found = tree_of(module), []
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    inner = {id(node) for function in functions for node in ast.walk(function)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}, line {node.lineno}, imports relatively: write the whole name"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        targets = sorted({module_of(name) for name in names} - {"", module})
+        found += [Import(target, node.lineno, id(node) in inner) for target in targets]
+    return found
+
+
+def module_of(name: str) -> str:
+    """The module of this repository that a dotted name is or is defined in; empty for names from elsewhere."""
+    while name and name not in files():
+        name = name.rpartition(".")[0]
+    return name
+
+
+def room_of(module: str) -> str:
+    """The row of the table that a module belongs to; a package's `__init__.py` without a row is its own room."""
+    fitting = [room for room in FLOORS if f"{module}.".startswith(f"{room}.")]
+    assert fitting or "." not in module, f"{module} is in no room: add a row to FLOORS with what it may import"
+    return max(fitting, key=len, default=module)
+
+
+def may_import(importer: str, module: str) -> bool:
+    """Whether the table lets one module import another."""
+    if "." not in importer:  # the `__init__.py` of a distribution collects its names
+        return module.startswith(f"{importer}.")
+    own, target = room_of(importer), room_of(module)
+    below = FLOORS[own]
+    folders = tuple(room.removesuffix("*") for room in below if room.endswith(".*"))
+    return own == target or target in below or "*" in below or f"{target}.".startswith(folders)
+
+
+def private_names(module: str) -> Iterator[tuple[int, str]]:
+    """The lines of a file that name what torch.fx keeps private, by attribute or by import, and the name.
+
+    An attribute of `self` that the file sets or defines itself is its own, whatever torch calls one of its fields.
+    """
+    nodes = list(ast.walk(tree_of(module)))
+    of_self = [node for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"]
+    set_here = {node.attr for node in of_self if isinstance(node.ctx, ast.Store)}
+    own = set_here | {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    own_attributes = {id(node) for node in of_self if node.attr in own}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and node.attr in PRIVATE_FIELDS and id(node) not in own_attributes:
+            yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom) and node.module in ("torch.fx.graph", "torch.fx.node"):
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.startswith("_"))
+
+
+def test_every_import_goes_down() -> None:
+    """A room knows the rooms below it, and none above or beside."""
+    wrong = [
+        f"{module}, line {each.line}, imports {each.module}: {room_of(module)} may not know {room_of(each.module)}"
+        for module in files()
+        for each in imports_of(module)
+        if not may_import(module, each.module)
+    ]
+    assert not wrong, "move what is needed down, or pass it as an argument:\n" + "\n".join(wrong)
+
+
+def test_the_table_has_no_rows_of_the_past() -> None:
+    """Each row, and each exception, is about something that is there."""
+    named = {*FLOORS, *SEAM} | {room.removesuffix(".*") for rooms in FLOORS.values() for room in rooms if room != "*"}
+    packages = {module.partition(".")[0] for module in files()}
+    gone = sorted(name for name in named if name not in files().keys() | packages and not is_folder(name))
+    assert not gone, f"these are in the table and not in the house: {', '.join(gone)}"
+    idle = sorted(module for module in SEAM if not any(private_names(module)))
+    assert not idle, f"these need not be in SEAM: {', '.join(idle)}"
+
+
+def is_folder(room: str) -> bool:
+    """Whether there are modules in a folder of this name."""
+    return any(module.startswith(f"{room}.") for module in files())
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and for type checkers count too: they hide a circle and do not open it."""
+    try:
+        TopologicalSorter({module: {each.module for each in imports_of(module)} for module in files()}).prepare()
+    except CycleError as error:
+        circle = " <- ".join(error.args[1])
+        raise AssertionError(f"in a circle, each imported by the next; move what both ends need: {circle}") from None
+
+
+def test_imports_are_at_the_top() -> None:
+    """Except in the files that have to load fast."""
+    inside = [
+        f"{module}, line {each.line}, imports {each.module} inside a function"
+        for module in files()
+        if not set(LAZY) & set(module.split("."))
+        for each in imports_of(module)
+        if each.in_function
+    ]
+    assert not inside, "import at the top, or say in LAZY why not:\n" + "\n".join(inside)
+
+
+def test_no_folder_is_crowded() -> None:
+    """A folder is one concern."""
+    sizes = Counter(file.parent for file in files().values())
+    crowded = [f"{folder} holds {size} files" for folder, size in sizes.items() if size > MOST_FILES]
+    assert not crowded, f"more than {MOST_FILES}; make a folder of what belongs together:\n" + "\n".join(crowded)
+
+
+def test_private_fields_of_torch_are_named_in_one_file() -> None:
+    """When torch moves its nodes and name tables to C++, that file changes and no other."""
+    wrong = [
+        f"{module}, line {line}, names {name}"
+        for module in files()
+        if module not in SEAM
+        for line, name in private_names(module)
+    ]
+    assert not wrong, "give it a name in fxopt_core._torch, and use that:\n" + "\n".join(wrong)
+
+
+def test_own_attributes_are_not_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for private fields finds those of others, and no attribute that a class gives itself."""
+    source = """
+from torch.fx.graph import CodeGen, _PyTreeCodeGen
+class Chain:
+    def __init__(self, graph):
+        self._next = graph._root._next
+        self._codegen.x = 1
+    def _len(self):
+        return self._len() + self._next
+"""
+    monkeypatch.setattr(f"{__name__}.tree_of", lambda module: ast.parse(source))
+    assert sorted(private_names("any")) == [
+        (2, "_PyTreeCodeGen"),
+        (5, "graph._root"),
+        (5, "graph._root._next"),
+        (6, "self._codegen"),
+    ]
