@@ -100,7 +100,7 @@ def traced(model: Sites) -> GraphModule:
 
 def exported(model: Sites) -> GraphModule:
     """Return a graph of aten operators."""
-    module = torch.export.export(model, (images(),), strict=False).module()
+    module = torch.export.export(model, (images(),), strict=False).module(check_guards=False)  # which pickles
     assert isinstance(module, GraphModule)
     return module
 

@@ -91,7 +91,13 @@ class InputGuards(nn.Module):
         self.conditions = tuple(conditions)
         self.mode = mode
         self.module_dtype = module_dtype
+        self._compile()
+
+    def _compile(self) -> None:
         self._passes = _compiled(self.specs, self.conditions)
+        names = _namespace(self.specs)  # the single checks name what fails; functions, which torch.compile can follow
+        self._demands = [eval(f"lambda i, moved: {code}", names) for _, code, _ in _demands(self.specs)]
+        self._tests = [eval(f"lambda i, moved: {condition.code}", names) for condition in self.conditions]
 
     def forward(self, *inputs: Any) -> None:
         """Check the inputs.
@@ -108,18 +114,17 @@ class InputGuards(nn.Module):
         """Raise the error for the first demand that the inputs do not meet."""
         if len(inputs) != len(self.specs):
             raise CaptureError(f"the captured graph takes {len(self.specs)} inputs, and was given {len(inputs)}")
-        names, values = _namespace(self.specs), {"i": inputs, "moved": self.module_dtype}
-        for index, code, text in _demands(self.specs):
-            if not eval(code, names, values):
+        for (index, _, text), holds in zip(_demands(self.specs), self._demands, strict=True):
+            if not holds(inputs, self.module_dtype):
                 spec = self.specs[index]
                 found = text.format(value=inputs[index], spec=spec, moved=self.module_dtype)
                 raise CaptureError(f"input `{spec.name}` {found}")
-        for condition in self.conditions:
+        for condition, test in zip(self.conditions, self._tests, strict=True):
             try:
-                holds = eval(condition.code, names, values)
+                holds_now = test(inputs, self.module_dtype)
             except ZeroDivisionError as error:
                 raise CaptureError(f"the captured graph is not valid for inputs of size 0; {_ADVICE}") from error
-            if not holds:
+            if not holds_now:
                 raise CaptureError(f"the captured graph is valid for inputs with {condition.text} only; {_ADVICE}")
 
     def accepts(self, inputs: Sequence[object]) -> bool:
@@ -159,11 +164,11 @@ class InputGuards(nn.Module):
         return ", ".join(condition.text for condition in self.conditions)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_passes"}
+        return {name: value for name, value in vars(self).items() if name not in ("_passes", "_demands", "_tests")}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         super().__setstate__(dict(state))  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._passes = _compiled(self.specs, self.conditions)
+        self._compile()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule
 
-from fxopt_core import REASONS, PostconditionError, iter_nodes
+from fxopt_core import REASONS, PostconditionError, Transformation, iter_nodes
+from fxopt_core.passes.runnable import leaves
 from fxopt_testing.elsewhere import elsewhere
 from fxopt_testing.findings import Flaw, Property
 from fxopt_testing.models import is_of_the_zoo
@@ -103,7 +104,8 @@ def _refusals(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 
 
 def _declared(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    declared = REASONS.keys() | subject.transformation.reasons.keys()
+    passes = [each for each in leaves(subject.transformation) if isinstance(each, Transformation)]
+    declared = REASONS.keys() | {code for each in passes for code in each.reasons}
     for refusal in trial.refusals:
         if refusal.reason not in declared:
             yield Flaw(f"the refusal of `{refusal.site}` has reason {refusal.reason!r}", "a reason that is declared")
