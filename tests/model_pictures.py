@@ -28,7 +28,8 @@ def captured(model: nn.Module, form: str, inputs: Sequence[Tensor]) -> GraphModu
     shapes = tuple({0: torch.export.Dim.AUTO} for _ in inputs)
     if form == "captured":
         return capture(model, inputs, dynamic_shapes=shapes)
-    return torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False).module()
+    program = torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False)
+    return program.module(check_guards=False)  # sizes are checked; the guards that torch adds do not pickle
 
 
 def bits(tensor: Tensor) -> str:

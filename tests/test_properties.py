@@ -229,8 +229,7 @@ CHANGES: dict[str, Callable[[GraphModule, tuple[Tensor, ...]], object]] = {
 def check_pipeline(model: Generated, pipeline: Transformation, form: str, data: st.DataObject) -> None:
     """Check a pipeline, and that undoing it gives what the untransformed model has become meanwhile."""
     model, inputs = model.to(torch.float64), inputs_for(model, torch.float64)
-    picklable = is_picklable(model) and form != "exported"  # the guards of torch's own export do not pickle
-    possible = sorted(TRIPS if picklable else set(TRIPS) - set(PICKLING))
+    possible = sorted(TRIPS if is_picklable(model) else set(TRIPS) - set(PICKLING))
     trips, change = data.draw(st.lists(st.sampled_from(possible), max_size=2)), data.draw(st.sampled_from([*CHANGES]))
     twin = captured(copy.deepcopy(model), form, inputs)
     expected, before = results(model, inputs), state_of(model, memory=False)
