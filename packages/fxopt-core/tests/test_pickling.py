@@ -420,7 +420,7 @@ def _set(name: str, value: Any) -> Callable[[Any], None]:
 
 OBSTACLES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda gm: _insert(gm, lambda x: x), r"node `new`, target: function .*<lambda> cannot be pickled"),
-    (lambda gm: _insert(gm, bytes.fromhex), r"node `new`, target: torch .* call of .*fromhex.* as code.*torch\.fx\.wrap"),
+    (lambda gm: _insert(gm, bytes.fromhex), r"node `new`, target: torch .* write .*fromhex.* in code; .*fx\.wrap"),
     (lambda gm: _insert(gm, torch.add, threading.Lock()), r"node `new`, argument: .*lock cannot be pickled"),
     (_symbolic, r"node `new`, argument: the symbolic value u0.*sym_size"),
     (_local_annotation, r"node `x`, type annotation: type .*Local cannot be pickled"),
