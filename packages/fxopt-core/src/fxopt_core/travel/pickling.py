@@ -193,8 +193,8 @@ def _write(graph: Graph, prober: Prober) -> dict[str, Any]:
     def extra(node: Node) -> dict[str, Form]:
         if node.op == "call_function" and callable(node.target) and not has_name_in_code(node.target):
             raise InexpressibleError(
-                f"node `{node.name}`, target: torch {torch.__version__} cannot write {describe(node.target)} in code; call "
-                "it in a function at the top of a module, with `torch.fx.wrap`"
+                f"node `{node.name}`, target: torch {torch.__version__} cannot write {describe(node.target)} in code; "
+                "call it in a function at the top of a module, with `torch.fx.wrap`"
             )
         kept = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
         meta = {key: value for key, value in kept.items() if prober.obstacle(value) is None}
