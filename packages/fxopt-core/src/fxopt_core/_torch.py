@@ -33,6 +33,7 @@ def _check() -> None:
     wanted: list[tuple[object, Iterable[str]]] = [
         (torch.fx.graph, ("_ExportCodeGen", "_Namespace", "_PyTreeCodeGen", "_PyTreeInfo")),
         (torch.fx.graph_module, ("_WrappedCall",)),
+        (torch.fx.node, ("_get_qualified_name",)),
         (graph, (*_GRAPH_FIELDS, "_tracer_cls")),
         (getattr(graph, "_graph_namespace", None), _NAME_FIELDS),
         (getattr(graph, "_find_nodes_lookup_table", None), ("table", "insert")),
@@ -48,7 +49,7 @@ def _check() -> None:
     if missing:
         raise ImportError(
             f"torch {torch.__version__} has no {', '.join(missing)}, which fxopt-core needs to copy, roll back and "
-            "pickle graphs; install the torch that this fxopt-core was tested with (2.13), or a newer fxopt-core"
+            "pickle graphs; install the torch that this fxopt-core was tested with (2.13 and 2.15), or a newer fxopt-core"
         )
 
 
@@ -232,6 +233,18 @@ def own_classes(graph_module: GraphModule) -> list[type]:
     classes = type(graph_module).__mro__
     own = [cls for cls in classes if cls is classes[0] or cls.__qualname__.endswith("GraphModuleImpl")]
     return [cls for cls in own if cls is not GraphModule]
+
+
+def has_name_in_code(function: Callable[..., Any]) -> bool:
+    """Return whether torch can write a call of a function as code, which some built-in methods have no name for.
+
+    >>> has_name_in_code(torch.relu), has_name_in_code(bytes.fromhex)
+    (True, False)
+    """
+    try:
+        return bool(torch.fx.node._get_qualified_name(function))
+    except (AttributeError, RuntimeError):
+        return False
 
 
 def python_code(

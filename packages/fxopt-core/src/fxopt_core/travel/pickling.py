@@ -21,7 +21,7 @@ from torch.fx.graph import CodeGen
 from torch.utils._pytree import TreeSpec, treespec_leaf
 from torch.utils.hooks import RemovableHandle
 
-from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of, own_classes, set_tracer_class
+from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of, has_name_in_code, own_classes, set_tracer_class
 from fxopt_core.errors import FxoptError
 from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.travel.export_checks import check_no_guards, pickled_hook, pickled_method
@@ -191,6 +191,11 @@ def _write(graph: Graph, prober: Prober) -> dict[str, Any]:
     values = _Values(prober, objects)
 
     def extra(node: Node) -> dict[str, Form]:
+        if node.op == "call_function" and callable(node.target) and not has_name_in_code(node.target):
+            raise InexpressibleError(
+                f"node `{node.name}`, target: torch {torch.__version__} cannot write {describe(node.target)} in code; "
+                "call it in a function at the top of a module, with `torch.fx.wrap`"
+            )
         kept = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
         meta = {key: value for key, value in kept.items() if prober.obstacle(value) is None}
         meta |= {META_KEY: node.meta[META_KEY]} if META_KEY in node.meta else {}
