@@ -237,14 +237,13 @@ def _pass_text(transformation: Transformation, registry: Lookup) -> str:
 
 
 def _value_text(info: PassInfo, option: OptionInfo, value: object) -> str:
-    """Return the literal of a value, having made sure that reading it gives this very value."""
     where = f"option {option_text(option.name)!r} of pass {info.name!r}"
     try:
         text = literal_text(value)
         read = option.checked(read_literal(text), pass_name=info.name)
     except LiteralError as error:
         raise PassOptionError(f"{where}: {error}; only Python literals can stand in pipeline text") from None
-    if not same_value(read, value):
+    if not same_value(read, value):  # reading the text has to give this very value
         found = f"text cannot express this {type(value).__qualname__}, it would be read as {read!r}"
         raise PassOptionError(f"{where}: {found}; construct the pass with a value of its annotated type")
     return text

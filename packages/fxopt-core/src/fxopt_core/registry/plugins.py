@@ -181,14 +181,12 @@ def _contest_text(name: str, claims: Sequence[_Claim]) -> str:
 
 
 def _clash_text(name: str, sources: Sequence[PluginSource]) -> str:
-    """Return that several plugins have one name."""
     claimants = " and ".join(map(str, sources))
     kept = " The first is part of fxopt and keeps it." if _settled(sources) else ""
     return f"several plugins are named {name!r}: {claimants}; uninstall one, or register it under another name.{kept}"
 
 
 def _failure(*messages: str) -> PluginLoadError:
-    """Return the error of a plugin that shares names with others."""
     error = PluginLoadError("; ".join(messages))
     error.__cause__ = DuplicatePassError(messages[0])
     return error
@@ -312,11 +310,7 @@ def _described(value: object) -> str:
 
 
 def _implementations(plugin: object, name: str) -> list[tuple[str, Callable[[], object]]]:
-    """Return the plugin's hooks with their functions.
-
-    Each plugin has a manager of its own, so that a misspelt hook in one does not concern the others.
-    """
-    manager = pluggy.PluginManager(PROJECT)
+    manager = pluggy.PluginManager(PROJECT)  # of its own: a misspelt hook does not concern the other plugins
     manager.add_hookspecs(TransformationsPlugin)
     manager.add_hookspecs(PipelinesPlugin)
     try:
@@ -356,7 +350,6 @@ def _check_can_be_called(plugin: object, hook: str, impl: pluggy.HookImpl) -> No
 
 
 def _close_hooks(plugin: object) -> str:
-    """Return which names of a plugin look like hooks with a slip, as a hint, or an empty text."""
     names = [name for name in dir(plugin) if name not in HOOKS and not name.startswith("__")]
     pairs = [(name, difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)) for name in names]
     return "".join(f"; {name} looks like {close[0]} misspelt" for name, close in pairs if close)
