@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import settings
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from fxopt_capture.archive.files import load, save
 from fxopt_capture.capture import capture
@@ -89,8 +88,7 @@ def test_save(model: nn.Module, moment: str, tmp_path: Path) -> None:
 
     assert interrupted(lambda: save(graph_module, path), moment, check) == POINTS
     torch.testing.assert_close(graph_module(X), expected)
-    assert isinstance(loaded := load(path), GraphModule)
-    torch.testing.assert_close(loaded(X), expected)
+    torch.testing.assert_close(load(path)(X), expected)
 
 
 class TestErrorsThatWereInterrupts:
