@@ -287,7 +287,7 @@ class TestDemands:
         graph_module = traced()
         before = state(graph_module)
         with pytest.raises(
-            PostconditionError, match="rewrote 1 sites, expected exactly 2; nothing was changed"
+            PostconditionError, match="rewrote 1 site, expected exactly 2; nothing was changed"
         ) as caught:
             MulToAdd()(graph_module, expect=2)
         assert caught.value.pass_name == "mul-to-add"

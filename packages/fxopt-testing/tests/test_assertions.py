@@ -58,7 +58,7 @@ def test_rewrites_are_counted_and_shown(form: Form) -> None:
         passes.Commuting(), Product(), torch.ones(2), count=1, before=before, after=after, form=form
     )
     assert "2.0 * x" in result.code
-    with pytest.raises(AssertionError, match="rewrote 1 sites, expected 2"):
+    with pytest.raises(AssertionError, match="rewrote 1 site, expected 2"):
         assert_rewrites(passes.Commuting(), Product(), torch.ones(2), count=2)
     with pytest.raises(AssertionError, match="after commuting, the graph is not"):
         assert_rewrites(passes.Commuting(), Product(), torch.ones(2), after=before)

@@ -112,7 +112,7 @@ class TestDemands:
 
     def test_another_number_of_sites(self, out: Path) -> None:
         result = fxopt("optimize", ATTENTION, "-p", "merge-linears", "-o", out, "--expect", 2, code=6)
-        assert "rewrote 1 sites, expected exactly 2" in result.stderr
+        assert "rewrote 1 site, expected exactly 2" in result.stderr
         assert not out.exists()
 
     def test_a_refusal(self, out: Path) -> None:

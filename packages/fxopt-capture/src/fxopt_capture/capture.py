@@ -31,6 +31,7 @@ from fxopt_capture.graph.tidy import place_attributes, tidy
 from fxopt_capture.huggingface.computed_buffers import computed_buffers
 from fxopt_capture.huggingface.models import cache_choice, dynamic_dimensions, is_pretrained, no_cache, preparations
 from fxopt_capture.huggingface.stored_names import keep_stored_names
+from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_capture.weightless import device_for, is_weightless, off_meta, with_values
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
@@ -61,6 +62,8 @@ def capture(
     takes no memory for weights; `load_checkpoint` reads them. Buffers that are not saved are computed for Hugging Face
     models, as ``from_pretrained`` does it.
 
+    One thread captures at a time, and others wait.
+
     Hugging Face decoders return a cache of keys and values where the model does: unless ``use_cache=False`` is in
     `kwargs` or in its configuration. A cache given as ``past_key_values`` is an input, to which the graph module adds
     as the model does. (`symbolic_trace` makes no cache.)
@@ -90,7 +93,8 @@ def capture(
     if isinstance(args, Mapping):
         raise CaptureError("args is a mapping; give keyword arguments as kwargs, or one mapping as args=(mapping,)")
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    return capture_call(model, read_call(model, positional, kwargs or {}), dynamic_shapes)
+    with one_at_a_time():
+        return capture_call(model, read_call(model, positional, kwargs or {}), dynamic_shapes)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fxopt_capture.export.failure import first_line, source_of
 from fxopt_capture.graph.keys import keep_keys
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
 from fxopt_capture.huggingface.models import is_pretrained
+from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core.errors import CaptureError
 from fxopt_core.state.snapshot import kept
 
@@ -55,8 +56,15 @@ def symbolic_trace(
     check_model(model)
     if input_names is not None:
         check_names(model, input_names)
-    if example_inputs is None and not is_pretrained(model):
-        return _trace_without_inputs(model, input_names)
+    with one_at_a_time():
+        if example_inputs is None and not is_pretrained(model):
+            return _trace_without_inputs(model, input_names)
+        return _traced(model, input_names, example_inputs, disable_check)
+
+
+def _traced(
+    model: nn.Module, input_names: Sequence[str] | None, example_inputs: Examples | None, disable_check: bool
+) -> GraphModule:
     call = read_call(model, *_arguments(model, input_names, example_inputs), without_cache=True)
     captured = capture_call(model, call, None)
     if not disable_check and not any(tensor.is_meta for tensor in model.state_dict().values()):

@@ -29,6 +29,7 @@ from fxopt_testing.cases import ModelCase
 from fxopt_testing.forms import Form, graph_of
 from fxopt_testing.pictures import changes, picture
 from fxopt_tools import Inputs, verify
+from fxopt_tools.verification.report import counted
 
 
 def code_of(graph: GraphModule | Graph) -> str:
@@ -263,10 +264,10 @@ def _assert_sites(
 ) -> None:
     sites, refusals = _sites(records), _refusals(records)
     if count is not None and sites != count:
-        _fail(f"{name} rewrote {sites} sites, expected {count}", result, refusals)
+        _fail(f"{name} rewrote {counted(sites, 'site')}, expected {count}", result, refusals)
     if sorted(refused) != sorted(each.reason for each in refusals) and (refused or count is not None):
         wanted = ", ".join(sorted(refused)) or "none"
-        _fail(f"{name} refused {len(refusals)} sites, expected reasons: {wanted}", result, refusals)
+        _fail(f"{name} refused {counted(len(refusals), 'site')}, expected reasons: {wanted}", result, refusals)
 
 
 def _sites(records: Collection[Record]) -> int:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_capture import capture
+from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core import PreconditionError, Transformation, faithful_copy, registry
 from fxopt_tools import Inputs, verify as verify_outputs
 
@@ -55,13 +56,14 @@ def optimize(
             f"args is a {type(args).__name__}, expected a tuple of inputs: write optimize(model, (x,))"
         )
     transformation = _transformation(pipeline)
-    if isinstance(model, GraphModule):
-        graph_module = faithful_copy(model)
-    else:
-        graph_module = capture(model, tuple(args), dict(kwargs or {}))
-    graph_module = transformation(graph_module)
-    if verify and (args or kwargs):
-        verify_outputs(model, graph_module, Inputs(*args, **(kwargs or {}))).raise_if_failed()
+    with one_at_a_time():  # to the end: verifying calls the model, which a capture in another thread changes meanwhile
+        if isinstance(model, GraphModule):
+            graph_module = faithful_copy(model)
+        else:
+            graph_module = capture(model, tuple(args), dict(kwargs or {}))
+        graph_module = transformation(graph_module)
+        if verify and (args or kwargs):
+            verify_outputs(model, graph_module, Inputs(*args, **(kwargs or {}))).raise_if_failed()
     return graph_module
 
 

@@ -18,6 +18,7 @@ from fxopt_capture.archive.writing import checked_target, write_archive
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.guards import InputGuards
 from fxopt_capture.export.modes import captured_mode
+from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import check_graph_module
 from fxopt_core.ledger.marks import META_KEY
@@ -94,11 +95,12 @@ def save(
     """
     check_graph_module(graph_module, "save")
     target = checked_target(path)
-    call, form = call_to_save(graph_module, _positional(args), _by_name(kwargs), dynamic_shapes)
-    guards = guards_to_state(graph_module, call) if dynamic_shapes is None else InputGuards([], [])
-    program = export_graph(graph_module, call, guards)
-    extra = _extra_files(graph_module, program, form, dynamic_shapes is not None) if ledger else {}
-    write_archive(program, target, extra)
+    with one_at_a_time():
+        call, form = call_to_save(graph_module, _positional(args), _by_name(kwargs), dynamic_shapes)
+        guards = guards_to_state(graph_module, call) if dynamic_shapes is None else InputGuards([], [])
+        program = export_graph(graph_module, call, guards)
+        extra = _extra_files(graph_module, program, form, dynamic_shapes is not None) if ledger else {}
+        write_archive(program, target, extra)
 
 
 def _positional(args: object) -> tuple[object, ...] | None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from io import BytesIO
-from typing import IO
+from typing import IO, Any
 
 import torch
 from torch.export import ExportedProgram
@@ -32,6 +32,8 @@ def checked_target(target: PathLike | IO[bytes]) -> str | IO[bytes]:
         raise CaptureError(f"{path!r} cannot be written, as there is no folder {folder!r}; create it first")
     if not name or os.path.isdir(path):
         raise CaptureError(f"{path!r} cannot be written, as it names no file; give one, such as 'model.pt2'")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise CaptureError(f"{path!r} is a device, a pipe or a socket, which an archive cannot replace; name a file")
     return path
 
 
@@ -50,7 +52,8 @@ def write_archive(program: ExportedProgram, target: str | IO[bytes], extra: Mapp
             torch.export.save(program, buffer, extra_files=dict(extra))
             target.write(buffer.getvalue())
     except OSError as error:
-        raise CaptureError(f"{name!r} cannot be written: {error}; whatever was there is unchanged") from error
+        reason = error.strerror or str(error)
+        raise CaptureError(f"{name!r} cannot be written: {reason}; whatever was there is unchanged") from error
     except Exception as error:  # whatever torch cannot serialize
         raise CaptureError(
             f"torch.export.save cannot write the program: {type(error).__name__}: {first_line(error)}. Containers of "
@@ -60,13 +63,38 @@ def write_archive(program: ExportedProgram, target: str | IO[bytes], extra: Mapp
 
 
 def _replace(program: ExportedProgram, path: str, extra: Mapping[str, str]) -> None:
+    """Write a file beside the one at a path, and put it there; take it away if anything fails."""
     beside = f"{path}.{os.getpid()}.part"
     try:
-        with open(beside, "xb") as file:
-            torch.export.save(program, file, extra_files=dict(extra))
+        with open(beside, "wb") as file:
+            buffer = _Unfailing(file)
+            torch.export.save(program, buffer, extra_files=dict(extra))
+            if buffer.error is not None:
+                raise buffer.error
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.remove(beside)
+
+
+class _Unfailing(BytesIO):
+    """Writes to a file until that fails, and notes why.
+
+    Where a write raises, torch ends the process: its writer goes on when it is destroyed, and may not fail then.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file = file
+        self.error: BaseException | None = None
+
+    def write(self, data: Any) -> int:
+        """Write bytes, or do as if."""
+        try:
+            if self.error is None:
+                self._file.write(data)
+        except BaseException as error:  # an interrupt too
+            self.error = error
+        return len(data)

@@ -95,8 +95,12 @@ class InputGuards(nn.Module):
 
     def _compile(self) -> None:
         self._passes = _compiled(self.specs, self.conditions)
-        names = _namespace(self.specs)  # the single checks name what fails; functions, which torch.compile can follow
-        self._demands = [eval(f"lambda i, moved: {code}", names) for _, code, _ in _demands(self.specs)]
+        # The single checks say what fails. They are functions, which torch.compile follows, down to the sentence.
+        names = _namespace(self.specs)
+        self._demands = [
+            (index, eval(f"lambda i, moved: {code}", names), eval(f"lambda value, spec, moved: f{text!r}"))
+            for index, code, text in _demands(self.specs)
+        ]
         self._tests = [eval(f"lambda i, moved: {condition.code}", names) for condition in self.conditions]
 
     def forward(self, *inputs: Any) -> None:
@@ -114,11 +118,10 @@ class InputGuards(nn.Module):
         """Raise the error for the first demand that the inputs do not meet."""
         if len(inputs) != len(self.specs):
             raise CaptureError(f"the captured graph takes {len(self.specs)} inputs, and was given {len(inputs)}")
-        for (index, _, text), holds in zip(_demands(self.specs), self._demands, strict=True):
+        for index, holds, describe in self._demands:
             if not holds(inputs, self.module_dtype):
                 spec = self.specs[index]
-                found = text.format(value=inputs[index], spec=spec, moved=self.module_dtype)
-                raise CaptureError(f"input `{spec.name}` {found}")
+                raise CaptureError(f"input `{spec.name}` {describe(inputs[index], spec, self.module_dtype)}")
         for condition, test in zip(self.conditions, self._tests, strict=True):
             try:
                 holds_now = test(inputs, self.module_dtype)
@@ -204,7 +207,7 @@ def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
             same = f"type({value}) is type(value_{index}) and {value} == value_{index}"
             yield index, same, f"is {{value!r}}, where the graph was captured with {{spec.value!r}}; {_ADVICE}"
             continue
-        yield index, f"isinstance({value}, Tensor)", "is a {value.__class__.__name__}, where the graph takes a tensor"
+        yield index, f"isinstance({value}, Tensor)", "is a {type(value).__name__}, where the graph takes a tensor"
         rank = len(spec.sizes)
         text = f"has {{value.ndim}} dimensions, where the graph was captured for {rank}; {_ADVICE}"
         yield index, f"{value}.dim() == {rank}", text

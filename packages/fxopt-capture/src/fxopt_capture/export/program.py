@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import io
+import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
@@ -48,11 +50,39 @@ def ready_to_export(model: nn.Module, *, small_sizes: bool) -> Iterator[None]:
 
 @contextmanager
 def _quiet_failure() -> Iterator[None]:
-    """Drop what is written to ``sys.stderr`` if the export fails: torch writes the whole graph there."""
-    written = io.StringIO()
-    with redirect_stderr(written):
-        yield
+    """Drop what torch writes to ``sys.stderr`` and logs as errors if the export fails.
+
+    It writes the whole graph, and logs the traceback of an error that it raises too.
+    """
+    written, held_back = io.StringIO(), _HeldBack()
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.")]
+    for name in names:  # not their handlers, which torch replaces when it imports its compiler
+        logging.getLogger(name).addFilter(held_back)
+    try:
+        with redirect_stderr(written):
+            yield
+    finally:
+        for name in names:
+            logging.getLogger(name).removeFilter(held_back)
     sys.stderr.write(written.getvalue())
+    for record in held_back.records:
+        logging.getLogger(record.name).handle(record)
+
+
+class _HeldBack(logging.Filter):
+    """Keeps the errors that this thread logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+        self.records: list[logging.LogRecord] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to show a record."""
+        shown = record.levelno < logging.ERROR or record.thread != self.thread
+        if not shown:
+            self.records.append(record)
+        return shown
 
 
 @contextmanager

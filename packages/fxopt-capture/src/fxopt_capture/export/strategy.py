@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from fxopt_capture.export.modes import captured_mode
 from fxopt_capture.export.observer import Observer
 from fxopt_capture.export.program import export_program
 from fxopt_capture.export.small_sizes import Question, at_zero, open_questions, refuted
+from fxopt_capture.one_at_a_time import raise_interrupt
 from fxopt_capture.weightless import device_for, hollow, put_back
 from fxopt_core.graph import iter_nodes
 
@@ -150,13 +152,14 @@ def _with(guards: InputGuards, conditions: Sequence[Condition]) -> InputGuards:
 def _try(
     request: Request, inputs: Mapping[str, object], shapes: Any, errors: list[Exception], *, small_sizes: bool
 ) -> Export | None:
-    model = request.model
+    model, handled = request.model, sys.exc_info()[1]
     try:
         with hollow(model, device_for(model, inputs)):
             program = export_program(
                 model, request.form, inputs, shapes, small_sizes=small_sizes, observer=request.observer
             )
     except Exception as error:  # whatever the model or torch raises while it is traced
+        raise_interrupt(error, handled)
         errors.append(error)
         return None
     module = graph_module_of(program)

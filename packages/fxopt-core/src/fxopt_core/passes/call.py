@@ -59,14 +59,14 @@ class Demands:
         listed = f"\n{refusals_text(applied)}" if refused else ""
         if self.strict and refused:
             raise PreconditionError(
-                f"`{name}` refused {refused} of {refused + count} sites, and strict=True allows none; nothing was "
-                f"changed. Mend the sites, or run without strict:{listed}",
+                f"`{name}` refused {refused} of {refused + count} site{'s' * (refused + count > 1)}, and strict=True "
+                f"allows none; nothing was changed. Mend the sites, or run without strict:{listed}",
                 pass_name=name,
             )
         if self.expect is not None and count != self.expect:
             raise PostconditionError(
-                f"`{name}` rewrote {count} sites, expected exactly {self.expect}; nothing was changed. "
-                f"Refused: {refused}{listed}",
+                f"`{name}` rewrote {count} site{'s' * (count != 1)}, expected exactly {self.expect}; nothing was "
+                f"changed. Refused: {refused}{listed}",
                 pass_name=name,
             )
 

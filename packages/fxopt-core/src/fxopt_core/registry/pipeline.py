@@ -216,9 +216,7 @@ def _members(transformation: Transformation) -> Iterator[Transformation]:
         yield transformation
         return
     if not transformation.inplace:
-        raise PassOptionError(
-            "text cannot express compose(..., inplace=False); print a composition that works in place"
-        )
+        raise PassOptionError("text cannot express compose(..., inplace=False); print one that works in place")
     for member in transformation.transformations:
         yield from _members(member)
 
@@ -228,9 +226,8 @@ def _pass_text(transformation: Transformation, registry: Lookup) -> str:
     values = transformation.options
     for name, value in values.items():
         if name not in info.options and value != ():
-            raise PassOptionError(
-                f"text cannot express {name!r} of pass {info.name!r}, which is no named parameter of its constructor"
-            )
+            what = f"{name!r} of pass {info.name!r}, which is no named parameter of its constructor"
+            raise PassOptionError(f"text cannot express {what}")
     texts = [
         f"{option_text(option.name)}={_value_text(info, option, values[option.name])}"
         for option in info.options.values()
@@ -240,16 +237,13 @@ def _pass_text(transformation: Transformation, registry: Lookup) -> str:
 
 
 def _value_text(info: PassInfo, option: OptionInfo, value: object) -> str:
-    """Return the literal of a value, having made sure that reading it gives this very value."""
     where = f"option {option_text(option.name)!r} of pass {info.name!r}"
     try:
         text = literal_text(value)
         read = option.checked(read_literal(text), pass_name=info.name)
     except LiteralError as error:
         raise PassOptionError(f"{where}: {error}; only Python literals can stand in pipeline text") from None
-    if not same_value(read, value):
-        raise PassOptionError(
-            f"{where}: text cannot express this {type(value).__qualname__}, it would be read as {read!r}; construct "
-            "the pass with a value of its annotated type"
-        )
+    if not same_value(read, value):  # reading the text has to give this very value
+        found = f"text cannot express this {type(value).__qualname__}, it would be read as {read!r}"
+        raise PassOptionError(f"{where}: {found}; construct the pass with a value of its annotated type")
     return text

@@ -1,17 +1,18 @@
 """The plugins: each is read and checked in full, so that nothing of it can break the registry later.
 
-`Offers` is what all of them offer, the names that several claim set aside.
+`Offers` is what all of them offer, the names that several claim set aside. What is part of fxopt keeps its names.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import FunctionType, MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pluggy
 
@@ -22,13 +23,32 @@ from fxopt_core.passes.transformation import ReversibleTransformation, Transform
 from fxopt_core.registry.hookspec import PROJECT, PipelinesPlugin, TransformationsPlugin
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
+from fxopt_core.registry.watched import watched
 from fxopt_core.values.names import class_path
 
 ALLOW_LIST = "FXOPT_PLUGINS"
 """Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none."""
 
+SHIPPED = ("fxopt", *(f"fxopt_{n}" for n in ("core", "linear", "norm", "arith", "onednn", "simplify", "quantize")))
+"""Packages of fxopt with a plugin; distribution fxopt-linear, say, declares `fxopt_linear.plugin` as `linear`."""
+
 HOOKS = ("fxopt_transformations", "fxopt_pipelines")
 _MARK = "decorate it with @fxopt_core.hookimpl"
+
+
+class PluginEntryPoint(Protocol):
+    """What is needed of an `importlib.metadata.EntryPoint`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the plugin."""
+
+    @property
+    def dist(self) -> Any:
+        """The distribution that declares it, or None."""
+
+    def load(self) -> Any:
+        """Return the plugin."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +58,23 @@ class PluginSource:
     name: str
     distribution: str = ""
     version: str = ""
+    shipped: bool = False  # with fxopt
 
     def __str__(self) -> str:
         origin = f"of {self.distribution} {self.version}".rstrip()
         return f"{self.name!r} ({origin if self.distribution else 'registered in this process'})"
+
+
+def _source_of(point: PluginEntryPoint) -> PluginSource:
+    """Return where a plugin comes from: its distribution, name and module together say whether it is part of fxopt."""
+    try:
+        name, version = str(point.dist.name), str(point.dist.version)
+    except Exception:  # an entry point made by hand, or a distribution whose metadata cannot be read
+        return PluginSource(point.name, "an unknown distribution")
+    package = name.replace("-", "_")
+    own = package.removeprefix("fxopt_"), f"{package}.plugin"
+    shipped = package in SHIPPED and (point.name, getattr(point, "value", None)) == own
+    return PluginSource(point.name, name, version, shipped)
 
 
 @dataclass(frozen=True)
@@ -57,19 +90,15 @@ class Offers:
     """What plugins offer at one time, the names that several of them claim set aside; never changed."""
 
     def __init__(
-        self,
-        offers: tuple[PluginOffer, ...],
-        broken: Mapping[str, PluginLoadError],
-        left_out: tuple[str, ...],
-        missing: tuple[str, ...] = (),
+        self, offers: Sequence[PluginOffer], broken: Mapping[str, PluginLoadError], found: Set[str], allowed: Set[str]
     ) -> None:
         self.offers = offers
         self.broken = broken  # plugins that could not be read, and names that several plugins have
-        self.left_out = left_out  # plugins that the allow-list leaves out
-        self.plugins = frozenset({*(offer.source.name for offer in offers), *broken, *left_out})
-        self.missing = tuple(name for name in missing if name not in self.plugins)  # on the allow-list, and no plugin's
+        self.found, self.allowed = found, allowed  # names of entry points
+        self.plugins = frozenset({*(offer.source.name for offer in offers), *found})
+        self.left_out, self.missing = tuple(sorted(found - allowed)), tuple(sorted(allowed - self.plugins))
         claims = _claims(offers)
-        self.names = {name: claims[name][0].item for name in sorted(claims) if len(claims[name]) == 1}
+        self.names = {name: found[0].item for name, found in sorted(claims.items()) if _settled(_sources(found))}
         self._contested = {name: claimed for name, claimed in claims.items() if len(claimed) > 1}
         self.failed = MappingProxyType(self._failures())
 
@@ -97,14 +126,15 @@ class Offers:
         taken = [offer.source for offer in self.offers if offer.source.name == source.name]
         taken += [PluginSource(source.name, "a distribution that failed to load")] * (source.name in self.broken)
         if taken:
-            raise DuplicatePassError(clash_text(source.name, (*taken, source)))
+            raise DuplicatePassError(_clash_text(source.name, (*taken, source)))
 
     def _failures(self) -> dict[str, PluginLoadError]:
         messages: defaultdict[str, list[str]] = defaultdict(list)
         for name, claims in self._contested.items():
-            for plugin in dict.fromkeys(claim.source.name for claim in claims):
+            losing = _sources(claims)[_settled(_sources(claims)) :]
+            for plugin in dict.fromkeys(source.name for source in losing):
                 messages[plugin].append(_contest_text(name, claims))
-        contested = {plugin: failure("; ".join(lines), lines[0]) for plugin, lines in messages.items()}
+        contested = {plugin: _failure(*lines) for plugin, lines in messages.items()}
         return dict(sorted({**self.broken, **contested}.items()))
 
     def _unknown(self, name: str) -> str:
@@ -126,7 +156,7 @@ class _Claim(NamedTuple):
 
 def _claims(offers: Iterable[PluginOffer]) -> dict[str, list[_Claim]]:
     claims: defaultdict[str, list[_Claim]] = defaultdict(list)
-    for offer in offers:
+    for offer in sorted(offers, key=lambda offer: not offer.source.shipped):
         for info in offer.passes:
             claims[info.name].append(_Claim("pass", offer.source, info))
         for name, text in offer.pipelines.items():
@@ -134,34 +164,67 @@ def _claims(offers: Iterable[PluginOffer]) -> dict[str, list[_Claim]]:
     return claims
 
 
-def _contest_text(name: str, claims: Iterable[_Claim]) -> str:
+def _sources(claims: Iterable[_Claim]) -> list[PluginSource]:
+    return [claim.source for claim in claims]
+
+
+def _settled(sources: Sequence[PluginSource]) -> bool:
+    """Return whether the first of those that claim one name keeps it: it is the only one, or the only one of fxopt."""
+    return len(sources) == 1 or sources[0].shipped > sources[1].shipped
+
+
+def _contest_text(name: str, claims: Sequence[_Claim]) -> str:
     claimants = " and ".join(f"as a {claim.kind} by plugin {claim.source}" for claim in claims)
-    return f"{name!r} is claimed {claimants}, so that nobody gets it; uninstall one, or leave it out of {ALLOW_LIST}"
+    kept = _settled(_sources(claims))
+    result = "and stays with the first, a part of fxopt; rename" if kept else "so that nobody gets it; uninstall"
+    return f"{name!r} is claimed {claimants}, {result} one, or leave it out of {ALLOW_LIST}"
 
 
-def clash_text(name: str, sources: Iterable[PluginSource]) -> str:
-    """Return that several plugins have one name."""
+def _clash_text(name: str, sources: Sequence[PluginSource]) -> str:
     claimants = " and ".join(map(str, sources))
-    return f"several plugins are named {name!r}: {claimants}; uninstall one, or register it under another name"
+    kept = " The first is part of fxopt and keeps it." if _settled(sources) else ""
+    return f"several plugins are named {name!r}: {claimants}; uninstall one, or register it under another name.{kept}"
 
 
-def failure(message: str, cause: str) -> PluginLoadError:
-    """Return the error of a plugin that shares a name with others."""
-    error = PluginLoadError(message)
-    error.__cause__ = DuplicatePassError(cause)
+def _failure(*messages: str) -> PluginLoadError:
+    error = PluginLoadError("; ".join(messages))
+    error.__cause__ = DuplicatePassError(messages[0])
     return error
+
+
+def read_plugins(points: Iterable[PluginEntryPoint]) -> Offers:
+    """Load the plugins that the allow-list names, one at a time; what goes wrong with one is a failure of it alone."""
+    by_name: defaultdict[str, list[PluginEntryPoint]] = defaultdict(list)
+    for point in points:
+        by_name[point.name].append(point)
+    value = os.environ.get(ALLOW_LIST)
+    allowed = by_name.keys() if value is None else {name.strip() for name in value.split(",")} - {""}
+    offers: list[PluginOffer] = []
+    broken: dict[str, PluginLoadError] = {}
+    for name in sorted(by_name.keys() & allowed):
+        claims = sorted(((_source_of(point), point) for point in by_name[name]), key=lambda claim: not claim[0].shipped)
+        sources = [source for source, _ in claims]
+        if len(sources) > 1:
+            broken[name] = _failure(_clash_text(name, sources))
+        if _settled(sources):
+            try:
+                offers.append(read_plugin(claims[0][1].load, sources[0]))
+            except PluginLoadError as error:
+                broken[name] = error
+    return Offers(offers, broken, by_name.keys(), allowed)
 
 
 def read_plugin(load: Callable[[], object], source: PluginSource) -> PluginOffer:
     """Load a plugin, call each of its hooks alone, and read and check the results to the end."""
-    try:
-        return _read(load(), source)
-    except PluginLoadError as error:
-        raise PluginLoadError(f"plugin {source}: {error}") from error.__cause__
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # foreign code may raise anything: SystemExit, a cancelled task, a skipped test
-        raise PluginLoadError(f"plugin {source} failed to load: {type(error).__name__}: {error}") from error
+    with watched(f"plugin {source}") as interrupts:
+        try:
+            return _read(load(), source)
+        except BaseException as error:  # foreign code may raise anything: SystemExit, a cancelled task, a skipped test
+            if interrupts:
+                raise interrupts[0] from None
+            if isinstance(error, PluginLoadError):
+                raise PluginLoadError(f"plugin {source}: {error}") from error.__cause__
+            raise PluginLoadError(f"plugin {source} failed to load: {type(error).__name__}: {error}") from error
 
 
 def pass_name(cls: type[Transformation]) -> str:
@@ -184,9 +247,8 @@ def _read(plugin: object, source: PluginSource) -> PluginOffer:
 
 def _checked_passes(result: object, source: PluginSource) -> dict[type[Transformation], PassInfo]:
     if not isinstance(result, Iterable) or isinstance(result, (str, bytes)):
-        raise PluginLoadError(
-            f"hook fxopt_transformations returned {_described(result)}, expected an iterable of Transformation classes"
-        )
+        found = f"hook fxopt_transformations returned {_described(result)}"
+        raise PluginLoadError(f"{found}, expected an iterable of Transformation classes")
     return {cls: _pass_info(cls, source) for cls in map(_checked_class, result)}
 
 
@@ -195,17 +257,13 @@ def _checked_class(item: object) -> type[Transformation]:
     if isinstance(item, Transformation):
         raise PluginLoadError(f"{found}, expected the class itself: write {type(item).__name__} without parentheses")
     if not (isinstance(item, type) and issubclass(item, Transformation)):
-        function = callable(item) and not isinstance(item, type)
-        remedy = "; @fxopt_core.from_function makes one of a function" if function else ""
+        remedy = "; @fxopt_core.from_function makes one of a function" if isinstance(item, FunctionType) else ""
         raise PluginLoadError(f"{found}, expected a subclass of fxopt_core.Transformation{remedy}")
     if inspect.isabstract(item):
         raise PluginLoadError(f"{found}, which is abstract; implement {', '.join(sorted(item.__abstractmethods__))}")
     required = [option.name for option in options_of(item).values() if option.required]
     if required:
-        raise PluginLoadError(
-            f"{found}, whose constructor needs {', '.join(required)}; give every parameter a default, so that the pass "
-            "can be made from its name alone"
-        )
+        raise PluginLoadError(f"{found}, whose constructor needs {', '.join(required)}; give every parameter a default")
     return item
 
 
@@ -225,9 +283,7 @@ def _pass_info(cls: type[Transformation], source: PluginSource) -> PassInfo:
 
 def _checked_pipelines(result: object) -> dict[str, str]:
     if not isinstance(result, Mapping):
-        raise PluginLoadError(
-            f"hook fxopt_pipelines returned {_described(result)}, expected a mapping of names to pipeline text"
-        )
+        raise PluginLoadError(f"hook fxopt_pipelines returned {_described(result)}, expected a mapping of texts")
     return {_checked_name(name, "pipeline"): _checked_text(name, text) for name, text in result.items()}
 
 
@@ -254,22 +310,16 @@ def _described(value: object) -> str:
 
 
 def _implementations(plugin: object, name: str) -> list[tuple[str, Callable[[], object]]]:
-    """Return the plugin's hooks with their functions.
-
-    Each plugin has a manager of its own, so that a misspelt hook in one does not concern the others.
-    """
-    manager = pluggy.PluginManager(PROJECT)
+    manager = pluggy.PluginManager(PROJECT)  # of its own: a misspelt hook does not concern the other plugins
     manager.add_hookspecs(TransformationsPlugin)
     manager.add_hookspecs(PipelinesPlugin)
     try:
         manager.register(plugin, name=name)
         manager.check_pending()
     except pluggy.PluginValidationError as error:
-        found_wrong = ", ".join(line.strip() for line in str(error).splitlines())
+        wrong = ", ".join(line.strip() for line in str(error).splitlines()) + _close_hooks(plugin)
         hooks = " and ".join(f"{hook}()" for hook in HOOKS)
-        raise PluginLoadError(
-            f"{found_wrong}{_close_hooks(plugin)}; the hooks are {hooks}, without parameters"
-        ) from error
+        raise PluginLoadError(f"{wrong}; the hooks are {hooks}, without parameters") from error
     found = [(hook, impl) for hook in HOOKS for impl in getattr(manager.hook, hook).get_hookimpls()]
     _check_the_rest_is_unused(plugin, set(HOOKS).difference(hook for hook, _ in found))
     if not found:
@@ -295,14 +345,11 @@ def _check_can_be_called(plugin: object, hook: str, impl: pluggy.HookImpl) -> No
     if inspect.iscoroutinefunction(impl.function):
         raise PluginLoadError(f"hook {hook} is a coroutine, which nobody awaits; expected a plain function")
     if isinstance(plugin, type) and isinstance(inspect.getattr_static(plugin, hook), FunctionType):
-        raise PluginLoadError(
-            f"hook {hook} is a method of the class {plugin.__qualname__}, which is itself the plugin; give an object, "
-            f"{plugin.__qualname__}(), or make it a static method"
-        )
+        name = plugin.__qualname__
+        raise PluginLoadError(f"hook {hook} is a method of {name}; give an object, {name}(), or make it static")
 
 
 def _close_hooks(plugin: object) -> str:
-    """Return which names of a plugin look like hooks with a slip, as a hint, or an empty text."""
     names = [name for name in dir(plugin) if name not in HOOKS and not name.startswith("__")]
     pairs = [(name, difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)) for name in names]
     return "".join(f"; {name} looks like {close[0]} misspelt" for name, close in pairs if close)

@@ -1,20 +1,17 @@
 """The registry: which passes and named pipelines the installed plugins offer.
 
 Plugins are entry points of the group ``fxopt``. They are loaded on first use, one at a time, so that a broken one
-breaks nothing else: it is found in `Registry.failed`. Where two plugins claim one name, neither gets it.
+breaks nothing else: it is found in `Registry.failed`. Where two claim one name, neither gets it but for parts of fxopt.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib.metadata
-import os
 import shutil
 import threading
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
 
 from fxopt_core.errors import PluginLoadError, PreconditionError, RegistryError, UnknownPassError
 from fxopt_core.passes.compose import check_is_transformation
@@ -22,23 +19,8 @@ from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.hookspec import PROJECT, PipelinesPlugin, TransformationsPlugin
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import build_pipeline, format_pipeline
-from fxopt_core.registry.plugins import ALLOW_LIST, Offers, PluginOffer, PluginSource, clash_text, failure, read_plugin
+from fxopt_core.registry.plugins import Offers, PluginEntryPoint, PluginSource, read_plugin, read_plugins
 from fxopt_core.text import text_table
-
-
-class PluginEntryPoint(Protocol):
-    """What is needed of an `importlib.metadata.EntryPoint`."""
-
-    @property
-    def name(self) -> str:
-        """Name of the plugin."""
-
-    @property
-    def dist(self) -> Any:
-        """The distribution that declares it, or None."""
-
-    def load(self) -> Any:
-        """Return the plugin."""
 
 
 class Registry:
@@ -99,27 +81,17 @@ class Registry:
         return MappingProxyType({name: tuple(difflib.get_close_matches(name, known)) for name in contents.missing})
 
     def lookup(self, name: str) -> PassInfo | str:
-        """Return the pass of this name, or the text of the pipeline of this name.
-
-        Raises:
-            UnknownPassError: there is none; the message lists close names and plugins that failed.
-            DuplicatePassError: several plugins claim it.
-        """
+        """Return the pass of this name, or the text of the pipeline of this name; raises as `create` does."""
         return self._contents().lookup(name)
 
     def info_of(self, cls: type[Transformation]) -> PassInfo:
-        """Return the pass that a class is registered as.
-
-        Raises:
-            UnknownPassError: it is not registered.
-        """
+        """Return the pass that a class is registered as, or raise an `UnknownPassError`."""
         for info in self.available().values():
             if info.transformation is cls:
                 return info
-        raise UnknownPassError(
-            f"{cls.__qualname__} of {cls.__module__} is not registered, so that text cannot name it; offer it in a "
-            "plugin's fxopt_transformations, or register one with registry().register(plugin)"
-        )
+        remedy = "offer it in a plugin's fxopt_transformations, or register one with registry().register(plugin)"
+        message = f"{cls.__qualname__} of {cls.__module__} is not registered, so that text cannot name it"
+        raise UnknownPassError(f"{message}; {remedy}")
 
     def create(self, name: str, /, **options: object) -> Transformation:
         """Return the pass of this name.
@@ -129,7 +101,7 @@ class Registry:
             **options: its options, in snake_case or kebab-case; literals are fitted to their annotations.
 
         Raises:
-            UnknownPassError: no pass has this name.
+            UnknownPassError: no pass has this name; the message lists close names and plugins that failed.
             DuplicatePassError: several plugins claim it.
             PassOptionError: the pass has no such option, or does not take such a value.
         """
@@ -175,7 +147,7 @@ class Registry:
             contents = self._contents()
             contents.check_plugin_is_new(source)
             offer = read_plugin(lambda: plugin, source)
-            extended = Offers((*contents.offers, offer), contents.broken, contents.left_out, contents.missing)
+            extended = Offers((*contents.offers, offer), contents.broken, contents.found, contents.allowed)
             for claimed in (*(info.name for info in offer.passes), *offer.pipelines):
                 extended.check_is_unique(claimed)
             self._loaded = extended
@@ -186,8 +158,8 @@ class Registry:
             return "<fxopt registry, loading>"
         passes, pipelines, failed = self.available(), self.pipelines(), self.failed
         parts = [f"{len(passes)} pass{'es' * (len(passes) != 1)}"]
-        parts += [f"{len(pipelines)} pipeline{'s' * (len(pipelines) > 1)}"] if pipelines else []
-        parts += [f"{len(failed)} failed plugin{'s' * (len(failed) > 1)}"] if failed else []
+        more = {"pipeline": len(pipelines), "failed plugin": len(failed)}
+        parts += [f"{count} {noun}{'s' * (count > 1)}" for noun, count in more.items() if count]
         columns = shutil.get_terminal_size(fallback=(0, 0)).columns
         rows = _indented([(info.name, info.family, info.plain_summary) for info in passes.values()], columns)
         lines = [f"fxopt registry: {', '.join(parts)}", *rows]
@@ -201,36 +173,16 @@ class Registry:
             return self._loaded
         with self._lock:
             if self._loading:
-                raise RegistryError(
-                    "a plugin asks for the registry while plugins are being loaded; ask when a pass runs"
-                )
+                raise RegistryError("a plugin asks for the registry while plugins are being loaded; ask in a pass")
             if self._loaded is None:  # no other thread has just loaded it
                 self._loading = True
                 try:
-                    self._loaded = self._read_all()
+                    points = self._entry_points
+                    found = importlib.metadata.entry_points(group=PROJECT) if points is None else points
+                    self._loaded = read_plugins(found)
                 finally:
                     self._loading = False
             return self._loaded
-
-    def _read_all(self) -> Offers:
-        points = importlib.metadata.entry_points(group=PROJECT) if self._entry_points is None else self._entry_points
-        by_name: defaultdict[str, list[PluginEntryPoint]] = defaultdict(list)
-        for point in points:
-            by_name[point.name].append(point)
-        allowed = _allowed()
-        offers: list[PluginOffer] = []
-        broken: dict[str, PluginLoadError] = {}
-        left_out = [name for name in by_name if allowed is not None and name not in allowed]
-        for name in sorted(by_name.keys() - left_out):
-            sources = tuple(map(_source_of, by_name[name]))
-            try:
-                if len(sources) > 1:
-                    raise failure(clash_text(name, sources), clash_text(name, sources))
-                offers.append(read_plugin(by_name[name][0].load, sources[0]))
-            except PluginLoadError as error:
-                broken[name] = error
-        missing = sorted((allowed or frozenset()) - by_name.keys())
-        return Offers(tuple(offers), broken, tuple(sorted(left_out)), tuple(missing))
 
 
 _PROCESS_REGISTRY = Registry()
@@ -245,16 +197,3 @@ def _indented(rows: Sequence[Sequence[str]], columns: int = 0) -> list[str]:
     """Return a table, its lines cut to the terminal's width where there is one."""
     lines = [f"  {line}" for line in text_table(rows)]
     return [f"{line[: columns - 1]}\u2026" if 40 <= columns < len(line) else line for line in lines]
-
-
-def _allowed() -> frozenset[str] | None:
-    """Return the names on the allow-list, or None where there is no such list."""
-    value = os.environ.get(ALLOW_LIST)
-    return None if value is None else frozenset(name.strip() for name in value.split(",")) - {""}
-
-
-def _source_of(point: PluginEntryPoint) -> PluginSource:
-    try:
-        return PluginSource(point.name, str(point.dist.name), str(point.dist.version))
-    except Exception:  # an entry point made by hand, or a distribution whose metadata cannot be read
-        return PluginSource(point.name, "an unknown distribution")

@@ -160,7 +160,11 @@ def kept(module: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
-        snapshot.restore()
+        try:
+            snapshot.restore()
+        except KeyboardInterrupt:  # in the middle of it: once more, from the beginning
+            snapshot.restore()
+            raise
 
 
 @contextmanager

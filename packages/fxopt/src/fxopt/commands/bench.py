@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fxopt.commands.answer import Answer, answer
+from fxopt.commands.checks import check_pipeline, check_sources
 from fxopt.commands.failures import ExitCode, blaming
 from fxopt.commands.parameters import (
     InputsOption,
@@ -45,6 +46,8 @@ def bench(
     """
 
     def work(terminal: Terminal) -> Answer:
+        check_pipeline(pipeline)
+        check_sources(source, inputs=inputs)
         with terminal.steps(4) as step:
             from fxopt.commands.model_inputs import prepared
             from fxopt_tools import bench as measure

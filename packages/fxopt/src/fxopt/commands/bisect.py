@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fxopt.commands.answer import Answer, answer
+from fxopt.commands.checks import check_pipeline, check_sources
 from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.parameters import (
     AtolOption,
@@ -52,6 +53,8 @@ def bisect(
     """
 
     def work(terminal: Terminal) -> Answer:
+        check_pipeline(pipeline)
+        check_sources(source, inputs=inputs)
         if check is not None and (rtol is not None or atol is not None):
             message = "--rtol and --atol are for comparing outputs; --check does not use them"
             raise CommandError(message, ExitCode.USAGE)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fxopt.commands.answer import Answer, answer
+from fxopt.commands.checks import check_archives
 from fxopt.commands.failures import CommandError, ExitCode
 from fxopt.commands.parameters import JsonOption, PickleOption
 from fxopt.commands.terminal import Terminal
@@ -48,6 +49,7 @@ def diff(
     """Show which nodes and tensors changed: from one archive to another, or what the passes did to one archive."""
 
     def work(terminal: Terminal) -> Answer:
+        check_archives(before, after)
         with terminal.steps(4) as step:
             from fxopt.commands.sources import read_archive
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
+from fxopt.commands.checks import FACTORY, find_in_current_folder, no_module
 from fxopt.commands.failures import FileError
 from fxopt_tools import Inputs
 
-FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _RETURNS = "expected a model, or (model, args), or (model, args, kwargs)"
 _FRAMES = 4
 
@@ -73,8 +71,7 @@ def brief_traceback(error: BaseException) -> str:
 
 def _named(text: str) -> Any:
     module_name, _, attribute = text.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    find_in_current_folder()
     found = _imported(module_name, text)
     for name in attribute.split("."):
         found = _attribute(found, name, text)
@@ -87,10 +84,7 @@ def _imported(name: str, text: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise FileError(f"{text} cannot be imported:\n{brief_traceback(error)}") from error
-        raise FileError(
-            f"there is no module {error.name!r} for {text}; give package.module:factory, with the package installed or "
-            "in the current folder"
-        ) from error
+        raise no_module(error.name, text) from error
     except (Exception, SystemExit) as error:  # foreign code
         raise FileError(f"{text} cannot be imported:\n{brief_traceback(error)}") from error
 

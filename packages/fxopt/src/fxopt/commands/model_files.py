@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -58,10 +60,9 @@ def from_folder(folder: Path) -> nn.Module:
             f"loading {folder} needs transformers, which is not installed ({error}): pip install 'fxopt[transformers]'"
         ) from error
     transformers.utils.logging.disable_progress_bar()
+    model_class = _class_for(folder, transformers)
     try:
-        model: nn.Module = _class_for(folder, transformers).from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
+        model: nn.Module = model_class.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises errors of many kinds
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise FileError(
@@ -72,10 +73,27 @@ def from_folder(folder: Path) -> nn.Module:
 
 
 def _class_for(folder: Path, transformers: Any) -> Any:
-    """Return the class that the configuration names, or else AutoModel."""
+    """Return the class that the configuration names, or AutoModel where it names none.
+
+    Raises:
+        FileError: The configuration cannot be read, or names something else than a model.
+    """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise FileError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
     names = config.get("architectures") if isinstance(config, dict) else None
-    return getattr(transformers, str(names[0]), transformers.AutoModel) if names else transformers.AutoModel
+    if not names:
+        return transformers.AutoModel
+    name = names[0] if isinstance(names, list) else names
+    found = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+        return found
+    models = [known for known in dir(transformers) if re.search(r"(Model|LM|For[A-Z]\w+)$", known)]
+    close = " or ".join(difflib.get_close_matches(str(name), models))
+    hint = f"did you mean {close}? " if close else ""
+    raise FileError(
+        f"{folder / 'config.json'} names the architecture {name!r}, which is no model of transformers "
+        f"{transformers.__version__}; {hint}A model with code of its own can be loaded by a factory: "
+        "package.module:factory"
+    )

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fxopt.commands.answer import Answer, answer
+from fxopt.commands.checks import check_pipeline, check_sources
 from fxopt.commands.parameters import (
     AtolOption,
     ForceOption,
@@ -85,6 +86,8 @@ def optimize(
     )
 
     def work(terminal: Terminal) -> Answer:
+        check_pipeline(pipeline)
+        check_sources(source, inputs=inputs)
         from fxopt.commands.outputs import check_output
 
         path = check_output(output, force=force)

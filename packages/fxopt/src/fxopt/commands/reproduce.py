@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fxopt.commands.answer import Answer, answer
+from fxopt.commands.checks import check_reproducer
 from fxopt.commands.failures import CommandError, ExitCode, FileError
 from fxopt.commands.parameters import JsonOption, PickleOption
 from fxopt.commands.terminal import Terminal
@@ -26,6 +27,7 @@ def reproduce(file: FileArgument, run_pickled_code: PickleOption = False, as_jso
     """
 
     def work(terminal: Terminal) -> Answer:
+        check_reproducer(file)
         with terminal.steps(2) as step:
             from fxopt.commands.model_files import FLAG
             from fxopt_core import PreconditionError, RegistryError

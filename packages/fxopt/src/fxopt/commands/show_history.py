@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from fxopt.commands.answer import Answer, answer
+from fxopt.commands.checks import check_archives
 from fxopt.commands.failures import ExitCode, blaming
 from fxopt.commands.parameters import ArchiveArgument, JsonOption, PickleOption
 from fxopt.commands.terminal import Terminal
@@ -14,6 +15,7 @@ def show_history(archive: ArchiveArgument, run_pickled_code: PickleOption = Fals
     """Show which passes ran on an archive, what they rewrote, and what they left alone and why."""
 
     def work(terminal: Terminal) -> Answer:
+        check_archives(archive)
         with terminal.steps(2) as step:
             from fxopt.commands.sources import read_archive
             from fxopt_core import history

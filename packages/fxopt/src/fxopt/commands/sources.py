@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt.commands.factories import FACTORY, from_factory
+from fxopt.commands.checks import check_archives, check_sources
+from fxopt.commands.factories import from_factory
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
 from fxopt.commands.model_files import FLAG, from_folder, from_pickle, is_program
 from fxopt_capture import capture, load
 from fxopt_core import CaptureError, faithful_copy
 from fxopt_tools import Inputs
-
-_EXPECTED = "expected a .pt2 archive, a folder in Hugging Face format, or package.module:factory"
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -47,14 +42,13 @@ def read_source(text: str, *, run_pickled_code: bool = False) -> Source:
     Raises:
         CommandError: There is nothing of that name, or it holds no model.
     """
+    check_sources(text)
     path = Path(text)
     if path.is_dir():
         return Source(text, from_folder(path))
     if path.exists():
         return Source(text, read_file(path, run_pickled_code=run_pickled_code))
-    if FACTORY.fullmatch(text):
-        return Source(text, *from_factory(text))
-    raise FileError(_missing(text))
+    return Source(text, *from_factory(text))
 
 
 def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
@@ -63,10 +57,8 @@ def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
     Raises:
         CommandError: There is none.
     """
-    path = Path(text)
-    if not path.exists():
-        raise FileError(_missing(text, "expected a .pt2 archive"))
-    model = read_file(path, run_pickled_code=run_pickled_code)
+    check_archives(text)
+    model = read_file(Path(text), run_pickled_code=run_pickled_code)
     if not isinstance(model, GraphModule):
         raise FileError(
             f"{text} holds a {type(model).__name__}, expected a graph module, as `fxopt optimize` writes it"
@@ -104,15 +96,3 @@ def graph_of(source: Source, inputs: Inputs) -> GraphModule:
             raise CommandError(
                 f"{source.text} is nested too deeply to be captured: {error}", ExitCode.CAPTURE
             ) from error
-
-
-def _missing(text: str, expected: str = _EXPECTED) -> str:
-    path = Path(text)
-    folder = path.parent
-    there = os.listdir(folder) if folder.is_dir() else []
-    close = [str(folder / name) for name in difflib.get_close_matches(path.name, there, n=3)]
-    if close:
-        return f"there is no file or folder {text!r}; did you mean {' or '.join(close)}?"
-    if _HUB_NAME.fullmatch(text) and not folder.is_dir():
-        expected += ". Nothing is downloaded: download a model from a hub first (`hf download NAME --local-dir FOLDER`)"
-    return f"there is no file or folder {text!r}; {expected}"

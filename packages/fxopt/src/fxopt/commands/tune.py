@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxopt.commands.answer import Answer, answer
 from fxopt.commands.bench import RoundsOption, ratio_data
+from fxopt.commands.checks import check_pipeline, check_sources
 from fxopt.commands.failures import ExitCode, blaming
 from fxopt.commands.parameters import (
     InputsOption,
@@ -36,6 +37,8 @@ def tune(
     """
 
     def work(terminal: Terminal) -> Answer:
+        check_pipeline(pipeline)
+        check_sources(source, inputs=inputs)
         with terminal.steps(4) as step:
             from fxopt.commands.model_inputs import prepared
             from fxopt_tools import tune as measure

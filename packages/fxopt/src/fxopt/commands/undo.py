@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fxopt.commands.answer import Answer, answer
+from fxopt.commands.checks import check_archives
 from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.parameters import ArchiveArgument, ForceOption, JsonOption, OutputOption, PickleOption
 from fxopt.commands.terminal import Terminal
@@ -31,6 +32,7 @@ def undo(
     """
 
     def work(terminal: Terminal) -> Answer:
+        check_archives(archive)
         from fxopt.commands.outputs import check_output
 
         path = check_output(output, force=force)

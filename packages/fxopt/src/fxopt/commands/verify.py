@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fxopt.commands.answer import Answer, answer
+from fxopt.commands.checks import check_sources
 from fxopt.commands.failures import ExitCode, blaming
 from fxopt.commands.parameters import (
     SOURCE_HELP,
@@ -36,6 +37,7 @@ def verify(
     """Run two models on the same inputs and compare everything that they return; exit with 7 if they differ."""
 
     def work(terminal: Terminal) -> Answer:
+        check_sources(original, transformed, inputs=inputs)
         with terminal.steps(4) as step:
             from fxopt.commands.data import report_data
             from fxopt.commands.model_inputs import inputs_for

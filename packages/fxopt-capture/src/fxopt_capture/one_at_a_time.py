@@ -1,0 +1,54 @@
+"""One capture at a time, and interrupts that stay interrupts.
+
+While ``torch.export`` traces a model, it has functions of torch replaced for the whole process, and the model has
+another ``forward``. Two threads at once would meet each other's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Keep other threads out of blocks like this one; they wait, and a wait can be interrupted.
+
+    An interrupt that comes out as an error is raised as the interrupt that it was.
+    """
+    handled = sys.exc_info()[1]
+    with _lock:
+        try:
+            yield
+        except Exception as error:
+            raise_interrupt(error, handled)
+            raise
+
+
+def raise_interrupt(error: BaseException, handled: BaseException | None = None) -> None:
+    """Raise the interrupt that led to an error, if one did.
+
+    Torch puts what is raised in the code that it traces into errors of its own, which chain it. What the caller was
+    handling before, `handled`, did not lead to the error.
+    """
+    seen: set[int] = {id(handled)}
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, KeyboardInterrupt):
+            raise cause from None
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+
+
+def _fresh_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # in a child process, no other thread is left to release it
+    os.register_at_fork(after_in_child=_fresh_lock)

@@ -1,0 +1,44 @@
+"""Foreign code under watch: a slow plugin is named, and an interrupt from outside is not taken for its error."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+PATIENCE = 5.0  # seconds after which a plugin that is still being loaded is named
+
+
+@contextmanager
+def watched(plugin: str) -> Iterator[list[BaseException]]:
+    """Give the list of what signal handlers raise in the ``with`` block, and warn if the block takes long.
+
+    Ctrl-C comes from a handler, which runs in the main thread; what a plugin raises itself comes from none.
+    """
+    raised: list[BaseException] = []
+    numbers = signal.valid_signals() if threading.current_thread() is threading.main_thread() else ()
+    former = {number: found for number in numbers if callable(found := signal.getsignal(number))}
+    text = f"{plugin} is still being loaded after {PATIENCE:g} s; FXOPT_PLUGINS can leave it out"
+    timer = threading.Timer(PATIENCE, warnings.warn, (text, RuntimeWarning))
+    timer.daemon = True
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        try:
+            former[number](number, frame)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    timer.start()
+    try:
+        for number in former:
+            signal.signal(number, noted)
+        yield raised
+    finally:
+        timer.cancel()
+        for number, handler in former.items():
+            if signal.getsignal(number) is noted:  # else the plugin has set one of its own
+                signal.signal(number, handler)

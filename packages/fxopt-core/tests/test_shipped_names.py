@@ -1,0 +1,170 @@
+"""What is part of fxopt keeps its names, whatever else is installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fxopt_core.errors import DuplicatePassError, PluginLoadError, UnknownPassError
+from fxopt_core.passes.compose import DeepCopy, LintAndRecompile
+from fxopt_core.registry.registry import Registry
+
+PLUGIN = '''
+from fxopt_core import Transformation, hookimpl
+
+class {first}(Transformation):
+    """A stranger's."""
+    def transform(self, graph_module):
+        return graph_module
+
+class ItsOwn({first}):
+    """A stranger's other one."""
+
+@hookimpl
+def fxopt_transformations():
+    return [{first}, ItsOwn]
+
+@hookimpl
+def fxopt_pipelines():
+    return {{"{pipeline}": "its-own"}}
+'''
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Return a function that installs a distribution with a plugin, as pip would leave it."""
+    monkeypatch.delenv("FXOPT_PLUGINS", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install(
+        dist: str,
+        entry: str,
+        module: str,
+        *,
+        folder: str | None = None,
+        first: str = "Harmless",
+        pipeline: str = "harmless-pipeline",
+    ) -> None:
+        information = tmp_path / f"{(folder or dist).replace('-', '_')}-9.9.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 9.9\n")
+        (information / "entry_points.txt").write_text(f"[fxopt]\n{entry} = {module}\n")
+        if not module.startswith("fxopt_"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+            (tmp_path / f"{module}.py").write_text(PLUGIN.format(first=first, pipeline=pipeline))
+
+    return install
+
+
+def families(registry: Registry) -> dict[str, str]:
+    """Return the distribution of each of core's passes."""
+    passes = registry.available()
+    return {name: passes[name].distribution for name in ("deep-copy", "lint-and-recompile")}
+
+
+CORES = {"deep-copy": "fxopt-core", "lint-and-recompile": "fxopt-core"}
+
+
+def test_an_entry_point_named_as_a_shipped_family_takes_nothing(install: Install) -> None:
+    """The family works, the stranger's plugin is not even imported, and `failed` says whose it is."""
+    install("evil", "core", "evil_plugin")
+    known = Registry()
+    assert families(known) == CORES
+    assert known.create("deep-copy") == DeepCopy()
+    assert known.pipeline("deep-copy,lint-and-recompile")
+    error = known.failed["core"]
+    assert type(error) is PluginLoadError
+    assert isinstance(error.__cause__, DuplicatePassError)
+    for part in ("'core' (of fxopt-core ", "'core' (of evil 9.9)", "The first is part of fxopt and keeps it"):
+        assert part in str(error)
+    assert "evil_plugin" not in sys.modules
+    with pytest.raises(UnknownPassError):
+        known.create("its-own")
+
+
+def test_a_pass_named_as_a_shipped_one_takes_nothing(install: Install) -> None:
+    """The stranger keeps what is its own."""
+    install("evil", "evil", "evil_plugin", first="DeepCopy")
+    known = Registry()
+    assert families(known) == CORES
+    assert known.create("deep-copy") == DeepCopy()
+    assert known.available()["its-own"].distribution == "evil"
+    assert known.pipelines()["harmless-pipeline"] == "its-own"
+    assert list(known.failed) == ["evil"]
+    assert "'deep-copy' is claimed as a pass by plugin 'core' (of fxopt-core" in str(known.failed["evil"])
+    assert "stays with the first, a part of fxopt" in str(known.failed["evil"])
+
+
+def test_a_pipeline_named_as_a_shipped_pass_takes_nothing(install: Install) -> None:
+    """Nor do named pipelines."""
+    install("evil", "evil", "evil_plugin", pipeline="lint-and-recompile")
+    known = Registry()
+    assert known.create("lint-and-recompile") == LintAndRecompile()
+    assert "lint-and-recompile" not in known.pipelines()
+    assert "as a pipeline by plugin 'evil' (of evil 9.9)" in str(known.failed["evil"])
+
+
+def test_two_strangers_against_a_shipped_pass(install: Install) -> None:
+    """Both are in `failed`; among themselves, neither wins."""
+    install("evil", "evil", "evil_plugin", first="DeepCopy")
+    install("worse", "worse", "worse_plugin", first="DeepCopy", pipeline="another")
+    known = Registry()
+    assert families(known) == CORES
+    assert list(known.failed) == ["evil", "worse"]
+    with pytest.raises(DuplicatePassError, match=r"'evil' \(of evil 9.9\).*'worse' \(of worse 9.9\), so that nobody"):
+        known.create("its-own")
+
+
+@pytest.mark.parametrize(
+    ("dist", "folder", "module"),
+    [
+        ("fxopt-core", "evil", "evil_plugin"),  # metadata may say any name
+        ("fxopt-core-extras", None, "evil_plugin"),
+        ("fxopt.core", "evil", "evil_plugin"),
+        ("evil", None, "fxopt_core.plugin"),  # and entry points any module
+        ("fxopt-linear", None, "fxopt_core.plugin"),
+    ],
+)
+def test_nobody_is_a_part_of_fxopt_by_writing_so(install: Install, dist: str, folder: str | None, module: str) -> None:
+    """Distribution, entry point and module have to be the three that belong together."""
+    install(dist, "core", module, folder=folder)
+    known = Registry()
+    assert families(known) == CORES
+    assert f"'core' (of {dist} 9.9)" in str(known.failed["core"])
+
+
+def test_a_name_of_fxopt_is_no_claim_by_itself(install: Install) -> None:
+    """The name of a distribution of ours does not make a stranger's passes ours."""
+    install("fxopt-simplify", "simplify", "evil_plugin", first="DeepCopy")
+    known = Registry()
+    assert families(known) == CORES
+    assert list(known.failed) == ["simplify"]
+
+
+def test_registering_in_the_process_takes_nothing(install: Install) -> None:
+    """A plugin that is registered by hand is refused as before."""
+    install("evil", "core", "evil_plugin")
+    known = Registry()
+    assert known.failed
+    import evil_plugin  # type: ignore[import-not-found]  # the one just installed
+
+    with pytest.raises(DuplicatePassError, match="would be one more"):
+        known.register(evil_plugin, name="core")
+    known.register(evil_plugin, name="mine")
+    assert known.create("its-own").name == "its-own"
+
+
+def test_the_allow_list_still_decides(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who leaves core out gives its names to others."""
+    install("evil", "evil", "evil_plugin", first="DeepCopy")
+    monkeypatch.setenv("FXOPT_PLUGINS", "evil")
+    known = Registry()
+    assert known.available()["deep-copy"].distribution == "evil"
+    assert known.failed == {}
+    monkeypatch.setenv("FXOPT_PLUGINS", "core")
+    assert Registry().failed == {}

@@ -1,0 +1,124 @@
+"""What a new user may type wrong: one line each that says what to type instead, at once where no model is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_runs import environment, fxopt, process
+
+MODEL = "import torch\ndef make():\n    return torch.nn.Linear(4, 3).eval(), (torch.ones(2, {size}),)\n"
+
+WRONG = [
+    # what is typed, exit code, what is said
+    (["optimize", "shop", "-o", "out.pt2"], 3, "there is no file or folder 'shop'; did you mean shop:FUNCTION?"),
+    (["optimize", "shop.py", "-o", "out.pt2"], 3, "shop.py is Python source; name the function in it"),
+    (["optimize", "sub/other.py", "-o", "out.pt2"], 3, "that makes the model: other:FUNCTION, in the folder 'sub'"),
+    (["optimize", "nowhere:make", "-o", "out.pt2"], 3, "there is no module 'nowhere' for nowhere:make"),
+    (["optimize", "model", "-o", "out.pt2"], 3, "there is no file or folder 'model'; did you mean model.pt2?"),
+    (["optimize", "bret", "-o", "out.pt2"], 3, "there is no file or folder 'bret'; did you mean bert?"),
+    (["optimize", "notes", "-o", "out.pt2"], 3, "expected a .pt2 archive, a folder in Hugging Face format, or package"),
+    (["optimize", "shop:make", "-o", "out.pt2", "-p", ""], 2, "the pipeline is empty, so that nothing would be done"),
+    (["bench", "shop:make", "-p", " "], 2, "the pipeline is empty"),
+    (["tune", "shop:make", "-p", ""], 2, "name passes, or a pipeline: see `fxopt list`"),
+    (["bisect", "shop:make", "-p", ""], 2, "the pipeline is empty"),
+    (["optimize", "shop:make", "-o", "out.pt2", "--inputs", "input.pt"], 3, "'input.pt', is not there; did you mean i"),
+    (["optimize", "shop:make", "-o", "out.pt2", "--inputs", "sub"], 3, "'sub', is a folder, expected a file"),
+    (["verify", "shop:make", "modle.pt2"], 3, "'modle.pt2'; did you mean model.pt2?"),
+    (["verify", "modle.pt2", "shop:make"], 3, "'modle.pt2'; did you mean model.pt2?"),
+    (["undo", "modle.pt2", "-o", "out.pt2"], 3, "did you mean model.pt2?"),
+    (["history", "absent/model.pt2"], 3, "there is no file or folder 'absent/model.pt2'; expected a .pt2 archive"),
+    (["history", "model.pt2/model.pt2"], 3, "there is no file or folder 'model.pt2/model.pt2'"),
+    (["diff", "model.pt2", "mode.pt2"], 3, "did you mean model.pt2?"),
+    (
+        ["reproduce", "0_pass.reproducer"],
+        3,
+        "there is no file '0_pass.reproducer'; did you mean 0_pass.reproducer.zip?",
+    ),
+    (["history", "someone/model"], 3, "Nothing is downloaded"),
+]
+
+SCRIPT = """
+import json, sys
+from typer.testing import CliRunner
+from fxopt.commands.main import build_app
+app = build_app(plain=True)
+for arguments, code, words in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, (arguments, result.exit_code, result.output)
+    assert words in " ".join(result.stderr.split()), (arguments, result.stderr)
+    assert len(result.stderr.splitlines()) == 1, (arguments, result.stderr)
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a module that makes a model, an archive, a Hugging Face folder and some more."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    (tmp_path / "shop.py").write_text(MODEL.format(size=4))
+    for name in ("model.pt2", "inputs.pt", "0_pass.reproducer.zip", "notes.txt"):
+        (tmp_path / name).touch()
+    for name in ("bert", "sub"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bert" / "config.json").write_text("{}")
+    (tmp_path / "sub" / "other.py").touch()
+    return tmp_path
+
+
+def test_wrong_words_are_found_without_torch(folder: Path) -> None:
+    """A path that is not there is no reason to wait for torch."""
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, json.dumps(WRONG)]
+    found = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert not (folder / "out.pt2").exists()
+
+
+def test_inputs_of_a_wrong_size_are_one_line(folder: Path) -> None:
+    """Torch logs a traceback for each attempt to export; what is handled is not shown."""
+    (folder / "shop.py").write_text(MODEL.format(size=5))
+    found = process("optimize", "shop:make", "-o", "out.pt2", folder=folder)
+    assert found.returncode == 4
+    assert found.stderr.startswith(
+        "error: Linear cannot be captured: RuntimeError: a and b must have same reduction dim"
+    )
+    assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("architectures", "words"),
+    [
+        ('["BertModle"]', "names the architecture 'BertModle', which is no model of transformers"),
+        ('["BertModle"]', "did you mean BertModel"),
+        ('["BertTokenizer"]', "names the architecture 'BertTokenizer', which is no model"),
+        ('["pipeline"]', "names the architecture 'pipeline', which is no model"),
+        ('["__class__"]', "names the architecture '__class__', which is no model"),
+        ('"Nothing"', "names the architecture 'Nothing', which is no model"),
+        ("[3]", "names the architecture 3, which is no model"),
+        ('[["BertModel"]]', "A model with code of its own can be loaded by a factory"),
+    ],
+)
+def test_an_architecture_that_is_no_model(architectures: str, words: str, folder: Path) -> None:
+    """A folder in Hugging Face format says which class its model has; nothing else is called."""
+    pytest.importorskip("transformers")
+    (folder / "bert" / "config.json").write_text(f'{{"architectures": {architectures}, "model_type": "bert"}}')
+    assert words in fxopt("optimize", "bert", "-o", "out.pt2", code=3).stderr
+
+
+def test_an_output_that_cannot_be_made(folder: Path) -> None:
+    """The message names what was asked for."""
+    if not Path("/proc/self").is_dir():
+        pytest.skip("needs /proc")
+    said = fxopt("optimize", "shop:make", "-o", "/proc/out.pt2", code=3).stderr
+    assert "'/proc/out.pt2' cannot be written" in said
+    assert ".part" not in said
+
+
+def test_one_site_is_no_sites(folder: Path) -> None:
+    """Numbers and nouns agree."""
+    said = fxopt("optimize", "command_models:attention", "-o", "o.pt2", "-p", "merge-linears", "--expect", 2, code=6)
+    assert "rewrote 1 site, expected exactly 2" in said.stderr
