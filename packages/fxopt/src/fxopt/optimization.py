@@ -25,6 +25,7 @@ def optimize(
     *,
     pipeline: str | Transformation | None = None,
     verify: bool = True,
+    sqnr: float | None = None,
 ) -> GraphModule:
     """Capture a model, run a pipeline on it, and check the result against the model.
 
@@ -33,7 +34,9 @@ def optimize(
         args: example inputs by position, with a batch of at least 2 if the batch size is to stay dynamic.
         kwargs: example inputs by name.
         pipeline: pipeline text, the name of a pipeline or of a pass, or a pass; "inference" by default.
-        verify: whether to compare the result with the model on the example inputs.
+        verify: whether to compare the result with the model on the example inputs; a pass that approximates is held to
+            the signal-to-noise ratio that it promises.
+        sqnr: the least signal-to-noise ratio in dB, in place of that and of the tolerances.
 
     Returns:
         The transformed graph module; `history` says what was done and refused, and `undo` undoes it.
@@ -63,7 +66,7 @@ def optimize(
             graph_module = capture(model, tuple(args), dict(kwargs or {}))
         graph_module = transformation(graph_module)
         if verify and (args or kwargs):
-            verify_outputs(model, graph_module, Inputs(*args, **(kwargs or {}))).raise_if_failed()
+            verify_outputs(model, graph_module, Inputs(*args, **(kwargs or {})), sqnr=sqnr).raise_if_failed()
     return graph_module
 
 

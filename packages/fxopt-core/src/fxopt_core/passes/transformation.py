@@ -51,6 +51,9 @@ class Transformation(ABC):
     preserves_computation: ClassVar[bool] = False
     """Whether the result computes what the input did, up to rounding."""
 
+    promised_sqnr: ClassVar[float | None] = None
+    """For a pass that approximates: the least signal-to-noise ratio, in dB, of its result on ordinary data."""
+
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """For what a site may be left alone: code to meaning and remedy. What a subclass declares adds to the inherited."""
 

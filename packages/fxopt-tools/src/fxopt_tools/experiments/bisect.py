@@ -13,6 +13,7 @@ from fxopt_core import PassError, PreconditionError, Transformation, faithful_co
 from fxopt_tools.experiments.rewrite_steps import BisectLimit, RewriteStep
 from fxopt_tools.inputs import OneInput, read_inputs
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
+from fxopt_tools.verification.bounds import Bounds, read_bounds, records_of
 from fxopt_tools.verification.report import counted
 from fxopt_tools.verification.verify import baselines, report_on, run_or_refuse
 
@@ -104,6 +105,7 @@ def bisect(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    sqnr: float | None = None,
     report: Callable[[str], object] | None = None,
 ) -> Bisection:
     """Find the one rewrite of a pipeline that makes a check fail.
@@ -122,6 +124,7 @@ def bisect(
             compute what the model does.
         rtol: relative tolerance for inputs; None for that of the dtype.
         atol: absolute tolerance for inputs; None for that of the dtype.
+        sqnr: the least signal-to-noise ratio in dB for inputs, in place of tolerances and of what passes promise.
         report: called with a line for each check.
 
     Raises:
@@ -143,13 +146,14 @@ def bisect(
       problem: `output` of input 0 ...
     """
     graph_module, transformation = as_graph_module(model, "bisect"), as_transformation(pipeline, "bisect")
+    bounds = read_bounds(rtol, atol, sqnr)
     if not callable(check):
-        diagnose = _verification(check, graph_module, rtol, atol)
-    elif rtol is None and atol is None:
+        diagnose = _verification(check, graph_module, bounds)
+    elif not bounds.stated:
         diagnose = _own_check(check)
     else:
         raise PreconditionError(
-            f"rtol={rtol} and atol={atol} are for comparing outputs on inputs, but the check is a function: give "
+            f"rtol={rtol}, atol={atol} and sqnr={sqnr} are for outputs on inputs, but the check is a function: give "
             "inputs instead, or let the function use tolerances of its own"
         )
     return _Search(graph_module, transformation, diagnose).result(report)
@@ -168,18 +172,17 @@ def _own_check(check: Callable[[GraphModule], object]) -> Diagnosis:
     return diagnose
 
 
-def _verification(
-    inputs: OneInput | Sequence[OneInput], graph_module: GraphModule, rtol: float | None, atol: float | None
-) -> Diagnosis:
+def _verification(inputs: OneInput | Sequence[OneInput], graph_module: GraphModule, bounds: Bounds) -> Diagnosis:
     read = read_inputs(inputs)
-    expected = baselines(graph_module, read, "the model")
+    expected, known = baselines(graph_module, read, "the model"), records_of(graph_module)
 
     def diagnose(transformed: GraphModule) -> str | None:
         try:
             found = [run_or_refuse(transformed, item, "the module", number) for number, item in enumerate(read)]
         except PreconditionError as error:
             return str(error)
-        worst = report_on(zip(expected, found, strict=True), rtol=rtol, atol=atol).worst
+        allowed = bounds.between(known, records_of(transformed))
+        worst = report_on(zip(expected, found, strict=True), allowed).worst
         return None if worst is None else str(worst)
 
     return diagnose

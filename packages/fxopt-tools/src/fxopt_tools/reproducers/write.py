@@ -19,7 +19,7 @@ from fxopt_tools.inputs import Inputs, OneInput, read_inputs, version_of
 from fxopt_tools.output_directory import safe_name
 from fxopt_tools.reproducers.module_data import DataWriter, function_name, module_data, placeholder_values
 from fxopt_tools.reproducers.zip_files import check_directory, write_file
-from fxopt_tools.verification.verify import check_tolerances
+from fxopt_tools.verification.bounds import check_tolerances
 from fxopt_tools.watch.graph_text import sections, without_addresses
 
 

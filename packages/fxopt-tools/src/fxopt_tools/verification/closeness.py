@@ -55,18 +55,22 @@ class Criterion:
     """What to allow.
 
     Attributes:
-        tolerance: rtol and atol, or None if values must be equal.
+        tolerance: rtol and atol, or None if values must be equal or are judged by their ratio.
         eps: the unit of rounding, or None if the caller gave the tolerance, which is then taken literally.
-        source: where the tolerance comes from, as in `OutputReport`; None if values must be equal.
+        source: where the tolerance or the ratio comes from, as in `OutputReport`; None if values must be equal.
+        sqnr: the least signal-to-noise ratio in dB; None if single values are judged.
     """
 
     tolerance: Tolerance | None
     eps: float | None = None
     source: str | None = None
+    sqnr: float | None = None
 
     @property
     def text(self) -> str:
-        """The tolerance with its source, or "exact"."""
+        """The tolerance or the ratio with its source, or "exact"."""
+        if self.sqnr is not None:
+            return f"SQNR {self.sqnr:.3g} dB {self.source or ''}".rstrip()
         if self.tolerance is None:
             return "exact"
         return f"rtol {self.tolerance.rtol:.3g}, atol {self.tolerance.atol:.3g} {self.source or ''}".rstrip()
@@ -153,6 +157,26 @@ def sqnr_db(reference: Tensor, found: Tensor) -> float:
     return -math.inf if noise == math.inf or signal == 0 else 20 * math.log10(signal / noise)
 
 
+def least_sqnr_db(allowed: float, own: float | None) -> float:
+    """Return the least ratio for an output whose original has a ratio of its own, since the noises add up."""
+    return allowed if own is None else -10 * math.log10(10 ** (-allowed / 10) + 10 ** (-own / 10))
+
+
+def cosine(reference: Tensor, found: Tensor) -> float:
+    """Return the cosine similarity of two float tensors; of several samples (entries of the first dimension) the least.
+
+    A sample that is zero is similar to itself alone. NaN if values are not finite.
+
+    >>> cosine(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.0, 1.0]]))
+    0.7071...
+    """
+    r, f = (wide(t).reshape(t.shape[0] if t.dim() > 1 else 1, -1) for t in (reference, found))
+    r, f = (t / t.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny) for t in (r, f))
+    sizes = torch.linalg.vector_norm(r, dim=1) * torch.linalg.vector_norm(f, dim=1)
+    found_zero = torch.where((r == f).all(1), 1.0, 0.0)
+    return torch.where(sizes > 0, (r * f.conj()).real.sum(1) / sizes, found_zero).clamp(-1, 1).min().item()
+
+
 def is_rounding(expected: Tensor, found: Tensor, reference: Tensor) -> bool:
     """Return whether the original's own rounding, known from its run in float64, explains the difference."""
     if sqnr_db(reference, expected) < _TRUSTED_DB:
@@ -201,7 +225,7 @@ def _difference(a: Tensor, b: Tensor) -> Tensor:
 
 def _allowed(size: Tensor, criterion: Criterion) -> Tensor:
     if criterion.tolerance is None:
-        return torch.zeros_like(size)
+        return torch.full_like(size, 0.0 if criterion.sqnr is None else math.inf)
     finite = torch.where(size.isfinite(), size, 0.0)
     rtol, atol = criterion.tolerance.rtol, criterion.tolerance.atol
     if criterion.eps is None:

@@ -10,11 +10,13 @@ from typing import Literal
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import Instrument, PassRun, PreconditionError, Record, VerificationError, history
+from fxopt_core import Instrument, PassRun, PreconditionError, Record, Transformation, VerificationError, history
+from fxopt_core.passes.runnable import Runnable
 from fxopt_tools.inputs import OneInput, read_inputs
+from fxopt_tools.verification.bounds import read_bounds, records_of
 from fxopt_tools.verification.isolated_run import run_once
 from fxopt_tools.verification.report import VerificationReport
-from fxopt_tools.verification.verify import Baseline, baselines, check_modules, check_tolerances, report_on
+from fxopt_tools.verification.verify import Baseline, baselines, check_modules, report_on
 
 _UNCLAIMED = "it does not claim to preserve the computation (preserves_computation)"
 
@@ -80,6 +82,7 @@ class Verify(Instrument):
         original: nn.Module | None = None,
         rtol: float | None = None,
         atol: float | None = None,
+        sqnr: float | None = None,
         on_failure: Literal["raise", "veto"] = "raise",
         claimed_only: bool = False,
     ) -> None:
@@ -92,6 +95,7 @@ class Verify(Instrument):
                 compared with the module before them instead.
             rtol: relative tolerance instead of the dtype's.
             atol: absolute tolerance instead of the dtype's.
+            sqnr: the least signal-to-noise ratio in dB, in place of tolerances and of what passes promise.
             on_failure: "raise" a `VerificationError`, which rolls back the whole run, or "veto", which rolls back this
                 pass alone and continues with the next one.
             claimed_only: whether passes that do not claim to preserve the computation are accepted unchecked, and
@@ -102,7 +106,7 @@ class Verify(Instrument):
         """
         if on_failure not in ("raise", "veto"):
             raise PreconditionError(f"on_failure is {on_failure!r}, expected 'raise' or 'veto'")
-        check_tolerances(rtol, atol)
+        self._bounds = read_bounds(rtol, atol, sqnr)
         if original is not None:
             check_modules(original=original)
         self.checks: list[Check] = []
@@ -111,9 +115,9 @@ class Verify(Instrument):
         self._inputs = read_inputs(inputs)
         self._original = original
         self._of_original: list[Baseline] | None = None
-        self._rtol, self._atol = rtol, atol
-        # By the run's id, since a pass may call another: what to compare with, or why there is no check; and the module
-        self._pending: dict[int, tuple[list[Baseline] | str, GraphModule]] = {}
+        # By the run's id, since a pass may call another: what to compare with, or why there is no check; the module;
+        # and the records of what it is compared with
+        self._pending: dict[int, tuple[list[Baseline] | str, GraphModule, tuple[Record, ...]]] = {}
         self._latest: tuple[weakref.ref[GraphModule], int, list[Baseline]] | None = None
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
@@ -125,18 +129,19 @@ class Verify(Instrument):
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
         """Find out what the module computes before the pass; a `PreconditionError` if it refuses the inputs."""
         expected: list[Baseline] | str = _UNCLAIMED
-        if not self._claimed_only or run.transformation.preserves_computation:
+        if not self._claimed_only or _claims(run.transformation):
             try:
                 expected = self._expected(run, graph_module)
             except PreconditionError as error:
                 error.pass_name, error.index = run.name, run.index
                 raise
-        self._pending[id(run)] = expected, graph_module
+        compared = graph_module if self._original is None or expected is not self._of_original else self._original
+        self._pending[id(run)] = expected, graph_module, records_of(compared)
 
     def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
         """Compare what the module computes now; veto the pass, or raise, if it differs."""
         self._latest = None
-        expected, _ = self._pending.pop(id(run))
+        expected, _, known = self._pending.pop(id(run))
         if isinstance(expected, str):
             if expected == _UNCLAIMED:  # the pass may have changed the computation, so the original no longer applies
                 self._original = self._of_original = None
@@ -146,9 +151,11 @@ class Verify(Instrument):
             found = [run_once(graph_module, item) for item in self._inputs]
         except Exception as error:
             return self._refused(run, error)
-        report = report_on(zip(expected, found, strict=True), rtol=self._rtol, atol=self._atol)
+        bounds = self._bounds.between(known, (*records_of(graph_module), record))
+        report = report_on(zip(expected, found, strict=True), bounds)
         self._add(run, report.passed, report)
-        if report.passed and run.index is not None and not run.reverse:
+        # After an approximation, the run of the original in float64 would excuse as rounding what the next pass does.
+        if report.passed and run.index is not None and not run.reverse and bounds.sqnr is None:
             now = [replace(base, outcome=outcome) for base, outcome in zip(expected, found, strict=True)]
             self._latest = weakref.ref(graph_module), run.index, now
         if not self.may_veto:
@@ -200,3 +207,9 @@ class Verify(Instrument):
         self, run: PassRun, passed: bool | None, report: VerificationReport | None = None, reason: str | None = None
     ) -> None:
         self.checks.append(Check(run.name, run.index, run.reverse, passed, report, reason))
+
+
+def _claims(transformation: Runnable) -> bool:
+    """Return whether a pass says that it preserves the computation, or how closely."""
+    approximates = isinstance(transformation, Transformation) and transformation.promised_sqnr is not None
+    return transformation.preserves_computation or approximates

@@ -11,7 +11,16 @@ from torch import Tensor
 from fxopt_core import PreconditionError
 from fxopt_core.tolerances import Tolerance, tolerance
 from fxopt_tools.value_tree import Branch, Leaf, Tree, equal, has_value, leaves, tensors
-from fxopt_tools.verification.closeness import Criterion, Measurement, is_rounding, measure, sqnr_db
+from fxopt_tools.verification.bounds import UNSTATED, Bounds
+from fxopt_tools.verification.closeness import (
+    Criterion,
+    Measurement,
+    cosine,
+    is_rounding,
+    least_sqnr_db,
+    measure,
+    sqnr_db,
+)
 from fxopt_tools.verification.isolated_run import Outcome
 from fxopt_tools.verification.report import OutputReport, counted
 
@@ -28,14 +37,12 @@ class Judge:
         number: which of the inputs it is.
         computed_in: the dtypes that the original computes in. An output is judged by the coarsest of these and its own
             dtype: a bfloat16 model that returns float32 is no more exact for it.
-        rtol: relative tolerance given by the caller, or None.
-        atol: absolute tolerance given by the caller, or None.
+        bounds: what the caller or passes allow in place of the tolerance of the dtype.
     """
 
     number: int = 0
     computed_in: frozenset[torch.dtype] = frozenset()
-    rtol: float | None = None
-    atol: float | None = None
+    bounds: Bounds = UNSTATED
 
     def compare(self, expected: Outcome, found: Outcome, reference: Outcome | None = None) -> list[OutputReport]:
         """Compare all values of the outputs, and the arguments that either run wrote to.
@@ -64,16 +71,19 @@ class Judge:
         """Return what to allow for an output of a dtype."""
         if not (dtype.is_floating_point or dtype.is_complex):
             return Criterion(None)
+        bounds = self.bounds
+        if bounds.sqnr is not None:
+            return Criterion(None, source=bounds.source, sqnr=bounds.sqnr)
         coarsest = self._coarsest(dtype)
         usual = tolerance(coarsest)
-        rtol = usual.rtol if self.rtol is None else self.rtol
-        atol = usual.atol if self.atol is None else self.atol
-        eps = torch.finfo(coarsest).eps if self.rtol is None and self.atol is None else None
+        rtol = usual.rtol if bounds.rtol is None else bounds.rtol
+        atol = usual.atol if bounds.atol is None else bounds.atol
+        eps = None if bounds.stated else torch.finfo(coarsest).eps
         computed = "" if coarsest == dtype.to_real() else ", in which the original computes"
         source = f"of {str(coarsest).removeprefix('torch.')}{computed}"
-        if self.rtol is not None:
-            source = "as stated" if self.atol is not None else f"rtol as stated, atol {source}"
-        elif self.atol is not None:
+        if bounds.rtol is not None:
+            source = "as stated" if bounds.atol is not None else f"rtol as stated, atol {source}"
+        elif bounds.atol is not None:
             source = f"atol as stated, rtol {source}"
         return Criterion(Tolerance(rtol, atol), eps, source)
 
@@ -131,9 +141,13 @@ class Judge:
         """Compare Python numbers as float32 results: they usually are the ``item()`` of such a tensor."""
         criterion = self.criterion(torch.float32)
         dtype = torch.complex128 if isinstance(a, complex) else torch.float64
-        found = measure(torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype), criterion)
-        report = OutputReport(path, self.number, measurement=found, problem=_differences(found, criterion))
-        return replace(report, tolerance=criterion.tolerance, tolerance_source=criterion.source)
+        one, other = torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype)
+        found = measure(one, other, criterion)
+        report = OutputReport(path, self.number, measurement=found)
+        if criterion.sqnr is not None:
+            return _by_ratio(replace(report, sqnr_db=sqnr_db(one, other), reference="original"), criterion)
+        problem = _differences(found, criterion)
+        return replace(report, problem=problem, tolerance=criterion.tolerance, tolerance_source=criterion.source)
 
     def _tensors(self, path: str, a: Tensor, b: Tensor, exact: Mapping[str, Tensor]) -> OutputReport:
         shape = tuple(a.shape)
@@ -148,10 +162,8 @@ class Judge:
         criterion = self.criterion(a.dtype)
         truth = self._truth(a, exact.get(path))
         measurement = measure(a, b, criterion, truth)
-        problem = _differences(measurement, criterion)
-        excused = problem is not None and criterion.eps is not None and truth is not None and is_rounding(a, b, truth)
-        inexact = criterion.tolerance is not None and a.numel() > 0
-        return OutputReport(
+        inexact = (criterion.tolerance is not None or criterion.sqnr is not None) and a.numel() > 0
+        report = OutputReport(
             path,
             self.number,
             shape,
@@ -162,9 +174,12 @@ class Judge:
             reference=("original" if truth is None else "float64") if inexact else None,
             tolerance=criterion.tolerance,
             tolerance_source=criterion.source,
-            problem=None if excused else problem,
-            excused=problem if excused else None,
         )
+        if criterion.sqnr is not None:
+            return _by_ratio(replace(report, cosine=cosine(a, b) if inexact else None), criterion)
+        problem = _differences(measurement, criterion)
+        excused = problem is not None and criterion.eps is not None and truth is not None and is_rounding(a, b, truth)
+        return replace(report, problem=None if excused else problem, excused=problem if excused else None)
 
     def _different(self, path: str, a: Tree, b: Tree) -> OutputReport:
         return self._problem(path, f"is {describe(b)}, expected {describe(a)} as in the original")
@@ -191,6 +206,20 @@ def _other_kind(a: Tensor, b: Tensor) -> str | None:
         if getattr(a, name) != getattr(b, name):
             return f"has {name} {getattr(b, name)}, expected {getattr(a, name)} as in the original"
     return None
+
+
+def _by_ratio(report: OutputReport, criterion: Criterion) -> OutputReport:
+    """Return a report with the verdict by its ratio of signal and noise."""
+    ratio = report.sqnr_db
+    if criterion.sqnr is None or ratio is None:  # None of a tensor with nothing in it
+        return report
+    least = least_sqnr_db(criterion.sqnr, report.original_sqnr_db)
+    problem = None
+    if ratio < least:
+        problem = f"has a signal-to-noise ratio of {ratio:.1f} dB, expected {least:.1f} dB {criterion.source}"
+        problem += "" if report.cosine is None else f"; cosine similarity {report.cosine:.4f}"
+        problem += f"; max absolute error {report.max_absolute_error:.3g}"
+    return replace(report, least_sqnr_db=least, tolerance_source=criterion.source, problem=problem)
 
 
 def _differences(measurement: Measurement, criterion: Criterion) -> str | None:

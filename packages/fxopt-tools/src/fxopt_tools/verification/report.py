@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 
@@ -13,8 +14,9 @@ from fxopt_core.text import notebook_text, text_table
 from fxopt_core.tolerances import Tolerance
 from fxopt_tools.verification.closeness import Criterion, Measurement
 
-_ERRORS = ("max abs error", "max rel error", "SQNR dB", "original's")
+_ERRORS = ("max abs error", "max rel error", "SQNR dB", "original's", "cosine")
 _HEADINGS = ("input", "output", "shape", "dtype", *_ERRORS, "tolerance", "")
+_COSINE = _HEADINGS.index("cosine")
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,13 @@ class OutputReport:
         original_sqnr_db: the same of the original; None if the reference is not in float64.
         reference: what the ratio is against: "float64", a run of the original in float64, or "original", its own
             output. None if there is no ratio.
-        tolerance: what was allowed, before scaling; None if values must be equal.
+        least_sqnr_db: the least ratio that was allowed; None if values were judged one by one. It is what was stated or
+            promised, less the noise of the original itself.
+        cosine: least cosine similarity with the original over the first dimension, where the ratio decides.
+        tolerance: what was allowed, before scaling; None if values must be equal, or the ratio decides.
         tolerance_source: where it comes from: "of float32", that of the dtype; "of bfloat16, in which the original
-            computes", since that is coarser; "as stated" by the caller; or "rtol as stated, atol of float32".
+            computes", since that is coarser; "as stated" by the caller; "rtol as stated, atol of float32"; or of the
+            ratio, "as stated" or "promised by quantize-linears".
         problem: what is wrong, or None.
         excused: a difference beyond the tolerance that the original's own rounding explains; or None.
     """
@@ -47,6 +53,8 @@ class OutputReport:
     sqnr_db: float | None = None
     original_sqnr_db: float | None = None
     reference: str | None = None
+    least_sqnr_db: float | None = None
+    cosine: float | None = None
     tolerance: Tolerance | None = None
     tolerance_source: str | None = None
     problem: str | None = None
@@ -66,6 +74,11 @@ class OutputReport:
     def max_relative_error(self) -> float | None:
         """Largest absolute difference divided by the original's value, over nonzero values."""
         return None if self.measurement is None else self.measurement.max_relative_error
+
+    @property
+    def allowed_text(self) -> str:
+        """What was allowed, with its source."""
+        return Criterion(self.tolerance, source=self.tolerance_source, sqnr=self.least_sqnr_db).text
 
     def __str__(self) -> str:
         """Return one sentence."""
@@ -147,13 +160,17 @@ def _message(report: VerificationReport, worst: OutputReport, pass_name: str | N
         who = f"pass `{pass_name}` changed what the module computes"
         remedy = "leave the pass out or report it, or let Verify veto it by on_failure='veto'"
     others = f" ({len(report.failures)} of {len(report.outputs)} outputs are wrong)"
-    if worst.measurement is not None and worst.tolerance is not None:
+    if worst.least_sqnr_db is not None:
+        remedy += "; if the loss is acceptable, state sqnr"
+    elif worst.measurement is not None and worst.tolerance is not None:
         remedy += "; if the difference is acceptable, state rtol and atol"
     notes = "".join(f"\nnote: {note}" for note in report.notes)
     return f"{who}: {worst}{others if len(report.failures) > 1 else ''}. What to do: {remedy}.{notes}"
 
 
 def _severity(output: OutputReport) -> float:
+    if output.least_sqnr_db is not None and output.sqnr_db is not None:
+        return math.inf if output.sqnr_db == -math.inf else 10 ** ((output.least_sqnr_db - output.sqnr_db) / 20)
     worst = None if output.measurement is None else output.measurement.worst
     if worst is None or not worst.allowed:
         return math.inf
@@ -163,8 +180,10 @@ def _severity(output: OutputReport) -> float:
 
 def _table(outputs: Sequence[OutputReport]) -> list[str]:
     shown = [output for output in outputs if output.measurement is not None or not output.passed]
-    first = 0 if any(output.number for output in outputs) else 1  # one input needs no number
-    return text_table([row[first:] for row in (_HEADINGS, *map(_row, shown))]) if shown else []
+    needed = [True] * len(_HEADINGS)
+    needed[0] = any(output.number for output in outputs)  # one input needs no number
+    needed[_COSINE] = any(output.cosine is not None for output in outputs)
+    return text_table([tuple(compress(row, needed)) for row in (_HEADINGS, *map(_row, shown))]) if shown else []
 
 
 def _row(output: OutputReport) -> tuple[str, ...]:
@@ -177,7 +196,8 @@ def _row(output: OutputReport) -> tuple[str, ...]:
         _number(output.max_relative_error, ".3g"),
         _number(output.sqnr_db, ".1f"),
         _number(output.original_sqnr_db, ".1f"),
-        Criterion(output.tolerance, source=output.tolerance_source).text,
+        _number(output.cosine, ".5f"),
+        output.allowed_text,
         "passed" if output.passed else "FAILED",
     )
 

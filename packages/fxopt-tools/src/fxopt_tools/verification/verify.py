@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
-import numbers
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +13,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import PreconditionError, faithful_copy
 from fxopt_tools.inputs import Inputs, OneInput, read_inputs
+from fxopt_tools.verification.bounds import Bounds, read_bounds, records_of
 from fxopt_tools.verification.isolated_run import Outcome, run_once
 from fxopt_tools.verification.judge import Judge
 from fxopt_tools.verification.report import OutputReport, VerificationReport
@@ -30,6 +28,7 @@ def verify(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    sqnr: float | None = None,
 ) -> VerificationReport:
     """Run two modules on the same inputs and compare everything that they return.
 
@@ -43,6 +42,9 @@ def verify(
     states the criterion. Python's float and complex are held to that of float32. Everything else must be equal, and so
     must structure, shapes, dtypes, devices and layouts.
 
+    Where passes that approximate were applied to one of the two, floating-point and complex tensors are held to the
+    signal-to-noise ratio that these passes promise (``promised_sqnr``), and their cosine similarity is reported, too.
+
     Args:
         original: the module before the transformation. Passes work in place, so keep a copy of it.
         transformed: the module after the transformation.
@@ -51,27 +53,28 @@ def verify(
         rtol: relative tolerance instead of the dtype's.
         atol: absolute tolerance instead of the dtype's. If either is given, both are taken literally: atol is not
             scaled by the magnitude of the output.
+        sqnr: the least signal-to-noise ratio in dB, in place of tolerances and promises.
 
     Returns:
         The report: true if all agree, and a table when printed. Its signal-to-noise ratios are against a run of the
         original in float64 where possible.
 
     Raises:
-        PreconditionError: A module rejects the inputs (its error is chained), or inputs or tolerances are invalid.
+        PreconditionError: A module rejects the inputs (its error is chained), or inputs or bounds are invalid.
 
     >>> import torch
     >>> report = verify(torch.nn.ReLU(), torch.nn.ReLU6(), [torch.tensor([1.0, -2.0]), torch.tensor([8.0])])
     >>> report.passed, [output.max_absolute_error for output in report.outputs]
     (False, [0.0, 2.0])
     """
-    check_tolerances(rtol, atol)
+    bounds = read_bounds(rtol, atol, sqnr)
     check_modules(original=original, transformed=transformed)
     before = Original(original, "the original")
     pairs = (  # a generator, since the outputs of all inputs at once could take much memory
         (before.baseline(item, number), run_or_refuse(transformed, item, "the transformed module", number))
         for number, item in enumerate(read_inputs(inputs))
     )
-    report = report_on(pairs, rtol=rtol, atol=atol)
+    report = report_on(pairs, bounds.between(records_of(original), records_of(transformed)))
     if original is not transformed:
         return report
     same = "original and transformed are the same object, which agrees with itself: transform a copy"
@@ -88,21 +91,6 @@ def check_modules(**modules: object) -> None:
         if not isinstance(module, nn.Module):
             raise PreconditionError(
                 f"{name} is a {type(module).__name__}, expected a torch.nn.Module (of an exported program, .module())"
-            )
-
-
-def check_tolerances(rtol: float | None, atol: float | None) -> None:
-    """Check tolerances given by the caller.
-
-    Raises:
-        PreconditionError: One is negative, infinite or not a number.
-    """
-    stated: dict[str, Any] = {"rtol": rtol, "atol": atol}
-    for name, value in stated.items():
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if value is not None and not (is_number and 0 <= value < math.inf):
-            raise PreconditionError(
-                f"{name} is {value!r}, expected a finite number that is not negative, or None for that of the dtype"
             )
 
 
@@ -162,15 +150,13 @@ def baselines(module: nn.Module, inputs: Sequence[Inputs], who: str) -> list[Bas
     return [original.baseline(item, number) for number, item in enumerate(inputs)]
 
 
-def report_on(
-    pairs: Iterable[tuple[Baseline, Outcome]], *, rtol: float | None, atol: float | None
-) -> VerificationReport:
+def report_on(pairs: Iterable[tuple[Baseline, Outcome]], bounds: Bounds) -> VerificationReport:
     """Compare each outcome with its baseline."""
     outputs: list[OutputReport] = []
     notes: dict[str, None] = {}  # a dictionary keeps the order and drops repetitions
     for base, found in pairs:
         wide = None if isinstance(base.reference, str) else base.reference
-        compared = Judge(base.number, base.computed_in, rtol, atol).compare(base.outcome, found, wide)
+        compared = Judge(base.number, base.computed_in, bounds).compare(base.outcome, found, wide)
         outputs += compared
         notes |= dict.fromkeys(_notes(base, found, compared))
     return VerificationReport(tuple(outputs), tuple(notes))

@@ -46,6 +46,8 @@ def _output_data(output: OutputReport) -> dict[str, Any]:
         "max_relative_error": output.max_relative_error,
         "sqnr_db": output.sqnr_db,
         "original_sqnr_db": output.original_sqnr_db,
+        "least_sqnr_db": output.least_sqnr_db,
+        "cosine": output.cosine,
         "rtol": None if allowed is None else allowed.rtol,
         "atol": None if allowed is None else allowed.atol,
     }

@@ -105,18 +105,16 @@ def verification_table(report: VerificationReport) -> Html:
 
 
 def _output_row(output: OutputReport) -> tuple[Content, ...]:
-    allowed = "equal"
-    if output.tolerance is not None:
-        allowed = f"rtol {output.tolerance.rtol:.3g}, atol {output.tolerance.atol:.3g} {output.tolerance_source or ''}"
+    ratio = _number(output.sqnr_db, ".1f")
     return (
         tag("code", f"input {output.number}: {output.path}" if output.number else output.path),
         "–" if output.shape is None else str(tuple(output.shape)),
         "–" if output.dtype is None else str(output.dtype).removeprefix("torch."),
         _number(output.max_absolute_error, ".3g"),
         _number(output.max_relative_error, ".3g"),
-        _number(output.sqnr_db, ".1f"),
+        ratio if output.cosine is None else f"{ratio} (cosine {output.cosine:.5f})",
         _number(output.original_sqnr_db, ".1f"),
-        allowed.strip(),
+        "equal" if output.allowed_text == "exact" else output.allowed_text,
         tag("span", "passed", class_="tag good") if output.passed else tag("span", "FAILED", class_="tag bad"),
     )
 

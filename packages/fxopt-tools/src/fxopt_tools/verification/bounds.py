@@ -1,0 +1,125 @@
+"""What may differ: as the dtype has it, as the caller states, or as passes that approximate promise."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt_core import FxoptError, PreconditionError, Record, registry
+from fxopt_core.ledger.records import ledger_of
+from fxopt_core.values.names import known_class
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a caller or passes allow in place of the tolerance of the dtype.
+
+    Attributes:
+        rtol: relative tolerance, or None for that of the dtype.
+        atol: absolute tolerance, or None for that of the dtype.
+        sqnr: the least signal-to-noise ratio in dB, which replaces both tolerances; None if they apply.
+        source: where the ratio comes from: "as stated", or "promised by quantize-linears".
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+    sqnr: float | None = None
+    source: str = "as stated"
+
+    @property
+    def stated(self) -> bool:
+        """Whether anything replaces the tolerance of the dtype."""
+        return self != UNSTATED
+
+    def between(self, before: Iterable[Record], after: Iterable[Record]) -> Bounds:
+        """Return the bounds for two states of a model, given the records of passes that each is a result of.
+
+        Where nothing is stated, passes that approximate and were applied to one of the two alone are held to what they
+        promise (`fxopt_core.Transformation.promised_sqnr`). The noise of several adds up: two that promise 40 dB keep
+        37 dB together. A pass that ran several times counts once, since it promises the same for any number of sites.
+        """
+        if self.stated:
+            return self
+        one, other = Counter(map(_identity, _applied(before))), Counter(map(_identity, _applied(after)))
+        promises: dict[str, tuple[str, float]] = {}
+        for path, name, _ in {**(one - other), **(other - one)}:
+            promised = _promise(path)
+            if promised is not None:
+                promises[path] = name, promised
+        if not promises:
+            return self
+        noise = sum(10 ** (-promised / 10) for _, promised in promises.values())
+        names = " and ".join(sorted({name for name, _ in promises.values()}))
+        return Bounds(sqnr=-10 * math.log10(noise), source=f"promised by {names}")
+
+
+UNSTATED = Bounds()
+
+
+def read_bounds(rtol: float | None, atol: float | None, sqnr: float | None = None) -> Bounds:
+    """Return the bounds that a caller gives.
+
+    Raises:
+        PreconditionError: One is negative, infinite or not a number, or a ratio is given beside a tolerance.
+    """
+    check_tolerances(rtol, atol)
+    if sqnr is not None and not _is_amount(sqnr):
+        raise PreconditionError(f"sqnr is {sqnr!r}, expected a ratio in dB from 0, or None for no such bound")
+    if sqnr is not None and (rtol, atol) != (None, None):
+        raise PreconditionError(
+            f"sqnr={sqnr} is given beside rtol={rtol} and atol={atol}, expected either a ratio for whole outputs or "
+            "tolerances for single elements"
+        )
+    return Bounds(rtol, atol, sqnr)
+
+
+def check_tolerances(rtol: float | None, atol: float | None) -> None:
+    """Check tolerances given by the caller.
+
+    Raises:
+        PreconditionError: One is negative, infinite or not a number.
+    """
+    for name, value in {"rtol": rtol, "atol": atol}.items():
+        if value is not None and not _is_amount(value):
+            raise PreconditionError(
+                f"{name} is {value!r}, expected a finite number that is not negative, or None for that of the dtype"
+            )
+
+
+def records_of(module: nn.Module) -> tuple[Record, ...]:
+    """Return the records of all passes that were applied to a module or to graph modules inside of it."""
+    records: list[Record] = []
+    for each in module.modules():
+        if isinstance(each, GraphModule):
+            with suppress(FxoptError):  # a newer version wrote the ledger, so that it promises nothing here
+                records += ledger_of(each).records
+    return tuple(records)
+
+
+def _is_amount(value: Any) -> bool:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and 0 <= value < math.inf
+
+
+def _applied(records: Iterable[Record]) -> Iterable[Record]:
+    return (record for record in records if record.state == "applied" and record.changed)
+
+
+def _identity(record: Record) -> tuple[str, str, str]:
+    return record.transformation, record.pass_name, record.signature
+
+
+def _promise(path: str) -> float | None:
+    """Return what the pass of a class promises; None if it does not approximate, or is not installed here."""
+    if known_class(path) is None:
+        registry().available()  # plugins are imported on first use
+    promised = getattr(known_class(path), "promised_sqnr", None)
+    return promised if _is_amount(promised) else None
