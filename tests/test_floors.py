@@ -41,6 +41,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_rewrite.speed": _CORE,
     "fxopt_rewrite.module_rows": _CORE,
     "fxopt_rewrite.plain_names": _CORE,
+    "fxopt_rewrite.special_files": (),
     "fxopt_rewrite.dtypes": (),
     "fxopt_rewrite.shapes": (*_CORE, "fxopt_rewrite.ops"),
     "fxopt_rewrite.effects": (*_CORE, *_READING),

@@ -110,6 +110,7 @@ class Fold(SitePass[Pair]):
     """A batch norm without weights behind a linear layer goes into it; ``back`` says whether it tells the way back."""
 
     repeats = True
+    arithmetic = (fold, unfold)
 
     def __init__(self, *, back: bool = True) -> None:
         self.back = back

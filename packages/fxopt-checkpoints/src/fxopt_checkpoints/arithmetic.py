@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from fxopt_checkpoints.tensor_map import (
     region,
 )
 from fxopt_core.errors import CheckpointError, NotReversibleError
+from fxopt_rewrite.journal.arithmetic import registered_functions, unregistered
 
 
 @dataclass(frozen=True)
@@ -149,15 +149,10 @@ def _call(step: Derivation, inputs: Mapping[str, Tensor | None]) -> tuple[Tensor
 
 
 def _function(path: str, step: Derivation) -> Callable[..., Any]:
-    module, _, name = path.partition(":")
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise CheckpointError(
-            f"`{path}`, by which pass `{step.pass_name}` computes tensors, cannot be imported ({error}): install the "
-            "package that the pass comes from"
-        ) from error
-    return found
+    functions = registered_functions()
+    if path not in functions:
+        raise CheckpointError(f"pass `{step.pass_name}` {unregistered(path)}")
+    return functions[path]
 
 
 class OriginalTensors:

@@ -63,7 +63,7 @@ class KeyMap(TensorMap):
                 found: KeyMap = ValueReader(_FIELDS.readers).read({"KeyMap": data})
                 _check(found)
                 return found
-        except (ValueError, TypeError, RuntimeError, FxoptError) as error:
+        except (ValueError, TypeError, RuntimeError, OverflowError, FxoptError) as error:
             raise FxoptError(
                 f"this key map cannot be read: {error}; expected what KeyMap.to_json wrote: it was cut off or changed"
             ) from error

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from fxopt_core import Derived, Refusal
 from fxopt_norm.affine import AffineMaps
-from fxopt_norm.formulas import scaled_after, scaled_before
+from fxopt_norm.formulas import fold_after, fold_before, restore_after, restore_before, scaled_after, scaled_before
 from fxopt_rewrite.calls.readers import input_of, read_batch_norm
 from fxopt_rewrite.calls.records import (
     BatchNormCall,
@@ -106,6 +106,7 @@ class FoldBatchNorm(SitePass[FoldSite]):
         "no-statistics": "The normalisation keeps no running statistics, so that it always uses those of the batch. "
         "Nothing to do, but to train it with track_running_stats=True.",
     }
+    arithmetic = (fold_after, fold_before, restore_after, restore_before)
     norm_may_come_first: ClassVar[bool] = False
 
     def read_layer(self, index: GraphIndex, node: Node) -> Layer | Obstacle | None:

@@ -46,6 +46,24 @@ class ScaleSite:
         return (self.layer.node, self.product)
 
 
+def scaled(weight: Tensor, bias: Tensor | None, *, factor: float) -> tuple[Tensor, Tensor | None]:
+    """Return both tensors times a factor; low precision is rounded once."""
+
+    def times(tensor: Tensor) -> Tensor:
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        return (tensor.detach().to(wide) * factor).to(tensor.dtype)
+
+    return times(weight), None if bias is None else times(bias)
+
+
+def unscaled(
+    weight: Tensor, bias: Tensor | None, *, factor: float, shapes: Mapping[str, Sequence[int] | None]
+) -> dict[str, Tensor]:
+    """Return tensors from which `scaled` computes the same again, up to rounding."""
+    original = scaled(weight, bias, factor=1 / factor)
+    return {key: tensor for key, tensor in zip(("weight", "bias"), original, strict=True) if tensor is not None}
+
+
 class FoldScaleInLinear(SitePass[ScaleSite]):
     """``linear(x) * c`` -> ``scaled_linear(x)``, for a Python number ``c``: weight and bias are multiplied by it.
 
@@ -71,6 +89,7 @@ class FoldScaleInLinear(SitePass[ScaleSite]):
     """
 
     repeats = True
+    arithmetic = (scaled, unscaled)
 
     def match(self, index: GraphIndex) -> Iterator[ScaleSite | Refusal]:
         """Yield products of a number and what a linear layer computes."""
@@ -152,21 +171,3 @@ def can_take(layer: LinearCall, factor: float) -> bool:
 
 def _numbers(tensor: Tensor) -> Tensor:
     return tensor.isfinite() & (tensor != 0)
-
-
-def scaled(weight: Tensor, bias: Tensor | None, *, factor: float) -> tuple[Tensor, Tensor | None]:
-    """Return both tensors times a factor; low precision is rounded once."""
-
-    def times(tensor: Tensor) -> Tensor:
-        wide = torch.promote_types(tensor.dtype, torch.float32)
-        return (tensor.detach().to(wide) * factor).to(tensor.dtype)
-
-    return times(weight), None if bias is None else times(bias)
-
-
-def unscaled(
-    weight: Tensor, bias: Tensor | None, *, factor: float, shapes: Mapping[str, Sequence[int] | None]
-) -> dict[str, Tensor]:
-    """Return tensors from which `scaled` computes the same again, up to rounding."""
-    original = scaled(weight, bias, factor=1 / factor)
-    return {key: tensor for key, tensor in zip(("weight", "bias"), original, strict=True) if tensor is not None}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -43,6 +42,7 @@ from fxopt_core.values.names import class_path
 from fxopt_rewrite.layers import plain_attributes
 from fxopt_rewrite.module_rows import check_targets, new_module, read_modules, write_modules
 from fxopt_rewrite.plain_names import PLAIN, layer_classes
+from fxopt_rewrite.shapes.effort import TooMuchError
 from fxopt_rewrite.shapes.infer import infer_shapes
 
 FILE = "fxopt.json"
@@ -248,8 +248,12 @@ def _restore(document: Form, program: ExportedProgram) -> CapturedModule:
         restored.register_forward_hook(CacheReturn(places), with_kwargs=True)
     if document["ledger"] is not None:
         set_ledger(restored, read_ledger(document["ledger"]))
-    with suppress(FxoptError):  # the nodes have no shapes where torch cannot infer them
+    try:
         infer_shapes(restored, **inputs.examples)
+    except TooMuchError:
+        raise
+    except FxoptError:  # the nodes have no shapes where torch cannot infer them
+        pass
     _replace_code_generator(restored)
     return restored
 
@@ -260,8 +264,10 @@ def _replace_code_generator(restored: CapturedModule) -> None:
         records = ledger_of(restored).records
     except FxoptError:  # of a newer version, which is kept and not read
         return
-    for record in records:
-        info = registry().available().get(record.pass_name) if record.state == "applied" else None
+    applied = {(record.transformation, repr(record.options)): record for record in records if record.state == "applied"}
+    passes = registry().available() if applied else {}
+    for record in applied.values():
+        info = passes.get(record.pass_name)
         if info is None or class_path(info.transformation) != record.transformation:
             continue
         if info.transformation.replaces_code_generator:

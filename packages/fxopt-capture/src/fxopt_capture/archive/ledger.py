@@ -7,22 +7,27 @@ fold names. An archive may come from anyone, so that all other names are refused
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from functools import cache
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor
 
 from fxopt_core.errors import FxoptError
 from fxopt_core.ledger.codec import ledger_from_json, ledger_to_json
 from fxopt_core.ledger.records import LEDGER_VERSION, Ledger, Record
-from fxopt_core.passes.transformation import Transformation
-from fxopt_core.values.forms import Form, InexpressibleError
-from fxopt_core.values.names import Names, find, name_of
-from fxopt_rewrite.journal.edits import ModuleRemoved, NodeAdded, NodeRemoved, TensorRemoved, of_kind
+from fxopt_core.travel.graph_rows import OPERATIONS
+from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, is_plain_data
+from fxopt_core.values.names import Names, Unresolved, find, is_identifier, name_of, operator_path
+from fxopt_rewrite.journal.arithmetic import derived_problem, registered_functions
+from fxopt_rewrite.journal.edits import Listed, ModuleRemoved, ModuleRow, NodeAdded, NodeRemoved, TensorRemoved, of_kind
 from fxopt_rewrite.journal.journal import edits_of
+from fxopt_rewrite.module_rows import new_module
 from fxopt_rewrite.plain_names import PLAIN, UntrustedNameError, is_writable, layer_classes, torch_class
 
 _OF_TYPES = frozenset({"builtins", "collections", "torch", "types", "typing"})
+_UNSAFE = frozenset("\"'\\\n\r\0")
 
 
 def write_ledger(ledger: Ledger) -> str:
@@ -49,8 +54,9 @@ def read_ledger(text: str) -> Ledger:
         UntrustedNameError: it names something that an archive may not; the message says what.
     """
     ledger = ledger_from_json(text, _NAMES)
+    functions = lru_cache(1)(registered_functions)  # asked for where a record has arithmetic
     for record in ledger.records if ledger.version <= LEDGER_VERSION else ():
-        for complaint in _complaints(record):
+        for complaint in _complaints(record, functions):
             raise UntrustedNameError(f"the ledger {complaint}")
     return ledger
 
@@ -68,45 +74,63 @@ def _with_text_in_meta(data: Form, within: bool = False) -> Form:
 
 def _plain_or_type(name: str) -> object:
     """Return what a value of the ledger names: a function of torch, or a type as annotations have them."""
-    found = find(name)
-    is_type = _top(name) in _OF_TYPES and (isinstance(found, type) or "typing:" in name)
-    return found if is_type else PLAIN.function(name)
+    found = find(name) if name.partition(":")[0].partition(".")[0] in _OF_TYPES else None
+    is_generic = name.startswith("typing:") and not isinstance(found, FunctionType | Unresolved)
+    return found if isinstance(found, type) or is_generic else PLAIN.function(name)
 
 
 _NAMES = Names(_plain_or_type, torch_class, name_of)
 
 
-def _complaints(record: Record) -> Iterator[str]:
-    """Yield what a record names that undoing it, or loading a checkpoint, must not look up."""
+def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., Any]]]) -> Iterator[str]:
+    """Yield what a record holds that undoing it, or loading a checkpoint, must not look up, call or set."""
     edits = edits_of(record)
-    modules = [edit.row for edit in of_kind(edits, ModuleRemoved)]
-    owners = [edit.owner for edit in of_kind(edits, TensorRemoved)]
-    for module in (*modules, *owners):
-        if module is not None and module.cls not in layer_classes():
+    tensors = of_kind(edits, TensorRemoved)
+    modules = [*(edit.row for edit in of_kind(edits, ModuleRemoved)), *(edit.owner for edit in tensors if edit.owner)]
+    for module in modules:
+        if module.cls not in layer_classes():
             yield f"names {module.cls!r}, which is no class of torch.nn"
+        elif not _is_path(module.name) or not _has_state_of(module):
+            yield f"has a module `{module.name}` with names or attributes that a {module.cls} does not have"
+    for tensor in (*(edit.row for edit in tensors), *(row for module in modules for row in module.tensors)):
+        own = all(is_identifier(key) and not hasattr(Tensor, key) for key, _ in tensor.attributes)
+        if not _is_path(tensor.name) or not own or not all(is_plain_data(value) for _, value in tensor.attributes):
+            yield f"has a tensor `{tensor.name}` with a name or attributes that tensors do not have"
     added, removed = of_kind(edits, NodeAdded), of_kind(edits, NodeRemoved)
     for row in (*(edit.row for edit in added), *(edit.row for edit in removed)):
-        if not is_writable(row.op, row.name, row.target):
+        is_node = row.op in OPERATIONS and is_writable(row.op, row.name, row.target)
+        if not is_node or not ((row.op.startswith("call_") and row.op != "call_module") or _is_path(row.target)):
             yield f"has a node `{row.name}` that calls {row.target}, which is no function of torch"
+        if not all(is_identifier(key) for key, _ in row.kwargs) or not all(map(_is_data, (row.args, row.kwargs))):
+            yield f"has a node `{row.name}` with a function or a wrong name among its arguments"
+        if row.target is getattr and not (len(row.args) > 1 and PLAIN.is_attribute(row.args[1])):
+            yield f"has a node `{row.name}` that reads a private attribute"
     for derived in record.derived:
-        for path in (derived.function, derived.restore):
-            if path is not None and not _is_of_pass(path, record.transformation):
-                yield f"calls {path!r}, which belongs to no pass that is installed here"
+        problem = derived_problem(derived, functions())
+        if problem is not None:
+            yield problem
 
 
-def _is_of_pass(path: str, transformation: str) -> bool:
-    """Whether a function lives in the package of a pass that is installed, or known to this process."""
-    top = _top(path)
-    if top.startswith("fxopt_") or top in _families():
-        return True
-    known = find(transformation) if _top(transformation) in sys.modules else None
-    return top == _top(transformation) and isinstance(known, type) and issubclass(known, Transformation)
+def _is_path(name: str) -> bool:
+    """Whether a node may be called with this target: it becomes code, between quotes."""
+    return not _UNSAFE.intersection(name) and not any(part.startswith("__") for part in name.split("."))
 
 
-def _top(name: str) -> str:
-    return name.partition(":")[0].partition(".")[0]
+def _is_data(value: object) -> bool:
+    """Whether a value is data, types and operators, and no other function."""
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return all(map(_is_data, value))
+    if isinstance(value, dict):
+        return all(map(_is_data, (*value, *value.values())))
+    return not callable(value) or isinstance(value, type) or bool(operator_path(value))
 
 
-@cache
-def _families() -> frozenset[str]:
-    return frozenset(_top(point.value) for point in entry_points(group="fxopt"))
+@lru_cache(1024)
+def _has_state_of(row: ModuleRow) -> bool:
+    """Whether a module of such a class may have these attributes."""
+    attributes = [(key, list(v.items) if isinstance(v, Listed) else v) for key, v in row.attributes]
+    try:
+        new_module(layer_classes()[row.cls], [item for item in attributes if item[0] != "training"])
+    except MalformedError:
+        return False
+    return all(_is_data(value) for _, value in attributes)

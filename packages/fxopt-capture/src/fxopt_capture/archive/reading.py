@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
+from io import BufferedReader, BytesIO, FileIO
 from typing import IO, Any
 
 import torch
@@ -26,6 +26,7 @@ from fxopt_capture._torch import SCHEMA
 from fxopt_capture.call.caches import is_cache_type, register_cache_type
 from fxopt_capture.export.failure import first_line
 from fxopt_core.errors import CaptureError
+from fxopt_rewrite.special_files import special_kind
 
 _ADVICE = "give a file that torch.export.save or fxopt_capture.save has written"
 _MODEL = "models/model.json"
@@ -52,7 +53,10 @@ def read_archive(source: PathLike | IO[bytes], *, weights_only: bool) -> Archive
     """
     name, file = _opened(source)
     description, classes = _check(name, file, weights_only)
-    _know_types(name, description)
+    try:
+        _know_types(name, description)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise CaptureError(f"{name!r} is damaged: how it is called cannot be read ({error!r:.200})") from error
     extra: dict[str, str] = {"": ""}  # torch fills a dictionary only if it is not empty
     failures: list[BaseException] = []
     try:
@@ -72,8 +76,10 @@ def _opened(source: PathLike | IO[bytes]) -> tuple[str, str | BytesIO]:
         return path, path
     if not callable(getattr(source, "read", None)):
         raise CaptureError(f"a {type(source).__name__} is neither a path nor an open file; {_ADVICE}")
-    content: object = source.read()
     name = str(getattr(source, "name", f"a {type(source).__name__}"))
+    if isinstance(source, FileIO | BufferedReader) and special_kind(source.fileno()) == "a device":
+        raise CaptureError(f"{name!r} is a device, and no file; {_ADVICE}")
+    content: object = source.read()
     if not isinstance(content, bytes):
         raise CaptureError(f"{name!r} is open for reading text; open it for reading bytes: open(path, 'rb')")
     return name, BytesIO(content)
@@ -116,8 +122,9 @@ def _check(name: str, file: str | BytesIO, weights_only: bool) -> tuple[Mapping[
     """
     if isinstance(file, str) and not os.path.exists(file):
         raise CaptureError(f"there is no file {name!r}; {_ADVICE}")
-    if isinstance(file, str) and os.path.isdir(file):
-        raise CaptureError(f"{name!r} is a directory; {_ADVICE}")
+    kind = special_kind(file) if isinstance(file, str) else None
+    if kind is not None:
+        raise CaptureError(f"{name!r} is {kind}, and no file; {_ADVICE}")
     try:
         return _read(name, file, weights_only)
     except CaptureError:

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from fxopt_capture.archive.reading import PathLike
 from fxopt_capture.export.failure import first_line
 from fxopt_core.errors import CaptureError
+from fxopt_rewrite.special_files import special_kind
 
 
 def checked_target(target: PathLike | IO[bytes]) -> str | IO[bytes]:
@@ -32,8 +33,8 @@ def checked_target(target: PathLike | IO[bytes]) -> str | IO[bytes]:
         raise CaptureError(f"{path!r} cannot be written, as there is no folder {folder!r}; create it first")
     if not name or os.path.isdir(path):
         raise CaptureError(f"{path!r} cannot be written, as it names no file; give one, such as 'model.pt2'")
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise CaptureError(f"{path!r} is a device, a pipe or a socket, which an archive cannot replace; name a file")
+    if special_kind(path) is not None:
+        raise CaptureError(f"{path!r} cannot be written, as it is {special_kind(path)}; give the path of a file")
     return path
 
 

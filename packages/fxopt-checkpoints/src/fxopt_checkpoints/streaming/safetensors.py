@@ -11,6 +11,7 @@ import ctypes
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fxopt_core.errors import CheckpointError
+from fxopt_rewrite.special_files import special_kind
 
 _DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -40,6 +42,9 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 _LONGEST_HEADER = 100_000_000  # as safetensors itself allows
+_LARGEST = 2**63 - 1  # number of a size or place
+_DIMENSIONS = 64  # as torch has them
+_LISTED = 50
 _CHUNK = 1 << 23  # bytes that are read at a time where they have to be converted
 _OTHER_KINDS = {
     b"PK": "a zip archive, as torch.save and torch.export.save write it",
@@ -67,6 +72,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         CheckpointError: There is no such file, it is none in safetensors format, or it is truncated or contradicts
             itself; all tensors that are concerned are named.
     """
+    check_is_file(file)
     try:
         with file.open("rb") as stream:
             size = file.stat().st_size
@@ -75,7 +81,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"`{file}` cannot be read: {error.strerror or error}") from error
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=distinct_names)
-    except ValueError as error:  # also what is no UTF-8
+    except (ValueError, RecursionError) as error:  # also what is no UTF-8
         raise CheckpointError(f"`{file}` is no safetensors file: its header is no JSON ({error})") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"`{file}` is no safetensors file: its header is a {type(header).__name__}")
@@ -88,9 +94,22 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         except ValueError as error:
             problems.append(f"`{key}` in `{file}` {error}")
     problems = problems or list(_misplaced(stored.values(), file, start, size))
-    if problems:
-        raise CheckpointError("\n  ".join(problems))
+    check_problems(problems)
     return stored
+
+
+def check_is_file(file: Path) -> None:
+    """Raise a `CheckpointError` where a path is no regular file: reading it might never end."""
+    kind = special_kind(file)
+    if kind is not None:
+        raise CheckpointError(f"`{file}` is {kind}, expected a file of a checkpoint")
+
+
+def check_problems(problems: Sequence[str]) -> None:
+    """Raise a `CheckpointError` that lists problems, if there are any: the first of many."""
+    if problems:
+        more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
+        raise CheckpointError("\n  ".join([*problems[:_LISTED], *more]))
 
 
 def _header_text(file: Path, stream: BinaryIO, size: int) -> tuple[bytes, int]:
@@ -113,9 +132,8 @@ def distinct_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object, which may have a name but once."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"it has `{twice}` twice")
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"it has `{twice:.80}` twice")
     return found
 
 
@@ -123,17 +141,25 @@ def _stored(key: str, entry: Any, file: Path, base: int) -> StoredTensor:
     """Read one entry of a header; a `ValueError` says what is wrong with it."""
     try:
         name, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        sound = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        sound = all(type(number) is int and 0 <= number <= _LARGEST for number in (*shape, begin, end))
+        sound = sound and len(shape) <= _DIMENSIONS
     except (TypeError, KeyError, ValueError):
         sound = False
     if not sound:
-        raise ValueError(f"is described by {str(entry)[:80]!r}: no dtype, shape and offsets")
+        raise ValueError(f"is described by {_shown(entry)}: no dtype, shape and offsets")
     if not isinstance(name, str) or name not in _DTYPES:
-        raise ValueError(f"is of dtype {name!r}, which torch or fxopt does not have")
+        raise ValueError(f"is of dtype {name!r:.80}, which torch or fxopt does not have")
     expected = math.prod(shape) * _DTYPES[name].itemsize
     if end - begin != expected:
         raise ValueError(f"has {end - begin} bytes, expected {expected} for {name} of shape {shape}")
     return StoredTensor(key, file, _DTYPES[name], shape, base + begin, expected)
+
+
+def _shown(entry: Any) -> str:
+    try:
+        return repr(str(entry)[:80])
+    except (ValueError, RecursionError):  # too long a number, or too deep
+        return f"a {type(entry).__name__}"
 
 
 def _misplaced(stored: Iterable[StoredTensor], file: Path, start: int, size: int) -> Iterator[str]:

@@ -8,11 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
-from fxopt_checkpoints.streaming.safetensors import StoredTensor, distinct_names, read_header
+from fxopt_checkpoints.streaming.safetensors import (
+    StoredTensor,
+    check_is_file,
+    check_problems,
+    distinct_names,
+    read_header,
+)
 from fxopt_checkpoints.tensor_map import listed
 from fxopt_core.errors import CheckpointError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_LONGEST_INDEX = 100_000_000  # bytes, as the header of a file may have
 
 
 def stored_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
@@ -52,16 +59,15 @@ def _found(path: Path) -> Path:
 def _sharded(index: Path) -> dict[str, StoredTensor]:
     weight_map, total = _read_index(index)
     problems = [
-        f"`{key}`: its shard {str(name)!r} in `{index}` is no name of a file beside it"
+        f"`{key}`: its shard {str(name)!r:.80} in `{index}` is no name of a file beside it"
         for key, name in weight_map.items()
         if not isinstance(name, str) or PurePath(name).name != name
     ]
-    if problems:
-        raise CheckpointError("\n  ".join(problems))
+    check_problems(problems)
     shards: dict[str, dict[str, StoredTensor]] = {}
     for name in dict.fromkeys(weight_map.values()):
         file = index.parent / name
-        if not file.is_file():
+        if not file.exists():
             keys = [key for key, each in weight_map.items() if each == name]
             others = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
             problems.append(f"`{keys[0]}`{others}: `{index}` says they are in `{name}`, and there is no such file")
@@ -71,18 +77,20 @@ def _sharded(index: Path) -> dict[str, StoredTensor]:
         except CheckpointError as error:
             problems.append(str(error))
     problems = problems or list(_contradictions(index, weight_map, shards, total))
-    if problems:
-        raise CheckpointError("\n  ".join(problems))
+    check_problems(problems)
     return {key: shards[name][key] for key, name in weight_map.items()}
 
 
 def _read_index(index: Path) -> tuple[dict[str, Any], Any]:
     """Return what an index says: in which file each tensor is, and how many bytes all of them have, or None."""
+    check_is_file(index)
+    if index.stat().st_size > _LONGEST_INDEX:
+        raise CheckpointError(f"`{index}` is no index of a checkpoint: it has more than {_LONGEST_INDEX} bytes")
     try:
         data = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=distinct_names)
     except OSError as error:
         raise CheckpointError(f"`{index}` cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"`{index}` is no index of a checkpoint: {error}") from error
     weight_map = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(weight_map, dict):

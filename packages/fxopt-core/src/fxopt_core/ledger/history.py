@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
+from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import check_graph_module
 from fxopt_core.ledger.records import LEDGER_VERSION, Record, Rewrite, ledger_of, options_text
 from fxopt_core.text import notebook_text, text_table
@@ -68,8 +68,9 @@ class History(tuple[Record, ...]):
         >>> History().to_json()
         '{"history_version": 1, "ledger_version": 1, "passes": []}'
         """
-        data = {"history_version": HISTORY_VERSION, "ledger_version": LEDGER_VERSION, "passes": list(map(_entry, self))}
-        return json.dumps(data, indent=indent)
+        versions = {"history_version": HISTORY_VERSION, "ledger_version": LEDGER_VERSION}
+        with collector_paused():
+            return json.dumps({**versions, "passes": list(map(_entry, self))}, indent=indent)
 
 
 def history(graph_module: GraphModule) -> History:
@@ -124,8 +125,10 @@ def _within_parent(before: Sequence[str], after: Sequence[str]) -> list[str]:
     return [name.removeprefix(f"{parent}.") for name in after]
 
 
-_FIELDS = ("signature", "state", "run", "index", "reversible", "changed", "seconds")
-_REWRITE = {"before": "nodes_before", "after": "nodes_after"}
+_FIELDS = {name: name for name in ("signature", "state", "run", "index", "reversible", "changed", "seconds")}
+_REFUSAL = {name: name for name in ("site", "reason", "message", "nodes")}
+_REWRITE = {"site": "site", "nodes_before": "before", "nodes_after": "after"}
+_REWRITE |= {name: name for name in ("modules_before", "modules_after", "note")}
 
 
 def _entry(record: Record) -> dict[str, Any]:
@@ -133,10 +136,14 @@ def _entry(record: Record) -> dict[str, Any]:
         "pass": record.pass_name,
         "class": record.transformation,
         "options": {name: _plain(value) for name, value in record.options},
-        **{name: getattr(record, name) for name in _FIELDS},
-        "rewritten": [{_REWRITE.get(name, name): value for name, value in asdict(r).items()} for r in record.rewrites],
-        "refused": [asdict(refusal) for refusal in record.refusals],
+        **_values(record, _FIELDS),
+        "rewritten": [_values(rewrite, _REWRITE) for rewrite in record.rewrites],
+        "refused": [_values(refusal, _REFUSAL) for refusal in record.refusals],
     }
+
+
+def _values(item: object, names: Mapping[str, str]) -> dict[str, Any]:
+    return {key: getattr(item, name) for key, name in names.items()}
 
 
 def _plain(value: object) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -56,6 +56,9 @@ class Transformation(ABC):
 
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """For what a site may be left alone: code to meaning and remedy. What a subclass declares adds to the inherited."""
+
+    arithmetic: ClassVar[tuple[Callable[..., Any], ...]] = ()
+    """The functions that its `Derived` records name: ledgers and key maps may name no others."""
 
     replaces_code_generator: ClassVar[bool] = False
     """Whether it only replaces the graph's code generator, so that it is called again on what an archive held."""

@@ -21,7 +21,7 @@ from fxopt_core.graph import iter_nodes
 from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, ValueReader, ValueWriter
 from fxopt_core.values.names import IMPORTED, class_path, import_class, is_identifier
 
-_OPERATIONS = frozenset({"placeholder", "get_attr", "call_function", "call_method", "call_module", "output"})
+OPERATIONS = frozenset({"placeholder", "get_attr", "call_function", "call_method", "call_module", "output"})
 _UNSAFE = frozenset("\"'\\\n\r\0")
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -128,7 +128,7 @@ def read_graph(
     taken: set[str] = set()
     values = values.with_own({"node": lambda _, position: _node_at(position, nodes)})
     for row in data["rows"]:
-        if row["op"] not in _OPERATIONS or not is_identifier(row["name"]) or row["name"] in taken:
+        if row["op"] not in OPERATIONS or not is_identifier(row["name"]) or row["name"] in taken:
             raise MalformedError(
                 f"found {row['name']!r:.60} of operation {row['op']!r:.20}, which is no node of its own"
             )

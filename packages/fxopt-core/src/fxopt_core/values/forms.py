@@ -73,8 +73,19 @@ def form_bytes(form: Form) -> bytes:
 # -- forms that every writer shares
 
 
+_HEX_DIGITS = 3500  # Python writes integers of up to 4300 decimal digits
+
+
 def _int_form(value: int, _: Write) -> Form:
-    return value if -(2**63) <= value < 2**63 else {"int": format(value, "x")}  # Python refuses decimals of any length
+    if value.bit_length() > 4 * _HEX_DIGITS:
+        raise InexpressibleError(f"found an integer of {value.bit_length()} bits, which is too long")
+    return value if -(2**63) <= value < 2**63 else {"int": format(value, "x")}
+
+
+def _read_int(_: ValueReader, content: Any) -> int:
+    if len(content) > _HEX_DIGITS + 1:
+        raise ValueError("it is too long")
+    return int(content, 16)
 
 
 def _float_form(value: float, _: Write) -> Form:
@@ -118,6 +129,7 @@ _FORMS: _Forms = {
     torch.memory_format: _text_form("memory_format"),
 }
 _AS_THEY_ARE = frozenset({str, bool, type(None)})
+_NESTED = frozenset({list, dict})
 
 
 # -- writing what can be read again
@@ -238,7 +250,7 @@ class ValueReader:
     def read(self, form: Form) -> Any:
         """Return the value of a form."""
         if isinstance(form, list):
-            return tuple(self.read(item) for item in form)
+            return tuple([self.read(item) if type(item) in _NESTED else item for item in form])
         if not isinstance(form, dict):
             return form
         if len(form) != 1:
@@ -295,7 +307,7 @@ def _entries(reader: ValueReader, content: Any) -> Iterator[tuple[Any, Any]]:
 
 
 _READERS: dict[str, Callable[[ValueReader, Any], Any]] = {
-    "int": lambda _, content: int(content, 16),
+    "int": _read_int,
     "float": lambda _, content: float(content),
     "complex": lambda _, content: complex(float(content[0]), float(content[1])),
     "bytes": lambda _, content: base64.b64decode(content, validate=True),
@@ -342,7 +354,6 @@ class Fields:
         self.writers: dict[type, Callable[[ValueWriter, Any], Form]] = {}
         self.readers: dict[str, Callable[[ValueReader, Any], Any]] = {}
         self._kinds = kinds or {}
-        self._hints: dict[type, dict[str, Any]] = {}
         self._defaults: dict[type, dict[str, object]] = {}
         for cls in classes:
             self.add(cls)
@@ -350,10 +361,12 @@ class Fields:
     def add(self, cls: type[T]) -> type[T]:
         """Write and read instances of a class, too; a decorator."""
         fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)  # type: ignore[arg-type]  # it is one
-        self._hints[cls] = typing.get_type_hints(cls)
         self._defaults[cls] = {field.name: _default(field) for field in fields if field.repr}
+        hints = typing.get_type_hints(cls)
+        own = {name: _Field(hints[name]) for name in self._defaults[cls]}
+        required = [name for name, default in self._defaults[cls].items() if default is dataclasses.MISSING]
         self.writers[cls] = self._write
-        self.readers[cls.__name__] = functools.partial(self._read, cls)
+        self.readers[cls.__name__] = functools.partial(_read_instance, cls, own, required)
         return cls
 
     def _write(self, writer: ValueWriter, item: Any) -> Form:
@@ -384,56 +397,80 @@ class Fields:
                 written[key] = ValueWriter(self.writers).write(value)
         return written
 
-    def _read(self, cls: type[T], reader: ValueReader, content: Any) -> T:
-        name, hints, defaults = cls.__name__, self._hints[cls], self._defaults[cls]
-        if not isinstance(content, dict):
-            raise MalformedError(f"found {str(content)[:60]!r} as {name}, expected its fields")
-        for key in content:
-            if key not in defaults:
-                raise MalformedError(f"found {key!r} in {name}, which has no such field")
-        for key, default in defaults.items():
-            if default is dataclasses.MISSING and key not in content:
-                raise MalformedError(f"{name} lacks {key!r}")
-        return cls(**{key: _read_field(reader, name, key, item, hints[key]) for key, item in content.items()})
-
 
 def _default(field: dataclasses.Field[Any]) -> object:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _read_field(reader: ValueReader, name: str, key: str, item: Form, hint: Any) -> Any:
-    if typing.get_origin(hint) is Mapping and isinstance(item, dict):
-        return types.MappingProxyType({entry: reader.read(value) for entry, value in item.items()})
-    value = reader.read(item)
-    if not fits(value, hint):
-        raise MalformedError(f"found {str(item)[:60]!r} as {key!r} of {name}, expected {hint}")
-    return value
+class _Field:
+    """The annotation of a field."""
+
+    def __init__(self, hint: Any) -> None:
+        self.hint, self.fits, self.is_mapping = hint, _check_of(hint), typing.get_origin(hint) is Mapping
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of a type as the fields of records have them.
+def _read_instance(
+    cls: type[T], fields: Mapping[str, _Field], required: Iterable[str], reader: ValueReader, content: Any
+) -> T:
+    if not isinstance(content, dict):
+        raise MalformedError(f"found {str(content)[:60]!r} as {cls.__name__}, expected its fields")
+    values = {}
+    for key, form in content.items():
+        if key not in fields:
+            raise MalformedError(f"found {key!r:.60} in {cls.__name__}, which has no such field")
+        field = fields[key]
+        if field.is_mapping and isinstance(form, dict):
+            values[key] = types.MappingProxyType({entry: reader.read(value) for entry, value in form.items()})
+            continue
+        values[key] = value = reader.read(form) if type(form) in _NESTED else form
+        if not field.fits(value) or (type(form) is int and not -(2**63) <= form < 2**63):
+            raise MalformedError(f"found {str(form)[:60]!r} as {key!r} of {cls.__name__}, expected {field.hint}")
+    for key in required:
+        if key not in values:
+            raise MalformedError(f"{cls.__name__} lacks {key!r}")
+    return cls(**values)
 
-    >>> fits((1, 2), tuple[int, ...]), fits(True, int), fits(1, float | None)
+
+def _check_of(hint: Any) -> Callable[[Any], bool]:
+    """Return the function that says whether a value is of a type as the fields of records have them.
+
+    >>> _check_of(tuple[int, ...])((1, 2)), _check_of(int)(True), _check_of(float | None)(1)
     (True, False, True)
     """
-    if hint is Any or hint is object:
-        return True
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin, arguments, exact = typing.get_origin(hint), typing.get_args(hint), _exact_types(hint)
+    if hint in (Any, object):
+        return lambda value: True
+    if exact:
+        return lambda value: type(value) in exact
+    if origin is tuple and arguments[-1] is Ellipsis:
+        item, types_of_items = _check_of(arguments[0]), _exact_types(arguments[0])
+        if types_of_items:  # quickly: a ledger may have millions of them
+            return lambda value: isinstance(value, tuple) and types_of_items.issuperset(map(type, value))
+        return lambda value: isinstance(value, tuple) and all(map(item, value))
     if origin is tuple:
-        return isinstance(value, tuple) and _items_fit(value, arguments)
+        items = [*map(_check_of, arguments)]
+
+        def has_items(value: Any) -> bool:
+            fitting = isinstance(value, tuple) and len(value) == len(items)
+            return fitting and all(fit(item) for fit, item in zip(items, value, strict=True))
+
+        return has_items
     if origin is typing.Literal:
-        return value in arguments
+        return lambda value: value in arguments
     if origin in (typing.Union, types.UnionType):
-        return any(fits(value, argument) for argument in arguments)
-    if isinstance(hint, ABCMeta):
-        return isinstance(value, hint)
-    return type(value) is hint or (hint is float and type(value) is int)
+        members = [*map(_check_of, arguments)]
+        return lambda value: any(fit(value) for fit in members)
+    return lambda value: isinstance(hint, ABCMeta) and isinstance(value, hint)
 
 
-def _items_fit(items: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
-    if hints[-1] is Ellipsis:
-        return hints[0] is Any or all(fits(item, hints[0]) for item in items)
-    return len(items) == len(hints) and all(map(fits, items, hints))
+def _exact_types(hint: Any) -> frozenset[type]:
+    """Return the types that a value may be of exactly; none where an annotation says something else."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        members = [*map(_exact_types, typing.get_args(hint))]
+        return frozenset().union(*members) if all(members) else frozenset()
+    if not isinstance(hint, type) or isinstance(hint, ABCMeta) or typing.get_origin(hint) or hint in (Any, object):
+        return frozenset()
+    return frozenset({float, int}) if hint is float else frozenset({hint})
 
 
 # -- forms to take a digest of

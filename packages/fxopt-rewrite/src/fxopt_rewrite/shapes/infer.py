@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from fxopt_core._torch import PyTreeCodeGen, codegen_of
 from fxopt_core.errors import PreconditionError
 from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_rewrite.shapes.effort import TooMuchError, excess, excess_of_result
 from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
 
 
@@ -232,7 +233,10 @@ class _Run(Interpreter):
     def run_node(self, n: Node) -> Any:
         try:
             value = super().run_node(n)
+            _check(excess_of_result(value))
             self._note(n, value)
+        except TooMuchError as cause:
+            raise TooMuchError(f"infer_shapes: node `{n.name}` ({self._described(n)}) {cause}") from cause
         except Exception as cause:
             raise PreconditionError(
                 f"infer_shapes: node `{n.name}` ({self._described(n)}) fails on fake tensors: {type(cause).__name__}: "
@@ -240,7 +244,12 @@ class _Run(Interpreter):
             ) from cause
         return value
 
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _check(excess(target, (*args, *kwargs.values())))
+        return super().call_method(target, args, kwargs)
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _check(excess(target, (*args, *kwargs.values())))
         result = super().call_function(target, args, kwargs)
         if target is _enter_autocast:
             self._autocasts.append(result)
@@ -261,3 +270,8 @@ class _Run(Interpreter):
         target = getattr(node.target, "__name__", str(node.target))
         owner = dict(self.submodules).get(target) if node.op == "call_module" else None
         return f"{node.op} {target}" if owner is None else f"{node.op} {target}, a {type(owner).__name__}"
+
+
+def _check(found: str | None) -> None:
+    if found is not None:
+        raise TooMuchError(f"makes {found}, which is too much to infer")

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from fxopt_checkpoints.load import load_original_state_dict
 from fxopt_core import history, iter_nodes
 from fxopt_core.errors import CheckpointError
+from fxopt_rewrite.journal.arithmetic import derived_problem, registered_functions
 from fxopt_testing.findings import Flaw, Property, if_preserving
 from fxopt_testing.outcomes import differences, outcome_of
 from fxopt_testing.trial import Subject, Trial, called_modules, hooks_of
@@ -161,6 +162,12 @@ def _traces(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 def _checkpoints(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     names = tensors_by_name(trial.source).keys() - tensors_by_name(trial.done).keys()
     twin = trial.transformed()
+    for derived in (each for record in history(twin) for each in record.derived):
+        problem = derived_problem(derived, registered_functions())
+        if problem is not None:
+            advice = "List in the pass's `arithmetic` the functions that its `Derived` records name."
+            yield Flaw(f"a record {problem}", "functions that the pass lists, and data", advice)
+            return
     if any(record.rekeyed for record in history(twin)):
         gone = f"`{min(names)}` is gone" if names else "names or shapes of tensors changed"
         advice = "Say where the values went: `Editor.drop(call, pieces)`, or a `Derived` record."

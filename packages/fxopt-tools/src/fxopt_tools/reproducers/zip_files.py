@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fxopt_core import PreconditionError
+from fxopt_rewrite.special_files import special_kind
 from fxopt_tools.output_directory import own_files
 from fxopt_tools.reproducers.module_data import DataReader, DataWriter
 
@@ -91,6 +92,8 @@ def read_file(path: Path, *, trusted: bool) -> tuple[dict[str, Any], DataReader]
         PreconditionError: It is not a reproducer, or of a newer version of fxopt.
     """
     try:
+        if special_kind(path) is not None:
+            raise OSError(f"it is {special_kind(path)}")
         with zipfile.ZipFile(path) as archive:
             data = json.loads(archive.read("reproducer.json"))
             if data["version"] > VERSION:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fxopt.commands.failures import FileError
+from fxopt_rewrite.special_files import special_kind
 
 FLAG = "--run-pickled-code"
 _PROGRAMS = ("models/model.json", "serialized_exported_program.json")
@@ -53,6 +54,9 @@ def from_folder(folder: Path) -> nn.Module:
         raise FileError(
             f"{folder} has no config.json; expected a folder in Hugging Face format, as save_pretrained writes it"
         )
+    for path in folder.iterdir():
+        if special_kind(path) not in (None, "a directory"):
+            raise FileError(f"{path} is {special_kind(path)}; expected a folder of files, as save_pretrained writes it")
     try:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
@@ -80,7 +84,7 @@ def _class_for(folder: Path, transformers: Any) -> Any:
     """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
     names = config.get("architectures") if isinstance(config, dict) else None
     if not names:

@@ -19,6 +19,7 @@ from fxopt.commands.terminal import Steps
 from fxopt_capture.archive.call import call_to_save
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
 from fxopt_core import CaptureError, PreconditionError, Transformation, iter_nodes, registry
+from fxopt_rewrite.special_files import special_kind
 from fxopt_tools import Inputs
 from fxopt_tools.inputs import read_inputs
 
@@ -63,6 +64,9 @@ def read_file_of_inputs(path: Path, *, run_pickled_code: bool = False) -> list[I
     Raises:
         FileError: There is no such file, or it holds something else.
     """
+    kind = special_kind(path)
+    if kind is not None:
+        raise FileError(f"{path} is {kind}; expected a file with {_FORMS}, written by torch.save")
     if not path.is_file():
         raise FileError(f"there is no file {str(path)!r} with inputs; expected {_FORMS}, written by torch.save")
     found = _safetensors(path) if path.suffix == ".safetensors" else _saved(path, run_pickled_code)

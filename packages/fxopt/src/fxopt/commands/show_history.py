@@ -24,6 +24,7 @@ def show_history(archive: ArchiveArgument, run_pickled_code: PickleOption = Fals
             graph_module = read_archive(archive, run_pickled_code=run_pickled_code)
         with blaming(ExitCode.FILE):
             records = history(graph_module)
-            return Answer(json.loads(records.to_json()), lambda terminal: terminal.print(str(records)))
+            data = json.loads(records.to_json()) if as_json else {}
+            return Answer(data, lambda terminal: terminal.raw(str(records)))
 
     answer(work, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -76,12 +78,12 @@ class Terminal:
 
     def raw(self, text: str) -> None:
         """Print a text without colours or wrapping, for scripts."""
-        self.out.file.write(f"{text}\n")
+        self.out.file.write(f"{_writable(text)}\n")
         self.out.file.flush()
 
     def error(self, message: str) -> None:
         """Print an error."""
-        self.err.print(Text.assemble(("error: ", "bold red"), message))
+        self.err.print(Text.assemble(("error: ", "bold red"), _writable(message)))
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
         """Print a table: framed, and as wide as the terminal allows; elsewhere columns two spaces apart."""
@@ -99,3 +101,13 @@ class Terminal:
         """Print lines of a difference, coloured by their first character."""
         for line in lines:
             self.print(line, style=_STYLES.get(line[:1]))
+
+
+def _writable(text: str) -> str:
+    """Return text without what no encoding has, and without control characters that a terminal would obey.
+
+    >>> _writable("a" + chr(0xD800) + chr(27) + "[2J")
+    'a\\ud800\\x1b[2J'
+    """
+    plain = text.encode("utf-8", "backslashreplace").decode()
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], plain)

@@ -1,0 +1,51 @@
+"""The functions that ledgers and key maps may name: exactly those that passes list as their ``arithmetic``.
+
+A ledger may come from a stranger, and loading a checkpoint calls what it names. So that no name is looked up: it is on
+the list, or it is refused. What the functions are given is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fxopt_core.ledger.records import Derived
+from fxopt_core.passes.transformation import Transformation
+from fxopt_core.registry.registry import registry
+from fxopt_core.values.forms import is_plain_data
+from fxopt_core.values.names import is_identifier, name_of
+
+
+def registered_functions() -> dict[str, Callable[..., Any]]:
+    """Return by ``"module:name"`` what passes list: those of installed plugins, and of classes imported so far.
+
+    >>> "os:system" in registered_functions()
+    False
+    """
+    registry().available()  # imports the passes
+    return {name: function for function in _listed(Transformation) if (name := name_of(function)) is not None}
+
+
+def _listed(cls: type[Transformation]) -> Iterator[Callable[..., Any]]:
+    yield from vars(cls).get("arithmetic", ())
+    for each in type.__subclasses__(cls):
+        yield from _listed(each)
+
+
+def derived_problem(derived: Derived, functions: dict[str, Callable[..., Any]]) -> str | None:
+    """Return what is wrong with a record of arithmetic, given the registered functions; None where nothing is."""
+    for path in (derived.function, derived.restore):
+        if path is not None and path not in functions:
+            return unregistered(path)
+    for name, value in derived.settings:
+        if not is_identifier(name) or not is_plain_data(value):
+            return f"gives `{derived.function}` a setting {name!r:.60} that is no number, text or tuple of such"
+    return None
+
+
+def unregistered(path: str) -> str:
+    """Return what is wrong with a name that is not on the list."""
+    return (
+        f"calls {path!r:.100}, which no pass that is installed or imported here lists as its `arithmetic`: install the "
+        "package of the pass, or import it first"
+    )
