@@ -46,7 +46,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_rewrite.shapes": (*_CORE, "fxopt_rewrite.ops"),
     "fxopt_rewrite.effects": (*_CORE, *_READING),
     "fxopt_rewrite.index": (*_CORE, "fxopt_rewrite.ops", "fxopt_rewrite.effects"),
-    "fxopt_rewrite.calls": (*_CORE, *_READING, "fxopt_rewrite.index"),
+    "fxopt_rewrite.calls": (*_CORE, *_READING, "fxopt_rewrite.effects", "fxopt_rewrite.index"),
     "fxopt_rewrite.legality": (*_CORE, "fxopt_rewrite.index", "fxopt_rewrite.calls"),
     "fxopt_rewrite.journal": (
         *_CORE,

@@ -202,7 +202,7 @@ def test_reading_a_journal_loads_those_who_write_journals(monkeypatch: pytest.Mo
             ledger_codec.FIELDS.readers["Edits"] = reader
 
     monkeypatch.setattr(ledger_codec, "entry_points", lambda group: [Point()] if group == "fxopt_journal" else [])
-    ledger_codec._load_journals.cache_clear()
+    ledger_codec.load_journals.cache_clear()
     assert ledger_from_json(ledger_to_json(Ledger())) == Ledger() and not loaded
     assert ledger_from_json(text) == ledger_from_json(text) == ledger_with(NodeReplaced(1, 2))
     assert len(loaded) == 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fxopt_checkpoints.agreement import disagreement, nudged
 from fxopt_checkpoints.tensor_map import (
     Assembly,
     Derivation,
@@ -23,6 +24,14 @@ from fxopt_checkpoints.tensor_map import (
 )
 from fxopt_core.errors import CheckpointError, NotReversibleError
 from fxopt_rewrite.journal.arithmetic import registered_functions, unregistered
+from fxopt_rewrite.dtypes import dtype_kind
+
+Inputs = Mapping[str, Tensor | None]
+"""What a function is given, by the names of its parameters."""
+
+
+class WrongWayBackError(NotReversibleError, CheckpointError):
+    """The function of a pass that goes back gives what the original model does not compute the same with."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class NewTensors:
         tensor_map: how.
         original: returns the values of an original tensor by its key; None where it is not given.
         prepare: returns values as a function is to get them, by key or label: cast, and on the right device.
-        inspect: is shown what each function computes.
+        inspect: is shown what each function is given and computes.
     """
 
     def __init__(
@@ -65,7 +74,7 @@ class NewTensors:
         tensor_map: TensorMap,
         original: Callable[[str], Tensor | None],
         prepare: Callable[[str, Tensor], Tensor] = lambda label, values: values,
-        inspect: Callable[[Derivation, list[Tensor]], None] = lambda step, values: None,
+        inspect: Callable[[Derivation, Inputs, list[Tensor]], None] = lambda step, inputs, values: None,
     ) -> None:
         self._map, self._original, self._prepare, self._inspect = tensor_map, original, prepare, inspect
         self._derived: dict[str, Tensor] = {}
@@ -90,7 +99,7 @@ class NewTensors:
             for target, values in zip(step.outputs, _call(step, inputs), strict=True)
             if target is not None and values is not None
         ]
-        self._inspect(step, [values for _, values in made])
+        self._inspect(step, inputs, [values for _, values in made])
         for target, values in made:
             if self._uses[target.label]:
                 self._derived[target.label] = values
@@ -129,9 +138,9 @@ class NewTensors:
         return Computed(step.target, tuple(parts), tuple(fills), complete)
 
 
-def _call(step: Derivation, inputs: Mapping[str, Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Return what the function of a step computes; check that it has the recorded shapes."""
-    function = _function(step.function, step)
+def _call(step: Derivation, inputs: Inputs) -> tuple[Tensor | None, ...]:
+    """Return what the function of a step computes; check that shapes are as recorded, and that it writes nothing."""
+    function, before = _function(step.function, step), _versions(inputs)
     try:
         with torch.no_grad():
             results = function(**inputs, **dict(step.settings))
@@ -143,9 +152,17 @@ def _call(step: Derivation, inputs: Mapping[str, Tensor | None]) -> tuple[Tensor
     results = (results,) if isinstance(results, Tensor) else tuple(results)
     found = [tuple(values.shape) if isinstance(values, Tensor) else None for values in results]
     expected = [None if target is None else target.shape for target in step.outputs]
+    named = f"`{step.function}`, by which pass `{step.pass_name}` computes tensors,"
     if found != expected:
-        raise CheckpointError(f"`{step.function}` gives tensors of shapes {found}, expected {expected}")
+        raise CheckpointError(f"{named} gives tensors of shapes {found}, expected {expected}")
+    if _versions(inputs) != before:
+        raise CheckpointError(f"{named} writes into the tensors that it is given; it has to return new ones")
     return results
+
+
+def _versions(inputs: Inputs) -> list[int | None]:
+    """Return how often tensors were written."""
+    return [None if each is None or each.is_inference() else each._version for each in inputs.values()]
 
 
 def _function(path: str, step: Derivation) -> Callable[..., Any]:
@@ -155,21 +172,46 @@ def _function(path: str, step: Derivation) -> Callable[..., Any]:
     return functions[path]
 
 
+_REMEDY = (
+    "A function that goes back has to return a tensor for each input, from which the pass computes the present values "
+    "again, or to raise a NotReversibleError: tell the author of the pass. Until then keep the original checkpoint, or "
+    "save graph_module.state_dict()"
+)
+
+
 class OriginalTensors:
-    """Takes original tensors out of new ones, ``current`` by full name; ``dtypes`` are those of what functions read."""
+    """Takes original tensors out of new ones, ``current`` by full name; ``dtypes`` are those of what functions read.
+
+    What functions restored is used as loading it would: where the new tensors do not come out again, that is a problem.
+    """
 
     def __init__(
         self, tensor_map: TensorMap, current: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype | None]
     ) -> None:
-        self._map, self._dtypes = tensor_map, dtypes
+        self._map, self._current, self._dtypes = tensor_map, current, dtypes
         self.problems: list[str] = []  # why original values cannot be restored
         self.pass_name: str | None = None  # of the first problem
+        self._is_wrong = False  # whether a function that goes back is wrong
+        self._fresh: set[int] = set()  # addresses of copies that nothing else uses
         self._values = {each.label: current[each.name].detach() for each in tensor_map.new_tensors}
         for step in reversed(tensor_map.steps):
             if isinstance(step, Assembly):
                 self._take_apart(step)
             else:
                 self._restore(step)
+        if not self.problems and any(isinstance(step, Derivation) for step in tensor_map.steps):
+            self._check()
+
+    def error(self, problems: Iterable[str] = ()) -> NotReversibleError | None:
+        """Return the error that names all problems, these included; None where there are none."""
+        found = [*self.problems, *problems]
+        if not found:
+            return None
+        cls = WrongWayBackError if self._is_wrong else NotReversibleError
+        if self._is_wrong:
+            found.append(_REMEDY)
+        text = "\n  ".join(found)
+        return cls(f"the values of the original model cannot be restored:\n  {text}", pass_name=self.pass_name)
 
     def has(self, row: OriginalTensor) -> bool:
         """Return whether something holds the values of an original tensor."""
@@ -179,6 +221,10 @@ class OriginalTensors:
         """Return the values of an original tensor in memory of their own; zeros where nothing holds them."""
         if self.has(row):
             values = self._values[self._map.source_of(row.key)]
+            whole = values.is_contiguous() and values.untyped_storage().nbytes() == values.nbytes
+            if whole and values.data_ptr() in self._fresh:
+                self._fresh.remove(values.data_ptr())
+                return values
             return values.new_empty(values.shape).copy_(values)
         beside = None if row.beside is None else self._values.get(row.beside)
         return torch.zeros(row.shape or (), dtype=row.dtype, device=None if beside is None else beside.device)
@@ -191,6 +237,11 @@ class OriginalTensors:
     def _problem(self, step: Step, text: str) -> None:
         self.problems.append(text)
         self.pass_name = self.pass_name or step.pass_name
+
+    def _wrong(self, step: Derivation, text: str) -> None:
+        """Note what is wrong with the functions of a step, which their author has to mend."""
+        self._is_wrong = True
+        self._problem(step, f"{listed(target.name for target in step.targets)} (pass `{step.pass_name}`): {text}")
 
     def _take_apart(self, step: Assembly) -> None:
         whole = self._values.get(step.target.label)
@@ -219,8 +270,20 @@ class OriginalTensors:
                 "back. Keep the original checkpoint, or save graph_module.state_dict()",
             )
             return
+        unsaved = [
+            row.key for row in map(self._map.by_key.get, step.sources) if row and not (row.persistent or row.kept)
+        ]
+        if unsaved:
+            self._problem(
+                step,
+                f"{names}: pass `{step.pass_name}` computes them from {listed(unsaved)}, which no state_dict has "
+                "(persistent=False), so that the original model would not get the value that belongs to the others. "
+                "Keep the original checkpoint, or save graph_module.state_dict()",
+            )
+            return
         function = _function(step.restore, step)
-        outputs = [None if target is None else self._values[target.label] for target in step.outputs]
+        outputs = [None if target is None else self._values[target.label].clone() for target in step.outputs]
+        self._fresh |= {values.data_ptr() for values in outputs if values is not None and values.numel()}
         shapes = {name: self._shape(label) for name, label in step.inputs}
         try:
             with torch.no_grad():
@@ -229,22 +292,78 @@ class OriginalTensors:
             self._problem(step, f"{names} (pass `{step.pass_name}`): {error}")
             return
         except Exception as error:  # whatever a pass's own function raises
-            self._problem(step, f"{names}: `{step.restore}` failed ({type(error).__name__}: {error})")
+            self._wrong(step, f"`{step.restore}` failed ({type(error).__name__}: {error})")
             return
-        for name, label in step.inputs:
-            if label is None:
-                continue
-            restored = values.get(name)
-            shape = None if restored is None else tuple(restored.shape)
-            if shape == shapes[name]:
-                self._put(label, restored.to(self._dtypes.get(label) or restored.dtype))
-            else:
-                self._problem(step, f"`{step.restore}` gives {shape} as `{name}` of {names}, expected {shapes[name]}")
+        wrong = _misfits(step, values, shapes, self._dtypes)
+        for text in wrong:
+            self._wrong(step, f"`{step.restore}` gives {text}")
+        device = next((each.device for each in outputs if each is not None), None)
+        for name, label in () if wrong else step.inputs:
+            if label is not None:
+                self._put(label, values[name].detach().to(device, self._dtypes.get(label) or values[name].dtype))
+
+    def _check(self) -> None:
+        """Note where the functions do not give the present values, of what is about to be saved; group by group."""
+        new = NewTensors(self._map, self._saved, inspect=self._compare)
+        try:
+            for _ in new:
+                pass
+        except CheckpointError as error:  # a function fails, or writes
+            self._is_wrong = True
+            self.problems.append(str(error))
+
+    def _saved(self, key: str) -> Tensor | None:
+        """Return the values under which an original tensor is saved."""
+        return self._current.get(key) if self._map.by_key[key].kept else self._values.get(key)
+
+    def _compare(self, step: Derivation, inputs: Inputs, found: list[Tensor]) -> None:
+        for place, (target, values) in enumerate(zip(step.targets, found, strict=True)):
+
+            def moved(place: int = place) -> Iterator[Tensor]:
+                for each in nudged(inputs):
+                    yield [values for values in _call(step, each) if values is not None][place]
+
+            text = disagreement(values, self._values[target.label], moved)
+            if text is not None:
+                self._wrong(
+                    step,
+                    f"from what `{step.restore}` gives, `{step.function}` computes another `{target.name}` than the "
+                    f"module has: {text}",
+                )
 
     def _shape(self, label: str | None) -> tuple[int, ...] | None:
         if label is None:
             return None
         return self._map.by_key[label].shape if label in self._map.by_key else self._map.made[label].shape
+
+
+def _misfits(
+    step: Derivation,
+    found: object,
+    shapes: Mapping[str, tuple[int, ...] | None],
+    dtypes: Mapping[str, torch.dtype | None],
+) -> list[str]:
+    """Say what a function that goes back gives otherwise than it has to, before values are looked at."""
+    if not isinstance(found, Mapping):
+        return [f"a {type(found).__name__}, expected a mapping of names to tensors"]
+    labels, names = dict(step.inputs), listed(target.name for target in step.targets)
+    problems = []
+    for name, label in step.inputs:
+        values, shape = found.get(name), shapes[name]
+        if label is None:
+            continue
+        if values is None:
+            problems.append(f"no `{name}` (`{label}`), which `{step.function}` takes")
+        elif not isinstance(values, Tensor) or tuple(values.shape) != shape:
+            kind = tuple(values.shape) if isinstance(values, Tensor) else f"a {type(values).__name__}"
+            problems.append(f"{kind} as `{name}` of {names}, expected {shape}")
+        elif dtype_kind(values.dtype) != dtype_kind(dtypes.get(label) or values.dtype):
+            problems.append(f"{values.dtype} as `{name}` of {names}, expected {dtypes[label]}")
+    for name, values in found.items():
+        if labels.get(name) is None and values is not None:
+            what = "of which the original model has none" if name in labels else "which is none of its inputs"
+            problems.append(f"`{name}`, {what}")
+    return problems
 
 
 def present_dtypes(tensor_map: TensorMap, current: Mapping[str, Tensor]) -> dict[str, torch.dtype | None]:

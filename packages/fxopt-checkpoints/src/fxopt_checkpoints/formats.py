@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fxopt_checkpoints.arithmetic import NewTensors, OriginalTensors
 from fxopt_checkpoints.tensor_map import Destination, OriginalTensor, Step, TensorMap, listed
-from fxopt_core.errors import CheckpointError, FxoptError, NotReversibleError
+from fxopt_core.errors import CheckpointError, FxoptError
 
 
 def packed_modules_mapping(tensor_map: TensorMap) -> dict[str, list[str]]:
@@ -221,8 +221,9 @@ class KeyMapConversion:
         if missing:
             raise CheckpointError(f"the state_dict lacks {listed(missing)}")
         taken = OriginalTensors(self.tensor_map, given, {row.key: row.dtype for row in self.tensor_map.originals})
-        if taken.problems:
-            raise NotReversibleError("\n".join(taken.problems), pass_name=taken.pass_name)
+        error = taken.error()
+        if error is not None:
+            raise error
         return {row.key: taken.copy_of(row) for row in self.tensor_map.originals}
 
     @property

@@ -18,7 +18,7 @@ from fxopt_checkpoints.rollback import Rollback
 from fxopt_checkpoints.tensor_map import OriginalTensor, region
 from fxopt_checkpoints.trace import is_baked, key_map
 from fxopt_checkpoints.validation import Validation, copying_problem
-from fxopt_core.errors import CheckpointError, NotReversibleError
+from fxopt_core.errors import CheckpointError
 from fxopt_core.graph import check_graph_module
 from fxopt_rewrite.dtypes import dtype_kind
 
@@ -191,7 +191,9 @@ def original_state_dict(graph_module: GraphModule) -> dict[str, Any]:
         one tensor; counters of batches that a fold dropped are zero.
 
     Raises:
-        NotReversibleError: Some original values cannot be restored: each site is named.
+        NotReversibleError: Some original values cannot be restored: each site is named. It is a CheckpointError, too,
+            where a function that a pass names for the way back is wrong: it leaves a tensor out, or the arithmetic of
+            the pass does not give the present values again, beyond rounding. That is computed for each group.
         FxoptError: See `key_map`.
 
     >>> list(original_state_dict(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3)))))
@@ -202,18 +204,22 @@ def original_state_dict(graph_module: GraphModule) -> dict[str, Any]:
     current = current_tensors(graph_module)
     taken = OriginalTensors(names, current, present_dtypes(names, current))
     rows = [row for row in names.originals if row.in_state_dict]
-    problems = taken.problems or [
+    lost = [
         f"`{row.key}` was taken out, and nothing holds its values; keep the original checkpoint"
         for row in rows
         if not row.kept and row.shape is not None and not taken.has(row) and not _is_counter(row)
     ]
-    if problems:
-        text = "\n  ".join(problems)
-        raise NotReversibleError(
-            f"the values of the original model cannot be restored:\n  {text}", pass_name=taken.pass_name
-        )
     saved: dict[str, Any] = graph_module.state_dict()
     made = {target.name for target in names.new_tensors}
+    lost += [
+        f"`{key}` was put in by a pass that does not say what it is made of (by `Editor.drop`, `Editor.neutral` or "
+        "`Editor.derived`); save graph_module.state_dict()"
+        for key in saved
+        if key in current and key not in made and key not in names.by_key and not is_baked(key)
+    ]
+    error = taken.error([] if taken.problems else lost)
+    if error is not None:
+        raise error
     result = _in_order(rows, saved, made)
     copies: dict[str, Tensor] = {}
     for row in rows:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxopt_checkpoints.arithmetic import Computed, NewTensors
+from fxopt_checkpoints.arithmetic import Computed, Inputs, NewTensors
 from fxopt_checkpoints.custom_loading import CustomLoading, is_unusual
 from fxopt_checkpoints.tensor_map import Derivation, OriginalTensor, TensorMap, listed
 from fxopt_checkpoints.trace import is_baked
@@ -136,7 +136,7 @@ class Validation:
         ``prepare`` is that of `NewTensors`; ``writing_problem`` says why a tensor cannot be written.
         """
 
-        def inspect(step: Derivation, results: list[Tensor]) -> None:
+        def inspect(step: Derivation, inputs: Inputs, results: list[Tensor]) -> None:
             problem = _range_problem(step, results)
             self.problems += [problem] if problem else []
 

@@ -162,13 +162,13 @@ def _read_ledger(text: str, objects: list[object], names: Names = LOADED) -> Led
     if version > LEDGER_VERSION:
         return restore_ledger(version, _compress(text), b"")
     if '"journal":' in text:
-        _load_journals()
+        load_journals()
     ledger: Ledger = ValueReader(FIELDS.readers, objects, names).read({"Ledger": data})
     return ledger
 
 
 @cache
-def _load_journals() -> None:
+def load_journals() -> None:
     """Import the distributions that write journals, which register the classes of their edits as `stored`."""
     for point in entry_points(group="fxopt_journal"):
         point.load()

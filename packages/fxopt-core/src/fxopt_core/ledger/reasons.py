@@ -48,6 +48,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "meant.",
         "unsupported-call": "The call passes arguments that the rewrite has no place for. Call the layer with its "
         "input alone, and functions with numbers that are fixed.",
+        "other-form": "The graph has the operation in another form. Find all forms by `fxopt_rewrite.calls_of`.",
         "instrument": "An instrument of this run left the site out (a bisection, or a tuning). Run the pass without "
         "it, if all sites are meant.",
     }

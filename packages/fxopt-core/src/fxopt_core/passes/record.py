@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from torch.fx import GraphModule
 
 from fxopt_core.graph import iter_nodes
+from fxopt_core.ledger.codec import load_journals
 from fxopt_core.ledger.marks import META_KEY, has_mark
-from fxopt_core.ledger.records import Record, Rewrite, ledger_of
+from fxopt_core.ledger.records import Record, Refusal, Rewrite, ledger_of
 from fxopt_core.passes.context import Frame
 from fxopt_core.passes.instruments import PassRun
 from fxopt_core.passes.runnable import Runnable
 from fxopt_core.state.outline import Outline
 from fxopt_core.values.forms import is_plain_data
 from fxopt_core.values.names import class_path
+
+EXPLAINERS: list[Callable[[Runnable, GraphModule], list[Refusal]]] = []  # of passes that did nothing; others add them
 
 
 def signature_or_empty(transformation: Runnable) -> str:
@@ -49,6 +52,9 @@ def make_record(
     rewrites = frame.rewrites
     if not rewrites and frame.journal is None and signature:
         rewrites = _marked_rewrites(result, frame, signature, before.names(), marked_before)
+    if transformation._edits and not (changed or rewrites or frame.refusals or frame.edits is not None):
+        load_journals()
+        frame.refusals += [refusal for explain in EXPLAINERS for refusal in explain(transformation, result)]
     return Record(
         pass_name=transformation.name,
         transformation=class_path(type(transformation)),

@@ -88,10 +88,6 @@ def _read_int(_: ValueReader, content: Any) -> int:
     return int(content, 16)
 
 
-def _float_form(value: float, _: Write) -> Form:
-    return value if value - value == 0 else {"float": repr(value)}
-
-
 def _text_form(key: str) -> Callable[[Any, Write], Form]:
     return lambda value, _: {key: str(value).removeprefix("torch.")}
 
@@ -111,7 +107,7 @@ def _pairs(key: str) -> Callable[[Any, Write], Form]:
 _Forms = Mapping[type, Callable[[Any, Write], Form]]
 _FORMS: _Forms = {
     int: _int_form,
-    float: _float_form,
+    float: lambda value, _: value if value - value == 0 else {"float": repr(value)},
     complex: lambda value, _: {"complex": [repr(value.real), repr(value.imag)]},
     bytes: lambda value, _: {"bytes": base64.b64encode(value).decode()},
     type(Ellipsis): lambda value, _: {"ellipsis": None},
@@ -577,11 +573,6 @@ def _tensor_error(value: Tensor, found: str, wanted: str) -> UnstableValueError:
     return UnstableValueError(f"found {found} (shape {tuple(value.shape)}, {value.dtype}); give {wanted}")
 
 
-def _range_form(value: range, _: Write) -> Form:
-    """Write a range as it compares: by its elements."""
-    return {"range": [len(value), value.start if value else 0, value.step if len(value) > 1 else 0]}
-
-
 _BASES: Mapping[type, Callable[[Any], Any]] = {
     # By the methods of the built-in type, whatever a subclass makes of them.
     **dict.fromkeys((complex, str, bytes, tuple, list, OrderedDict, set, frozenset), lambda value: value),
@@ -595,7 +586,8 @@ _DIGESTED: _Forms = {
     tuple: lambda value, write: [write(item) for item in value],
     dict: _unordered("dict"),
     types.MappingProxyType: _unordered("mapping_proxy"),
-    range: _range_form,
+    # As it compares, by its elements.
+    range: lambda v, _: {"range": [len(v), v.start if v else 0, v.step if len(v) > 1 else 0]},
     re.Pattern: lambda value, write: {"pattern": [write(value.pattern), value.flags]},
     functools.partial: lambda value, write: {"partial": [write(value.func), write(value.args), write(value.keywords)]},
     Tensor: _tensor_form,

@@ -90,6 +90,83 @@ METHOD_PRODUCTS = {
     "__truediv__": "__mul__",
     "__itruediv__": "__imul__",
 }
+SYNONYMS: dict[str, str] = {
+    synonym: name
+    for name, *synonyms in map(
+        str.split,
+        (
+            "abs absolute",
+            "acos arccos",
+            "acosh arccosh",
+            "asin arcsin",
+            "asinh arcsinh",
+            "atan arctan",
+            "atan2 arctan2",
+            "atanh arctanh",
+            "bitwise_and __and__",
+            "bitwise_or __or__",
+            "bitwise_xor __xor__",
+            "bitwise_left_shift __lshift__",
+            "bitwise_right_shift __rshift__",
+            "cat concat concatenate",
+            "clamp clip",
+            "div divide true_divide",
+            "ge greater_equal",
+            "gt greater",
+            "inverse linalg_inv",
+            "le less_equal",
+            "lt less",
+            "matmul linalg_matmul",
+            "movedim moveaxis",
+            "mul multiply",
+            "ne not_equal",
+            "neg negative",
+            "outer ger",
+            "sigmoid special_expit",
+            "sub subtract",
+            "transpose swapaxes swapdims",
+            "trunc fix",
+        ),
+    )
+    for synonym in synonyms
+}
+"""Names of operators to the name of the one that they are another name of."""
+
+OPERATORS: dict[str, str] = {
+    **{name: name for name in ("abs", "add", "eq", "ge", "gt", "le", "lt", "matmul", "mul", "ne", "neg", "pow", "sub")},
+    "and_": "bitwise_and",
+    "floordiv": "floor_divide",
+    "inv": "bitwise_not",
+    "invert": "bitwise_not",
+    "lshift": "bitwise_left_shift",
+    "mod": "remainder",
+    "or_": "bitwise_or",
+    "pos": "positive",
+    "rshift": "bitwise_right_shift",
+    "truediv": "div",
+    "xor": "bitwise_xor",
+}
+"""Functions of ``operator`` to the names of torch's operators that do the same for tensors."""
+
+ACTIVATIONS: dict[type[nn.Module], str] = {
+    nn.Hardsigmoid: "hardsigmoid",
+    nn.Hardswish: "hardswish",
+    nn.LogSigmoid: "log_sigmoid",
+    nn.Mish: "mish",
+    nn.ReLU: "relu",
+    nn.SELU: "selu",
+    nn.SiLU: "silu",
+    nn.Sigmoid: "sigmoid",
+    nn.Tanh: "tanh",
+}
+"""Modules without settings to the operators that they are."""
+
+MODIFIERS: dict[str, object] = {"alpha": 1, "rounding_mode": None}
+"""Keywords that make another operation of one, unless they have this value."""
+
+OPERANDS = ("input", "other")
+OPERAND_KEYWORDS = {"self": "input", "exponent": "other", "mat2": "other"}
+
 TRAINING_FLAG: dict[Any, tuple[int, str]] = {
     aten.batch_norm.default: (5, "training"),
     aten.dropout.default: (2, "train"),

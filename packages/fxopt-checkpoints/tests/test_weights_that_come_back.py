@@ -1,0 +1,292 @@
+"""Weights that come back from folds: what a pass gives for the way back is refused unless it computes the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import checkpoint_passes
+import pytest
+import torch
+from checkpoint_passes import Fold, Join, Model, model, traced
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fxopt_checkpoints import key_map, load_original_state_dict, original_state_dict
+from fxopt_checkpoints.agreement import disagreement, nudged
+from fxopt_core import CheckpointError, NotReversibleError, compose
+
+Back = Callable[[dict[str, Tensor]], Any]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+unfold = checkpoint_passes.unfold
+
+
+def folded(dtype: torch.dtype = torch.float32) -> GraphModule:
+    return Fold()(traced(model())).to(dtype)
+
+
+def going_back_by(monkeypatch: pytest.MonkeyPatch, change: Back) -> None:
+    """Let the pass go back as it does, and change what that gives."""
+
+    def changed(weight: Tensor, bias: Tensor, **settings: Any) -> Any:
+        return change(unfold(weight, bias, **settings))
+
+    monkeypatch.setattr(checkpoint_passes, "unfold", changed)
+
+
+def without(name: str) -> Back:
+    return lambda found: {key: value for key, value in found.items() if key != name}
+
+
+def changed(name: str, change: Callable[[Tensor], Any]) -> Back:
+    return lambda found: {**found, name: change(found[name])}
+
+
+WRONG: dict[str, tuple[Back, str]] = {
+    "a tensor left out": (
+        without("bias"),
+        r"gives no `bias` \(`mid\.bias`\), which `checkpoint_passes:fold` takes",
+    ),
+    "None for a tensor": (changed("mean", lambda x: None), r"gives no `mean` \(`norm\.running_mean`\)"),
+    "another name": (
+        lambda found: {**without("bias")(found), "biass": found["bias"]},
+        "gives `biass`, which is none",
+    ),
+    "one name too many": (lambda found: {**found, "scale": found["var"]}, "gives `scale`, which is none of its inputs"),
+    "another shape": (changed("var", lambda x: x[:1]), r"gives \(1,\) as `var` of .*, expected \(6,\)"),
+    "another kind of dtype": (
+        changed("mean", lambda x: x.long()),
+        r"gives torch\.int64 as `mean` of .* expected",
+    ),
+    "no tensor": (changed("mean", lambda x: 0.0), r"gives a float as `mean` of .*, expected \(6,\)"),
+    "no mapping": (lambda found: tuple(found.values()), "gives a tuple, expected a mapping of names to tensors"),
+    "zeros": (
+        changed("bias", torch.zeros_like),
+        r"computes another `mid_folded\.bias` than .* has: 6 of 6",
+    ),
+    "the wrong sign": (changed("bias", torch.neg), r"another `mid_folded\.bias`"),
+    "one wrong channel": (
+        changed("bias", lambda x: x + (torch.arange(6) == 3)),
+        "1 of 6 elements differs, by up to 1",
+    ),
+    "another scale": (changed("var", lambda x: x * 4), r"another `mid_folded\.weight`.*48 of 48"),
+    "no numbers": (changed("weight", lambda x: x / torch.zeros_like(x)), r"another `mid_folded\.weight`"),
+    "rows exchanged": (changed("weight", lambda x: x.flip(0)), r"another `mid_folded\.weight`"),
+}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+    @pytest.mark.parametrize("wrong", WRONG)
+    def test_what_does_not_give_the_present_values(
+        self, wrong: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The error names pass, group and tensor, what differs and what to do, and is one of checkpoints, too."""
+        graph_module = folded(dtype)
+        before = {key: value.clone() for key, value in graph_module.state_dict().items()}
+        change, message = WRONG[wrong]
+        going_back_by(monkeypatch, change)
+        with pytest.raises(NotReversibleError, match=message) as caught:
+            original_state_dict(graph_module)
+        text = str(caught.value)
+        assert isinstance(caught.value, CheckpointError) and caught.value.pass_name == "fold"
+        assert "`mid_folded.weight`, `mid_folded.bias` (pass `fold`): " in text
+        assert text.count("keep the original checkpoint, or save graph_module.state_dict()") == 1
+        assert all(torch.equal(value, before[key]) for key, value in graph_module.state_dict().items())
+
+    @pytest.mark.parametrize("error", [1e-5, -3e-6])
+    def test_float32_shows_what_bfloat16_cannot(self, error: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A forgotten eps is far beyond rounding in one, and below it in the other."""
+        going_back_by(monkeypatch, changed("var", lambda x: x + error))
+        original_state_dict(folded(torch.bfloat16))
+        with pytest.raises(NotReversibleError, match="where rounding explains"):
+            original_state_dict(folded())
+
+    def test_a_tensor_that_the_original_does_not_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        original = model()
+        original.mid.bias = None
+        graph_module = Fold()(traced(original))
+        original_state_dict(graph_module)
+        going_back_by(monkeypatch, lambda found: {**found, "bias": torch.zeros(6)})
+        with pytest.raises(NotReversibleError, match="gives `bias`, of which the original model has none"):
+            original_state_dict(graph_module)
+
+    def test_all_sites_are_named_with_one_remedy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A model of two folds that do not go back, one of them with a reason of its own."""
+        graph_module = Fold()(traced(torch.nn.Sequential(model(), model(1)).eval()))
+        going_back_by(monkeypatch, without("bias"))
+        with pytest.raises(NotReversibleError) as caught:
+            original_state_dict(graph_module)
+        assert str(caught.value).count("gives no `bias`") == 2 and str(caught.value).count("tell the author") == 1
+
+    def test_functions_may_not_write_into_what_they_are_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Neither way harms the module: the way back gets copies, and the way there is refused."""
+        graph_module, fold = folded(), checkpoint_passes.fold
+        before = {key: value.clone() for key, value in graph_module.state_dict().items()}
+        monkeypatch.setattr(checkpoint_passes, "unfold", lambda w, b, **kwargs: unfold(w.mul_(2), b, **kwargs))
+        with pytest.raises(NotReversibleError, match=r"another `mid_folded\.weight`"):
+            original_state_dict(graph_module)
+        monkeypatch.setattr(checkpoint_passes, "unfold", unfold)
+        monkeypatch.setattr(checkpoint_passes, "fold", lambda weight, **kwargs: fold(weight.mul_(2), **kwargs))
+        with pytest.raises(CheckpointError, match=r"`checkpoint_passes:fold`, by which pass `fold`.* writes into"):
+            original_state_dict(graph_module)
+        assert all(torch.equal(value, before[key]) for key, value in graph_module.state_dict().items())
+
+    def test_converters_of_transformers_check_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        formats = pytest.importorskip("fxopt_checkpoints.formats")
+        graph_module = folded()
+        (part,) = formats.independent_parts(key_map(graph_module))
+        current = dict(graph_module.named_parameters())
+        formats.KeyMapConversion(part)._take_apart(current)
+        going_back_by(monkeypatch, changed("bias", torch.neg))
+        with pytest.raises(NotReversibleError, match=r"another `mid_folded\.bias`"):
+            formats.KeyMapConversion(part)._take_apart(current)
+
+
+class TestRight:
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("order", ["fold", "join, fold", "fold, join"])
+    def test_what_comes_back_computes_the_same(self, order: str, dtype: torch.dtype) -> None:
+        """Folded in float32 and converted, and trained since: a bias, a weight near zero, one that is zero."""
+        passes = {"fold": (Fold(),), "join, fold": (Join(), Fold()), "fold, join": (Fold(), Join(sort=True))}[order]
+        graph_module = compose(*passes)(traced(model())).to(dtype)
+        with torch.no_grad():
+            tensors = dict(graph_module.named_parameters())
+            for name, tensor in tensors.items():
+                if "mid_folded" in name:
+                    tensor[0] = 0.0
+                    tensor[1] *= 1e-6
+                    tensor[2] *= -300.0 if dtype is torch.float16 else -3e4
+        before = {key: value.clone() for key, value in graph_module.state_dict().items()}
+        saved = original_state_dict(graph_module)
+        assert list(saved) == list(traced(model()).state_dict())
+        assert all(value.dtype in (dtype, torch.int64) for value in saved.values())
+        load_original_state_dict(graph_module, saved)
+        for key, value in graph_module.state_dict().items():
+            torch.testing.assert_close(value, before[key], rtol=2e-2 if dtype.itemsize == 2 else 1e-6, atol=0)
+
+    @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+    def test_rounding_is_no_mistake(self, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A pass that divides by a scale instead of setting it to one, so that every value is rounded twice."""
+
+        def divided(found: dict[str, Tensor]) -> dict[str, Tensor]:
+            scale = torch.rsqrt(torch.linspace(1e-4, 300.0, 6) + 1e-5).to(torch.float32)
+            weight = (found["weight"].float() / scale[:, None]).to(dtype)
+            bias = (found["bias"].float() / scale).to(dtype)
+            return {**found, "weight": weight, "bias": bias, "var": torch.linspace(1e-4, 300.0, 6)}
+
+        graph_module = folded(dtype)
+        going_back_by(monkeypatch, divided)
+        original_state_dict(graph_module)
+
+    def test_the_checkpoint_holds_no_memory_of_the_module(self) -> None:
+        graph_module = folded()
+        saved = original_state_dict(graph_module)
+        pointers = [value.data_ptr() for key, value in saved.items() if key.startswith(("mid.", "norm."))]
+        assert len(set(pointers)) == len(pointers)
+        assert not set(pointers) & {value.data_ptr() for value in graph_module.state_dict().values()}
+
+    def test_a_constant_that_a_pass_gives_each_time_is_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        constant = torch.zeros(6)
+        going_back_by(monkeypatch, lambda found: {**found, "mean": constant})
+        saved = original_state_dict(folded())
+        assert saved["norm.running_mean"].data_ptr() != constant.data_ptr()
+
+    def test_nothing_is_computed_on_the_meta_device(self) -> None:
+        saved = original_state_dict(folded().to("meta"))
+        assert all(saved[key].is_meta for key in saved if key.startswith("mid."))
+
+
+def test_a_new_tensor_of_unknown_origin_is_no_key_of_the_original() -> None:
+    """A pass that records how the weight is computed, and forgets the bias that it puts in."""
+
+    class Forgetful(Fold):
+        """Records the weight alone."""
+
+        def rewrite(self, site: Any, edit: Any) -> None:
+            record = edit.derived
+            edit.derived = lambda derived: record(
+                dataclasses.replace(derived, outputs=(derived.outputs[0], None), function="checkpoint_passes:fold")
+            )
+            super().rewrite(site, edit)
+
+    graph_module = Forgetful()(traced(model()))
+    with pytest.raises(NotReversibleError):
+        original_state_dict(graph_module)
+
+
+class TestAgreement:
+    """Two units in the last place, and what rounding the inputs does to the result."""
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_two_units_are_rounding_and_twenty_are_not(self, dtype: torch.dtype) -> None:
+        values = torch.linspace(0.5, 3.0, 50, dtype=torch.float64)
+        unit = torch.finfo(dtype).eps
+        expected = values.to(dtype)
+        assert disagreement((values * (1 + unit)).to(dtype), expected, lambda: iter(())) is None
+        assert "50 of 50" in str(disagreement((values * (1 + 20 * unit)).to(dtype), expected, lambda: iter(())))
+
+    def test_sizes_do_not_hide_one_another(self) -> None:
+        expected = torch.tensor([1e9, 1e-9, 0.0])
+        for place, wrong in enumerate((1.001e9, 2e-9, 1e-9)):
+            found = expected.clone()
+            found[place] = wrong
+            assert "1 of 3" in str(disagreement(found, expected, lambda: iter(())))
+
+    def test_sums_that_cancel_may_be_as_wrong_as_their_terms(self) -> None:
+        """By a bound from the inputs: what is beyond that is found, too."""
+
+        def function(inputs: Mapping[str, Tensor | None]) -> Tensor:
+            weight, shift = inputs["weight"], inputs["shift"]
+            assert weight is not None and shift is not None
+            return weight @ shift
+
+        generator = torch.Generator().manual_seed(1)
+        weight = torch.randn(200, 64, generator=generator, dtype=torch.float64) * 1000
+        shift = torch.randn(64, generator=generator, dtype=torch.float64)
+        weight[:, -1] = (0.001 - weight[:, :-1] @ shift[:-1]) / shift[-1]
+        inputs: dict[str, Tensor | None] = {"weight": weight.float(), "shift": shift.float()}
+        found, expected = function(inputs), (weight @ shift).float()
+        assert disagreement(found, expected, lambda: iter(())) is not None
+        assert disagreement(found, expected, lambda: map(function, nudged(inputs))) is None
+        assert disagreement(found + 1.0, expected, lambda: map(function, nudged(inputs))) is not None
+
+    def test_infinities_and_nan_agree_with_themselves_alone(self) -> None:
+        odd = torch.tensor([float("inf"), -float("inf"), float("nan"), 1.0])
+        assert disagreement(odd.clone(), odd, lambda: iter(())) is None
+        for place in range(3):
+            found = odd.clone()
+            found[place] = 1.0
+            assert disagreement(found, odd, lambda: iter(())) is not None
+            assert disagreement(odd, found, lambda: iter(())) is not None
+
+    def test_subnormal_values_of_float16(self) -> None:
+        expected = torch.tensor([6e-8, 1e-6], dtype=torch.float16)
+        assert disagreement(expected + 6e-8, expected, lambda: iter(())) is None
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8], ids=str)
+    def test_whole_numbers_agree_exactly(self, dtype: torch.dtype) -> None:
+        expected = torch.tensor([0, 1, 1]).to(dtype)
+        assert disagreement(expected.clone(), expected, lambda: iter(())) is None
+        assert "1 of 3" in str(disagreement(torch.tensor([0, 1, 0]).to(dtype), expected, lambda: iter(())))
+
+    @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn], ids=str)
+    def test_other_dtypes(self, dtype: torch.dtype) -> None:
+        expected = torch.tensor([1.0, 2.0]).to(dtype)
+        assert disagreement(torch.tensor([1.0, 2.0]).to(dtype), expected, lambda: iter(())) is None
+        assert disagreement(torch.tensor([1.0, 8.0]).to(dtype), expected, lambda: iter(())) is not None
+
+
+def test_only_the_present_values_count_after_training() -> None:
+    graph_module: GraphModule = folded()
+    trained = Model()
+    load_original_state_dict(graph_module, traced(trained).state_dict())
+    with torch.no_grad():
+        for parameter in graph_module.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    x = torch.randn(5, 4)
+    saved = original_state_dict(graph_module)
+    twin = traced(model())
+    twin.load_state_dict(saved)
+    torch.testing.assert_close(twin(x), graph_module(x), rtol=1e-4, atol=1e-4)
