@@ -10,12 +10,12 @@ from fxopt_simplify.tables_pass import TablesPass
 class CacheShapeTables(TablesPass):
     """``scores + mask(x.shape[1])`` -> ``scores + tables(x.shape[1])``: masks and positions are computed once per size.
 
-    What depends on sizes, literals and buffers alone is computed by one `ShapeTables`, which keeps it for the sizes of the
-    last calls: positions, causal masks, rotary tables, and what capture makes of an absent mask. Buffers may change:
-    loading or writing one is noticed. Parameters train, so that what depends on them is computed at each call.
+    What depends on sizes, literals and buffers alone is computed by one `ShapeTables`, which keeps it for the sizes of
+    the last calls: positions, causal masks, rotary tables, and what capture makes of an absent mask. Buffers may
+    change: loading or writing one is noticed. Parameters train, so that what depends on them is computed at each call.
 
-    Refused where the tensor is returned or written in place, as it is the same one in each call. A single operation is left
-    as it is: making a small tensor is as quick as looking it up.
+    Refused where the tensor is returned, as it is the same one in each call; what is written in place is no table. A
+    single operation is left as it is: making a small tensor is as quick as looking it up.
 
     Source:
         Constant folding by sizes; Hugging Face models cache rotary tables and causal masks in the same way, by hand.

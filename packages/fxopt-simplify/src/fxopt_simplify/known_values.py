@@ -1,8 +1,8 @@
 """What every element of a tensor is, whatever the inputs of the graph are: masks of ones, positions from 0 on.
 
 A value is known by its bounds, both included. They follow from ``arange``, ``full`` and the like through views,
-conversions, arithmetic and comparisons; a tensor whose bounds are equal holds one value. Parameters and buffers are never
-known: they are loaded and trained.
+conversions, arithmetic and comparisons; a tensor whose bounds are equal holds one value. Parameters and buffers are
+never known: they are loaded and trained.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class KnownValues:
         source = node.args[0] if node.args else None
         given = self._found.get(source) if isinstance(source, Node) else None
         if given is not None and name in _SAME_ELEMENTS:
-            return given
+            before = tensor_facts(source) if isinstance(source, Node) else None
+            return given if before is not None and before.dtype == facts.dtype else None
         if given is not None and name in _CONVERSIONS:
             return _converted(given, facts)
         if name not in _ELEMENTWISE or (name == "sub" and "alpha" in node.kwargs):
@@ -148,11 +149,13 @@ class KnownValues:
             return None
         if not isinstance(result, Tensor) or result.dtype != facts.dtype or result.numel() != 1:
             return None
+        if facts.dtype.is_complex:
+            return None
         return Bounds(result.item(), result.item())
 
 
 def _arange(node: Node, facts: TensorFacts) -> Bounds | None:
-    if facts.dtype.is_floating_point or argument(node, 2, "step") not in (MISSING, 1):
+    if facts.dtype not in (torch.int64, torch.int32) or argument(node, 2, "step") not in (MISSING, 1):
         return None
     given = [*node.args[:2]] if len(node.args) > 1 else [0, *node.args]
     start = node.kwargs.get("start", given[0])

@@ -32,6 +32,7 @@ class Unchanged(NamedTuple):
 
     value: Node
     copies: bool = False  # whether it gives a copy, in memory of its own
+    between: Node | None = None  # a call before it that it undoes
 
 
 class NoOpReader:
@@ -51,7 +52,7 @@ class NoOpReader:
             return Unchanged(value)
         undone = None if value is None else self._undone(node, name, value)
         if undone is not None:
-            return Unchanged(undone)
+            return Unchanged(undone, between=value)
         if value is not None and (name in CONVERSIONS or name in CASTS):
             return Unchanged(value, name == "_to_copy") if self._converts_nothing(node, name, value) else None
         found = self._arithmetic(node, name) or self._masking(node, name)
@@ -138,9 +139,9 @@ class NoOpReader:
                 continue
             if kind == "integer" and (type(number) is not int or name in ("div", "truediv")):
                 continue
-            if name in ("add", "sub") and kind == "floating":
-                if (math.copysign(1, number) < 0) != (name == "add"):
-                    return "signed-zero"
+            sign = math.copysign(1, number)
+            if kind == "floating" and (name, sign) in (("add", 1.0), ("sub", -1.0)):
+                return "signed-zero"
             return Unchanged(value, copies=True)
         return None
 
@@ -156,9 +157,10 @@ class NoOpReader:
         elif (name in _ANDS or name in _ORS) and len(node.args) == 2:
             neutral = name in _ANDS
             for mine, other in (node.args, node.args[::-1]):
-                if self._known.value(other) is neutral and isinstance(mine, Node) and _is_mask(mine):
-                    if _same_shape(node, mine) or _is_expanded(node, mine):
-                        return Unchanged(mine, copies=True)
+                if not isinstance(mine, Node) or not _is_mask(mine) or self._known.value(other) is not neutral:
+                    continue
+                if _same_shape(node, mine) or _is_expanded(node, mine):
+                    return Unchanged(mine, copies=True)
         if isinstance(value, Node) and _same_shape(node, value) and _same_dtype(node, value):
             return Unchanged(value, copies=True)
         return None
@@ -197,21 +199,15 @@ _ONE_SIDED = frozenset({"sub", "div", "truediv", "pow"})
 
 
 def _first(node: Node, *keywords: str) -> Node | None:
-    found = (
-        node.args[0]
-        if node.args
-        else next((node.kwargs[key] for key in ("input", "self", *keywords) if key in node.kwargs), None)
-    )
-    return found if isinstance(found, Node) else None
+    """Return the first argument of a call, by place or name, if it is a node."""
+    given = [*node.args[:1], *(node.kwargs[key] for key in ("input", "self", *keywords) if key in node.kwargs)]
+    return given[0] if given and isinstance(given[0], Node) else None
 
 
 def _takes_everything(index: object) -> bool:
+    """Return whether an index is made of full slices alone."""
     items = index if isinstance(index, tuple) else (index,)
-    return (
-        bool(items)
-        and all(item is ... or item == slice(None) for item in items if not isinstance(item, Node))
-        and (not any(isinstance(item, Node) for item in items))
-    )
+    return bool(items) and all(item is ... or (isinstance(item, slice) and item == slice(None)) for item in items)
 
 
 def _keeps_shape(node: Node, name: str, value: Node) -> bool:

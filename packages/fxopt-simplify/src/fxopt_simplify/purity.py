@@ -35,10 +35,14 @@ _STATEFUL_MODULES: tuple[type[nn.Module], ...] = (
     nn.MultiheadAttention,
     nn.Sequential,
 )
-_DROPOUT_MODULES = tuple(
-    getattr(nn, name) for name in ["Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"]
+_DROPPING: tuple[type[nn.Module], ...] = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
 )
-_DROPPING = (*_DROPOUT_MODULES, nn.FeatureAlphaDropout)
 
 USE_REASONS: Mapping[str, str] = {
     "returned": "The value, or a view of it, is returned, and the caller may write to it or compare memory. Nothing to "

@@ -1,8 +1,8 @@
 """Which values have the same dtype and device for every input, and wherever the graph module is moved.
 
 ``x.to(torch.float32)`` does nothing for an input in float32, but something for one in float16, or after
-``graph_module.double()``. It surely does nothing if dtype and device follow from literals in the graph: of ``arange``, a
-comparison, or an earlier conversion.
+``graph_module.double()``. It surely does nothing if dtype and device follow from literals in the graph: of ``arange``,
+a comparison, or an earlier conversion.
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ _LIKE = names("zeros_like ones_like full_like new_zeros new_ones new_full")
 _COMPARISONS = names("eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isfinite isin")
 CONVERSIONS = names("to _to_copy type")
 CASTS = {
-    name: dtype
-    for name, dtype in {
-        "float": torch.float32,
-        "double": torch.float64,
-        "half": torch.float16,
-        "bfloat16": torch.bfloat16,
-        "bool": torch.bool,
-        "long": torch.int64,
-        "int": torch.int32,
-        "short": torch.int16,
-    }.items()
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "bool": torch.bool,
+    "long": torch.int64,
+    "int": torch.int32,
+    "short": torch.int16,
 }
 _FOLLOWING = names(
     """
@@ -108,7 +105,7 @@ class Settled:
 
 
 def _default_dtype(node: Node) -> torch.dtype | None:
-    """Return the dtype of what a factory makes without being told one, where it is not torch's default, which varies."""
+    """Return the dtype of what a factory makes without being told one; None for torch's default, which varies."""
     facts = tensor_facts(node)
     return None if facts is None or facts.dtype.is_floating_point or facts.dtype.is_complex else facts.dtype
 
@@ -124,9 +121,7 @@ def given_place(node: Node) -> Place:
     """Return the literal dtype and device among the arguments of a call."""
     dtype = next((value for value in _arguments(node) if isinstance(value, torch.dtype)), None)
     device = next((value for value in _arguments(node) if isinstance(value, torch.device)), None)
-    text = next(
-        (value for value in (argument(node, 1, "device"), node.kwargs.get("device")) if type(value) is str), None
-    )
+    text = argument(node, 1, "device")
     return Place(dtype, torch.device(text) if device is None and type(text) is str else device)
 
 

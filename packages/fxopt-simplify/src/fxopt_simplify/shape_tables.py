@@ -1,8 +1,8 @@
 """`ShapeTables`: tensors that depend on sizes alone, computed once for each of the sizes that come along.
 
-Three kinds of input decide what they are. A ``size`` is a number, a shape, a dtype or a device, and counts by its value. A
-``like`` tensor, as of ``ones_like(x)``, counts by shape, dtype and device. A ``buffer`` counts by identity, version and
-place in memory, so that loading, moving or writing it is noticed.
+Three kinds of input decide what they are. A ``size`` is a number, a shape, a dtype or a device, and counts by its
+value. A ``like`` tensor, as of ``ones_like(x)``, counts by shape, dtype and device. A ``buffer`` counts by identity,
+version and place in memory, so that loading, moving or writing it is noticed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class ShapeTables(nn.Module):
     """Tensors that depend on sizes, literals and buffers alone, computed once for each of the sizes that come along.
 
     It keeps those of the last 8 sizes, up to 16 MiB each, on CPUs. They belong to this object: copies, pickles and
-    archives start without them. Under ``torch.compile``, ``torch.export`` and other tracing, under autocast and modes that
-    intercept calls, where gradients flow into a buffer, and on other devices, it computes them at each call.
+    archives start without them. Under ``torch.compile``, ``torch.export`` and other tracing, under autocast and modes
+    that intercept calls, where gradients flow into a buffer, and on other devices, it computes them at each call.
 
     Args:
         graph: the computation, as text; see `ShapeTables.of`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -26,15 +25,14 @@ _LIKE = names("zeros_like ones_like full_like new_zeros new_ones new_full")
 _MADE = _LIKE | names("arange full zeros ones eye scalar_tensor linspace")
 _COMPUTED = names(
     """
-    view reshape _unsafe_view unsqueeze squeeze expand expand_as broadcast_to slice select getitem narrow transpose permute
-    t flatten unflatten movedim contiguous clone detach alias lift_fresh_copy repeat tile repeat_interleave chunk split
-    meshgrid stack cat concat flip roll unbind
-    to _to_copy type float half double bfloat16 long int short bool
-    add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow reciprocal sqrt rsqrt exp exp2 log log2 log1p
-    sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min clamp_max minimum maximum
-    eq ne lt le gt ge and_ or_ xor invert __and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor bitwise_not logical_and
-    logical_or logical_xor logical_not isin where masked_fill tril triu cumsum sum amax amin any all outer matmul mm bmm
-    einsum gather index index_select take_along_dim one_hot
+    view reshape _unsafe_view unsqueeze squeeze expand expand_as broadcast_to slice select getitem narrow transpose
+    permute t flatten unflatten movedim contiguous clone detach alias lift_fresh_copy repeat tile repeat_interleave
+    chunk split meshgrid stack cat concat flip roll unbind to _to_copy type float half double bfloat16 long int
+    short bool add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow reciprocal sqrt rsqrt
+    exp exp2 log log2 log1p sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min clamp_max minimum
+    maximum eq ne lt le gt ge and_ or_ xor invert __and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor
+    bitwise_not logical_and logical_or logical_xor logical_not isin where masked_fill tril triu cumsum sum amax amin
+    any all outer matmul mm bmm einsum gather index index_select take_along_dim one_hot
     """
 )
 _READ_SIZES = names("size sym_size numel dim ndim nelement len sym_numel builtins.getattr builtins.len")
@@ -77,10 +75,8 @@ class TablesPass(ReversibleSitePass[TablesSite]):
 
     reasons: ClassVar[Mapping[str, str]] = USE_REASONS
 
-    @property
-    @abstractmethod
-    def takes_sizes(self) -> bool:
-        """Whether tensors may depend on sizes, dtypes and devices of others."""
+    takes_sizes: ClassVar[bool]
+    """Whether tensors may depend on sizes, dtypes and devices of others."""
 
     def match(self, index: GraphIndex) -> Iterator[TablesSite | Refusal]:
         """Yield groups of tensors that can be computed at one place of the graph."""
