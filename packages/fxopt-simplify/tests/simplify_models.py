@@ -82,4 +82,4 @@ class Repeats(nn.Module):
         one = self.act(self.fc(x)) + torch.arange(x.shape[1]).float()
         other = self.act(self.fc(x)) * torch.arange(x.shape[1]).float()
         torch.sigmoid(other).abs()
-        return one - other.reshape(other.shape) * torch.ones(4).tril()
+        return one - other.reshape(other.shape) * torch.ones(4, 4).tril().sum(0)

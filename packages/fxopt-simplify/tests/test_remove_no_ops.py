@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from simplify_models import Computes, X
 from torch import Tensor
 
-from fxopt_core import history, iter_nodes
+from fxopt_core import iter_nodes
 from fxopt_rewrite import infer_shapes
 from fxopt_simplify import RemoveNoOps
 from fxopt_testing.forms import Form
@@ -45,8 +45,7 @@ IN_EACH_FORM: dict[str, Function] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("function", IN_EACH_FORM.values(), ids=list(IN_EACH_FORM))
 def test_a_call_that_changes_nothing_is_removed_in_each_form(function: Function, form: Form) -> None:
-    found = check_rewrite(RemoveNoOps(), Computes(function), X, sites=1, form=form, others=[(X[:1],)], tolerance=0.0)
-    assert len(history(found)[-1].rewrites[0].nodes_after) == 0
+    check_rewrite(RemoveNoOps(), Computes(function), X, sites=1, form=form, others=[(X[:1],)], tolerance=0.0)
 
 
 STAY: dict[str, Function] = {
