@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-FXOPT = ("fxopt", "fxopt_core", "fxopt_capture", "fxopt_linear", "fxopt_norm", "fxopt_arith", "fxopt_onednn")
+FAMILIES = ("fxopt_linear", "fxopt_norm", "fxopt_arith", "fxopt_onednn", "fxopt_simplify")
+FXOPT = ("fxopt", "fxopt_core", "fxopt_capture", *FAMILIES)
 
 
 def tensors(output: Any) -> list[torch.Tensor]:

@@ -34,6 +34,7 @@ from reason_changes import (
 )
 from reason_models import (
     Adapted,
+    AddsZero,
     Apart,
     Biased,
     ByZero,
@@ -52,6 +53,7 @@ from reason_models import (
     OneUnbiased,
     Pair,
     ReadsBetween,
+    ReturnsView,
     Rounding,
     ScaledBiased,
     ScaledWeight,
@@ -61,6 +63,7 @@ from reason_models import (
     Subclassed,
     Tiny,
     Transposed,
+    Unread,
     WeightAsInput,
     WithoutStatistics,
     WritesBetween,
@@ -74,6 +77,7 @@ from fxopt_core import Transformation
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
 from fxopt_onednn import ConvertToChannelsLast, PackConvolutions, PackLinears
+from fxopt_simplify import EliminateDeadCode, RemoveNoOps
 
 FORMS = ("modules", "functions", "export")
 MERGE, BIAS, DIVIDE = MergeLinears(), FuseBiasInLinear(), ChangeTrueDivToMulByInverse()
@@ -216,4 +220,9 @@ _OF_OPERATORS = [
     Case("padding-mode", PACK, Convolution, ("conv",), set_to("conv.padding_mode", "reflect")),
     *_in_all_forms("more-conversions", LAST, Convolution, ("conv",)),
 ]
-CASES = [*_OF_MODULES, *_OF_TENSORS, *_OF_VALUES, *_OF_QUOTIENTS, *_OF_OPERATORS]
+_OF_NO_USE = [
+    *_in_all_forms("returned", RemoveNoOps(), ReturnsView, ()),
+    *_in_all_forms("signed-zero", RemoveNoOps(), AddsZero, ("add",), mend=set_to("adds", False)),
+    Case("holds-weights", EliminateDeadCode(), Unread, ("fc",), mend=set_to("fc", nn.Identity())),
+]
+CASES = [*_OF_MODULES, *_OF_TENSORS, *_OF_VALUES, *_OF_QUOTIENTS, *_OF_OPERATORS, *_OF_NO_USE]

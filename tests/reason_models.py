@@ -351,3 +351,40 @@ class OfShape(Quotient):
 
     def forward(self, x: Tensor) -> Any:
         return x * (x.size(0) / self.by)
+
+
+class ReturnsView(nn.Module):
+    """A view that changes nothing is returned."""
+
+    shape = (3, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return x.relu()[:]
+
+
+class AddsZero(nn.Module):
+    """Zero is added to floating-point values, or subtracted."""
+
+    shape = (3, 4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adds = True
+
+    def forward(self, x: Tensor) -> Any:
+        y = x.relu()
+        return ((y + 0.0) if self.adds else (y - 0.0)).abs()
+
+
+class Unread(nn.Module):
+    """Nothing reads the result of a layer."""
+
+    shape = (3, 4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        self.fc(x)
+        return x.relu()

@@ -23,6 +23,11 @@ PASSES = {
     "pack-convolutions": ("fxopt-onednn", True),
     "pack-linears": ("fxopt-onednn", True),
     "fuse-regions": ("fxopt-onednn", True),
+    "remove-no-ops": ("fxopt-simplify", True),
+    "eliminate-common-subexpressions": ("fxopt-simplify", True),
+    "fold-constants": ("fxopt-simplify", True),
+    "cache-shape-tables": ("fxopt-simplify", True),
+    "eliminate-dead-code": ("fxopt-simplify", True),
 }
 REVERSIBLE = "merge-linears,fuse-bias-in-linear,change-true-div-to-mul-by-inverse"
 ALL = f"fuse-batch-norm2d-in-conv2d,fuse-batch-norm1d-in-linear,{REVERSIBLE}"

@@ -61,6 +61,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_norm": _REWRITE,
     "fxopt_arith": _REWRITE,
     "fxopt_onednn": _REWRITE,
+    "fxopt_simplify": _REWRITE,
     "fxopt_capture": _REWRITE,
     "fxopt_tools": _REWRITE,
     "fxopt_testing": (*_REWRITE, "fxopt_checkpoints", "fxopt_capture", "fxopt_tools"),

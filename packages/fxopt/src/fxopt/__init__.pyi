@@ -10,6 +10,7 @@ from fxopt_linear import *
 from fxopt_norm import *
 from fxopt_onednn import *
 from fxopt_rewrite import *
+from fxopt_simplify import *
 from fxopt_testing import *
 from fxopt_tools import *
 

@@ -1,0 +1,119 @@
+"""``f(x) + g(f(x))`` -> ``y = f(x); y + g(y)``: equal calls are made once.
+
+Calls are equal if they call the same function, method or module with equal arguments, where nodes that were found equal
+count as one. The walk over the graph numbers values (Aho, Lam, Sethi, Ullman: Compilers, 8.5.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from fxopt_core import Refusal
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_simplify.purity import USE_REASONS, Purity, Uses
+
+_PLAIN = (Node, int, str, bool, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+@dataclass(frozen=True, eq=False)
+class Duplicate:
+    """A call that computes what an earlier one has computed."""
+
+    node: Node
+    first: Node
+
+    @property
+    def label(self) -> str:
+        """The name of the later call."""
+        return self.node.name
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The later call."""
+        return (self.node,)
+
+
+class EliminateCommonSubexpressions(ReversibleSitePass[Duplicate]):
+    """``f(x) + g(f(x))`` -> ``y = f(x); y + g(y)``: equal calls are made once.
+
+    Calls of functions, methods, and torch's own modules count, if they do nothing but compute: no random numbers, no
+    in-place writes, no checks. Literals are equal if type and bits are, so that ``1``, ``1.0`` and ``True`` differ.
+    Refused where a value is returned to the caller or written in place later: two tensors would become one.
+
+    Source:
+        Value numbering, as inductor's ``fx_graph_cse`` does it for aten graphs; here with in-place writes, modules, and
+        the other forms of graph.
+
+    Cost:
+        One call fewer for each site. Results are kept for longer, until their last reader.
+
+    >>> graph_module = torch.fx.symbolic_trace(lambda x: torch.relu(x) * torch.relu(x).abs())
+    >>> print(EliminateCommonSubexpressions()(graph_module).code.strip())
+    def forward(self, x):
+        relu = torch.relu(x);  x = None
+        abs_1 = relu.abs()
+        mul = relu * abs_1;  relu = abs_1 = None
+        return mul
+    """
+
+    reasons: ClassVar[Mapping[str, str]] = USE_REASONS
+
+    def match(self, index: GraphIndex) -> Iterator[Duplicate | Refusal]:
+        """Yield the calls that an earlier one equals, and refusals of those where it would be noticed."""
+        purity, uses = Purity(index), Uses(index)
+        firsts: dict[Node, Node] = {}
+        made: dict[Hashable, Node] = {}
+        for node in index.nodes:
+            key = _key(node, firsts)
+            if key is None or not node.users or not (node.op == "get_attr" or purity.is_pure(node)):
+                continue
+            first = made.setdefault(key, node)
+            if first is node:
+                continue
+            if any(index.effects.written_between(value, first, node) for value in (first, *first.all_input_nodes)):
+                made[key] = node  # the same expression with another value
+                continue
+            refusal = uses.refusal(node.name, node) or uses.refusal(node.name, first)
+            if refusal is not None and node.op != "get_attr":
+                yield refusal
+            elif refusal is None:
+                firsts[node] = first
+                yield Duplicate(node, first)
+
+    def rewrite(self, site: Duplicate, edit: Editor) -> None:
+        """Let users read the first value."""
+        edit.replace(site.node, edit.current(site.first))
+
+
+def _key(node: Node, firsts: Mapping[Node, Node]) -> Hashable | None:
+    """Return what equal calls have in common, or None."""
+    if node.op in ("placeholder", "output"):
+        return None
+    arguments = map_arg((node.args, node.kwargs), lambda value: firsts.get(value, value))
+    key = _hashable(arguments)
+    target = node.target if isinstance(node.target, str) else id(node.target)
+    return None if key is None else (node.op, target, key)
+
+
+def _hashable(value: Any) -> Hashable | None:
+    """Return arguments as a hashable key, in which 1, 1.0 and True differ, and 0.0 and -0.0; None if they have none."""
+    if isinstance(value, (list, tuple)):
+        items = tuple(_hashable(item) for item in value)
+        return None if None in items else ("sequence", items)
+    if isinstance(value, Mapping):
+        return _hashable([item for pair in sorted(value.items()) for item in pair])
+    if isinstance(value, slice):
+        items = tuple(_hashable(item) for item in (value.start, value.stop, value.step))
+        return None if None in items else ("slice", items)
+    if type(value) is float:
+        return "float", value.hex() if math.isfinite(value) else repr(value)
+    return (type(value).__name__, value) if isinstance(value, _PLAIN) else None

@@ -1,0 +1,104 @@
+"""``y = f(x)`` without a reader -> nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.fx import Node
+
+from fxopt_core import Refusal
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_simplify.purity import Purity
+
+
+@dataclass(frozen=True, eq=False)
+class DeadCall:
+    """A call whose value nothing needs."""
+
+    node: Node
+
+    @property
+    def label(self) -> str:
+        """The name of the node."""
+        return self.node.name
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The call."""
+        return (self.node,)
+
+
+class EliminateDeadCode(ReversibleSitePass[DeadCall]):
+    """``y = f(x)`` without a reader -> nothing.
+
+    Calls that also write, check or draw random numbers stay, and so do inputs of the graph. A layer with weights is
+    refused if this is its only call: without a call, its weights would have to go, too, and an undo could not bring
+    back their values.
+
+    Source:
+        ``torch.fx.Graph.eliminate_dead_code``, which takes whatever is not known to be impure.
+
+    Cost:
+        One call fewer for each site.
+
+    >>> import torch
+    >>> graph_module = torch.fx.symbolic_trace(lambda x: (x + 1, x.sum().sqrt())[0])
+    >>> print(EliminateDeadCode()(graph_module).code.strip())
+    def forward(self, x):
+        add = x + 1;  x = None
+        return add
+    """
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        "holds-weights": "Nothing reads the result of the layer, and its weights would have to go with its only call, "
+        "so that an undo could not bring them back. Delete the layer from the model, if it is not needed.",
+    }
+
+    def match(self, index: GraphIndex) -> Iterator[DeadCall | Refusal]:
+        """Yield the calls that nothing needs, the last first."""
+        purity = Purity(index)
+        dead: set[Node] = set()
+        for node in reversed(index.nodes):
+            if not dead.issuperset(node.users):
+                continue
+            if node.op == "get_attr":
+                if any(other is not node and other not in dead for other in index.attribute_nodes(str(node.target))):
+                    dead.add(node)  # another node reads its tensor, which stays
+                    yield DeadCall(node)
+            elif purity.is_pure(node):
+                refusal = _holds_weights(index, node, dead)
+                if refusal is not None:
+                    yield refusal
+                else:
+                    dead.add(node)
+                    yield DeadCall(node)
+
+    def rewrite(self, site: DeadCall, edit: Editor) -> None:
+        """Erase the call, and drop its module if that holds nothing and is not called elsewhere."""
+        node = site.node
+        module = edit.index.module_of(node)
+        edit.erase(node)
+        if module is not None and len(edit.index.module_names(module)) == 1 and not _tensors(edit.index, node):
+            with suppress(ValueError):
+                edit.drop_module(str(node.target), {})
+
+
+def _tensors(index: GraphIndex, node: Node) -> bool:
+    module = index.module_of(node)
+    return module is not None and any(True for _ in (*module.parameters(), *module.buffers()))
+
+
+def _holds_weights(index: GraphIndex, node: Node, dead: set[Node]) -> Refusal | None:
+    module = index.module_of(node)
+    if module is None or not _tensors(index, node):
+        return None
+    tensors = (*module.parameters(), *module.buffers())
+    if all(any(reader is not node and reader not in dead for reader in index.readers(tensor)) for tensor in tensors):
+        return None
+    message = f"nothing reads the result of layer `{node.target}` at node `{node.name}`, its only call"
+    return index.refuse(str(node.target), "holds-weights", message, node)

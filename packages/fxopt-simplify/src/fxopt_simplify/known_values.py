@@ -1,0 +1,180 @@
+"""What every element of a tensor is, whatever the inputs of the graph are: masks of ones, positions from 0 on.
+
+A value is known by its bounds, both included. They follow from ``arange``, ``full`` and the like through views,
+conversions, arithmetic and comparisons; a tensor whose bounds are equal holds one value. Parameters and buffers are
+never known: they are loaded and trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.ops.names import MISSING, argument
+from fxopt_rewrite.ops.tables import names
+from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, tensor_facts
+
+Number = bool | int | float
+
+_FILLED: dict[str, Number] = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
+_FILLED_WITH = {"full": (1, "fill_value"), "full_like": (1, "fill_value"), "new_full": (2, "fill_value")}
+_SAME_ELEMENTS = names(
+    """
+    view reshape _unsafe_view unsqueeze squeeze expand expand_as broadcast_to slice select getitem transpose permute t
+    flatten unflatten contiguous clone detach alias lift_fresh_copy repeat narrow view_as reshape_as
+    """
+)
+_CONVERSIONS = names("to _to_copy type type_as float half double bfloat16 long int short bool")
+_ELEMENTWISE = names(
+    """
+    add sub rsub mul div truediv neg abs and_ or_ invert bitwise_and bitwise_or bitwise_not logical_and logical_or
+    logical_not __and__ __or__ eq ne lt le gt ge where masked_fill
+    """
+)
+_COMPARISONS: dict[str, Callable[[float, float, float], bool | None]] = {
+    "ge": lambda low, high, c: True if low >= c else False if high < c else None,
+    "gt": lambda low, high, c: True if low > c else False if high <= c else None,
+    "le": lambda low, high, c: True if high <= c else False if low > c else None,
+    "lt": lambda low, high, c: True if high < c else False if low >= c else None,
+    "eq": lambda low, high, c: False if c < low or c > high else None,
+    "ne": lambda low, high, c: True if c < low or c > high else None,
+}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and the greatest value that an element of a tensor may have."""
+
+    low: Number
+    high: Number
+
+    @property
+    def value(self) -> Number | None:
+        """The value of all elements, if they have one and the same."""
+        same = type(self.low) is type(self.high) and self.low == self.high
+        return self.low if same and math.copysign(1, self.low) == math.copysign(1, self.high) else None
+
+
+class KnownValues:
+    """The values of a graph that are known before it runs.
+
+    >>> from fxopt_rewrite import infer_shapes
+    >>> def positions(x):
+    ...     return (torch.arange(x.shape[0]) + 1).unsqueeze(0) > 0
+    >>> graph_module = infer_shapes(torch.fx.symbolic_trace(positions), torch.zeros(3))
+    >>> known = KnownValues(GraphIndex(graph_module))
+    >>> known.value(graph_module.graph.output_node().args[0])
+    True
+    """
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._found: dict[Node, Bounds] = {}
+        for node in index.nodes:
+            if node.op in ("call_function", "call_method"):
+                effect = index.effects.effect(node)
+                facts = tensor_facts(node)
+                if effect.operation is not None and not effect.opaque and not effect.writes and facts is not None:
+                    found = self._read(node, effect.operation, facts)
+                    end = index.nodes[-1]
+                    if found is not None and not index.effects.written_between(node, node, end):
+                        self._found[node] = found
+
+    def bounds(self, node: Node) -> Bounds | None:
+        """Return between which values all elements of a tensor are, or None."""
+        return self._found.get(node)
+
+    def value(self, node: object) -> Number | None:
+        """Return the value of all elements of a tensor, or None."""
+        found = self._found.get(node) if isinstance(node, Node) else None
+        return None if found is None else found.value
+
+    def _read(self, node: Node, name: str, facts: TensorFacts) -> Bounds | None:
+        if name == "arange":
+            return _arange(node, facts)
+        if name in _FILLED:
+            return _uniform(_FILLED[name], facts)
+        if name in _FILLED_WITH:
+            return _uniform(argument(node, *_FILLED_WITH[name]), facts)
+        if name == "scalar_tensor":
+            return _uniform(argument(node, 0, "s"), facts)
+        source = node.args[0] if node.args else None
+        given = self._found.get(source) if isinstance(source, Node) else None
+        if given is not None and name in _SAME_ELEMENTS:
+            before = tensor_facts(source) if isinstance(source, Node) else None
+            return given if before is not None and before.dtype == facts.dtype else None
+        if given is not None and name in _CONVERSIONS:
+            return _converted(given, facts)
+        if name not in _ELEMENTWISE or (name == "sub" and "alpha" in node.kwargs):
+            return None
+        return self._shifted(node, name, given) or self._computed(node, facts)
+
+    def _shifted(self, node: Node, name: str, given: Bounds | None) -> Bounds | None:
+        """Return the bounds of ``x + c`` and of ``x >= c``, for integers."""
+        other = node.args[1] if len(node.args) == 2 and not node.kwargs else None
+        if given is None or type(other) is not int or (isinstance(given.low, float) and math.isfinite(given.low)):
+            return None
+        if name in _COMPARISONS:
+            answer = _COMPARISONS[name](given.low, given.high, other)
+            return None if answer is None else Bounds(answer, answer)
+        if name in ("add", "sub") and given.value is None:
+            shift = other if name == "add" else -other
+            return Bounds(given.low + shift, given.high + shift)
+        return None
+
+    def _computed(self, node: Node, facts: TensorFacts) -> Bounds | None:
+        """Compute one element where all operands have known values."""
+        operands: list[Node] = node.all_input_nodes
+        if not operands or any(self.value(operand) is None for operand in operands):
+            return None
+        elements: dict[Node, Tensor] = {}
+        for operand in operands:
+            known = tensor_facts(operand)
+            if known is None:
+                return None
+            elements[operand] = torch.full([1] * min(known.rank, 1), self.value(operand), dtype=known.dtype)
+        args: Any = map_arg(node.args, elements.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, elements.__getitem__)
+        function: Any = getattr(Tensor, str(node.target)) if node.op == "call_method" else node.target
+        try:
+            result = function(*args, **kwargs)
+        except (RuntimeError, TypeError):  # a size, or an argument that one element does not take
+            return None
+        if not isinstance(result, Tensor) or result.dtype != facts.dtype or result.numel() != 1:
+            return None
+        if facts.dtype.is_complex:
+            return None
+        return Bounds(result.item(), result.item())
+
+
+def _arange(node: Node, facts: TensorFacts) -> Bounds | None:
+    if facts.dtype not in (torch.int64, torch.int32) or argument(node, 2, "step") not in (MISSING, 1):
+        return None
+    given = [*node.args[:2]] if len(node.args) > 1 else [0, *node.args]
+    start = node.kwargs.get("start", given[0])
+    ends = [value for value in (given[1:2] or [node.kwargs.get("end")]) if value is not None]
+    whole = all(type(end) is int or (isinstance(end, Node) and is_python_number(end)) for end in ends)
+    return Bounds(start, math.inf) if type(start) is int and ends and whole else None
+
+
+def _uniform(value: object, facts: TensorFacts) -> Bounds | None:
+    if type(value) not in (bool, int, float) or facts.dtype.is_complex:
+        return None
+    try:
+        held: Number = torch.tensor(value).to(facts.dtype).item()
+    except RuntimeError:
+        return None
+    return Bounds(held, held)
+
+
+def _converted(given: Bounds, facts: TensorFacts) -> Bounds | None:
+    if given.value is not None:
+        return _uniform(given.value, facts)
+    return given if facts.dtype is torch.int64 else None

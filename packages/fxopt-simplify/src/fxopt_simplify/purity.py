@@ -1,0 +1,146 @@
+"""Which calls may be left out, or made once instead of twice, without anything else changing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from fxopt_core import Refusal
+from fxopt_rewrite.effects.rules import Effect
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.ops.names import MISSING, argument, aten_overloads
+from fxopt_rewrite.ops.tables import DROPOUTS, PURE_ATTRIBUTES, names
+from fxopt_rewrite.shapes.kinds import Kind, kind_of
+
+_CALLS = ("call_function", "call_method", "call_module")
+_NOT_REPEATABLE = names(
+    """
+    empty empty_like empty_strided empty_permuted new_empty new_empty_strided gumbel_softmax rrelu
+    multi_head_attention_forward fractional_max_pool2d fractional_max_pool3d fractional_max_pool2d_with_indices
+    fractional_max_pool3d_with_indices is_grad_enabled item builtins.print builtins.id builtins.hash builtins.iter
+    builtins.next builtins.callable nn.GuardsFn
+    """
+)
+"""Calls that may give something else each time, whose value is undefined, or that are made for what they check."""
+_CHECKS = ("_assert", "_check", "sym_constrain", "_functional_assert", "_functional_sym")
+_STATEFUL_MODULES: tuple[type[nn.Module], ...] = (
+    nn.RReLU,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.Sequential,
+)
+_DROPPING: tuple[type[nn.Module], ...] = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+
+USE_REASONS: Mapping[str, str] = {
+    "returned": "The value, or a view of it, is returned, and the caller may write to it or compare memory. Nothing to "
+    "do: the caller gets tensors of its own, as before.",
+}
+"""What the codes of `Uses.refusal` mean."""
+
+
+class Purity:
+    """Tells which nodes of a graph compute a value and do nothing else; linear in the size of the graph."""
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._index = index
+        self._kinds: dict[Node, Kind] = {}
+
+    def kind(self, node: Node) -> Kind:
+        """Return the kind of a node's value."""
+        found = self._kinds.get(node)
+        return kind_of(node, self._kinds, self._index.graph_module) if found is None else found
+
+    def is_pure(self, node: Node) -> bool:
+        """Return whether a call gives the same for the same inputs, writes nothing and checks nothing."""
+        if node.op not in _CALLS:
+            return False
+        effect = self._index.effects.effect(node)
+        if effect.opaque or effect.writes or effect.operation is None or _is_random(node, effect):
+            return False
+        if node.op == "call_module":
+            return self._is_pure_module(node)
+        name = effect.operation
+        if name in _NOT_REPEATABLE or name.startswith(_CHECKS):
+            return False
+        if node.target is getattr and argument(node, 1, "name") not in PURE_ATTRIBUTES:
+            return False
+        return self.kind(node) is not Kind.UNKNOWN
+
+    def _is_pure_module(self, node: Node) -> bool:
+        module = self._index.module_of(node)
+        if module is None or isinstance(module, (*_STATEFUL_MODULES, torch.fx.GraphModule)):
+            return False
+        if isinstance(module, _DROPPING) and module.training:
+            return False
+        if self._index.effects.effect(node).operation in _NOT_REPEATABLE:
+            return False
+        tensors = (*module.parameters(), *module.buffers())
+        return not any(map(self._index.effects.tensor_written, tensors))
+
+
+def _is_random(node: Node, effect: Effect) -> bool:
+    name = effect.operation or ""
+    if name == "scaled_dot_product_attention":
+        return argument(node, 4, "dropout_p") not in (MISSING, 0, 0.0)
+    if name in DROPOUTS:
+        return not says_eval(node)
+    return _draws(name)
+
+
+def says_eval(node: Node) -> bool:
+    """Return whether a call of a dropout function has a literal False for training.
+
+    >>> import torch.nn.functional as F
+    >>> graph = torch.fx.Graph()
+    >>> x = graph.placeholder("x")
+    >>> says_eval(graph.call_function(F.dropout, (x, 0.1, False))), says_eval(graph.call_function(F.dropout, (x, 0.1)))
+    (True, False)
+    """
+    flags = (argument(node, 2, "training"), argument(node, 2, "train"))
+    return any(flag is False for flag in flags)
+
+
+@cache
+def _draws(name: str) -> bool:
+    """Return whether an operator of this name draws random numbers."""
+    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in aten_overloads(name))
+
+
+class Uses:
+    """Who may notice that a value is another tensor with the same contents: the caller, and in-place writes."""
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._index = index
+        self._returned: set[Node] = set(index.nodes[-1].all_input_nodes)
+        for node in reversed(index.nodes):
+            if node in self._returned:
+                self._returned.update(index.effects.aliases(node))
+
+    def refusal(self, label: str, node: Node, *values: Node) -> Refusal | None:
+        """Return why a node may not give way to these values, or None.
+
+        The node, and what shares its memory, must be neither returned nor written from then on; nor may the values be
+        written, which would be other memory than the node's.
+        """
+        end = self._index.nodes[-1]
+        if node in self._returned:
+            message = f"the value of node `{node.name}`, or a view of it, is returned"
+            return self._index.refuse(label, "returned", message, node)
+        for value in (node, *values):
+            if self._index.effects.written_between(value, node, end):
+                message = f"`{value.name}` is written after node `{node.name}`, or a global mode changes there"
+                return self._index.refuse(label, "mutated", message, node)
+        return None

@@ -1,0 +1,114 @@
+"""``x.expand(x.shape)`` -> ``x``, ``x * 1`` -> ``x``, ``x & ones`` -> ``x``: calls that change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch.fx import Node
+
+from fxopt_core import Refusal
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_simplify.no_ops import NoOpReader
+from fxopt_simplify.purity import USE_REASONS, Uses
+
+
+@dataclass(frozen=True, eq=False)
+class NoOp:
+    """A call that changes nothing, or an argument that changes nothing of its call.
+
+    Attributes:
+        node: the call.
+        value: what its readers may read instead; the call itself if it only loses an argument.
+        between: a call between the two that only this one read, and that it undoes.
+        args: the arguments that the call keeps, if it only loses one.
+        kwargs: its keyword arguments then.
+    """
+
+    node: Node
+    value: Node
+    between: Node | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+    @property
+    def label(self) -> str:
+        """The name of the node."""
+        return self.node.name
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The call."""
+        return (self.node,)
+
+
+class RemoveNoOps(ReversibleSitePass[NoOp]):
+    """``x.expand(x.shape)`` -> ``x``, ``x * 1`` -> ``x``, ``x & ones`` -> ``x``: calls that change nothing.
+
+    - Views that give the same shape (``view``, ``reshape``, ``expand``, ``flatten``, ``slice``, ``x[:]``), for every
+      input: as ``torch.export`` proves it, or by their arguments alone. Two transpositions or permutations that undo
+      each other, and ``unsqueeze`` with ``squeeze``.
+    - Conversions (``to``, ``float()``) to the dtype and device that a value has for every input, as comparisons,
+      ``arange`` and earlier conversions do. Inputs and weights may come in another dtype, so that theirs stay.
+    - ``contiguous`` after ``contiguous``, ``clone`` where nobody can notice, dropout functions that do not train.
+    - ``x * 1``, ``x / 1``, ``x - 0``, ``x ** 1``, and ``x + 0`` for integers.
+    - ``where``, ``masked_fill``, ``&`` and ``|`` with a mask that is known to be all ones or all zeros, for instance
+      ``arange(n) >= 0``; and such a mask of ``scaled_dot_product_attention``, or one that adds zeros.
+
+    Modules are left to `RemoveIdentities` of fxopt-onednn: they have a mode that may change. Results are the same bit
+    for bit, but for attention without a mask, which torch may compute by another kernel.
+
+    Source:
+        IEEE 754-2019, 6.3: ``x - 0`` and ``x * 1`` are ``x`` for all ``x``, and ``-0.0 + 0`` is ``0.0``.
+
+    Cost:
+        One call fewer for each site.
+
+    >>> import torch
+    >>> graph_module = torch.fx.symbolic_trace(lambda x: torch.relu(x)[:].transpose(0, 1).transpose(0, 1).abs())
+    >>> print(RemoveNoOps()(graph_module).code.strip())
+    def forward(self, x):
+        relu = torch.relu(x);  x = None
+        abs_1 = relu.abs();  relu = None
+        return abs_1
+    """
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        **USE_REASONS,
+        "signed-zero": "Adding 0 makes 0.0 of -0.0, which another operation may tell apart. Drop the addition from the "
+        "model, or subtract 0.",
+    }
+    repeats = True  # a mask may be dropped once nothing else reads it
+
+    def match(self, index: GraphIndex) -> Iterator[NoOp | Refusal]:
+        """Yield the calls that change nothing."""
+        reader, uses = NoOpReader(index), Uses(index)
+        for node in index.nodes:
+            if node.op not in ("call_function", "call_method") or not node.users:
+                continue
+            found = reader.without_mask(node)
+            if found is not None:
+                yield NoOp(node, node, None, *found)
+                continue
+            result = reader.read(node)
+            if isinstance(result, str):
+                message = f"node `{node.name}` adds 0 to floating-point values, which makes 0.0 of -0.0"
+                yield index.refuse(node.name, result, message, node)
+            elif result is not None:
+                refusal = uses.refusal(node.name, node, *((result.value,) if result.copies else ()))
+                yield NoOp(node, result.value, result.between) if refusal is None else refusal
+
+    def rewrite(self, site: NoOp, edit: Editor) -> None:
+        """Let users read the value itself, or the call without its mask."""
+        node = site.node
+        if site.kwargs is None:
+            edit.replace(node, edit.current(site.value))
+            between = site.between
+            if between is not None and not between.users and not edit.is_stale([between]):
+                edit.erase(between)
+        else:
+            target: Any = node.target
+            edit.replace(node, edit.call_function(target, *site.args, before=node, like=[node], **site.kwargs))

@@ -1,0 +1,130 @@
+"""Which values have the same dtype and device for every input, and wherever the graph module is moved.
+
+``x.to(torch.float32)`` does nothing for an input in float32, but something for one in float16, or after
+``graph_module.double()``. It surely does nothing if dtype and device follow from literals in the graph: of ``arange``,
+a comparison, or an earlier conversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch.fx import Node
+
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.ops.names import argument
+from fxopt_rewrite.ops.tables import names
+from fxopt_rewrite.shapes.facts import is_python_number, tensor_facts
+
+_FACTORIES = names("arange full zeros ones scalar_tensor eye linspace")
+_LIKE = names("zeros_like ones_like full_like new_zeros new_ones new_full")
+_COMPARISONS = names("eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isfinite isin")
+CONVERSIONS = names("to _to_copy type")
+CASTS = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "bool": torch.bool,
+    "long": torch.int64,
+    "int": torch.int32,
+    "short": torch.int16,
+}
+_FOLLOWING = names(
+    """
+    view reshape _unsafe_view unsqueeze squeeze expand slice select getitem transpose permute flatten contiguous clone
+    detach alias repeat tril triu cumsum flip index gather cat stack add sub mul neg abs and_ or_ invert bitwise_and
+    bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ where masked_fill minimum maximum floordiv remainder
+    floor_divide
+    """
+)
+
+
+class Place(NamedTuple):
+    """What is settled of a value."""
+
+    dtype: torch.dtype | None
+    device: torch.device | None
+
+
+_NOTHING = Place(None, None)
+
+
+class Settled:
+    """What is settled of the values of a graph; linear in its size.
+
+    >>> from fxopt_rewrite import infer_shapes
+    >>> graph_module = infer_shapes(torch.fx.symbolic_trace(lambda x: (x > 0) & (x + 1 > 0)), torch.zeros(3))
+    >>> settled = Settled(GraphIndex(graph_module))
+    >>> [settled.place(node).dtype for node in graph_module.graph.nodes]
+    [None, torch.bool, None, torch.bool, torch.bool, None]
+    """
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._found: dict[Node, Place] = {}
+        for node in index.nodes:
+            if node.op in ("call_function", "call_method"):
+                operation = index.effects.effect(node).operation
+                if operation is not None:
+                    self._found[node] = self._read(node, operation)
+
+    def place(self, node: Node) -> Place:
+        """Return what is settled of a node's value."""
+        return self._found.get(node, _NOTHING)
+
+    def _read(self, node: Node, name: str) -> Place:
+        first = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+        before = _NOTHING if first is None else self.place(first)
+        dtype, device = given_place(node)
+        if any(isinstance(value, Node) and is_python_number(value) is not True for value in _options(node)):
+            return _NOTHING  # a dtype or device that the graph reads off another value
+        if name in CONVERSIONS:
+            return Place(dtype or before.dtype, device or before.device)
+        if name in CASTS and len(node.args) == 1 and not node.kwargs:
+            return Place(CASTS[name], before.device)
+        if name in _FACTORIES:
+            return Place(dtype or _default_dtype(node), device)
+        if name in _LIKE:
+            return Place(dtype or before.dtype, device or before.device)
+        if name in _COMPARISONS or name in _FOLLOWING:
+            return self._following(node, name)
+        return _NOTHING
+
+    def _following(self, node: Node, name: str) -> Place:
+        tensors = [value for value in node.all_input_nodes if not is_python_number(value)]
+        places = [self.place(value) for value in tensors]
+        facts = tensor_facts(node)
+        known = facts is not None and bool(places) and all(place.dtype is not None for place in places)
+        dtype = torch.bool if name in _COMPARISONS else facts.dtype if facts is not None and known else None
+        if dtype is not None and dtype.is_floating_point and all(place.dtype != dtype for place in places):
+            dtype = None  # torch's default dtype, as of ``positions * 0.5``
+        devices = {place.device for place in places}
+        return Place(dtype, devices.pop() if len(devices) == 1 else None)
+
+
+def _default_dtype(node: Node) -> torch.dtype | None:
+    """Return the dtype of what a factory makes without being told one; None for torch's default, which varies."""
+    facts = tensor_facts(node)
+    return None if facts is None or facts.dtype.is_floating_point or facts.dtype.is_complex else facts.dtype
+
+
+def _options(node: Node) -> Iterator[object]:
+    """Yield the arguments of a conversion or factory that may name a dtype or device."""
+    yield from (value for key, value in node.kwargs.items() if key in ("dtype", "device", "other"))
+    if str(getattr(node.target, "__name__", node.target)).partition(".")[0] in CONVERSIONS:
+        yield from node.args[1:]
+
+
+def given_place(node: Node) -> Place:
+    """Return the literal dtype and device among the arguments of a call."""
+    dtype = next((value for value in _arguments(node) if isinstance(value, torch.dtype)), None)
+    device = next((value for value in _arguments(node) if isinstance(value, torch.device)), None)
+    text = argument(node, 1, "device")
+    return Place(dtype, torch.device(text) if device is None and type(text) is str else device)
+
+
+def _arguments(node: Node) -> Iterator[object]:
+    yield from node.args
+    yield from node.kwargs.values()

@@ -1,0 +1,167 @@
+"""`ShapeTables`: tensors that depend on sizes alone, computed once for each of the sizes that come along.
+
+Three kinds of input decide what they are. A ``size`` is a number, a shape, a dtype or a device, and counts by its
+value. A ``like`` tensor, as of ``ones_like(x)``, counts by shape, dtype and device. A ``buffer`` counts by identity,
+version and place in memory, so that loading, moving or writing it is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.fx import Graph, GraphModule
+
+from fxopt_core.travel.graph_rows import read_graph, write_graph
+from fxopt_core.values.forms import ValueReader, ValueWriter
+from fxopt_rewrite.plain_names import PLAIN
+
+SIZE, LIKE, BUFFER = "size", "like", "buffer"
+_MOST_KEPT = 8
+_MOST_BYTES = 2**24
+_LOCK = threading.Lock()
+_C = torch._C
+_dispatch_modes, _function_modes = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
+_functorch_level = _C._functorch.peek_interpreter_stack
+_SIZES = (int, torch.Size, torch.dtype, torch.device)
+
+Tables = Tensor | tuple[Tensor, ...]
+
+
+class _Kept:
+    """What was computed for one set of inputs."""
+
+    __slots__ = ("buffers", "tables")
+
+    def __init__(self, tables: Tables, buffers: Sequence[Tensor]) -> None:
+        self.tables = tables
+        self.buffers = [weakref.ref(buffer) for buffer in buffers]
+
+
+class ShapeTables(nn.Module):
+    """Tensors that depend on sizes, literals and buffers alone, computed once for each of the sizes that come along.
+
+    It keeps those of the last 8 sizes, up to 16 MiB each, on CPUs. They belong to this object: copies, pickles and
+    archives start without them. Under ``torch.compile``, ``torch.export`` and other tracing, under autocast and modes
+    that intercept calls, where gradients flow into a buffer, and on other devices, it computes them at each call.
+
+    Args:
+        graph: the computation, as text; see `ShapeTables.of`.
+        roles: what each input is: ``"size"``, ``"like"`` or ``"buffer"``.
+
+    >>> graph = Graph()
+    >>> positions = graph.call_function(torch.arange, (graph.placeholder("n"),))
+    >>> _ = graph.output(graph.call_function(torch.unsqueeze, (positions, 0)))
+    >>> tables = ShapeTables.of(graph, ["size"])
+    >>> tables(3), tables(3) is tables(3)
+    (tensor([[0, 1, 2]]), True)
+    """
+
+    __slots__ = ("_kept", "_program")
+
+    _kept: dict[Hashable, _Kept]
+    _program: GraphModule
+
+    def __init__(self, graph: str, roles: tuple[str, ...]) -> None:
+        super().__init__()
+        self.graph, self.roles = graph, roles
+        self._prepare()
+
+    @classmethod
+    def of(cls, graph: Graph, roles: Sequence[str]) -> ShapeTables:
+        """Return a module that computes what a graph of torch's functions does.
+
+        Raises:
+            InexpressibleError: The graph calls something else than functions, operators and methods of torch.
+        """
+        return cls(json.dumps(write_graph(graph, ValueWriter(names=PLAIN))), tuple(roles))
+
+    def _prepare(self) -> None:
+        """Read the computation; a file from a stranger may hold it, so that it names functions of torch alone."""
+        graph = read_graph(json.loads(self.graph), ValueReader(names=PLAIN))
+        object.__setattr__(self, "_program", GraphModule(nn.Module(), graph))
+        object.__setattr__(self, "_kept", {})
+
+    def forward(self, *inputs: Any) -> Tables:
+        """Return the tensors for these sizes: one, or a tuple of several. They are shared, and must not be written."""
+        if not hasattr(self, "_program"):
+            self._prepare()
+        key = self._key(inputs) if _runs_plainly() else None
+        if key is None:
+            return self._compute(inputs)
+        buffers = [value for role, value in zip(self.roles, inputs, strict=True) if role == BUFFER]
+        kept = self._kept.get(key)
+        if kept is not None and all(ref() is buffer for ref, buffer in zip(kept.buffers, buffers, strict=True)):
+            return kept.tables
+        with torch.inference_mode(False), torch.no_grad():
+            tables = self._compute(inputs)
+        if _is_keepable(tables):
+            with _LOCK:
+                while len(self._kept) >= _MOST_KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[key] = _Kept(tables, buffers)
+        return tables
+
+    def _compute(self, inputs: Sequence[Any]) -> Tables:
+        tables: Tables = self._program(*inputs)
+        return tables
+
+    def _key(self, inputs: Sequence[Any]) -> Hashable | None:
+        """Return what decides the tensors, or None where they have to be computed."""
+        key: list[Hashable] = [torch.get_default_dtype()]
+        for role, value in zip(self.roles, inputs, strict=True):
+            if role == SIZE:
+                if type(value) not in _SIZES:
+                    return None
+                key.append(value)
+            elif type(value) is not Tensor or not value.is_cpu or value.layout is not torch.strided:
+                return None
+            elif role == LIKE:
+                key.append((value.shape, value.dtype, value.stride()))
+            elif value.is_inference() or value.requires_grad:
+                return None
+            else:
+                key.append((id(value), value._version, value.data_ptr(), value.shape, value.stride()))
+        return tuple(key)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes alone, to be copied and saved."""
+        return dict(vars(self))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ShapeTables:
+        """Drop what is kept when the model is converted or moved: its buffers are others then."""
+        if hasattr(self, "_kept"):
+            self._kept.clear()
+        applied: ShapeTables = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
+        return applied
+
+    def extra_repr(self) -> str:
+        """Return the kinds of inputs."""
+        return ", ".join(self.roles)
+
+
+def _is_keepable(tables: Tables) -> bool:
+    """Return whether tensors may be kept: on CPUs, as other devices have streams and graphs of calls of their own."""
+    tensors = tables if isinstance(tables, tuple) else (tables,)
+    if not all(type(tensor) is Tensor and tensor.is_cpu and not tensor.requires_grad for tensor in tensors):
+        return False
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors) <= _MOST_BYTES
+
+
+def _runs_plainly() -> bool:
+    """Return whether operators that are called now just run: nothing records, intercepts or converts them."""
+    return not (
+        torch.compiler.is_compiling()
+        or _dispatch_modes()
+        or _function_modes()
+        or _functorch_level() is not None
+        or forward_ad._current_level >= 0
+        or _C._get_tracing_state() is not None
+        or _C._is_any_autocast_enabled()
+    )

@@ -1,0 +1,265 @@
+"""Finds the parts of a graph that depend on sizes, literals and buffers alone, and lets `ShapeTables` compute them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.fx import Graph, Node
+
+from fxopt_core import Refusal
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.ops.tables import names
+from fxopt_rewrite.plain_names import is_plain_method, plain_name
+from fxopt_rewrite.shapes.kinds import MEMORY_FREE, Kind
+from fxopt_rewrite.shapes.meta import VALUE_KEYS
+from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_simplify.purity import USE_REASONS, Purity, Uses
+from fxopt_simplify.shape_tables import BUFFER, LIKE, SIZE, ShapeTables
+
+_LIKE = names("zeros_like ones_like full_like new_zeros new_ones new_full")
+_MADE = _LIKE | names("arange full zeros ones eye scalar_tensor linspace")
+_COMPUTED = names(
+    """
+    view reshape _unsafe_view unsqueeze squeeze expand expand_as broadcast_to slice select getitem narrow transpose
+    permute t flatten unflatten movedim contiguous clone detach alias lift_fresh_copy repeat tile repeat_interleave
+    chunk split meshgrid stack cat concat flip roll unbind to _to_copy type float half double bfloat16 long int
+    short bool add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow reciprocal sqrt rsqrt
+    exp exp2 log log2 log1p sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min clamp_max minimum
+    maximum eq ne lt le gt ge and_ or_ xor invert __and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor
+    bitwise_not logical_and logical_or logical_xor logical_not isin where masked_fill tril triu cumsum sum amax amin
+    any all outer matmul mm bmm einsum gather index index_select take_along_dim one_hot
+    """
+)
+_READ_SIZES = names("size sym_size numel dim ndim nelement len sym_numel builtins.getattr builtins.len")
+_FEWEST = 2
+
+
+@dataclass(frozen=True, eq=False)
+class TablesSite:
+    """Tensors that one module is to compute.
+
+    Attributes:
+        outputs: the nodes that give them.
+        inputs: what they depend on.
+        region: the nodes that compute them, in order.
+        before: the first reader of one of them.
+        graph: the computation.
+        roles: what each input is to `ShapeTables`.
+    """
+
+    outputs: tuple[Node, ...]
+    inputs: tuple[Node, ...]
+    region: tuple[Node, ...]
+    before: Node
+    graph: Graph
+    roles: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """The name of the first tensor."""
+        return self.outputs[0].name
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes whose values others read."""
+        return self.outputs
+
+
+class TablesPass(ReversibleSitePass[TablesSite]):
+    """Passes that let `ShapeTables` compute what no input tensor decides; see those."""
+
+    reasons: ClassVar[Mapping[str, str]] = USE_REASONS
+
+    takes_sizes: ClassVar[bool]
+    """Whether tensors may depend on sizes, dtypes and devices of others."""
+
+    def match(self, index: GraphIndex) -> Iterator[TablesSite | Refusal]:
+        """Yield groups of tensors that can be computed at one place of the graph."""
+        tables, uses = _Tables(index, takes_sizes=self.takes_sizes), Uses(index)
+        outputs: list[_Output] = []
+        for output in tables.outputs():
+            refusal = uses.refusal(output.node.name, output.node) if tables.is_computed(output.node) else None
+            if refusal is None:
+                outputs.append(output)
+            else:
+                yield refusal
+        for group in _groups(outputs):
+            site = tables.site(group)
+            if site is not None:
+                yield site
+
+    def rewrite(self, site: TablesSite, edit: Editor) -> None:
+        """Insert one module, and erase what nothing reads any more."""
+        name = edit.add_module("", "shape_tables", ShapeTables.of(site.graph, site.roles))
+        call = edit.call_module(name, *site.inputs, before=site.before, like=site.outputs)
+        results = [call]
+        if len(site.outputs) > 1:
+            _describe(call, site.outputs)
+            results = [
+                edit.call_function(operator.getitem, call, place, before=site.before, like=[output])
+                for place, output in enumerate(site.outputs)
+            ]
+        for output, result in zip(site.outputs, results, strict=True):
+            edit.replace(output, result)
+        for node in reversed(site.region):
+            if not edit.is_stale([node]) and not node.users:
+                edit.erase(node)
+
+
+def _describe(call: Node, outputs: tuple[Node, ...]) -> None:
+    """Describe the value of a call that returns several tensors."""
+    for key in VALUE_KEYS:
+        call.meta.pop(key, None)
+    if all("val" in output.meta for output in outputs):
+        call.meta["val"] = tuple(output.meta["val"] for output in outputs)
+
+
+@dataclass
+class _Output:
+    """A tensor that others read, with the place of its last input and of its first reader."""
+
+    node: Node
+    last_input: int
+    first_use: int
+
+
+def _groups(outputs: list[_Output]) -> Iterator[list[_Output]]:
+    """Put together what can be computed after the inputs of all, and before the readers of any."""
+    group: list[_Output] = []
+    last_input = -1
+    for output in sorted(outputs, key=lambda each: each.first_use):
+        last_input = max(last_input, output.last_input)
+        if group and last_input >= group[0].first_use:
+            yield group
+            group, last_input = [], output.last_input
+        group.append(output)
+    if group:
+        yield group
+
+
+@dataclass
+class _Tables:
+    """The nodes of a graph that can be computed before it runs, once sizes are known; linear in its size."""
+
+    index: GraphIndex
+    takes_sizes: bool
+    _computed: dict[Node, int] = field(default_factory=dict)  # with the position of the last input from outside
+    _sizes: set[Node] = field(default_factory=set)
+    _purity: Purity = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._purity = Purity(self.index)
+        for node in self.index.nodes:
+            if self._is_size(node):
+                self._sizes.add(node)
+            elif self._is_table(node):
+                self._computed[node] = max([self._last_input(value) for value in node.all_input_nodes], default=-1)
+
+    def _last_input(self, value: Node) -> int:
+        return self._computed.get(value, self.index.position[value])
+
+    def is_computed(self, node: Node) -> bool:
+        """Return whether more than one call makes a node's value, so that looking it up may pay."""
+        return any(value in self._computed for value in node.all_input_nodes)
+
+    def _is_size(self, node: Node) -> bool:
+        """Return whether a node gives a number, shape, dtype or device that sizes of tensors decide."""
+        if self._purity.kind(node) not in MEMORY_FREE:
+            return False
+        if node.op == "placeholder":
+            return self._purity.kind(node) is Kind.NUMBER
+        if not self._purity.is_pure(node):
+            return False
+        name = self.index.effects.effect(node).operation
+        return name in _READ_SIZES or all(value in self._sizes for value in node.all_input_nodes)
+
+    def _is_table(self, node: Node) -> bool:
+        if node.op not in ("call_function", "call_method") or not self._purity.is_pure(node):
+            return False
+        name = self.index.effects.effect(node).operation or ""
+        plain = is_plain_method(node.target) if node.op == "call_method" else plain_name(node.target) is not None
+        if not plain or name not in (_MADE | _COMPUTED) or self._purity.kind(node) not in (Kind.TENSOR, Kind.TENSORS):
+            return False
+        inputs = node.all_input_nodes
+        if not inputs and name not in _MADE:
+            return False
+        if any(self._role(node, name, value) is None for value in inputs if value not in self._computed):
+            return False
+        return not self.index.effects.written_between(node, node, self.index.nodes[-1])
+
+    def _role(self, node: Node, name: str, value: Node) -> str | None:
+        """Return what an input from outside is to `ShapeTables`; None if it decides more than sizes do."""
+        if value in self._sizes:
+            return SIZE if self.takes_sizes else None
+        if value.op == "get_attr":
+            return BUFFER if self._is_buffer(value) else None
+        is_like = name in _LIKE and node.args[:1] == (value,) and self._purity.kind(value) is Kind.TENSOR
+        fits = is_like and self.takes_sizes and value not in (*node.args[1:], *node.kwargs.values())
+        return LIKE if fits else None
+
+    def _is_buffer(self, node: Node) -> bool:
+        tensor = self.index.tensor_of(node)
+        if tensor is None or type(tensor) is not Tensor or isinstance(tensor, nn.Parameter) or tensor.requires_grad:
+            return False
+        return not self.index.effects.tensor_written(tensor)
+
+    def outputs(self) -> Iterator[_Output]:
+        """Yield the tensors that others read."""
+        for node, last_input in self._computed.items():
+            readers = [self.index.position[user] for user in node.users if user not in self._computed]
+            if readers and self._purity.kind(node) is Kind.TENSOR:
+                yield _Output(node, last_input, min(readers))
+
+    def site(self, group: list[_Output]) -> TablesSite | None:
+        """Return the module for a group, or None if it would compute too little."""
+        outputs = tuple(output.node for output in sorted(group, key=lambda each: self.index.position[each.node]))
+        region = self._region(outputs)
+        if self._count_removed(region, outputs) < _FEWEST:
+            return None
+        roles: dict[Node, str] = {}
+        for node in region:
+            name = self.index.effects.effect(node).operation or ""
+            for value in node.all_input_nodes:
+                if value not in self._computed:
+                    role = self._role(node, name, value)
+                    assert role is not None  # else the node would not be in the region
+                    if roles.setdefault(value, role) != role:
+                        return None
+        graph = _graph_of(region, tuple(roles), outputs)
+        before = self.index.nodes[min(output.first_use for output in group)]
+        return TablesSite(outputs, tuple(roles), region, before, graph, tuple(roles.values()))
+
+    def _region(self, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
+        found, waiting = set(outputs), [*outputs]
+        while waiting:
+            for value in waiting.pop().all_input_nodes:
+                if value in self._computed and value not in found:
+                    found.add(value)
+                    waiting.append(value)
+        return tuple(sorted(found, key=self.index.position.__getitem__))
+
+    def _count_removed(self, region: tuple[Node, ...], outputs: tuple[Node, ...]) -> int:
+        removed = set(outputs)
+        for node in reversed(region):
+            if removed.issuperset(node.users):
+                removed.add(node)
+        return len(removed)
+
+
+def _graph_of(region: tuple[Node, ...], inputs: tuple[Node, ...], outputs: tuple[Node, ...]) -> Graph:
+    """Return the computation as a graph of its own, without what its nodes know of where they come from."""
+    graph = Graph()
+    copies: dict[Node, Node] = {value: graph.placeholder(f"input_{place}") for place, value in enumerate(inputs)}
+    for node in region:
+        copy = graph.node_copy(node, copies.__getitem__)
+        copy.meta.clear()
+        copy.type = None
+        copies[node] = copy
+    results: Any = tuple(copies[node] for node in outputs)
+    graph.output(results if len(results) > 1 else results[0])
+    return graph

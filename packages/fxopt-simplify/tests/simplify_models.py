@@ -1,0 +1,85 @@
+"""Models in which there is something to simplify, for all tests of the family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(0, 16, (2, 5), generator=torch.Generator().manual_seed(1))
+
+
+class Computes(nn.Module):
+    """Computes a function of its input."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
+
+
+class Masked(nn.Module):
+    """An encoder layer as Hugging Face's models have them: positions, token types and masks made at each call."""
+
+    positions: Tensor
+    types: Tensor
+
+    def __init__(self, *, causal: bool = False) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(16, 8), nn.Embedding(12, 8)
+        self.kinds = nn.Embedding(2, 8)
+        self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.causal = causal
+        self.register_buffer("positions", torch.arange(12).unsqueeze(0), persistent=False)
+        self.register_buffer("types", torch.zeros(1, 12, dtype=torch.long), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        batch, length = tokens.shape[0], tokens.shape[1]
+        places = self.positions[:, :length]
+        kinds = self.types[:, :length].expand(batch, length)
+        x = self.words(tokens) + self.places(places) + self.kinds(kinds)
+        ones = torch.ones(batch, length, dtype=torch.long, device=tokens.device)
+        extended = (1.0 - ones[:, None, None, :].to(torch.float32)) * torch.finfo(torch.float32).min
+        if self.causal:
+            row = torch.arange(length, device=tokens.device)
+            extended = extended.masked_fill(row[None, :] > row[:, None], -1e9)
+        q, k, v = (each(x).view(batch, length, 2, 4).transpose(1, 2) for each in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=extended)
+        y = y.transpose(1, 2).contiguous().view(batch, length, 8)
+        return F.dropout(y * 1.0, 0.1, training=False)
+
+
+class Rotary(nn.Module):
+    """Rotary positions of a buffer of frequencies, as Llama's."""
+
+    inverse: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inverse", 1.0 / 10 ** (torch.arange(0, 4, 2).float() / 4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[0], dtype=torch.float32)
+        angles = places[:, None] * self.inverse[None, :]
+        angles = torch.cat((angles, angles), dim=-1)
+        turned = torch.cat((-x[:, 2:], x[:, :2]), dim=-1)
+        return x * angles.cos() + turned * angles.sin()
+
+
+class Repeats(nn.Module):
+    """The same layers and functions are called twice with equal arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act = nn.Linear(4, 4), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.act(self.fc(x)) + torch.arange(x.shape[1]).float()
+        other = self.act(self.fc(x)) * torch.arange(x.shape[1]).float()
+        torch.sigmoid(other).abs()
+        return one - other.reshape(other.shape) * torch.ones(4, 4).tril().sum(0)

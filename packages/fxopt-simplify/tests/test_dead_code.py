@@ -1,0 +1,78 @@
+"""`EliminateDeadCode`: what nothing reads goes, unless it does something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from simplify_models import Computes, X
+from torch import Tensor, nn
+
+from fxopt_core import iter_nodes
+from fxopt_simplify import EliminateDeadCode
+from fxopt_testing.rewrites import check_rewrite, refused
+
+
+def _first(*values: Any) -> Any:
+    return values[0]
+
+
+@pytest.mark.parametrize("form", ["modules", "functions", "export-dynamic"])
+def test_a_chain_without_a_reader_is_removed(form: Any) -> None:
+    model = Computes(lambda x: _first(x + 1, (x * 2).sum(0).sqrt()))
+    found = check_rewrite(EliminateDeadCode(), model, X, sites=0 if form == "export-dynamic" else 3, form=form)
+    assert not [node for node in iter_nodes(found.graph) if node.op.startswith("call_f") and not node.users]
+
+
+def test_a_module_without_weights_goes_with_its_call() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act, self.often = nn.GELU(), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.act(self.often(x))
+            return self.often(x + 1)
+
+    found = check_rewrite(EliminateDeadCode(), Unused(), X, sites=2)
+    assert [name for name, _ in found.named_children()] == ["often"]
+
+
+def test_a_layer_keeps_its_weights() -> None:
+    """Its weights would be unused, and an undo could not bring them back; a second call may go."""
+
+    class Unused(nn.Module):
+        def __init__(self, *, twice: bool) -> None:
+            super().__init__()
+            self.fc, self.twice = nn.Linear(4, 4), twice
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.fc(x)
+            return self.fc(x * 2) if self.twice else x * 2
+
+    found = check_rewrite(EliminateDeadCode(), Unused(twice=False), X, sites=0)
+    assert refused(found) == [("fc", "holds-weights")]
+    check_rewrite(EliminateDeadCode(), Unused(twice=True), X, sites=1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: _first(x, x.add_(1)),
+        lambda x: _first(x * 1, torch.rand_like(x)),
+        lambda x: _first(x * 1, F.dropout(x, 0.5, True)),
+        lambda x: _first(x * 1, torch._assert(x.shape[0] > 0, "empty")),
+        lambda x: _first(x * 1, print(x.shape)),
+    ],
+    ids=["a write", "random numbers", "dropout", "a check", "print"],
+)
+def test_what_does_something_else_stays(function: Callable[[Tensor], Any]) -> None:
+    graph = torch.fx.symbolic_trace(Computes(function), concrete_args=None).graph
+    graph_module = torch.fx.GraphModule(nn.Module(), graph)
+    before = [node.name for node in iter_nodes(graph)]
+    EliminateDeadCode()(graph_module)
+    called = [node.name for node in iter_nodes(graph_module.graph)]
+    assert [name for name in called if name in before][-2:] == before[-2:]

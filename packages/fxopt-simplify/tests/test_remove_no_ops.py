@@ -1,0 +1,164 @@
+"""`RemoveNoOps`: what changes nothing goes, what only seems to change nothing stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from simplify_models import Computes, X
+from torch import Tensor
+
+from fxopt_core import iter_nodes
+from fxopt_rewrite import infer_shapes
+from fxopt_simplify import RemoveNoOps
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import check_rewrite, refused
+
+FORMS: tuple[Form, ...] = ("modules", "functions", "export-dynamic")
+Function = Callable[[Tensor], Any]
+
+IN_EACH_FORM: dict[str, Function] = {
+    "a slice of everything": lambda x: F.relu(x)[:].abs(),
+    "several slices of everything": lambda x: F.relu(x)[:, :].abs(),
+    "two transpositions": lambda x: F.relu(x).transpose(0, 1).transpose(1, 0).abs(),
+    "two permutations": lambda x: F.relu(x).view(-1, 2, 2).permute(1, 2, 0).permute(2, 0, 1).abs(),
+    "unsqueeze and squeeze": lambda x: F.relu(x).unsqueeze(1).squeeze(1).abs(),
+    "expand to nothing new": lambda x: F.relu(x).expand(-1, -1).abs(),
+    "dropout that does not train": lambda x: F.dropout(F.relu(x), 0.5, False).abs(),
+    "a product with 1": lambda x: (F.relu(x) * 1).abs(),
+    "a product with 1.0": lambda x: (1.0 * F.relu(x)).abs(),
+    "a quotient by 1": lambda x: (F.relu(x) / 1).abs(),
+    "a power of 1": lambda x: (F.relu(x) ** 1).abs(),
+    "a difference to 0": lambda x: (F.relu(x) - 0.0).abs(),
+    "a sum of integers and 0": lambda x: (x.argmax(1) + 0).float(),
+    "a conversion to what a comparison gives": lambda x: (x > 0).to(torch.bool).float(),
+    "a second conversion": lambda x: x.to(torch.float64).to(torch.float64).abs(),
+    "a method that converts twice": lambda x: x.double().double().abs(),
+    "a clone": lambda x: F.relu(x).clone().abs(),
+    "contiguous twice": lambda x: x.t().contiguous().contiguous().abs(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("function", IN_EACH_FORM.values(), ids=list(IN_EACH_FORM))
+def test_a_call_that_changes_nothing_is_removed_in_each_form(function: Function, form: Form) -> None:
+    check_rewrite(RemoveNoOps(), Computes(function), X, sites=1, form=form, others=[(X[:1],)], tolerance=0.0)
+
+
+STAY: dict[str, Function] = {
+    "a returned view": lambda x: F.relu(x)[:],
+    "a returned copy": lambda x: F.relu(x).clone(),
+    "the view of a returned value": lambda x: F.relu(x).clone()[:2],
+    "part of a slice": lambda x: F.relu(x)[1:].abs(),
+    "a slice with steps": lambda x: F.relu(x)[::2].abs(),
+    "another permutation": lambda x: F.relu(x).view(-1, 2, 2).permute(1, 2, 0).permute(1, 2, 0).abs(),
+    "unsqueeze and squeeze elsewhere": lambda x: F.relu(x[:, :1]).unsqueeze(1).squeeze(2).abs(),
+    "expand of one row": lambda x: F.relu(x[:1]).expand(3, -1).abs(),
+    "an input in another dtype": lambda x: x.to(torch.float32).abs(),
+    "an input on another device": lambda x: x.to("cpu").abs(),
+    "a sum with 0.0, as of -0.0": lambda x: 1 / (-F.relu(x) + 0.0),
+    "a difference to -0.0": lambda x: 1 / (F.relu(-x) - -0.0),
+    "a product that changes the dtype": lambda x: (x.argmax(1) * 1.0).sqrt(),
+    "a quotient of integers": lambda x: (x.argmax(1) / 1).sqrt(),
+    "a sum that makes numbers of booleans": lambda x: ((x > 0) + 0).sum(),
+    "0 minus": lambda x: (0 - F.relu(x)).abs(),
+    "1 over": lambda x: (1 / (F.relu(x) + 1)).abs(),
+    "a copy that is written": lambda x: F.relu(x).clone().add_(1).abs(),
+    "a copy whose original is written": lambda x: _write(F.relu(x)),
+    "a clone of an expanded value, whose strides matter": lambda x: x[:1].expand(4, 4).clone().view(16),
+    "contiguous of what is not": lambda x: F.relu(x).t().contiguous().view(-1),
+    "dropout that trains": lambda x: F.dropout(F.relu(x), 0.0, True).abs(),
+    "a view as other numbers": lambda x: F.relu(x).view(torch.int32).abs(),
+}
+
+
+def _write(y: Tensor) -> Tensor:
+    copied = y.clone()
+    y.add_(1)
+    return copied * y
+
+
+@pytest.mark.parametrize("form", ["modules", "export-dynamic"])
+@pytest.mark.parametrize("function", STAY.values(), ids=list(STAY))
+def test_a_call_that_does_something_stays(function: Function, form: Form) -> None:
+    check_rewrite(RemoveNoOps(), Computes(function), X, sites=0, form=form, backward=False, tolerance=0.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: F.relu(x)[:], "returned"),
+        (lambda x: F.relu(x).clone().add_(1).abs(), "mutated"),
+        (lambda x: _write(F.relu(x)), "mutated"),
+        (lambda x: (F.relu(x) + 0.0).abs(), "signed-zero"),
+    ],
+)
+def test_refusals_say_why(function: Function, reason: str) -> None:
+    graph_module = RemoveNoOps()(infer_shapes(torch.fx.symbolic_trace(Computes(function)), X))
+    assert [code for _, code in refused(graph_module)] == [reason]
+
+
+def test_shapes_of_an_example_are_no_proof() -> None:
+    """A traced graph runs at other sizes, where the call does something; an export is right for its sizes alone."""
+    model = Computes(lambda x: F.relu(x).reshape(3, 4).abs())
+    check_rewrite(RemoveNoOps(), model, X, sites=0)
+    check_rewrite(RemoveNoOps(), model, X, sites=1, form="export")
+
+
+def test_a_mask_of_ones_is_dropped() -> None:
+    """``positions >= 0`` holds for all positions, so that neither ``where`` nor ``&`` nor attention needs it."""
+
+    def masked(x: Tensor) -> Tensor:
+        ones = torch.arange(x.shape[0])[:, None].expand(x.shape[0], x.shape[1]) >= 0
+        both = ones & (x > 0)
+        return torch.where(ones, x.relu(), 0.0).abs() * both + x.abs().masked_fill(~ones, 3.0)
+
+    found = check_rewrite(RemoveNoOps(), Computes(masked), X, sites=3, form="export-dynamic", others=[(X[:2],)])
+    names = {str(node.target) for node in iter_nodes(found.graph) if node.users}
+    assert not names & {"aten.where.ScalarOther", "aten.__and__.Tensor"}
+
+
+@pytest.mark.parametrize("mask_of", ["booleans", "minus zeros"])
+def test_attention_loses_a_mask_that_masks_nothing(mask_of: str) -> None:
+    """A mask of True, and ``(1 - ones) * min``, which adds zeros."""
+
+    def attend(x: Tensor) -> Tensor:
+        q, mask = x[None, None], _ones(x)
+        if mask_of == "minus zeros":
+            mask = (1.0 - mask.to(torch.float32)) * torch.finfo(torch.float32).min
+        return F.scaled_dot_product_attention(q, q * 2, q * 3, attn_mask=mask)
+
+    found = check_rewrite(RemoveNoOps(), Computes(attend), X, sites=1, form="export-dynamic", others=[(X[:2],)])
+    (attention,) = [node for node in iter_nodes(found.graph) if "scaled_dot" in str(node.target)]
+    assert len(attention.args) == 3
+    assert "attn_mask" not in attention.kwargs
+
+
+def test_attention_keeps_a_mask_that_makes_its_result_larger() -> None:
+    def attend(x: Tensor) -> Tensor:
+        q = x[None, None]
+        return F.scaled_dot_product_attention(q, q, q, _ones(x).expand(2, 1, x.shape[0], x.shape[0]))
+
+    check_rewrite(RemoveNoOps(), Computes(attend), X, sites=0, form="export-dynamic")
+
+
+def _ones(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[0], x.shape[0], dtype=torch.bool)
+
+
+def test_a_mask_of_unknown_values_stays() -> None:
+    check_rewrite(RemoveNoOps(), Computes(lambda x: torch.where(x > 0, x, x.abs())), X, sites=0, form="export-dynamic")
+    check_rewrite(RemoveNoOps(), Computes(_later_positions), X, sites=0, form="export-dynamic")
+
+
+def _later_positions(x: Tensor) -> Tensor:
+    return torch.where(torch.arange(x.shape[1]) >= 1, x.relu(), 0.0).abs()
+
+
+def test_a_chain_disappears_as_a_whole() -> None:
+    chain = Computes(lambda x: (F.relu(x)[:].transpose(0, 1).transpose(0, 1) * 1).expand(-1, -1).abs())
+    found = check_rewrite(RemoveNoOps(), chain, X, sites=4)
+    assert [node.name for node in iter_nodes(found.graph)] == ["x", "relu", "abs_1", "output"]

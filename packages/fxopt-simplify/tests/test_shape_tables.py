@@ -1,0 +1,279 @@
+"""`ShapeTables` and the passes that put it in: computed once per size, never stale, and never shared too far."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from simplify_models import TOKENS, Computes, Masked, Rotary, X
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
+
+from fxopt_capture import capture, load, save
+from fxopt_core import history, iter_nodes, registry, undo
+from fxopt_rewrite import infer_shapes
+from fxopt_simplify import CacheShapeTables, FoldConstants, ShapeTables
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import check_rewrite, graph_of, refused
+
+FORMS: tuple[Form, ...] = ("modules", "functions", "export-dynamic")
+
+
+@pytest.fixture
+def rotary() -> GraphModule:
+    return CacheShapeTables()(graph_of(Rotary(), "export-dynamic", X), expect=1)
+
+
+def tables_of(graph_module: GraphModule) -> ShapeTables:
+    (found,) = [module for module in graph_module.modules() if isinstance(module, ShapeTables)]
+    return found
+
+
+def count_operations(module: Callable[..., Any], *args: Any) -> int:
+    """How many operators a call runs."""
+
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counting() as counting:
+        module(*args)
+    return counting.count
+
+
+# -- the passes
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("make", [Masked, Rotary, lambda: Masked(causal=True)], ids=["mask", "rotary", "causal"])
+def test_tables_are_computed_by_one_module_in_each_form(make: Callable[[], nn.Module], form: Form) -> None:
+    given = X if make is Rotary else TOKENS
+    others = [(given[:1],), (torch.cat([given, given]),)]
+    found = check_rewrite(CacheShapeTables(), make().eval(), given, sites=1, form=form, others=others)
+    assert [type(module) for module in found.modules()].count(ShapeTables) == 1
+
+
+def test_a_table_is_computed_once_for_each_size(rotary: GraphModule) -> None:
+    tables = tables_of(rotary)
+    first = tables(rotary.inverse, 3) if tables.roles[0] == "buffer" else tables(3, rotary.inverse)
+    again = tables(rotary.inverse, 3) if tables.roles[0] == "buffer" else tables(3, rotary.inverse)
+    assert all(one is other for one, other in zip(first, again, strict=True))
+
+
+def test_what_no_size_decides_is_a_constant() -> None:
+    graph = Graph()
+    x, ones = graph.placeholder("x"), graph.call_function(torch.ones, (4, 4))
+    graph.output(graph.call_function(torch.matmul, (x, graph.call_method("tril", (ones,)))))
+    graph_module = infer_shapes(GraphModule(nn.Module(), graph), X)
+    check_rewrite(FoldConstants(), graph_module, X, sites=1, form="graph")
+    check_rewrite(FoldConstants(), Masked().eval(), TOKENS, sites=0, form="export-dynamic")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.arange(x.shape[0]) + 1,
+        lambda x: x * _written(torch.arange(x.shape[0]) + 1)[:, None],
+        lambda x: x + torch.rand(x.shape[0], 1),
+        lambda x: x + torch.zeros(x.shape[0], 1),
+        lambda x: x[torch.arange(x.argmax(), 12) % 3],
+    ],
+    ids=["returned", "written", "random", "one operation", "sizes of data"],
+)
+def test_what_is_no_table_stays(function: Callable[[Tensor], Any]) -> None:
+    graph_module = torch.fx.symbolic_trace(Computes(function))
+    CacheShapeTables()(graph_module, expect=0)
+
+
+def _written(x: Tensor) -> Tensor:
+    return x.add_(1)
+
+
+def test_a_returned_table_is_refused() -> None:
+    graph_module = CacheShapeTables()(torch.fx.symbolic_trace(lambda x: torch.arange(x.shape[0]).unsqueeze(0)))
+    assert [code for _, code in refused(graph_module)] == ["returned"]
+
+
+def test_parameters_are_no_tables() -> None:
+    class Learned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Parameter(torch.randn(8, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + (self.places[: x.shape[0]] * 2).sin()
+
+    check_rewrite(CacheShapeTables(), Learned(), X, sites=0, form="export-dynamic")
+
+
+# -- live buffers
+
+
+def test_a_buffer_that_changes_is_noticed(rotary: GraphModule) -> None:
+    """By an in-place write, by load_state_dict, by assignment, and by a conversion of the module."""
+    plain = copy.deepcopy(rotary)
+    undo(plain)
+    assert torch.equal(rotary(X), plain(X))
+
+    def change(graph_module: GraphModule, how: str) -> None:
+        if how == "write":
+            graph_module.inverse.mul_(2)
+        elif how == "assign":
+            graph_module.inverse = torch.tensor([0.5, 0.25])
+        elif how == "data":
+            graph_module.inverse.data = torch.tensor([0.75, 0.125])
+        else:
+            graph_module.to(torch.float64)
+
+    for how in ("write", "assign", "data", "convert"):
+        for graph_module in (rotary, plain):
+            change(graph_module, how)
+        given = X.double() if how == "convert" else X
+        assert torch.equal(rotary(given), plain(given)), how
+        assert torch.equal(rotary(given), plain(given)), how
+
+
+def test_gradients_by_a_buffer_are_those_of_before(rotary: GraphModule) -> None:
+    rotary(X)
+    rotary.inverse.requires_grad_()
+    rotary(X).sum().backward()
+    assert rotary.inverse.grad is not None
+
+
+# -- bounds, threads, modes
+
+
+def test_few_sizes_are_kept_and_large_tables_are_not(rotary: GraphModule) -> None:
+    for rows in range(1, 30):
+        rotary(torch.randn(rows, 4))
+    assert len(tables_of(rotary)._kept) == 8
+    graph = Graph()
+    graph.output(graph.call_function(torch.zeros, (graph.placeholder("n"),)))
+    large = ShapeTables.of(graph, ["size"])
+    assert large(2**23) is not large(2**23)
+    assert not large._kept
+
+
+def test_many_threads_get_what_one_gets(rotary: GraphModule) -> None:
+    expected = {rows: rotary(X[:1].expand(rows, 4)) for rows in range(1, 13)}
+    wrong: list[int] = []
+
+    def run() -> None:
+        for _ in range(10):
+            wrong.extend(rows for rows, y in expected.items() if not torch.equal(rotary(X[:1].expand(rows, 4)), y))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_table_of_inference_mode_serves_training_later(rotary: GraphModule) -> None:
+    with torch.inference_mode():
+        rotary(X)
+    x = X.clone().requires_grad_()
+    rotary(x).square().sum().backward()
+    assert x.grad is not None
+
+
+def test_numbers_of_other_types_do_not_meet() -> None:
+    """1, 1.0 and True are equal as keys, and make other tensors."""
+    graph = Graph()
+    graph.output(graph.call_function(torch.arange, (graph.placeholder("n"),)))
+    tables = ShapeTables.of(graph, ["size"])
+    assert [tables(2).dtype, tables(2.0).dtype, tables(2).dtype] == [torch.int64, torch.float32, torch.int64]
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert tables(2.0).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(default)
+
+
+def test_autocast_and_function_transforms_compute(rotary: GraphModule) -> None:
+    plain = undo(copy.deepcopy(rotary))
+    rotary(X)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(rotary(X), plain(X))
+    batch = torch.stack([X, X * 2])
+    assert torch.equal(torch.vmap(rotary)(batch), torch.stack([plain(X), plain(X * 2)]))
+    assert count_operations(rotary, X) == count_operations(plain, X)
+
+
+# -- travel
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "save"])
+def test_copies_start_without_tables(rotary: GraphModule, way: str) -> None:
+    expected = rotary(X)
+    if way == "deepcopy":
+        travelled = copy.deepcopy(rotary)
+    elif way == "pickle":
+        travelled = pickle.loads(pickle.dumps(rotary))
+    else:
+        file = io.BytesIO()
+        torch.save(rotary, file)
+        file.seek(0)
+        travelled = torch.load(file, weights_only=False)
+    tables = tables_of(travelled)
+    assert not getattr(tables, "_kept", None)
+    assert torch.equal(travelled(X), expected)
+    assert torch.equal(travelled(X), expected)
+    assert [node.name for node in iter_nodes(undo(travelled).graph)] == [
+        node.name for node in iter_nodes(undo(rotary).graph)
+    ]
+
+
+def test_state_dicts_do_not_change() -> None:
+    graph_module = graph_of(Masked().eval(), "export-dynamic", TOKENS)
+    keys = list(graph_module.state_dict())
+    assert list(registry().pipeline("simplify")(graph_module).state_dict()) == keys
+
+
+def test_an_archive_carries_the_module_and_a_program_without_it(tmp_path: Any) -> None:
+    model = Masked(causal=True).eval()
+    graph_module = registry().pipeline("simplify")(capture(model, (TOKENS,)))
+    expected = graph_module(TOKENS)
+    path = str(tmp_path / "model.pt2")
+    save(graph_module, path)
+    loaded = load(path)
+    tables_of(loaded)
+    assert torch.equal(loaded(TOKENS), expected)
+    assert torch.equal(loaded(TOKENS), expected)
+    assert len(history(loaded)) == len(history(graph_module))
+    program = load(path, ledger=False)
+    assert not [module for module in program.modules() if isinstance(module, ShapeTables)]
+    torch.testing.assert_close(program(TOKENS), expected)
+
+
+def test_a_strangers_archive_cannot_name_other_functions() -> None:
+    text = ShapeTables.of(_arange_graph(), ["size"]).graph.replace("torch:arange", "os:system")
+    with pytest.raises(Exception, match="no function of torch"):
+        ShapeTables(text, ("size",))
+
+
+def _arange_graph() -> Graph:
+    graph = Graph()
+    graph.output(graph.call_function(torch.arange, (graph.placeholder("n"),)))
+    return graph
+
+
+def test_export_and_compile_see_plain_operations(rotary: GraphModule) -> None:
+    rows = torch.export.Dim("rows", min=2)
+    program = torch.export.export(rotary, (X,), dynamic_shapes=({0: rows},), strict=False)
+    given = torch.randn(7, 4)
+    assert torch.equal(program.module()(given), rotary(given))
+    compiled = torch.compile(rotary, backend="eager", fullgraph=True, dynamic=True)
+    assert torch.equal(compiled(given), rotary(given))
+    assert torch.equal(compiled(X), rotary(X))
