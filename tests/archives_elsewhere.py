@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-FXOPT = ("fxopt", "fxopt_core", "fxopt_capture", "fxopt_linear", "fxopt_norm", "fxopt_arith", "fxopt_onednn")
+_FAMILIES = ("fxopt_linear", "fxopt_norm", "fxopt_arith", "fxopt_onednn", "fxopt_quantize")
+FXOPT = ("fxopt", "fxopt_core", "fxopt_capture", *_FAMILIES)
 
 
 def tensors(output: Any) -> list[torch.Tensor]:

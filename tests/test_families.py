@@ -23,6 +23,8 @@ PASSES = {
     "pack-convolutions": ("fxopt-onednn", True),
     "pack-linears": ("fxopt-onednn", True),
     "fuse-regions": ("fxopt-onednn", True),
+    "quantize-linears": ("fxopt-quantize", False),
+    "cast-to-bfloat16": ("fxopt-quantize", False),
 }
 REVERSIBLE = "merge-linears,fuse-bias-in-linear,change-true-div-to-mul-by-inverse"
 ALL = f"fuse-batch-norm2d-in-conv2d,fuse-batch-norm1d-in-linear,{REVERSIBLE}"

@@ -46,6 +46,15 @@ def dequantized(integers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 def lost(*tensors: Tensor, **settings: object) -> NoReturn:
     """Refuse to go back: the passes of this family name it as their ``restore``."""
     raise NotReversibleError(
-        "it was rounded, and the original values are lost. Keep the original checkpoint, save graph_module.state_dict(), "
-        "or run the pass with keep_originals=True, where it has that option"
+        "it was rounded, and the original values are lost. Keep the original checkpoint, save "
+        "graph_module.state_dict(), or run the pass with keep_originals=True, where it has that option"
     )
+
+
+def rounded(weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias in bfloat16.
+
+    >>> rounded(torch.tensor([1.0 + 2**-9]))
+    (tensor([1.], dtype=torch.bfloat16), None)
+    """
+    return weight.detach().bfloat16(), None if bias is None else bias.detach().bfloat16()

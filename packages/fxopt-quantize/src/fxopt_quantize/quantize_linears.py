@@ -28,9 +28,6 @@ from fxopt_rewrite.layers import bare_module
 from fxopt_rewrite.legality import sharing_refusal, tensors_refusal
 from fxopt_rewrite.site_pass import ReversibleSitePass
 
-FEWEST_WEIGHTS = 128 * 128
-"""Products with smaller weights take longer with quantizing than they gain (MEASURED in docs/decisions.md)."""
-
 REASONS_OF_DEVICES = {
     "not-on-cpu": "The layer is on another device, and the pass is for CPUs. Move the model: `model.to('cpu')`.",
     "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",
@@ -80,6 +77,8 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
         keep: glob patterns; layers with such names are left alone.
         keep_first: how many layers are left alone at the beginning, where rounding errors run through the whole model.
         keep_last: how many are left alone at the end: a classifier, say.
+        min_weights: the least number of weights of a layer: with fewer, quantizing the input takes longer than the
+            product gains.
         keep_originals: whether the former weights are kept beside the new ones, so that the pass can be undone and the
             original ``state_dict`` be had, for four times the memory that the integers take.
 
@@ -111,7 +110,8 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
         **REASONS_OF_DEVICES,
         "kept": "The pass is told to leave this layer as it is. Change `keep`, `keep_first` or `keep_last`, if that is "
         "not meant.",
-        "too-small": "Quantizing the input of so small a layer takes longer than its product. Nothing to do.",
+        "too-small": "Quantizing the input of so small a layer takes longer than its product. Lower `min_weights`, if "
+        "the layer is to be quantized all the same.",
         "packed": "The layer is packed already. Quantize first, and pack what is left: "
         "`quantize-linears,pack-linears`.",
     }
@@ -123,6 +123,7 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
         keep: tuple[str, ...] = (),
         keep_first: int = 0,
         keep_last: int = 0,
+        min_weights: int = 128 * 128,
         keep_originals: bool = False,
     ) -> None:
         if isinstance(keep, str) or min(keep_first, keep_last) < 0:
@@ -131,6 +132,7 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
         self.where = where
         self.keep = tuple(keep)
         self.keep_first, self.keep_last = keep_first, keep_last
+        self.min_weights = min_weights
         self.keep_originals = keep_originals
         self.reversible = keep_originals  # type: ignore[misc]  # a fact about this one
 
@@ -151,7 +153,7 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
     def check(self, site: LinearSite, index: GraphIndex) -> Refusal | None:
         """Refuse what is not asked for, what cannot be computed or does not pay, and shared or mutated tensors."""
         call = site.call
-        problem = self._left_out(site) or _problem(call)
+        problem = self._problem(site)
         if problem is not None:
             return index.refuse(call.label, problem[0], f"linear `{call.label}` {problem[1]}", call.node)
         refusal = tensors_refusal(call, index) or sharing_refusal(call, [call.node], index)
@@ -173,6 +175,17 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
         if site.after < self.keep_last:
             return "kept", f"is among the last {self.keep_last}, which are kept"
         return None
+
+    def _problem(self, site: LinearSite) -> tuple[str, str] | None:
+        """Return why a layer is not to be quantized, cannot be, or does not gain by it, as (reason code, predicate)."""
+        left_out, weight = self._left_out(site), site.call.weight.tensor
+        if left_out is not None:
+            return left_out
+        if site.call.training:
+            return "training", "is in train mode, and a quantized layer has no derivatives"
+        if weight.numel() < max(self.min_weights, 1):
+            return "too-small", f"has {weight.numel()} weights, fewer than min_weights={self.min_weights}"
+        return why_unsupported(weight.dtype, weight.device)
 
     def rewrite(self, site: LinearSite, edit: Editor) -> None:
         """Insert the quantized layer, and drop the original."""
@@ -203,17 +216,6 @@ def _is_packed(module: nn.Module | None) -> bool:
     """Return whether a module is a packed linear layer of fxopt-onednn, which need not be installed."""
     family = sys.modules.get("fxopt_onednn.packing.packed_linear")
     return family is not None and type(module) is family.PackedLinear
-
-
-def _problem(call: LinearCall) -> tuple[str, str] | None:
-    """Return why a layer cannot be quantized, or does not gain by it, as (reason code, predicate)."""
-    if call.training:
-        return "training", "is in train mode, and a quantized layer has no derivatives"
-    weight = call.weight.tensor
-    if weight.numel() < FEWEST_WEIGHTS:
-        shape = f"{call.out_features} x {call.in_features}"
-        return "too-small", f"has {shape} weights; from {FEWEST_WEIGHTS} on, the product gains more than quantizing takes"
-    return why_unsupported(weight.dtype, weight.device)
 
 
 def _is_finite(call: LinearCall) -> bool:

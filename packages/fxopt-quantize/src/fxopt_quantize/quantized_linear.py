@@ -102,8 +102,8 @@ class QuantizedLinear(nn.Module):
     """``x @ (scale * weight).T + bias``, with ``x`` rounded to 8 bits: one scale and zero point for all of it.
 
     ``x`` is (..., in_features), of float32, bfloat16 or float16, and so is the result. ``weight`` (out_features,
-    in_features) holds integers, ``scale`` (out_features,) is float32; both are buffers. They are packed at the first call,
-    and again when they change; state_dicts hold them plain.
+    in_features) holds integers, ``scale`` (out_features,) is float32; both are buffers. They are packed at the first
+    call, and again when they change; state_dicts hold them plain.
 
     Inputs with NaN or infinite values, and calls while a graph is recorded or under autocast, take the product with the
     dequantized weight. So do other devices and dtypes. The layer has no derivative: a backward pass through it is an
@@ -227,6 +227,6 @@ class _WithoutDerivative(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Refuse."""
         raise FxoptError(
-            "a QuantizedLinear has no derivative, neither by its input nor by its bias: its weight is rounded to 8 bits, "
-            "and so is its input. Train the original model, and quantize it afterwards"
+            "a QuantizedLinear has no derivative, neither by its input nor by its bias: its weight is rounded to 8 "
+            "bits, and so is its input. Train the original model, and quantize it afterwards"
         )

@@ -22,6 +22,7 @@ _HOMES = (
     "fxopt_norm",
     "fxopt_arith",
     "fxopt_onednn",
+    "fxopt_quantize",
     "fxopt_capture",
     "fxopt_tools",
     "fxopt_testing",

@@ -1,8 +1,8 @@
 """What calling a module may write, and what its result may share memory with.
 
 Exact types of ``torch.nn`` are in `fxopt_rewrite.ops.tables`; a ``Sequential`` and a nested graph module follow from
-what they call; classes of ours whose results are new tensors, and which write nothing, have ``only_computes``. Everything
-else, and whatever has hooks, is opaque: it may write and share its inputs, parameters and buffers.
+what they call; classes of ours whose results are new tensors, and which write nothing, have ``only_computes``.
+Everything else, and whatever has hooks, is opaque: it may write and share its inputs, parameters and buffers.
 """
 
 from __future__ import annotations
