@@ -34,6 +34,7 @@ from fxopt_rewrite.site_pass import SitePass
 
 WIDE, NARROW = torch.float32, torch.bfloat16
 
+_ATTENTION = "scaled_dot_product_attention"
 # What moves values and computes none, and maxima, are the same in either dtype.
 _MOVES = {
     *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "transpose", "permute", "t"),
@@ -46,7 +47,7 @@ _SPLITS = {"split", "split_with_sizes", "chunk", "unbind", "tensor_split"}  # mo
 _ROUNDED_ONCE = {
     *("gelu", "silu", "sigmoid", "tanh", "leaky_relu", "hardswish", "hardsigmoid", "hardtanh", "relu6", "add", "mul"),
     *("nn.GELU", "nn.SiLU", "nn.Sigmoid", "nn.Tanh", "nn.LeakyReLU", "nn.Hardswish", "nn.Hardsigmoid", "nn.ReLU6"),
-    *("nn.Hardtanh", "matmul", "bmm", "scaled_dot_product_attention"),
+    *("nn.Hardtanh", "matmul", "bmm", _ATTENTION),
 }
 _LARGEST_NUMBER = 1e30  # finfo(float32).min, with which masks are made, is -inf in bfloat16
 
@@ -186,6 +187,9 @@ class CastToBfloat16(SitePass[LayerSite | BetweenSite]):
             return False
         if any(_is_written(each, index) for each in (node, *inputs & narrow)):
             return False
+        mask = _mask_of(node) if operation == _ATTENTION else None
+        if mask is not None:
+            return mask not in narrow and inputs - {mask} <= narrow  # in float32: the kernels take it so
         return all(_is_no_float(each, operation) for each in inputs - narrow)
 
     def check(self, site: LayerSite | BetweenSite, index: GraphIndex) -> Refusal | None:
@@ -232,6 +236,12 @@ class CastToBfloat16(SitePass[LayerSite | BetweenSite]):
         for unused in (site.splitting, *casts.values()):
             if unused is not None and not unused.users and not edit.is_stale([unused]):
                 edit.erase(unused)
+
+
+def _mask_of(node: Node) -> Node | None:
+    """Return the mask of a call of attention."""
+    mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+    return mask if isinstance(mask, Node) else None
 
 
 def _is_no_float(node: Node, operation: str | None) -> bool:
