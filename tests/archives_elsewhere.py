@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-FAMILIES = ("fxopt_linear", "fxopt_norm", "fxopt_arith", "fxopt_onednn", "fxopt_simplify")
+FAMILIES = ("fxopt_linear", "fxopt_norm", "fxopt_arith", "fxopt_onednn", "fxopt_simplify", "fxopt_quantize")
 FXOPT = ("fxopt", "fxopt_core", "fxopt_capture", *FAMILIES)
 
 

@@ -18,6 +18,7 @@ from reason_changes import (
     nearly_no_variance,
     not_parametrized,
     nothing,
+    packed,
     parametrized,
     pruned,
     pruned_for_good,
@@ -31,6 +32,7 @@ from reason_changes import (
     weight_as_parameter,
     without,
     without_reading,
+    without_weight,
 )
 from reason_models import (
     Adapted,
@@ -78,11 +80,13 @@ from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
 from fxopt_onednn import ConvertToChannelsLast, PackConvolutions, PackLinears
 from fxopt_simplify import EliminateDeadCode, RemoveNoOps
+from fxopt_quantize import QuantizeLinears
 
 FORMS = ("modules", "functions", "export")
 MERGE, BIAS, DIVIDE = MergeLinears(), FuseBiasInLinear(), ChangeTrueDivToMulByInverse()
 FOLD, FOLD_DENSE, FOLD_TRANSPOSED = FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), FuseBatchNormInConvTranspose()
 
+INT8, INT8_BUT_ONE = QuantizeLinears(min_weights=1), QuantizeLinears(min_weights=1, keep_last=1)
 PACK, PACK_DENSE, LAST = PackConvolutions(), PackLinears(), ConvertToChannelsLast()
 
 DECOMPOSED = "aten._native_batch_norm_legit_no_training.default"
@@ -217,6 +221,9 @@ _OF_QUOTIENTS = [
 _OF_OPERATORS = [
     Case("unsupported-dtype", PACK, Convolution, ("conv",), nn.Module.double, nn.Module.float, dtype=torch.float64),
     Case("unsupported-dtype", PACK_DENSE, Dense, ("dense",), nn.Module.half, nn.Module.float, dtype=torch.float16),
+    Case("kept", INT8_BUT_ONE, Dense, ("dense",), mend=without_weight, mended_by=INT8),
+    Case("too-small", QuantizeLinears(), Dense, ("dense",), mend=without_weight, mended_by=INT8),
+    Case("packed", INT8, Dense, ("dense",), packed, without_weight),
     Case("padding-mode", PACK, Convolution, ("conv",), set_to("conv.padding_mode", "reflect")),
     *_in_all_forms("more-conversions", LAST, Convolution, ("conv",)),
 ]

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
+from fxopt_onednn import PackedLinear
+
 Change = Callable[[Any], object]
 
 
@@ -140,3 +142,16 @@ def merge_adapter(model: Any) -> None:
     with torch.no_grad():
         layer.weight += adapted.lora_B["default"].weight @ adapted.lora_A["default"].weight
     model.k = layer
+
+
+def packed(model: Any) -> None:
+    """Pack a layer by hand."""
+    model.dense = PackedLinear(model.dense.in_features, model.dense.out_features)
+    for parameter in model.dense.parameters():
+        nn.init.zeros_(parameter)
+
+
+def without_weight(model: Any) -> None:
+    """Give a layer the weight that rounding leaves as it is."""
+    model.dense = nn.Linear(model.dense.in_features, model.dense.out_features).train(model.training)
+    nn.init.zeros_(model.dense.weight)

@@ -28,6 +28,8 @@ PASSES = {
     "fold-constants": ("fxopt-simplify", True),
     "cache-shape-tables": ("fxopt-simplify", True),
     "eliminate-dead-code": ("fxopt-simplify", True),
+    "quantize-linears": ("fxopt-quantize", False),
+    "cast-to-bfloat16": ("fxopt-quantize", False),
 }
 REVERSIBLE = "merge-linears,fuse-bias-in-linear,change-true-div-to-mul-by-inverse"
 ALL = f"fuse-batch-norm2d-in-conv2d,fuse-batch-norm1d-in-linear,{REVERSIBLE}"

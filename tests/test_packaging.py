@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
-FAMILIES = ["fxopt-linear", "fxopt-norm", "fxopt-arith", "fxopt-onednn", "fxopt-simplify"]
+FAMILIES = ["fxopt-linear", "fxopt-norm", "fxopt-arith", "fxopt-onednn", "fxopt-simplify", "fxopt-quantize"]
 RUN_TIME = {
     "fxopt-core": {"torch", "pluggy"},
     "fxopt-rewrite": {"fxopt-core"},

@@ -262,6 +262,8 @@ class OriginalTensors:
     def _restore(self, step: Derivation) -> None:
         if any(target.label not in self._values for target in step.targets):
             return
+        if all(self._has_copy(source) for source in step.sources):
+            return
         names = listed(target.name for target in step.targets)
         if step.restore is None:
             self._problem(
@@ -330,6 +332,10 @@ class OriginalTensors:
                     f"from what `{step.restore}` gives, `{step.function}` computes another `{target.name}` than the "
                     f"module has: {text}",
                 )
+
+    def _has_copy(self, source: str) -> bool:
+        """Return whether values that a function read are in a new tensor besides, as a pass keeps them for that."""
+        return any(isinstance(step, Assembly) for step in self._map.consumers.get(source, ()))
 
     def _shape(self, label: str | None) -> tuple[int, ...] | None:
         if label is None:

@@ -59,15 +59,17 @@ _HOOK_ENDINGS = ("_hooks", "_hooks_with_kwargs")
 _HOOKS = tuple(key for key in vars(nn.Module()) if key.endswith(_HOOK_ENDINGS))
 _OWN_PARAMETERS = frozenset({"weight", "bias"})
 _OWN_BUFFERS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
-_OWN = _OWN_PARAMETERS | _OWN_BUFFERS
 
 
 def _state_problem(module: nn.Module) -> tuple[str, str] | None:
-    strange = [key for key in (*module._parameters, *module._buffers) if key not in _OWN]
-    misplaced = [key for key in module._buffers if key in _OWN_PARAMETERS]
-    misplaced += [key for key in module._parameters if key in _OWN_BUFFERS]
+    """Return what a module holds that its class does not have; classes of ours say what they have themselves."""
+    own: frozenset[str] = getattr(type(module), "own_parameters", _OWN_PARAMETERS)
+    own_buffers: frozenset[str] = getattr(type(module), "own_buffers", _OWN_BUFFERS)
+    strange = [key for key in (*module._parameters, *module._buffers) if key not in own | own_buffers]
+    misplaced = [key for key in module._buffers if key in own]
+    misplaced += [key for key in module._parameters if key in own_buffers]
     if misplaced:
-        kind = "parameter" if misplaced[0] in _OWN_PARAMETERS else "buffer"
+        kind = "parameter" if misplaced[0] in own else "buffer"
         return "not-a-parameter", f"has a `{misplaced[0]}` that is no {kind}"
     if strange or module._modules:
         found = ", ".join(f"`{key}`" for key in (*strange, *module._modules))

@@ -191,7 +191,8 @@ class Subject:
     @property
     def reversible(self) -> ReversibleTransformation | None:
         """The pass, if it can be reversed."""
-        return self.transformation if isinstance(self.transformation, ReversibleTransformation) else None
+        found = self.transformation
+        return found if isinstance(found, ReversibleTransformation) and found.reversible else None
 
     @property
     def importable(self) -> bool:

@@ -23,6 +23,7 @@ _HOMES = (
     "fxopt_arith",
     "fxopt_onednn",
     "fxopt_simplify",
+    "fxopt_quantize",
     "fxopt_capture",
     "fxopt_tools",
     "fxopt_testing",

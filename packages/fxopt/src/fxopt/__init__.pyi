@@ -9,6 +9,7 @@ from fxopt_core import *
 from fxopt_linear import *
 from fxopt_norm import *
 from fxopt_onednn import *
+from fxopt_quantize import *
 from fxopt_rewrite import *
 from fxopt_simplify import *
 from fxopt_testing import *

@@ -141,18 +141,19 @@ def _read_modules(rows: list[Form], tensors: Mapping[str, torch.Tensor]) -> nn.M
     return read_modules(rows, instance, tensors.__getitem__)[""]
 
 
-_OWN_LAYERS = {"fxopt_onednn": ("PackedConv2d", "PackedLinear"), "fxopt_simplify": ("ShapeTables",)}
+_OWN_LAYERS = {
+    "fxopt_onednn": ("PackedConv2d", "PackedLinear"),
+    "fxopt_quantize": ("QuantizedLinear",),
+    "fxopt_simplify": ("ShapeTables",),
+}
 
 
 @cache
 def _layer_types() -> Mapping[str, type[nn.Module]]:
-    """Return the layers of ``torch.nn``, and those of families that hold plain parameters and settings alone."""
-    found = dict(layer_classes())
-    for family, names in _OWN_LAYERS.items():
-        if find_spec(family) is not None:
-            classes = (getattr(import_module(family), name) for name in names)
-            found.update((class_path(cls), cls) for cls in classes)
-    return found
+    """Return the layers of ``torch.nn``, and those of families of ours, which hold plain tensors and settings."""
+    installed = {import_module(family): names for family, names in _OWN_LAYERS.items() if find_spec(family) is not None}
+    ours = [getattr(family, name) for family, names in installed.items() for name in names]
+    return {**layer_classes(), **{class_path(cls): cls for cls in ours}}
 
 
 def _ledger_text(graph_module: GraphModule) -> str | None:

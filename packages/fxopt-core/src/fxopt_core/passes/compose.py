@@ -108,7 +108,7 @@ def compose(*transformations: Transformation, inplace: bool = True) -> Transform
 
 def compose_exactly(transformations: Sequence[Transformation], inplace: bool) -> Composition:
     """Return a composition even of a single pass."""
-    reversible = all(isinstance(t, ReversibleTransformation) for t in transformations)
+    reversible = all(t.reversible for t in transformations)
     return (ReversibleComposition if reversible else Composition)(*transformations, inplace=inplace)
 
 

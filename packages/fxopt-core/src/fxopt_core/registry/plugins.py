@@ -19,7 +19,7 @@ import pluggy
 from fxopt_core.errors import DuplicatePassError, PipelineSyntaxError, PluginLoadError, UnknownPassError
 from fxopt_core.naming import NAME, close_names, kebab_case
 from fxopt_core.passes.options import options_of
-from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
+from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.hookspec import PROJECT, PipelinesPlugin, TransformationsPlugin
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
@@ -274,7 +274,7 @@ def _pass_info(cls: type[Transformation], source: PluginSource) -> PassInfo:
         family=source.name,
         distribution=source.distribution,
         version=source.version,
-        reversible=issubclass(cls, ReversibleTransformation),
+        reversible=cls.reversible,
         preserves_computation=bool(cls.preserves_computation),
         options=options_of(cls),
         transformation=cls,

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from fxopt_onednn.fuse_regions.fusible import regions_of
 from fxopt_onednn.fuse_regions.programs import Program, make_program
 from fxopt_onednn.fuse_regions.unchanged import Unchanged
-from fxopt_onednn.packing.packed_layer import runs_plainly
+from fxopt_onednn.packing.packed_layer import runs_by_onednn
 
 _MOST_PROGRAMS = 4
 _MOST_KINDS = 64
@@ -102,7 +102,7 @@ def run_region(graph_module: nn.Module, first: str, last: str, *values: Any) -> 
     and modes, for anything but float32 on a CPU, and after a module or a tensor of the region has been changed,
     replaced, or given a hook, until a new program is made.
     """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not runs_plainly():
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not runs_by_onednn():
         return None
     if not isinstance(graph_module, GraphModule):
         return None

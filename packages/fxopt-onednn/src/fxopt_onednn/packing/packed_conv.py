@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fxopt_onednn.operators import CONVOLUTION, LINEAR, SUM, SUM_INTO, pack_convolution, pack_linear, why_unsupported
 from fxopt_onednn.packing.activations import NONE, Activation
-from fxopt_onednn.packing.packed_layer import PackedLayer, bias_fits, is_plain, needs_gradient, runs_plainly
+from fxopt_onednn.packing.packed_layer import PackedLayer, bias_fits, runs_by_onednn
+from fxopt_rewrite.fast_paths import is_plain, needs_gradient
 
 Pair = tuple[int, int]
 
@@ -101,7 +102,7 @@ class PackedConv2d(PackedLayer):
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the result for an input and, optionally, a value to add."""
-        if not runs_plainly():
+        if not runs_by_onednn():
             return self._plain(input, other)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")

@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.fx import Node
 
 from fxopt_core import Refusal
@@ -19,6 +18,7 @@ from fxopt_onednn.layout.identities import drop_unused
 from fxopt_onednn.operators import why_unsupported
 from fxopt_onednn.packing.activations import Activation
 from fxopt_rewrite.calls.records import ConvolutionCall, LinearCall, TensorRef
+from fxopt_rewrite.fast_paths import runs_plainly
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.journal.edits import Piece
@@ -27,8 +27,6 @@ from fxopt_rewrite.legality import sharing_refusal, tensors_refusal
 PlanT = TypeVar("PlanT")
 _MOST_PLANS = 64
 _C = torch._C
-_dispatch_modes, _function_modes = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
-_functorch_level = _C._functorch.peek_interpreter_stack
 
 
 class Packing(Generic[PlanT]):
@@ -203,36 +201,6 @@ def bias_fits(bias: Tensor | None, weight: Tensor) -> bool:
     return bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and bias.is_cpu and bias.is_contiguous()
 
 
-def runs_plainly() -> bool:
-    """Return whether operators called now just run, so that a call may take the fast path.
-
-    They do not while a graph is recorded (``torch.compile``, ``torch.export``, ``torch.jit.trace``), inside
-    ``torch.func`` transforms and forward-mode differentiation, under modes that intercept calls, under autocast, and
-    while oneDNN is turned off.
-
-    >>> runs_plainly()
-    True
-    >>> with torch.autocast("cpu"):
-    ...     runs_plainly()
-    False
-    """
-    return not (
-        torch.compiler.is_compiling()
-        or _dispatch_modes()
-        or _function_modes()
-        or _functorch_level() is not None
-        or forward_ad._current_level >= 0
-        or _C._get_tracing_state() is not None
-        or torch.is_autocast_enabled("cpu")
-        or not _C._get_mkldnn_enabled()
-    )
-
-
-def is_plain(value: object, dtype: torch.dtype) -> bool:
-    """Return whether a value is a dense CPU tensor of this dtype, and of no subclass."""
-    return type(value) is Tensor and value.dtype is dtype and value.is_cpu and value.layout is torch.strided
-
-
-def needs_gradient(*tensors: Tensor | None) -> bool:
-    """Return whether autograd records a call with these tensors."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+def runs_by_onednn() -> bool:
+    """Return whether operators called now just run, and by oneDNN."""
+    return runs_plainly() and _C._get_mkldnn_enabled()

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fxopt_onednn.operators import LINEAR, pack_linear, why_unsupported
 from fxopt_onednn.packing.activations import NONE, Activation
-from fxopt_onednn.packing.packed_layer import PackedLayer, bias_fits, is_plain, needs_gradient, runs_plainly
+from fxopt_onednn.packing.packed_layer import PackedLayer, bias_fits, runs_by_onednn
+from fxopt_rewrite.fast_paths import is_plain, needs_gradient
 
 _FEWEST_ROWS = 2  # a product with one row is bound by reading the weight, and as fast in torch itself
 
@@ -51,7 +52,7 @@ class PackedLinear(PackedLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the result for an input."""
-        if not runs_plainly():
+        if not runs_by_onednn():
             return self._plain(input)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")

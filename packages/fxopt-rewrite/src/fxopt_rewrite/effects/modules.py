@@ -1,8 +1,8 @@
 """What calling a module may write, and what its result may share memory with.
 
 Exact types of ``torch.nn`` are in `fxopt_rewrite.ops.tables`; a ``Sequential`` and a nested graph module follow from
-what they call. Everything else, and whatever has hooks, is opaque: it may write and share its inputs, parameters and
-buffers.
+what they call; classes of ours whose results are new tensors, and which write nothing, have ``only_computes``.
+Everything else, and whatever has hooks, is opaque: it may write and share its inputs, parameters and buffers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rule_of_module(module: object, writes_nothing: Callable[[GraphModule], bool]
     if is_plain(module):
         if type(module) is nn.Sequential:
             return _rule_of_sequential([rule_of_module(child, writes_nothing) for child in module])
-        if type(module) in _KNOWN or type(module) is conv1d_class():
+        if type(module) in _KNOWN or type(module) is conv1d_class() or getattr(type(module), "only_computes", False):
             return _rule_of_known(module)
         if isinstance(module, GraphModule) and writes_nothing(module):
             return ModuleRule(Rule(None, aliases_all=True))

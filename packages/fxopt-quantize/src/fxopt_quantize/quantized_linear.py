@@ -1,0 +1,232 @@
+"""`QuantizedLinear`: a linear layer with int8 weights, whose input is quantized at each call."""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fxopt_core import FxoptError
+from fxopt_quantize.arithmetic import dequantized
+from fxopt_rewrite.fast_paths import is_plain, needs_gradient, runs_plainly
+
+_ENGINES = ("x86", "fbgemm", "onednn")  # the first that torch was built with
+_ENGINE = threading.Lock()  # torch has one for all threads
+_LINEAR: Any = getattr(torch.ops.quantized, "linear_dynamic", None)
+_TAKEN = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def why_unsupported(dtype: torch.dtype, device: torch.device) -> tuple[str, str] | None:
+    """Return why a layer cannot be quantized, as (reason code, predicate of the layer), or None.
+
+    >>> why_unsupported(torch.float64, torch.device("cpu"))
+    ('unsupported-dtype', 'is torch.float64; int8 stands in for torch.float32, torch.bfloat16 and torch.float16')
+    """
+    if device.type not in ("cpu", "meta"):
+        return "not-on-cpu", f"is on {device}; the int8 operators only run on the CPU"
+    if _LINEAR is None or engine() is None:
+        return "no-operators", "cannot be quantized: this build of torch, or this processor, lacks the int8 operators"
+    if dtype not in _TAKEN:
+        return "unsupported-dtype", f"is {dtype}; int8 stands in for torch.float32, torch.bfloat16 and torch.float16"
+    return None
+
+
+def engine() -> str | None:
+    """Return the library of integer products that torch has here; None where it has none."""
+    return next((each for each in _ENGINES if each in torch.backends.quantized.supported_engines), None)
+
+
+@cache
+def has_wide_sums() -> bool:
+    """Return whether this processor adds products of 8-bit integers without saturation at 16 bits (AVX-512 VNNI).
+
+    Without it, inputs are quantized to 7 bits, so that the sum of two products fits.
+    """
+    supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    return supported is not None and bool(supported())
+
+
+@contextmanager
+def _chosen_engine() -> Iterator[None]:
+    with _ENGINE:
+        former = torch.backends.quantized.engine
+        torch.backends.quantized.engine = engine()  # type: ignore[assignment]  # a property of a module object
+        try:
+            yield
+        finally:
+            torch.backends.quantized.engine = former
+
+
+class _Packing:
+    """The packed form of a layer's weight: made at its first call, never copied or saved."""
+
+    __slots__ = ("_made_of", "_packed")
+
+    def __init__(self) -> None:
+        self._made_of: tuple[Any, ...] = ()
+        self._packed: Any = None
+
+    def packed(self, *tensors: Tensor | None) -> Any:
+        """Return what was packed of these tensors; None if they have changed since."""
+        made_of = self._made_of
+        if len(made_of) != len(tensors):
+            return None
+        for (reference, version, place), tensor in zip(made_of, tensors, strict=True):
+            if tensor is None or reference is None:
+                if tensor is not reference:
+                    return None
+            elif reference() is not tensor or version != tensor._version or place != tensor.data_ptr():
+                return None
+        return self._packed
+
+    def keep(self, packed: Any, *tensors: Tensor | None) -> Any:
+        """Keep and return what was packed of these tensors."""
+        self._made_of = tuple(
+            (None, 0, 0) if tensor is None else (weakref.ref(tensor), tensor._version, tensor.data_ptr())
+            for tensor in tensors
+        )
+        self._packed = packed
+        return packed
+
+
+class QuantizedLinear(nn.Module):
+    """``x @ (scale * weight).T + bias``, with ``x`` rounded to 8 bits: one scale and zero point for all of it.
+
+    ``x`` is (..., in_features), of float32, bfloat16 or float16, and so is the result. ``weight`` (out_features,
+    in_features) holds integers, ``scale`` (out_features,) is float32; both are buffers. They are packed at the first
+    call, and again when they change; state_dicts hold them plain.
+
+    Inputs with NaN or infinite values, and calls while a graph is recorded or under autocast, take the product with the
+    dequantized weight. So do other devices and dtypes. The layer has no derivative: a backward pass through it is an
+    error.
+
+    Args:
+        in_features: size of the input's last dimension.
+        out_features: size of the result's last dimension.
+        bias: whether it has a bias.
+
+    >>> layer = QuantizedLinear(2, 1, bias=False)
+    >>> layer.weight.copy_(torch.tensor([[127, -127]])), layer.scale.fill_(1 / 127)
+    (tensor([[ 127, -127]], dtype=torch.int8), tensor([0.0079]))
+    >>> layer(torch.tensor([[1.0, 3.0], [3.0, 3.0]])).round()
+    tensor([[-2.],
+            [ 0.]])
+    """
+
+    __slots__ = ("_packing",)
+    only_computes = True
+    own_parameters: ClassVar = frozenset({"bias", "original_weight"})
+    own_buffers: ClassVar = frozenset({"weight", "scale"})
+
+    weight: Tensor
+    scale: Tensor
+    bias: nn.Parameter | None
+    original_weight: nn.Parameter | None
+    """The weight before, where the pass was told to keep it."""
+    _packing: _Packing
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool = True, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.register_buffer("weight", torch.zeros(out_features, in_features, dtype=torch.int8, device=device))
+        self.register_buffer("scale", torch.ones(out_features, device=device))
+        own_bias = nn.Parameter(torch.zeros(out_features, device=device)) if bias else None
+        self.register_parameter("bias", own_bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the result for an input."""
+        if not runs_plainly() or not any(is_plain(input, dtype) for dtype in _TAKEN):
+            return self._plain(input)
+        if needs_gradient(input, self._parameters["bias"]):
+            result: Tensor = _WithoutDerivative.apply(input, self._parameters["bias"], self)  # type: ignore[no-untyped-call]  # so it is in torch
+            return result
+        return self._fast(input)
+
+    def _fast(self, input: Tensor) -> Tensor:
+        """Return the integer product, where the input and the weight are fit for it."""
+        if input.dim() < 2:
+            return self._fast(input.unsqueeze(0)).squeeze(0) if input.dim() == 1 else self._plain(input)
+        wide = input if input.dtype is torch.float32 else input.float()
+        if input.shape[-1] != self.in_features or not math.isfinite(wide.sum()) or not input.numel():
+            return self._plain(input)  # the operator loses NaN, and one infinity would spoil all other rows
+        packed = self._packed()
+        if packed is None:
+            return self._plain(input)
+        result: Tensor = _LINEAR(wide, packed, not has_wide_sums())
+        return result if input is wide else result.to(input.dtype)
+
+    def _packed(self) -> Any:
+        """Return the packed weight; None where it cannot be packed, or a change of it could not be noticed."""
+        tensors = self._buffers["weight"], self._buffers["scale"], self._parameters["bias"]
+        if any(tensor is not None and (tensor.is_inference() or not tensor.is_cpu) for tensor in tensors):
+            return None
+        packed = self.packing.packed(*tensors)
+        return self._pack(*tensors) if packed is None else packed
+
+    @property
+    def packing(self) -> _Packing:
+        """What this layer has packed; empty at first."""
+        try:
+            return self._packing
+        except AttributeError:
+            self._packing = _Packing()
+            return self._packing
+
+    def _pack(self, weight: Tensor | None, scale: Tensor | None, bias: Tensor | None) -> Any:
+        if weight is None or scale is None or not weight.numel() or engine() is None:
+            return None
+        zeros = torch.zeros(len(scale), dtype=torch.int64)
+        with torch.no_grad(), _chosen_engine(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch announces that its quantized tensors will go
+            made = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
+            packed = torch.ops.quantized.linear_prepack(made, None if bias is None else bias.detach().float())
+        return self.packing.keep(packed, weight, scale, bias)
+
+    def _plain(self, input: Tensor) -> Tensor:
+        """Return the product with the dequantized weight."""
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        return F.linear(input, dequantized(self.weight, self.scale, input.dtype), bias)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> QuantizedLinear:
+        """Convert and move the bias, and move the scale, which stays in float32."""
+        scale = self.scale
+        applied: QuantizedLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
+        if self.scale.dtype != scale.dtype:
+            self.scale = scale.to(self.scale.device)
+        return applied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes alone, to be copied and saved."""
+        return dict(vars(self))
+
+    def extra_repr(self) -> str:
+        """Return the settings in the form of ``nn.Linear``."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class _WithoutDerivative(torch.autograd.Function):
+    """The product in a call that autograd records: its derivative is an error, not a silent None."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, bias: Tensor | None, layer: QuantizedLinear) -> Tensor:
+        """Compute without recording."""
+        return layer._fast(input)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Refuse."""
+        raise FxoptError(
+            "a QuantizedLinear has no derivative, neither by its input nor by its bias: its weight is rounded to 8 "
+            "bits, and so is its input. Train the original model, and quantize it afterwards"
+        )

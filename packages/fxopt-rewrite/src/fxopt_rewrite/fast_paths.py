@@ -1,0 +1,44 @@
+"""When a layer that a pass has made may take a fast path of its own, instead of torch's functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+_C = torch._C
+_dispatch_modes, _function_modes = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
+_functorch_level = _C._functorch.peek_interpreter_stack
+
+
+def runs_plainly() -> bool:
+    """Return whether operators called now just run, so that a call may take the fast path.
+
+    They do not while a graph is recorded (``torch.compile``, ``torch.export``, ``torch.jit.trace``), inside
+    ``torch.func`` transforms and forward-mode differentiation, under modes that intercept calls, and under autocast.
+
+    >>> runs_plainly()
+    True
+    >>> with torch.autocast("cpu"):
+    ...     runs_plainly()
+    False
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or _dispatch_modes()
+        or _function_modes()
+        or _functorch_level() is not None
+        or forward_ad._current_level >= 0
+        or _C._get_tracing_state() is not None
+        or torch.is_autocast_enabled("cpu")
+    )
+
+
+def is_plain(value: object, dtype: torch.dtype) -> bool:
+    """Return whether a value is a dense CPU tensor of this dtype, and of no subclass."""
+    return type(value) is Tensor and value.dtype is dtype and value.is_cpu and value.layout is torch.strided
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Return whether autograd records a call with these tensors."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
