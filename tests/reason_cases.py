@@ -79,8 +79,8 @@ from fxopt_core import Transformation
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
 from fxopt_onednn import ConvertToChannelsLast, PackConvolutions, PackLinears
-from fxopt_simplify import EliminateDeadCode, RemoveNoOps
 from fxopt_quantize import QuantizeLinears
+from fxopt_simplify import EliminateDeadCode, RemoveNoOps
 
 FORMS = ("modules", "functions", "export")
 MERGE, BIAS, DIVIDE = MergeLinears(), FuseBiasInLinear(), ChangeTrueDivToMulByInverse()

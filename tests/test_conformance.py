@@ -13,7 +13,15 @@ from fxopt_testing.conformance import applicable, check_property, chosen_propert
 from fxopt_testing.plugin import run_check
 from fxopt_testing.trial import Subject
 
-SHIPPED = ("fxopt-linear", "fxopt-norm", "fxopt-arith", "fxopt-onednn", "fxopt-simplify", "fxopt-quantize", "fxopt-core")
+SHIPPED = (
+    "fxopt-linear",
+    "fxopt-norm",
+    "fxopt-arith",
+    "fxopt-onednn",
+    "fxopt-simplify",
+    "fxopt-quantize",
+    "fxopt-core",
+)
 # Their results are what they were given, so that no model shows a change; or they read what another pass has made.
 CHANGE_NOTHING = {"deep-copy", "lint-and-recompile", "fuse-regions"}
 

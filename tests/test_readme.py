@@ -53,7 +53,7 @@ def test_they_work_on_the_model_itself(tmp_path: Path, monkeypatch: pytest.Monke
         assert result.exit_code == 0, result.output
         printed.append(result.stdout)
     expected = README.split("```text\n")[1].split("```")[0]
-    expected = re.sub(r"\(91\.\d MB\)", "(91... MB)", expected)  # stack traces in the archive name folders, long or short
+    expected = re.sub(r"\(91\.\d MB\)", "(91... MB)", expected)  # its stack traces name folders
     assert OutputChecker().check_output(expected, printed[0], ELLIPSIS | NORMALIZE_WHITESPACE), printed[0]
     assert printed[-1].startswith("passed: ")
     assert "<svg" in (tmp_path / "minilm.html").read_text(encoding="utf-8")

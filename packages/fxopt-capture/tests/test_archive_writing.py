@@ -75,7 +75,7 @@ def test_what_is_no_file_is_not_replaced(graph_module: GraphModule, tmp_path: Pa
     pipe = tmp_path / "pipe.pt2"
     os.mkfifo(pipe)
     for path in (pipe, "/dev/null"):
-        with pytest.raises(CaptureError, match="cannot be written, as it is a (device|FIFO)"):
+        with pytest.raises(CaptureError, match=r"cannot be written, as it is a (device|FIFO)"):
             save(graph_module, path)
         assert not stat.S_ISREG(os.stat(path).st_mode)
 

@@ -23,8 +23,8 @@ from fxopt_checkpoints.tensor_map import (
     region,
 )
 from fxopt_core.errors import CheckpointError, NotReversibleError
-from fxopt_rewrite.journal.arithmetic import registered_functions, unregistered
 from fxopt_rewrite.dtypes import dtype_kind
+from fxopt_rewrite.journal.arithmetic import registered_functions, unregistered
 
 Inputs = Mapping[str, Tensor | None]
 """What a function is given, by the names of its parameters."""
