@@ -8,6 +8,7 @@ a comparison, or an earlier conversion.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -16,12 +17,15 @@ from torch.fx import Node
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.ops.names import argument
 from fxopt_rewrite.ops.tables import names
-from fxopt_rewrite.shapes.facts import is_python_number, tensor_facts
+from fxopt_rewrite.shapes.facts import tensor_facts
+from fxopt_rewrite.shapes.kinds import Kind
+from fxopt_simplify.purity import Purity
 
 _FACTORIES = names("arange full zeros ones scalar_tensor eye linspace")
 _LIKE = names("zeros_like ones_like full_like new_zeros new_ones new_full")
 _COMPARISONS = names("eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isfinite isin")
 CONVERSIONS = names("to _to_copy type")
+_PLACING = _FACTORIES | _LIKE | CONVERSIONS
 CASTS = {
     "float": torch.float32,
     "double": torch.float64,
@@ -64,6 +68,7 @@ class Settled:
 
     def __init__(self, index: GraphIndex) -> None:
         self._found: dict[Node, Place] = {}
+        self._kind = Purity(index).kind
         for node in index.nodes:
             if node.op in ("call_function", "call_method"):
                 operation = index.effects.effect(node).operation
@@ -77,23 +82,23 @@ class Settled:
     def _read(self, node: Node, name: str) -> Place:
         first = node.args[0] if node.args and isinstance(node.args[0], Node) else None
         before = _NOTHING if first is None else self.place(first)
-        dtype, device = given_place(node)
-        if any(isinstance(value, Node) and is_python_number(value) is not True for value in _options(node)):
-            return _NOTHING  # a dtype or device that the graph reads off another value
-        if name in CONVERSIONS:
-            return Place(dtype or before.dtype, device or before.device)
-        if name in CASTS and len(node.args) == 1 and not node.kwargs:
-            return Place(CASTS[name], before.device)
-        if name in _FACTORIES:
-            return Place(dtype or _default_dtype(node), device)
-        if name in _LIKE:
-            return Place(dtype or before.dtype, device or before.device)
         if name in _COMPARISONS or name in _FOLLOWING:
             return self._following(node, name)
-        return _NOTHING
+        if name in CASTS and len(node.args) == 1 and not node.kwargs:
+            return Place(CASTS[name], before.device)
+        if name not in _PLACING:
+            return _NOTHING
+        dtype, device = given_place(node)
+        if any(isinstance(value, Node) for value in _options(node)):
+            return _NOTHING  # a dtype or device that the graph reads off another value
+        if name == "type" and dtype is None:
+            return _NOTHING  # a dtype as text
+        if name in _FACTORIES:
+            return Place(dtype or _default_dtype(node), device)
+        return Place(dtype or before.dtype, device or before.device)
 
     def _following(self, node: Node, name: str) -> Place:
-        tensors = [value for value in node.all_input_nodes if not is_python_number(value)]
+        tensors = [value for value in node.all_input_nodes if self._kind(value) is not Kind.NUMBER]
         places = [self.place(value) for value in tensors]
         facts = tensor_facts(node)
         known = facts is not None and bool(places) and all(place.dtype is not None for place in places)
@@ -122,7 +127,10 @@ def given_place(node: Node) -> Place:
     dtype = next((value for value in _arguments(node) if isinstance(value, torch.dtype)), None)
     device = next((value for value in _arguments(node) if isinstance(value, torch.device)), None)
     text = argument(node, 1, "device")
-    return Place(dtype, torch.device(text) if device is None and type(text) is str else device)
+    if device is None and type(text) is str:
+        with suppress(RuntimeError):  # ``x.type("torch.FloatTensor")``
+            device = torch.device(text)
+    return Place(dtype, device)
 
 
 def _arguments(node: Node) -> Iterator[object]:
