@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 from collections.abc import Callable
@@ -166,6 +167,15 @@ class TestCalls:
         x = graph.placeholder("x")
         mine, theirs = graph.call_function(len, (x,)), graph.call_function(sorted, (x,))
         assert is_call(mine, len) and not is_call(theirs, len)
+
+    def test_graphs_that_call_classes_and_objects_can_be_searched(self) -> None:
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        for target in (slice, float, torch.Size, functools.partial(torch.relu)):
+            graph.call_function(target, (x,))
+        product = graph.call_function(operator.mul, (x, x))
+        graph.output(product)
+        assert calls_of(GraphModule(nn.Module(), graph), operator.mul) == [product]
 
     def test_in_place_forms_can_be_asked_for(self) -> None:
         graph_module = graph_of(lambda x, y: x.clone().mul_(y), "traced")
