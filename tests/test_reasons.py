@@ -35,7 +35,7 @@ from fxopt_core import (
     registry,
 )
 from fxopt_linear import MergeLinears
-from fxopt_rewrite import Editor, GraphIndex, Ratio, SitePass, Speedup, comparing_with, infer_shapes
+from fxopt_rewrite import Editor, GraphIndex, Ratio, SitePass, Speedup, calls_of, comparing_with, infer_shapes
 
 SOURCES = sorted(Path(__file__).parent.parent.glob("packages/*/src/**/*.py"))
 ALL_REASONS = {
@@ -43,7 +43,11 @@ ALL_REASONS = {
     **{code: text for info in registry().available().values() for code, text in info.transformation.reasons.items()},
 }
 NOTHING_HELPS = "Nothing to do"
-BY_CORE = {"overlapping", "instrument"}  # what core refuses whichever pass it is: see the tests after the cases
+BY_CORE = {
+    "overlapping",
+    "instrument",
+    "other-form",
+}  # what core refuses whichever pass it is: see the tests after the cases
 BY_MACHINE = {"not-on-cpu"}  # what another machine is needed for, or played: see the tests of fxopt-onednn
 HOPELESS_BY_MACHINE = {"no-operators"}
 MEASURED = {"no-measured-benefit"}  # what depends on the machine: see the test after the cases
@@ -214,6 +218,32 @@ def test_overlapping_sites_are_refused_and_found_by_another_run() -> None:
     assert "`relu_1`, which it took out" in refusal.message
     DropDoubleRelus()(graph_module, expect=1, strict=True)
     assert torch.equal(graph_module(x), x.relu())
+
+
+class ReluToTanh(Transformation):
+    """``relu(x)`` -> ``tanh(x)``; ``anywhere`` says whether in every form of graph."""
+
+    def __init__(self, *, anywhere: bool = False) -> None:
+        self.anywhere = anywhere
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        """Use another function."""
+        traced = [node for node in iter_nodes(graph_module.graph) if node.target is torch.relu]
+        for node in calls_of(graph_module, torch.relu) if self.anywhere else traced:
+            node.target = torch.tanh
+            self.mark_as_transformed(node)
+        return graph_module
+
+
+def test_what_is_there_in_another_form_is_found_by_calls_of() -> None:
+    graph_module: Any = torch.export.export(nn.Sequential(nn.ReLU()), (torch.randn(3, 4),)).module()
+    before = structure(graph_module)
+    ReluToTanh()(graph_module, expect=0)
+    (refusal,) = history(graph_module)[-1].refusals
+    assert (refusal.site, refusal.reason, refusal.nodes) == ("relu", "other-form", ("relu",))
+    assert "`aten.relu.default`" in refusal.message
+    assert structure(graph_module) == before
+    ReluToTanh(anywhere=True)(graph_module, expect=1, strict=True)
 
 
 class LeavesOut(Instrument):

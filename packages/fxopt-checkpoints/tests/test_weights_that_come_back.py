@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import checkpoint_passes
@@ -11,11 +11,16 @@ import pytest
 import torch
 from checkpoint_passes import Fold, Join, Model, model, traced
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from fxopt_checkpoints import key_map, load_original_state_dict, original_state_dict
 from fxopt_checkpoints.agreement import disagreement, nudged
-from fxopt_core import CheckpointError, NotReversibleError, compose
+from fxopt_core import CheckpointError, Derived, NotReversibleError, compose
+from fxopt_rewrite.calls.readers import read_linear
+from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.site_pass import SitePass
 
 Back = Callable[[dict[str, Tensor]], Any]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -157,7 +162,7 @@ class TestRight:
                 if "mid_folded" in name:
                     tensor[0] = 0.0
                     tensor[1] *= 1e-6
-                    tensor[2] *= -300.0 if dtype is torch.float16 else -3e4
+                    tensor[2] *= 300.0 if dtype is torch.float16 else 3e4
         before = {key: value.clone() for key, value in graph_module.state_dict().items()}
         saved = original_state_dict(graph_module)
         assert list(saved) == list(traced(model()).state_dict())
@@ -216,6 +221,94 @@ def test_a_new_tensor_of_unknown_origin_is_no_key_of_the_original() -> None:
         original_state_dict(graph_module)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scaled:
+    """A product with a parameter, and the layers that read it."""
+
+    product: Node
+    layers: tuple[LinearCall, ...]
+    label: str = "scale"
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.product, *(call.node for call in self.layers)
+
+
+def scaled(weight: Tensor, scale: Tensor) -> Tensor:
+    return weight * scale
+
+
+def with_ones(weight: Tensor, *, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    return {"weight": weight, "scale": weight.new_ones(shapes["scale"])}
+
+
+def with_a_scale_of_its_own(weight: Tensor, *, shapes: Mapping[str, Any]) -> dict[str, Tensor]:
+    scale = weight.abs().amax(0)
+    return {"weight": weight / scale, "scale": scale}
+
+
+class FoldScale(SitePass[Scaled]):
+    """``linear(x * scale)`` -> ``scaled_linear(x)`` for all layers that read the product; ``keep`` keeps the scale."""
+
+    def __init__(self, *, back: str = "with_ones", keep: bool = False) -> None:
+        self.back, self.keep = back, keep
+
+    def match(self, index: GraphIndex) -> Iterator[Scaled]:
+        found = [read_linear(index, node) for node in index.nodes if not self.transformed(node)]
+        calls = tuple(call for call in found if isinstance(call, LinearCall))
+        if calls:
+            yield Scaled(calls[0].input, calls)
+
+    def rewrite(self, site: Scaled, edit: Editor) -> None:
+        x = site.product.args[0]
+        for call in site.layers:
+            module = torch.nn.Linear(call.in_features, call.out_features, bias=False)
+            scale = edit.graph_module.get_parameter("scale").detach()
+            module.weight = torch.nn.Parameter(scaled(call.weight.tensor.detach(), scale))
+            name = edit.add_module(call.label, f"{call.label}_scaled", module)
+            edit.replace(call.node, edit.call_module(name, x, before=call.node, like=[call.node]))
+            inputs = (("weight", call.weight.name), ("scale", "scale"))
+            back = f"{__name__}:{self.back}"
+            edit.derived(Derived(f"{__name__}:scaled", inputs, (), (f"{name}.weight",), back))
+            edit.drop(call, {}, twin=name)
+        edit.erase(site.product)
+        if not self.keep:
+            edit.drop_tensor("scale", None)
+
+
+class Branches(torch.nn.Module):
+    """Two layers that read one scaled value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor([0.5, 1.5, 2.5, 3.5]))
+        self.q, self.k = torch.nn.Linear(4, 3, bias=False), torch.nn.Linear(4, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Any:
+        y = x * self.scale
+        return self.q(y), self.k(y)
+
+
+class TestSharedInputs:
+    """Several groups are computed from one tensor: what counts is the one value that the checkpoint has of it."""
+
+    def test_groups_that_agree_on_it_come_back(self) -> None:
+        graph_module, x = FoldScale()(torch.fx.symbolic_trace(Branches())), torch.randn(3, 4)
+        original = Branches()
+        original.load_state_dict(original_state_dict(graph_module))
+        torch.testing.assert_close(original(x), graph_module(x))
+
+    def test_groups_that_give_it_different_values_are_refused(self) -> None:
+        graph_module = FoldScale(back="with_a_scale_of_its_own")(torch.fx.symbolic_trace(Branches()))
+        with pytest.raises(NotReversibleError, match=r"computes another `k_scaled\.weight`|another `q_scaled\.weight`"):
+            original_state_dict(graph_module)
+
+    def test_what_the_module_still_has_counts_as_it_is(self) -> None:
+        graph_module = FoldScale(keep=True)(torch.fx.symbolic_trace(Branches()))
+        with pytest.raises(NotReversibleError, match=r"(?s)another `q_scaled\.weight`.*another `k_scaled\.weight`"):
+            original_state_dict(graph_module)
+
+
 class TestAgreement:
     """Two units in the last place, and what rounding the inputs does to the result."""
 
@@ -250,7 +343,7 @@ class TestAgreement:
         found, expected = function(inputs), (weight @ shift).float()
         assert disagreement(found, expected, lambda: iter(())) is not None
         assert disagreement(found, expected, lambda: map(function, nudged(inputs))) is None
-        assert disagreement(found + 1.0, expected, lambda: map(function, nudged(inputs))) is not None
+        assert disagreement(found + 1.0, expected, lambda: (function(x) + 1.0 for x in nudged(inputs))) is not None
 
     def test_infinities_and_nan_agree_with_themselves_alone(self) -> None:
         odd = torch.tensor([float("inf"), -float("inf"), float("nan"), 1.0])

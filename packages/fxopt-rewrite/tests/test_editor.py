@@ -19,6 +19,11 @@ from fxopt_rewrite.journal.journal import Edits, edits_of
 from fxopt_rewrite.shapes.infer import infer_shapes
 
 
+def computed(weight: Tensor) -> Tensor:
+    """Stand for the arithmetic of a pass."""
+    return weight
+
+
 class Edit(Transformation):
     """Runs any edits as a pass."""
 
@@ -221,6 +226,33 @@ class TestRecord:
         derived = Derived("m:f", (("weight", "a"),), (), ("b",))
         (record,) = history(edited(lambda edit, nodes: edit.derived(derived)))
         assert (record.derived, record.journal, record.changed) == ((derived,), Edits(), False)
+
+    @pytest.mark.parametrize(
+        ("derived", "message"),
+        [
+            (
+                Derived(f"{__name__}:computed", (("weigth", "a"),), (), ("b",)),
+                "called with weigth=",
+            ),
+            (
+                Derived(f"{__name__}:computed", (("weight", "a"),), (("by", 2),), ("b",)),
+                "argument .by.",
+            ),
+            (Derived(f"{__name__}:computed", (("weight", "a"), ("weight", "c")), (), ("b",)), "given `weight` twice"),
+            (Derived(f"{__name__}:computed", (("weight", "a"),), (("weight", 2),), ("b",)), "given `weight` twice"),
+            (
+                Derived(f"{__name__}:computed", (("weight", "a"),), (), ("b",), f"{__name__}:computed"),
+                r"computed` cannot be called with 1 tensors by position, shapes= \(got an unexpected",
+            ),
+        ],
+    )
+    def test_functions_have_to_take_what_they_will_be_given(self, derived: Derived, message: str) -> None:
+        with pytest.raises(PassError, match=message):
+            edited(lambda edit, nodes: edit.derived(derived))
+
+    def test_functions_of_modules_that_are_not_loaded_are_not_looked_at(self) -> None:
+        for function in ("nowhere:f", "math:nothing", "torch:mul"):
+            edited(lambda edit, nodes, f=function: edit.derived(Derived(f, (("x", "a"),), (), ("b",), f)))
 
     def test_numbers_of_nodes_are_unique_through_several_editors(self) -> None:
         def edits(edit: Editor) -> None:

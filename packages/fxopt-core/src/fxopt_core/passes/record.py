@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from torch.fx import GraphModule
@@ -53,7 +54,8 @@ def make_record(
     if not rewrites and frame.journal is None and signature:
         rewrites = _marked_rewrites(result, frame, signature, before.names(), marked_before)
     if transformation._edits and not (changed or rewrites or frame.refusals or frame.edits is not None):
-        load_journals()
+        with suppress(Exception):  # a distribution that cannot be imported
+            load_journals()
         frame.refusals += [refusal for explain in EXPLAINERS for refusal in explain(transformation, result)]
     return Record(
         pass_name=transformation.name,

@@ -586,8 +586,7 @@ _DIGESTED: _Forms = {
     tuple: lambda value, write: [write(item) for item in value],
     dict: _unordered("dict"),
     types.MappingProxyType: _unordered("mapping_proxy"),
-    # As it compares, by its elements.
-    range: lambda v, _: {"range": [len(v), v.start if v else 0, v.step if len(v) > 1 else 0]},
+    range: lambda v, _: {"range": [len(v), v.start if v else 0, v.step if len(v) > 1 else 0]},  # as it compares
     re.Pattern: lambda value, write: {"pattern": [write(value.pattern), value.flags]},
     functools.partial: lambda value, write: {"partial": [write(value.func), write(value.args), write(value.keywords)]},
     Tensor: _tensor_form,

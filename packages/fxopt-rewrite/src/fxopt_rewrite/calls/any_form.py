@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from fxopt_core.graph import check_graph_module, iter_nodes
 from fxopt_rewrite.calls.readers import named_arguments
 from fxopt_rewrite.effects.modules import is_plain
-from fxopt_rewrite.effects.rules import OPAQUE, rule_of_function, rule_of_method
+from fxopt_rewrite.effects.rules import rule_of_function, rule_of_method
 from fxopt_rewrite.ops import forms
 from fxopt_rewrite.shapes.kinds import Kind
 
@@ -97,15 +97,15 @@ def _called(node: Node, owner: nn.Module | None) -> str | None:
     if node.op == "call_module":
         return None if owner is None else _called_module(owner.get_submodule(str(node.target)))
     if node.op == "call_function" and callable(node.target):
-        name, rule = operation_name(node.target), rule_of_function
+        name, rule = _function_name(node.target), rule_of_function(node.target)
     elif node.op == "call_method":
-        name, rule = _method_name(str(node.target)), rule_of_method
+        name, rule = _method_name(str(node.target)), rule_of_method(str(node.target))
     else:
         return None
     if name is None or any(node.kwargs.get(key, plain) != plain for key, plain in forms.MODIFIERS.items()):
         return None
-    written = rule(node.target).apply(node, lambda _: Kind.UNKNOWN).writes  # type: ignore[arg-type]  # as asked above
-    return None if written and not name.endswith("_") else name
+    writes = rule.apply(node, lambda _: Kind.UNKNOWN).writes
+    return None if writes and not name.endswith("_") else name
 
 
 def _called_module(module: nn.Module) -> str | None:
@@ -123,15 +123,19 @@ def operation_name(operation: Operation) -> str | None:
             f"{operation!r}; layers with parameters or settings are read by read_linear, read_convolution and "
             "read_batch_norm"
         )
-    name = getattr(operation, "__name__", "")
-    if getattr(operator, name, None) is operation or getattr(builtins, name, None) is operation:
+    return _function_name(operation)
+
+
+def _function_name(function: Operation) -> str | None:
+    name = str(getattr(function, "__name__", ""))
+    if getattr(operator, name, None) is function or getattr(builtins, name, None) is function:
         return forms.OPERATORS.get(name)
-    rule = OPAQUE if getattr(operation, "__module__", None) == "math" else rule_of_function(operation)
-    return forms.SYNONYMS.get(rule.operation, rule.operation) if rule.operation else None
+    operation = None if getattr(function, "__module__", None) == "math" else rule_of_function(function).operation
+    return None if operation is None else forms.SYNONYMS.get(operation, operation)
 
 
 def _method_name(name: str) -> str | None:
     if name.startswith("__"):
         return forms.OPERATORS.get(str(getattr(getattr(operator, name, None), "__name__", "")))
     operation = rule_of_method(name).operation
-    return forms.SYNONYMS.get(operation, operation) if operation else None
+    return None if operation is None else forms.SYNONYMS.get(operation, operation)

@@ -74,7 +74,7 @@ def _code_of(transformation: object) -> list[FunctionType]:
     """Return the function with which a pass begins, if it is a user's own; none for a `SitePass`."""
     wrapped = getattr(transformation, "_function", None) or getattr(transformation, "_torch_pass", None)
     start = inspect.unwrap(wrapped or type(transformation).transform)  # type: ignore[attr-defined]  # it is a pass
-    return [start] if isinstance(start, FunctionType) and not start.__module__.startswith("fxopt_") else []
+    return [start] if isinstance(start, FunctionType) and not str(start.__module__).startswith("fxopt_") else []
 
 
 def _compared_in(functions: list[FunctionType], owner: object) -> Iterator[object]:
@@ -87,7 +87,7 @@ def _compared_in(functions: list[FunctionType], owner: object) -> Iterator[objec
             yield from _compared(code, lookup)
             for name in code.co_names:
                 for used in (lookup.of_module(name), lookup.of_owner(name)):
-                    if isinstance(used, FunctionType) and used.__module__ == function.__module__ and used not in seen:
+                    if isinstance(used, FunctionType) and used.__globals__ is function.__globals__ and used not in seen:
                         seen.add(used)
                         functions.append(used)
 

@@ -28,6 +28,7 @@ from fxopt_core.values.names import class_path
 from fxopt_rewrite.calls.records import ParameterisedCall
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal import edits
+from fxopt_rewrite.journal.arguments import check_arguments
 from fxopt_rewrite.journal.dead import dead_nodes
 from fxopt_rewrite.journal.graph_edits import NameCounts, TargetNodes, insert_node, source_note
 from fxopt_rewrite.journal.journal import Edits
@@ -107,7 +108,12 @@ class Editor:
         self._log.note = text
 
     def derived(self, derived: Derived) -> None:
-        """Record how new tensors are computed from original ones."""
+        """Record how new tensors are computed from original ones.
+
+        Raises:
+            ValueError: Its functions do not take what they are going to be given.
+        """
+        check_arguments(derived)
         self._frame.derived.append(derived)
 
     def neutral(self, piece: edits.Piece, value: float = 0.0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fxopt_testing.findings import Property
-from fxopt_testing.properties import numbers, result, run, the_pass, travel, work
+from fxopt_testing.properties import numbers, result, run, the_pass, travel, way_back, work
 
 PROPERTIES: tuple[Property, ...] = (
     the_pass.CONSTRUCTIBLE,
@@ -35,6 +35,7 @@ PROPERTIES: tuple[Property, ...] = (
     travel.DEEPCOPY,
     travel.PICKLE,
     result.CHECKPOINTS,
+    way_back.RETURN,
     work.FAULTS,
     work.COST,
     run.REFUSALS,

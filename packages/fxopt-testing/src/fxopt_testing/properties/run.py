@@ -10,8 +10,10 @@ from torch.fx import GraphModule
 
 from fxopt_core import REASONS, PostconditionError, Transformation, iter_nodes
 from fxopt_core.passes.runnable import leaves
+from fxopt_testing.cases import ModelCase
 from fxopt_testing.elsewhere import elsewhere
 from fxopt_testing.findings import Flaw, Property
+from fxopt_testing.forms import Form
 from fxopt_testing.models import is_of_the_zoo
 from fxopt_testing.pictures import changes, picture
 from fxopt_testing.trial import Subject, Trial
@@ -112,12 +114,62 @@ def _declared(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 
 
 def _finds(subject: Subject) -> Iterator[Flaw]:
-    if not subject.changed and not any(trial.error for trial in subject.trials):
-        refused = {refusal.reason for trial in subject.trials for refusal in trial.refusals}
-        more = f"; refused for {', '.join(sorted(refused))}" if refused else ""
-        yield Flaw(
-            f"the pass changed none of {len(subject.trials)} models{more}", "a model with a site", None, None, "advice"
-        )
+    if any(trial.error for trial in subject.trials):
+        return
+    if subject.changed:
+        yield from _finds_in_every_form(subject)
+        return
+    refused = {refusal.reason for trial in subject.trials for refusal in trial.refusals}
+    more = f"; refused for {', '.join(sorted(refused))}" if refused else ""
+    yield Flaw(
+        f"the pass changed none of {len(subject.trials)} models{more}", "a model with a site", None, None, "advice"
+    )
+
+
+_EVERY_FORM: dict[Form, str] = {
+    "modules": "modules, as torch.fx.symbolic_trace leaves them",
+    "functions": "functions of torch",
+    "export": "aten operators, as torch.export leaves them",
+}
+_TRIED = 3
+"""How many models are tried in a form in which no model was changed."""
+
+
+def _finds_in_every_form(subject: Subject) -> Iterator[Flaw]:
+    """Yield advice for each form of graph in which the pass finds nothing, on models that it changes in another."""
+    found = {"export" if trial.case.form.startswith("export") else trial.case.form for trial in subject.changed}
+    cases = {trial.case.name: trial.case for trial in reversed(subject.changed) if trial.case.form in _EVERY_FORM}
+    for form, what in _EVERY_FORM.items():
+        if form in found:
+            continue
+        tried: list[Trial] = []
+        for case in list(cases.values())[-_TRIED:]:
+            trial = _trial_in(subject, case, form)
+            if trial is not None and trial.changed:
+                break
+            tried += [] if trial is None else [trial]
+        else:
+            if tried:
+                refused = {refusal.reason for trial in tried for refusal in trial.refusals}
+                more = f" (refused for {', '.join(sorted(refused))})" if refused else ""
+                name, known = tried[0].case.name, cases[tried[0].case.name].form
+                yield Flaw(
+                    f"the pass finds no site in graphs of {what}{more}",
+                    f"the sites of {name!r}, which it finds in the form {known!r}",
+                    "Read calls by what knows every form: `read_linear` and its like, or `calls_of`; or say in the "
+                    "docstring of the pass which form it needs.",
+                    tried[0].case.id,
+                    "advice",
+                )
+
+
+def _trial_in(subject: Subject, case: ModelCase, form: Form) -> Trial | None:
+    """Return a run on a model in another form; None where it cannot be had."""
+    try:
+        trial = Trial(subject.transformation, case.variant(form=form))
+    except Exception:  # not every model can be traced or exported
+        return None
+    return None if trial.error is not None else trial
 
 
 def _independent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
@@ -205,7 +257,7 @@ DECLARED = Property(
 )
 FINDS = Property(
     "finds-sites",
-    "the pass changes at least one of the models",
+    "the pass changes at least one of the models, and in every form of graph",
     "Give models that have sites: check_transformation(..., models=[ModelCase(...), *zoo()]). Nothing of what the pass "
     "does is checked so far.",
     on_pass=_finds,

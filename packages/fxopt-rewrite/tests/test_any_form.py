@@ -1,0 +1,455 @@
+"""One operation in any form of graph: what counts as a call of it, and what a pass is told that looks for one form."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from fxopt_core import (
+    PreconditionError,
+    ReversibleTransformation,
+    Transformation,
+    from_torch_pass,
+    history,
+    iter_nodes,
+    undo,
+)
+from fxopt_rewrite import ReversibleSitePass, calls_of, is_call, operands_of
+from fxopt_rewrite.ops import forms
+
+Form = Callable[[nn.Module, tuple[Tensor, ...]], GraphModule]
+
+
+class FunctionTracer(torch.fx.Tracer):
+    """Goes into torch's modules, too."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return False
+
+
+def functions(model: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
+    return GraphModule(model, FunctionTracer().trace(model))
+
+
+def exported(model: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
+    made = torch.export.export(model, inputs).module()
+    assert isinstance(made, GraphModule)
+    return made
+
+
+FORMS: dict[str, Form] = {
+    "traced": lambda model, inputs: torch.fx.symbolic_trace(model),
+    "functions": functions,
+    "aten": exported,
+}
+INPUTS = (torch.rand(3, 3) + 0.5, torch.rand(3, 3) + 0.5)
+
+
+class Of(nn.Module):
+    """A model of one function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.function(x, y)
+
+
+SAME: dict[str, tuple[list[Any], list[Callable[..., Any]]]] = {
+    "mul": (
+        [operator.mul, torch.mul, torch.multiply, torch.Tensor.mul, torch.ops.aten.mul, torch.ops.aten.mul.Tensor],
+        [
+            lambda x, y: x * y,
+            lambda x, y: 2 * x,
+            lambda x, y: x * 0.5,
+            lambda x, y: torch.mul(x, other=y),
+            lambda x, y: x.mul(y),
+            lambda x, y: x.multiply(y),
+            lambda x, y: x.__mul__(y),
+        ],
+    ),
+    "add": ([operator.add, torch.add], [lambda x, y: x + y, lambda x, y: 1 + x, lambda x, y: x.add(y, alpha=1)]),
+    "sub": ([operator.sub, torch.subtract], [lambda x, y: x - y, lambda x, y: x.sub(1), lambda x, y: x.subtract(y)]),
+    "div": (
+        [operator.truediv, torch.div, torch.true_divide],
+        [lambda x, y: x / y, lambda x, y: x.div(2), lambda x, y: torch.divide(x, y), lambda x, y: x.true_divide(y)],
+    ),
+    "pow": ([operator.pow, torch.pow], [lambda x, y: x**2, lambda x, y: 2**x, lambda x, y: x.pow(exponent=y)]),
+    "neg": ([operator.neg, torch.negative], [lambda x, y: -x, lambda x, y: x.neg(), lambda x, y: torch.negative(x)]),
+    "abs": (
+        [abs, operator.abs, torch.absolute],
+        [lambda x, y: abs(x), lambda x, y: x.absolute()],
+    ),
+    "matmul": ([operator.matmul, torch.matmul], [lambda x, y: x @ y, lambda x, y: x.matmul(y)]),
+    "floor_divide": ([operator.floordiv, torch.floor_divide], [lambda x, y: x // 2, lambda x, y: x.floor_divide(y)]),
+    "remainder": ([operator.mod, torch.remainder], [lambda x, y: x % 2, lambda x, y: x.remainder(y)]),
+    "gt": ([operator.gt, torch.greater], [lambda x, y: x > y, lambda x, y: x.gt(1), lambda x, y: x.greater(y)]),
+    "cat": ([torch.cat, torch.concat], [lambda x, y: torch.cat([x, y]), lambda x, y: torch.concatenate([x, y])]),
+    "clamp": ([torch.clamp], [lambda x, y: x.clamp(0, 1), lambda x, y: torch.clip(x, 0, 1)]),
+    "transpose": ([torch.transpose], [lambda x, y: x.transpose(0, 1), lambda x, y: x.swapaxes(0, 1)]),
+    "relu": (
+        [F.relu, torch.relu, torch.Tensor.relu, nn.ReLU, torch.ops.aten.relu.default],
+        [lambda x, y: F.relu(x), lambda x, y: torch.relu(x), lambda x, y: x.relu(), nn.ReLU()],
+    ),
+    "softmax": ([F.softmax, torch.softmax], [lambda x, y: x.softmax(-1), lambda x, y: F.softmax(x, dim=0)]),
+    "gelu": ([F.gelu], [lambda x, y: F.gelu(x)]),
+    **{name: ([cls], [cls()]) for cls, name in forms.ACTIVATIONS.items()},
+}
+
+OTHERS: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "in place": (operator.mul, lambda x, y: x.clone().mul_(y)),
+    "in place by an operator": (operator.mul, lambda x, y: operator.imul(x.clone(), y)),
+    "in place by an argument": (F.relu, lambda x, y: F.relu(x.clone(), inplace=True)),
+    "in place by a position": (torch.relu, lambda x, y: F.relu(x.clone(), True)),
+    "an in-place module": (nn.ReLU, lambda x, y: nn.functional.relu_(x.clone())),
+    "into another tensor": (torch.mul, lambda x, y: torch.mul(x, y, out=y.clone())),
+    "rounding": (operator.truediv, lambda x, y: torch.div(x, y, rounding_mode="floor")),
+    "a factor": (operator.add, lambda x, y: torch.add(x, y, alpha=2)),
+    "exchanged operands": (torch.sub, lambda x, y: torch.rsub(x, y)),
+    "a list": (torch.concat, lambda x, y: torch.stack(operator.concat([x], [y]))),
+    "another operation": (operator.mul, lambda x, y: torch.dot(x[0], y[0])),
+}
+
+
+def graph_of(function: Callable[..., Any], form: str) -> GraphModule:
+    model = function if isinstance(function, nn.Module) else None
+    if model is not None:
+        function = nn.Sequential(model)
+        inputs: tuple[Tensor, ...] = INPUTS[:1]
+        return FORMS[form](function, inputs)
+    return FORMS[form](Of(function), INPUTS)
+
+
+class TestCalls:
+    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize("name", SAME)
+    def test_all_spellings_are_one_operation(self, name: str, form: str) -> None:
+        asked, spellings = SAME[name]
+        for function in spellings:
+            graph_module = graph_of(function, form)
+            for operation in asked:
+                assert len(calls_of(graph_module, operation)) == 1, graph_module.code
+            assert not calls_of(graph_module, torch.sin)
+
+    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize("what", OTHERS)
+    def test_what_does_more_or_something_else_is_none(self, what: str, form: str) -> None:
+        operation, function = OTHERS[what]
+        try:
+            graph_module = graph_of(function, form)
+        except Exception as error:  # not every form has it
+            pytest.skip(f"cannot be made: {error!s:.60}")
+        assert not calls_of(graph_module, operation), graph_module.code
+
+    def test_modules_that_only_look_like_one(self) -> None:
+        class Leaky(nn.ReLU):
+            pass
+
+        hooked, patched = nn.ReLU(), nn.ReLU()
+        hooked.register_forward_hook(lambda *args: None)
+        patched.forward = torch.sin  # type: ignore[method-assign]
+        Leaky.__module__ = "torch.nn.modules.activation"  # so that it is traced as a leaf
+        model = nn.Sequential(nn.ReLU(), nn.ReLU(inplace=True), hooked, patched, Leaky())
+        assert [str(node.target) for node in calls_of(torch.fx.symbolic_trace(model), nn.ReLU)] == ["0"]
+
+    def test_functions_that_torch_does_not_have_are_themselves_alone(self) -> None:
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        mine, theirs = graph.call_function(len, (x,)), graph.call_function(sorted, (x,))
+        assert is_call(mine, len) and not is_call(theirs, len)
+
+    def test_graphs_that_call_classes_and_objects_can_be_searched(self) -> None:
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        for target in (slice, float, torch.Size, functools.partial(torch.relu)):
+            graph.call_function(target, (x,))
+        product = graph.call_function(operator.mul, (x, x))
+        graph.output(product)
+        assert calls_of(GraphModule(nn.Module(), graph), operator.mul) == [product]
+
+    def test_in_place_forms_can_be_asked_for(self) -> None:
+        graph_module = graph_of(lambda x, y: x.clone().mul_(y), "traced")
+        assert len(calls_of(graph_module, torch.Tensor.mul_)) == 1
+
+    def test_several_operations_in_the_order_of_the_graph(self) -> None:
+        graph_module = graph_of(lambda x, y: (x + y) * x - y, "aten")
+        assert [node.name for node in calls_of(graph_module, torch.sub, operator.add)] == ["add", "sub"]
+        assert [is_call(node, operator.mul) for node in iter_nodes(graph_module.graph)].count(True) == 1
+
+    def test_numbers_of_math_are_no_tensors(self) -> None:
+        import math
+
+        graph = torch.fx.Graph()
+        root = graph.call_function(math.sqrt, (graph.placeholder("x"),))
+        assert not is_call(root, torch.sqrt) and is_call(root, math.sqrt)
+
+    @pytest.mark.parametrize("wrong", ["mul", nn.ReLU(), nn.Linear, None, torch.ones(1)])
+    def test_what_is_no_operation_is_refused(self, wrong: Any) -> None:
+        with pytest.raises(TypeError, match=r"expected an operation, such as operator\.mul.*read_linear"):
+            calls_of(graph_of(lambda x, y: x * y, "traced"), wrong)
+
+    def test_it_needs_a_graph_module(self) -> None:
+        with pytest.raises(PreconditionError, match="calls_of is given a ReLU"):
+            calls_of(nn.ReLU(), operator.mul)  # type: ignore[arg-type]
+
+    def test_operands_by_position_and_by_name(self) -> None:
+        graph = torch.fx.Graph()
+        x, y = graph.placeholder("x"), graph.placeholder("y")
+        for call in (
+            graph.call_function(operator.mul, (x, y)),
+            graph.call_function(torch.mul, (x,), {"other": y}),
+            graph.call_function(torch.mul, (), {"other": y, "input": x}),
+            graph.call_function(torch.ops.aten.mul.Tensor, (), {"self": x, "other": y}),
+            graph.call_method("pow", (x,), {"exponent": y}),
+            graph.call_method("add", (x, y), {"alpha": 1}),
+        ):
+            assert operands_of(call) == (x, y)
+        assert operands_of(graph.call_method("neg", (x,))) == (x,)
+
+
+class ChangeMulToAdd(Transformation):
+    """``x * y`` -> ``x + y``, of the optimum guide, in every form of graph."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        graph = graph_module.graph
+        for node in calls_of(graph_module, operator.mul):
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.call_function(operator.add, operands_of(node)))
+            graph.erase_node(node)
+        return graph_module
+
+
+class MultiplyAndDivideByTwo(ReversibleTransformation):
+    """``x * y`` -> ``(x * 2 / 2) * y``, of the optimum guide, in every form of graph."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        graph = graph_module.graph
+        for node in calls_of(graph_module, operator.mul):
+            if self.transformed(node):
+                continue
+            with graph.inserting_before(node):
+                doubled = graph.call_function(operator.mul, (node.args[0], 2))
+                halved = graph.call_function(operator.truediv, (doubled, 2))
+            node.args = (halved, *node.args[1:])
+            for new in (node, doubled):
+                self.mark_as_transformed(new)
+        return graph_module
+
+    def reverse(self, graph_module: GraphModule) -> GraphModule:
+        for node in self.get_transformed_nodes(graph_module):
+            halved = node.args[0]
+            if isinstance(halved, Node) and is_call(halved, operator.truediv):
+                doubled = halved.args[0]
+                assert isinstance(doubled, Node)
+                node.args = (doubled.args[0], *node.args[1:])
+                graph_module.graph.erase_node(halved)
+                graph_module.graph.erase_node(doubled)
+                self.mark_as_restored(node)
+        return graph_module
+
+
+class Products(nn.Module):
+    """Products in three spellings."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return torch.relu(x * y) + torch.mul(x, 3.0) - y.mul(x)
+
+
+class TestTheGuidesExamples:
+    @pytest.mark.parametrize("form", FORMS)
+    def test_every_product_becomes_a_sum(self, form: str) -> None:
+        x, y = INPUTS
+        graph_module = ChangeMulToAdd()(FORMS[form](Products(), INPUTS))
+        torch.testing.assert_close(graph_module(x, y), torch.relu(x + y) + (x + 3.0) - (y + x))
+        assert history(graph_module)[-1].changed and not history(graph_module)[-1].refusals
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_an_argument_is_multiplied_and_divided_and_back(self, form: str) -> None:
+        graph_module = FORMS[form](Products(), INPUTS)
+        before = graph_module.code
+        expected = graph_module(*INPUTS)
+        MultiplyAndDivideByTwo()(graph_module)
+        assert graph_module.code.count("/ 2") == 3
+        assert torch.equal(graph_module(*INPUTS), expected)
+        MultiplyAndDivideByTwo()(graph_module, reverse=True)
+        assert graph_module.code == before
+        undo(MultiplyAndDivideByTwo()(graph_module))
+        assert graph_module.code == before
+
+
+# Passes that look for one form, each in its own way.
+
+_PRODUCTS = (operator.mul, torch.mul)
+
+
+def _is_product(node: Node) -> bool:
+    return node.target in {operator.mul, torch.mul}
+
+
+class ByIdentity(Transformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in graph_module.graph.nodes:
+            if node.op == "call_function" and node.target is operator.mul:
+                node.target = operator.add
+        return graph_module
+
+
+class ByEquality(Transformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in [each for each in graph_module.graph.nodes if operator.mul == each.target]:
+            node.target = operator.add
+        return graph_module
+
+
+class ByATuple(Transformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in self.sites(graph_module):
+            node.target = operator.add
+        return graph_module
+
+    def sites(self, graph_module: GraphModule) -> list[Node]:
+        return [node for node in iter_nodes(graph_module.graph) if node.target in _PRODUCTS]
+
+
+class ByAFunction(Transformation):
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in filter(_is_product, graph_module.graph.nodes):
+            node.target = operator.add
+        return graph_module
+
+
+class ByATable(Transformation):
+    sums = {operator.mul: operator.add}  # noqa: RUF012
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in graph_module.graph.nodes:
+            node.target = self.sums.get(node.target, node.target)
+        return graph_module
+
+
+def by_a_plain_function(graph_module: GraphModule) -> None:
+    for node in graph_module.graph.nodes:
+        if node.target in [operator.mul]:
+            node.target = operator.add
+
+
+HINTED: list[Transformation] = [
+    *(ByIdentity(), ByEquality(), ByATuple(), ByAFunction(), ByATable()),
+    from_torch_pass(by_a_plain_function),
+]
+
+
+class LooksForAten(Transformation):
+    """Looks for the operator, in a traced graph."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in graph_module.graph.nodes:
+            if node.target == torch.ops.aten.mul.Tensor:
+                node.target = torch.ops.aten.add.Tensor
+        return graph_module
+
+
+class KnowsBoth(Transformation):
+    """Knows both forms, and looks for a product by zero."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in graph_module.graph.nodes:
+            if node.target in (operator.mul, torch.ops.aten.mul.Tensor) and node.args[1] == 0:
+                node.target = operator.add
+        return graph_module
+
+
+class PutsProductsIn(Transformation):
+    """Looks for something else, and would put a product there."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in graph_module.graph.nodes:
+            if node.target is torch.sin:
+                node.replace_all_uses_with(graph_module.graph.call_function(operator.mul, (node, 2)))
+        return graph_module
+
+
+class ComputesWithProducts(Transformation):
+    """Multiplies numbers of its own."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        if torch.mul(torch.ones(1), 2).item() == operator.mul(3, 4):
+            raise AssertionError
+        return graph_module
+
+
+class Marks(Transformation):
+    """Looks for one form, and marks another node."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in graph_module.graph.nodes:
+            if node.target is operator.mul or node.name == "relu":
+                self.mark_as_transformed(node)
+        return graph_module
+
+
+class OnSites(ReversibleSitePass[Any]):
+    """A pass over sites, which has readers."""
+
+    def match(self, index: Any) -> list[Any]:
+        return [node for node in index.nodes if node.target is operator.mul]
+
+    def rewrite(self, site: Any, edit: Any) -> None:
+        raise NotImplementedError
+
+
+SILENT = (KnowsBoth(), PutsProductsIn(), ComputesWithProducts(), Marks(), OnSites(), ChangeMulToAdd())
+
+
+class TestHints:
+    @pytest.mark.parametrize("transformation", HINTED, ids=lambda each: each.name)
+    def test_a_pass_that_looks_for_another_form_is_told_in_the_history(self, transformation: Transformation) -> None:
+        graph_module = transformation(exported(Products(), INPUTS))
+        record = history(graph_module)[-1]
+        (refusal,) = record.refusals
+        assert refusal.reason == "other-form" and refusal.nodes == ("mul", "mul_1", "mul_2")
+        assert "node `mul` calls `aten.mul.Tensor`, and the pass looks for `operator.mul`" in refusal.message
+        assert "fxopt_rewrite.calls_of(graph_module, operator.mul)" in str(history(graph_module))
+        assert not record.changed and not record.rewrites
+
+    def test_the_other_way_round(self) -> None:
+        (refusal,) = history(LooksForAten()(torch.fx.symbolic_trace(Products())))[-1].refusals
+        assert "looks for `aten.mul.Tensor`" in refusal.message
+
+    @pytest.mark.parametrize("transformation", SILENT, ids=lambda each: each.name)
+    def test_others_are_told_nothing(self, transformation: Transformation) -> None:
+        assert not history(transformation(exported(Products(), INPUTS)))[-1].refusals
+
+    @pytest.mark.parametrize("transformation", HINTED[:2], ids=lambda each: each.name)
+    def test_nothing_is_told_where_the_form_fits_or_nothing_does(self, transformation: Transformation) -> None:
+        assert not history(transformation(torch.fx.symbolic_trace(Products())))[-1].refusals
+        assert not history(transformation(exported(nn.Sequential(nn.ReLU()), INPUTS[:1])))[-1].refusals
+
+    def test_demands_count_it(self) -> None:
+        """A run that demands sites, or no refusals, says why it has none."""
+        for demand in ({"strict": True}, {"expect": 3}):
+            with pytest.raises(Exception, match=r"aten\.mul\.Tensor(.|\n)*What to do for other-form"):
+                ByIdentity()(exported(Products(), INPUTS), **demand)  # type: ignore[arg-type]
+
+    def test_odd_programs_are_no_error(self) -> None:
+        """Names that mean nothing, objects that do not compare, code that cannot be read."""
+
+        class Odd(Transformation):
+            def transform(self, graph_module: GraphModule) -> GraphModule:
+                return graph_module
+
+        namespace: dict[str, Any] = {"lazy": types.ModuleType("lazy"), "odd": [torch.ones(2)]}
+        code = "def transform(self, gm):\n    if 0: gm is lazy.x.y, gm in odd, gm == nowhere\n    return gm"
+        exec(code, namespace)
+        Odd.transform = namespace["transform"]  # type: ignore[method-assign]
+        assert not history(Odd()(exported(Products(), INPUTS)))[-1].refusals

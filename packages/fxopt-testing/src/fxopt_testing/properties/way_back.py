@@ -1,0 +1,74 @@
+"""The property of passes that weights come back: the original model computes with them what the result does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from fxopt_checkpoints.arithmetic import WrongWayBackError
+from fxopt_checkpoints.load import original_state_dict
+from fxopt_core import history
+from fxopt_core.errors import CheckpointError, NotReversibleError
+from fxopt_testing.findings import Flaw, Property
+from fxopt_testing.outcomes import differences, outcome_of
+from fxopt_testing.trial import Subject, Trial
+
+
+def _returned(graph_module: GraphModule) -> dict[str, Any] | Flaw | None:
+    """Return the original state_dict, what is wrong with it, or None where the pass says that there is none."""
+    try:
+        return original_state_dict(graph_module)
+    except WrongWayBackError as error:
+        return Flaw(f"original_state_dict refuses: {error}", "a state_dict, or a NotReversibleError of the pass")
+    except (NotReversibleError, CheckpointError):
+        return None
+
+
+def _comes_back(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    if any(record.rekeyed for record in history(trial.done)):
+        return  # `checkpoints-load` says so
+    saved = _returned(trial.transformed())
+    if isinstance(saved, Flaw):
+        yield saved
+    elif saved is not None:
+        yield from _computes_the_same(trial, saved)
+    if trial.case.dtype is torch.float32 and trial.case.device != "meta":
+        converted = _returned(trial.transformed().to(torch.bfloat16))
+        if isinstance(converted, Flaw):
+            yield Flaw(f"in bfloat16, {converted.found}", converted.expected)
+
+
+def _computes_the_same(trial: Trial, saved: dict[str, Any]) -> Iterator[Flaw]:
+    original = trial.fresh()
+    was = original.state_dict()
+    if list(saved) != list(was):
+        differing = sorted(saved.keys() ^ was.keys()) or ["their order"]
+        yield Flaw(f"original_state_dict differs from the original's in {', '.join(differing)}", "the original's keys")
+        return
+    original.load_state_dict(saved)
+    if trial.case.device == "meta" or not trial.transformation.preserves_computation:
+        return
+    expected = outcome_of(trial.done, trial.case.example(), gradients=False)
+    found = outcome_of(original, trial.case.example(), gradients=False)
+    for difference in differences(expected, found, trial.coarsest):
+        if difference.what == "outputs":
+            yield Flaw(f"the original model, with the weights that come back: {difference.found}", difference.expected)
+
+
+def _if_weights(subject: Subject, trial: Trial | None) -> str | None:
+    if trial is not None and not trial.source.state_dict():
+        return "the model has no parameters or buffers"
+    return None
+
+
+RETURN = Property(
+    "checkpoints-return",
+    "with the weights that come back, the original model computes what the result does, in float32 and bfloat16",
+    "Let `restore` of a `Derived` return a tensor for each of its inputs, from which `function` computes the present "
+    "values again; where there is none, let it raise a NotReversibleError, or name no `restore`.",
+    on_model=_comes_back,
+    applies=_if_weights,
+)
