@@ -36,7 +36,7 @@ WRONG = [
     (
         ["reproduce", "0_pass.reproducer"],
         3,
-        "there is no file '0_pass.reproducer'; did you mean 0_pass.reproducer.zip?",
+        "did you mean 0_pass.reproducer.zip?",
     ),
     (["history", "someone/model"], 3, "Nothing is downloaded"),
 ]
