@@ -18,7 +18,7 @@ from fxopt_capture.one_at_a_time import one_at_a_time, raise_interrupt
 faults = pytest.importorskip("fxopt_testing.faults", reason="needs fxopt-testing")
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
-POINTS = 24 if settings.default is None or settings.default.max_examples <= 100 else 400
+POINTS = 8 if settings.default is None or settings.default.max_examples <= 100 else 400
 
 
 class Counting(nn.Module):
