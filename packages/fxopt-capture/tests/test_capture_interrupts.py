@@ -24,6 +24,8 @@ POINTS = 8 if settings.default is None or settings.default.max_examples <= 100 e
 class Counting(nn.Module):
     """A model with state of every kind that a capture has to give back."""
 
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)

@@ -25,8 +25,16 @@ WRONG = [
     (["bench", "shop:make", "-p", " "], 2, "the pipeline is empty"),
     (["tune", "shop:make", "-p", ""], 2, "name passes, or a pipeline: see `fxopt list`"),
     (["bisect", "shop:make", "-p", ""], 2, "the pipeline is empty"),
-    (["optimize", "shop:make", "-o", "out.pt2", "--inputs", "input.pt"], 3, "'input.pt', is not there; did you mean i"),
-    (["optimize", "shop:make", "-o", "out.pt2", "--inputs", "sub"], 3, "'sub', is a folder, expected a file"),
+    (
+        ["optimize", "shop:make", "-o", "out.pt2", "--inputs", "input.pt"],
+        3,
+        "'input.pt' with inputs; did you mean inputs.pt",
+    ),
+    (
+        ["optimize", "shop:make", "-o", "out.pt2", "--inputs", "sub"],
+        3,
+        "there is no file 'sub' with inputs; expected one",
+    ),
     (["verify", "shop:make", "modle.pt2"], 3, "'modle.pt2'; did you mean model.pt2?"),
     (["verify", "modle.pt2", "shop:make"], 3, "'modle.pt2'; did you mean model.pt2?"),
     (["undo", "modle.pt2", "-o", "out.pt2"], 3, "did you mean model.pt2?"),

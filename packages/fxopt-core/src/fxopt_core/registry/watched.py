@@ -20,7 +20,7 @@ def watched(plugin: str) -> Iterator[list[BaseException]]:
     """
     raised: list[BaseException] = []
     numbers = signal.valid_signals() if threading.current_thread() is threading.main_thread() else ()
-    former = {number: found for number in numbers if callable(found := signal.getsignal(number))}
+    former = {int(number): found for number in numbers if callable(found := signal.getsignal(number))}
     text = f"{plugin} is still being loaded after {PATIENCE:g} s; FXOPT_PLUGINS can leave it out"
     timer = threading.Timer(PATIENCE, warnings.warn, (text, RuntimeWarning))
     timer.daemon = True
