@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,6 +125,26 @@ class TestErrorsThatWereInterrupts:
                 raise KeyboardInterrupt
             except KeyboardInterrupt:
                 capture(nn.Linear(3, 2), X)
+
+    @pytest.mark.parametrize("swallowed", [True, False])
+    def test_a_signal_that_comes_out_as_something_else(self, swallowed: bool) -> None:
+        """Some code of torch clears what is raised in it, and goes on or fails with a word of its own."""
+
+        class Clears(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGINT)
+                if not swallowed:
+                    raise TypeError("an invalid combination of arguments") from None
+                return x + 1
+
+        former = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                capture(Clears(), X)
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        finally:
+            signal.signal(signal.SIGINT, former)
 
     def test_other_errors_stay(self) -> None:
         error = ValueError("no")
