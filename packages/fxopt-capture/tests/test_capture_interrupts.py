@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,11 +20,13 @@ from fxopt_capture.one_at_a_time import one_at_a_time, raise_interrupt
 faults = pytest.importorskip("fxopt_testing.faults", reason="needs fxopt-testing")
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
-POINTS = 24 if settings.default is None or settings.default.max_examples <= 100 else 400
+POINTS = 8 if settings.default is None or settings.default.max_examples <= 100 else 400
 
 
 class Counting(nn.Module):
     """A model with state of every kind that a capture has to give back."""
+
+    seen: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,6 +125,26 @@ class TestErrorsThatWereInterrupts:
                 raise KeyboardInterrupt
             except KeyboardInterrupt:
                 capture(nn.Linear(3, 2), X)
+
+    @pytest.mark.parametrize("swallowed", [True, False])
+    def test_a_signal_that_comes_out_as_something_else(self, swallowed: bool) -> None:
+        """Some code of torch clears what is raised in it, and goes on or fails with a word of its own."""
+
+        class Clears(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGINT)
+                if not swallowed:
+                    raise TypeError("an invalid combination of arguments") from None
+                return x + 1
+
+        former = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                capture(Clears(), X)
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        finally:
+            signal.signal(signal.SIGINT, former)
 
     def test_other_errors_stay(self) -> None:
         error = ValueError("no")

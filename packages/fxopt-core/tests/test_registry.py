@@ -24,8 +24,8 @@ from fxopt_core.errors import (
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.registry.hookspec import PipelinesPlugin, TransformationsPlugin, hookimpl
 from fxopt_core.registry.pass_info import PassInfo
-from fxopt_core.registry.plugins import pass_name
-from fxopt_core.registry.registry import PluginEntryPoint, Registry, registry
+from fxopt_core.registry.plugins import PluginEntryPoint, pass_name
+from fxopt_core.registry.registry import Registry, registry
 
 
 class MergeThings(ReversibleTransformation):

@@ -76,7 +76,7 @@ def test_an_entry_point_named_as_a_shipped_family_takes_nothing(install: Install
     known = Registry()
     assert families(known) == CORES
     assert known.create("deep-copy") == DeepCopy()
-    assert known.pipeline("deep-copy,lint-and-recompile")
+    assert known.pipeline("deep-copy,lint-and-recompile").name
     error = known.failed["core"]
     assert type(error) is PluginLoadError
     assert isinstance(error.__cause__, DuplicatePassError)

@@ -39,7 +39,7 @@ class OddPlugin:
 
     @hookimpl
     def fxopt_transformations(self) -> Iterable[type[Transformation]]:
-        return self.later() if self.midway else [self.run(), Fine][1:]  # type: ignore[list-item,return-value]
+        return self.later() if self.midway else [self.run(), Fine][1:]  # type: ignore[return-value]
 
     def later(self) -> Iterator[type[Transformation]]:
         yield Fine

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fxopt_core.registry.watched import noting_interrupts
+
 _lock = threading.RLock()
 
 
@@ -19,15 +21,18 @@ _lock = threading.RLock()
 def one_at_a_time() -> Iterator[None]:
     """Keep other threads out of blocks like this one; they wait, and a wait can be interrupted.
 
-    An interrupt that comes out as an error is raised as the interrupt that it was.
+    An interrupt that comes out as an error, or not at all, is raised as the interrupt that it was.
     """
     handled = sys.exc_info()[1]
-    with _lock:
+    with _lock, noting_interrupts() as interrupts:
         try:
             yield
         except Exception as error:
             raise_interrupt(error, handled)
-            raise
+            if not interrupts:
+                raise
+        if interrupts:
+            raise interrupts[0] from None
 
 
 def raise_interrupt(error: BaseException, handled: BaseException | None = None) -> None:

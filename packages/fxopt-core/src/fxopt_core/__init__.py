@@ -34,7 +34,8 @@ from fxopt_core.passes.undo import RecordedPass, undo
 from fxopt_core.registry.hookspec import PipelinesPlugin, TransformationsPlugin, hookimpl, hookspec
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
-from fxopt_core.registry.registry import PluginEntryPoint, Registry, registry
+from fxopt_core.registry.plugins import PluginEntryPoint
+from fxopt_core.registry.registry import Registry, registry
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.tolerances import Tolerance, tolerance
 

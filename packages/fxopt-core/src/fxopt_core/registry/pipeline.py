@@ -20,9 +20,8 @@ reading and printing gives it back as it was.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from fxopt_core.errors import PassOptionError, PipelineOptionError, PipelineSyntaxError, RegistryError
 from fxopt_core.naming import NAME, option_text
@@ -55,14 +54,7 @@ class PipelineItem:
     column: int
 
 
-class Lookup(Protocol):
-    """What reading and printing need of a registry."""
-
-    def lookup(self, name: str) -> PassInfo | str:
-        """Return the pass of this name, or the text of the pipeline of this name."""
-
-    def info_of(self, cls: type[Transformation]) -> PassInfo:
-        """Return the pass that this class is registered as."""
+Lookup = Callable[[str], PassInfo | str]  # the pass of a name, or the text of the pipeline of that name
 
 
 def parse_pipeline(text: str) -> tuple[PipelineItem, ...]:
@@ -78,14 +70,14 @@ def parse_pipeline(text: str) -> tuple[PipelineItem, ...]:
     return tuple(_Reader(text).items())
 
 
-def build_pipeline(text: str, registry: Lookup) -> Transformation:
+def build_pipeline(text: str, lookup: Lookup) -> Transformation:
     """Return the composition that a pipeline's text describes; named pipelines are replaced by what they stand for."""
-    return compose(*_expand(text, registry, ()))
+    return compose(*_expand(text, lookup, ()))
 
 
-def format_pipeline(transformation: Transformation, registry: Lookup) -> str:
+def format_pipeline(transformation: Transformation, info_of: Callable[[type[Transformation]], PassInfo]) -> str:
     """Return the canonical text of a composition; compositions inside of it are flattened."""
-    return ",".join(_pass_text(member, registry) for member in _members(transformation))
+    return ",".join(_pass_text(member, info_of(type(member))) for member in _members(transformation))
 
 
 class _Reader:
@@ -168,11 +160,11 @@ class _Reader:
         return PipelineSyntaxError(message, text=self._text, column=self._at if column is None else column)
 
 
-def _expand(text: str, registry: Lookup, inside: tuple[str, ...]) -> list[Transformation]:
+def _expand(text: str, lookup: Lookup, inside: tuple[str, ...]) -> list[Transformation]:
     """Return the passes of a text; ``inside`` names the named pipelines that it stands in."""
     passes: list[Transformation] = []
     for item in parse_pipeline(text):
-        found = _looked_up(item, text, registry, inside)
+        found = _looked_up(item, text, lookup, inside)
         if not isinstance(found, str):
             passes.append(_created(item, found, text, inside))
             continue
@@ -181,13 +173,13 @@ def _expand(text: str, registry: Lookup, inside: tuple[str, ...]) -> list[Transf
             raise PipelineOptionError(_within(inside, message), text=text, column=item.options[0].column)
         if item.name in inside:
             raise RegistryError(f"pipeline {item.name!r} contains itself: {' -> '.join((*inside, item.name))}")
-        passes += _expand(found, registry, (*inside, item.name))
+        passes += _expand(found, lookup, (*inside, item.name))
     return passes
 
 
-def _looked_up(item: PipelineItem, text: str, registry: Lookup, inside: tuple[str, ...]) -> PassInfo | str:
+def _looked_up(item: PipelineItem, text: str, lookup: Lookup, inside: tuple[str, ...]) -> PassInfo | str:
     try:
-        return registry.lookup(item.name)
+        return lookup(item.name)
     except RegistryError as error:
         raise type(error)(f"{_within(inside, str(error))} (column {item.column} of {text!r})") from error.__cause__
 
@@ -221,8 +213,7 @@ def _members(transformation: Transformation) -> Iterator[Transformation]:
         yield from _members(member)
 
 
-def _pass_text(transformation: Transformation, registry: Lookup) -> str:
-    info = registry.info_of(type(transformation))
+def _pass_text(transformation: Transformation, info: PassInfo) -> str:
     values = transformation.options
     for name, value in values.items():
         if name not in info.options and value != ():

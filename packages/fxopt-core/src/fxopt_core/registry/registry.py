@@ -119,17 +119,12 @@ class Registry:
         """
         if not isinstance(text, str):
             raise PreconditionError(f"a pipeline is a {type(text).__name__}, expected text such as 'merge-linears'")
-        return build_pipeline(text, self)
+        return build_pipeline(text, self.lookup)
 
     def pipeline_text(self, composition: Transformation) -> str:
-        """Return the canonical text of a composition, or of a single pass.
-
-        Raises:
-            PassOptionError: it has an option that text cannot express.
-            RegistryError: it has a pass that is not registered.
-        """
+        """Return the canonical text of a composition or a pass, or raise a `PassOptionError` or `UnknownPassError`."""
         check_is_transformation(composition, "the pipeline to print")
-        return format_pipeline(composition, self)
+        return format_pipeline(composition, self.info_of)
 
     def register(self, plugin: TransformationsPlugin | PipelinesPlugin, name: str | None = None) -> None:
         """Add a plugin that no entry point names; the allow-list does not matter to it.

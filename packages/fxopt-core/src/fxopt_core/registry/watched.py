@@ -13,17 +13,14 @@ PATIENCE = 5.0  # seconds after which a plugin that is still being loaded is nam
 
 
 @contextmanager
-def watched(plugin: str) -> Iterator[list[BaseException]]:
-    """Give the list of what signal handlers raise in the ``with`` block, and warn if the block takes long.
+def noting_interrupts() -> Iterator[list[BaseException]]:
+    """Give the list of what signal handlers raise in the ``with`` block, which others may take for errors of their own.
 
-    Ctrl-C comes from a handler, which runs in the main thread; what a plugin raises itself comes from none.
+    Ctrl-C comes from a handler, which runs in the main thread; what code raises itself comes from none.
     """
     raised: list[BaseException] = []
     numbers = signal.valid_signals() if threading.current_thread() is threading.main_thread() else ()
-    former = {number: found for number in numbers if callable(found := signal.getsignal(number))}
-    text = f"{plugin} is still being loaded after {PATIENCE:g} s; FXOPT_PLUGINS can leave it out"
-    timer = threading.Timer(PATIENCE, warnings.warn, (text, RuntimeWarning))
-    timer.daemon = True
+    former = {int(number): found for number in numbers if callable(found := signal.getsignal(number))}
 
     def noted(number: int, frame: FrameType | None) -> None:
         try:
@@ -32,13 +29,25 @@ def watched(plugin: str) -> Iterator[list[BaseException]]:
             raised.append(error)
             raise
 
-    timer.start()
     try:
         for number in former:
             signal.signal(number, noted)
         yield raised
     finally:
-        timer.cancel()
         for number, handler in former.items():
-            if signal.getsignal(number) is noted:  # else the plugin has set one of its own
+            if signal.getsignal(number) is noted:  # else the block has set one of its own
                 signal.signal(number, handler)
+
+
+@contextmanager
+def watched(plugin: str) -> Iterator[list[BaseException]]:
+    """Do as `noting_interrupts`, and warn if the block takes long."""
+    text = f"{plugin} is still being loaded after {PATIENCE:g} s; FXOPT_PLUGINS can leave it out"
+    timer = threading.Timer(PATIENCE, warnings.warn, (text, RuntimeWarning))
+    timer.daemon = True
+    timer.start()
+    try:
+        with noting_interrupts() as raised:
+            yield raised
+    finally:
+        timer.cancel()

@@ -31,8 +31,8 @@ def check_sources(*texts: str, inputs: str | None = None) -> None:
         else:
             _check_path(text, _EXPECTED)
     if inputs is not None and not Path(inputs).is_file():
-        found = "is a folder, expected a file" if Path(inputs).is_dir() else "is not there"
-        raise FileError(f"the file of inputs, {inputs!r}, {found}{_close(inputs, ('.pt', '.pth', '.safetensors'))}")
+        close = _close(inputs, (".pt", ".pth", ".safetensors")) or "; expected one of torch.save, or safetensors"
+        raise FileError(f"there is no file {inputs!r} with inputs{close}")
 
 
 def check_archives(*texts: str | None) -> None:
@@ -45,7 +45,8 @@ def check_archives(*texts: str | None) -> None:
 def check_reproducer(text: str) -> None:
     """Raise if there is no such file."""
     if not Path(text).is_file():
-        raise FileError(f"there is no file {text!r}{_close(text, ('.zip',))}; expected NUMBER_PASS.reproducer.zip")
+        close = _close(text, (".zip",)) or "; expected NUMBER_PASS.reproducer.zip, as `fxopt optimize` writes it"
+        raise FileError(f"{text!r} is no reproducer: there is no file of that name{close}")
 
 
 def no_module(name: str, text: str) -> FileError:

@@ -72,6 +72,10 @@ class Terminated(KeyboardInterrupt):
     """A request to terminate, which cleans up on its way out as Ctrl-C does."""
 
 
+came: list[KeyboardInterrupt] = []
+"""What signals have raised in this process; torch and passes may have made another error of it."""
+
+
 @contextmanager
 def blaming(code: ExitCode) -> Iterator[None]:
     """Give errors of fxopt in the ``with`` block this exit code, unless their class always has the same one."""
@@ -86,6 +90,7 @@ def blaming(code: ExitCode) -> Iterator[None]:
 
 def explained(error: BaseException) -> CommandError | None:
     """Return an error as the command reports it, or None for an unexpected one."""
+    error = came[0] if came else error
     if isinstance(error, CommandError):
         return error
     if isinstance(error, KeyboardInterrupt):

@@ -15,7 +15,7 @@ import fxopt
 from fxopt.commands.bench import bench
 from fxopt.commands.bisect import bisect
 from fxopt.commands.diff import diff
-from fxopt.commands.failures import Terminated
+from fxopt.commands.failures import Terminated, came
 from fxopt.commands.optimize import optimize
 from fxopt.commands.passes import list_passes, show_pass
 from fxopt.commands.reproduce import reproduce
@@ -77,12 +77,15 @@ def _root(
 
 
 def main() -> None:
-    """Run the command; the signal TERM cleans up as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, _terminated)
+    """Run the command; the signal TERM cleans up as Ctrl-C does, and both are interrupts whatever becomes of them."""
+    signal.signal(signal.SIGTERM, _interrupted)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else Ctrl-C is to be ignored
+        signal.signal(signal.SIGINT, _interrupted)
     # Without NumPy, which fxopt does not need, torch warns on stderr.
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     build_app(plain=not (sys.stdout.isatty() and sys.stderr.isatty()))()
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    came.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
+    raise came[-1]

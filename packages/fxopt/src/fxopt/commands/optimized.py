@@ -15,7 +15,7 @@ from fxopt.commands.outputs import write_graph
 from fxopt.commands.parameters import Job
 from fxopt.commands.sources import Source, graph_of, read_source
 from fxopt.commands.terminal import Steps
-from fxopt.reporting import report as report_on
+from fxopt.reporting import Report, report as report_on
 from fxopt_core import History, PassOptionError, Transformation, VerificationError, history, instrumented, registry
 from fxopt_core.passes.call import Demands
 from fxopt_tools import Inputs, Observation, Reproducers, Statistics, Timing, VerificationReport, verify
@@ -53,12 +53,7 @@ def optimized(
         Demands(expect=job.expect, strict=job.strict).check(transformation.name, records)
     step("verifying")
     verification = _verified(source, graph_module, calls, job) if job.verify else None
-    report = None
-    if page is not None:
-        step("drawing")
-        title = f"{source.text} after fxopt"
-        report = report_on(source.model, graph_module, title=title, verification=verification, observation=seen)
-        report.html  # noqa: B018  # made now, so that nothing is saved if that fails
+    report = None if page is None else _drawn(step, source, graph_module, verification, seen)
     step("saving")
     data = {
         "source": job.source,
@@ -102,6 +97,16 @@ def _verified(source: Source, graph_module: GraphModule, calls: list[Inputs], jo
         hint = f"to find the rewrite that caused it: {_bisecting(job)}"
         raise CommandError(f"{error}\n{hint}", ExitCode.DIFFERS, kind=type(error).__name__) from error
     return found
+
+
+def _drawn(
+    step: Steps, source: Source, graph_module: GraphModule, verification: VerificationReport | None, seen: Observation
+) -> Report:
+    step("drawing")
+    title = f"{source.text} after fxopt"
+    report = report_on(source.model, graph_module, title=title, verification=verification, observation=seen)
+    report.html  # noqa: B018  # made now, so that nothing is saved if that fails
+    return report
 
 
 def _bisecting(job: Job) -> str:
