@@ -63,7 +63,7 @@ def test_what_doubles_from_node_to_node_ends() -> None:
         for _ in range(60):
             value = graph.call_function(combine, (value, value))
         graph.output(value)
-        with pytest.raises(TooMuchError, match="makes (more than|a sequence of) "):
+        with pytest.raises(TooMuchError, match=r"makes (more than|a sequence of) "):
             infer_shapes(GraphModule(nn.Module(), graph), torch.ones(2))
 
 
