@@ -31,7 +31,9 @@ from fxopt_core import CaptureError, CheckpointError, FxoptError, Transformation
 from fxopt_core.ledger.records import ledger_of
 from fxopt_linear import MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear
+from fxopt_norm.folding import FoldBatchNorm
 from fxopt_rewrite.journal.arithmetic import registered_functions
+from fxopt_testing import ModelCase, check_transformation
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -184,6 +186,16 @@ def test_the_list_is_that_of_passes_installed_or_imported() -> None:
     assert not any(name.startswith(("fxopt_core", "fxopt_rewrite", "fxopt_capture", "torch")) for name in found)
 
 
+def test_the_conformance_kit_names_what_a_pass_does_not_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = ModelCase("normed", Model, X)
+    given: Any = {"models": [case], "properties": ["checkpoints-load"], "raises": False}
+    assert check_transformation(FuseBatchNorm1dInLinear(), **given)
+    monkeypatch.setattr(FoldBatchNorm, "arithmetic", ())
+    (finding,) = check_transformation(FuseBatchNorm1dInLinear(), **given).errors
+    assert "'fxopt_norm.formulas:fold_after', which no pass" in finding.found
+    assert "List in the pass's `arithmetic`" in finding.advice
+
+
 # -- nodes, modules and tensors that undo puts back -------------------------------------------------------------------
 
 
@@ -271,6 +283,23 @@ def test_deep_nesting_is_one_error(tmp_path: Path) -> None:
                 archive.writestr(entry, text if entry == name else content)
         with pytest.raises(CaptureError):
             load(tmp_path / "a.pt2")
+
+
+@pytest.mark.parametrize("nested", ["[1, {}]", '[1, {{"children_spec": {}}}]', "5", "[1]"])
+def test_what_says_how_a_program_is_called_is_one_error(tmp_path: Path, nested: str) -> None:
+    entries, _ = saved()
+    with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
+        for entry, content in entries.items():
+            written = content
+            if entry.endswith("models/model.json"):
+                data = json.loads(content)
+                deep = nested.format("[" * 100_000 + "]" * 100_000) if "{" in nested else nested
+                data["graph_module"]["module_call_graph"][0]["signature"]["in_spec"] = deep
+                written = json.dumps(data).encode()
+            archive.writestr(entry, written)
+    for ledger in (True, False):
+        with pytest.raises(CaptureError, match="is damaged"):
+            load(tmp_path / "a.pt2", ledger=ledger)
 
 
 def test_twenty_thousand_records_are_read_and_printed_in_seconds(tmp_path: Path) -> None:
