@@ -14,7 +14,7 @@ from fxopt_checkpoints.formats import orig_to_new_stacked, packed_modules_mappin
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, NewTensor, OriginalTensor, Part, TensorMap
 from fxopt_core.errors import FxoptError
 from fxopt_core.text import text_table
-from fxopt_core.values.forms import Fields, ValueReader, ValueWriter
+from fxopt_core.values.forms import Fields, ValueReader, ValueWriter, is_plain_data
 from fxopt_rewrite.journal.edits import Neutral, Piece
 
 KEY_MAP_VERSION = 2
@@ -131,6 +131,8 @@ def _check(key_map: KeyMap) -> None:
         shapes |= {target.label: target.shape for target in step.targets}
         if isinstance(step, Assembly):
             _check_regions(step, shapes)
+        elif not all(is_plain_data(value) for _, value in step.settings):
+            raise ValueError(f"found settings of `{step.function}` that are no numbers, texts or tuples of such")
     if unknown:
         raise ValueError(f"found `{unknown[0]}`, which is neither an original key nor made by a step before")
 

@@ -277,7 +277,7 @@ def _replace_code_generator(restored: CapturedModule) -> None:
         if info is None or class_path(info.transformation) != record.transformation:
             continue
         if info.transformation.replaces_code_generator:
-            info.transformation(**dict(record.options)).transform(restored)
+            info.create(dict(record.options)).transform(restored)
             restored.recompile()
 
 

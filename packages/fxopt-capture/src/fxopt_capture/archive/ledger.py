@@ -125,7 +125,6 @@ def _is_data(value: object) -> bool:
     return not callable(value) or isinstance(value, type) or bool(operator_path(value))
 
 
-@lru_cache(1024)
 def _has_state_of(row: ModuleRow) -> bool:
     """Whether a module of such a class may have these attributes."""
     attributes = [(key, list(v.items) if isinstance(v, Listed) else v) for key, v in row.attributes]

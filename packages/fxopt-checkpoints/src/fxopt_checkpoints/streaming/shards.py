@@ -61,16 +61,16 @@ def _sharded(index: Path) -> dict[str, StoredTensor]:
     problems = [
         f"`{key}`: its shard {str(name)!r:.80} in `{index}` is no name of a file beside it"
         for key, name in weight_map.items()
-        if not isinstance(name, str) or PurePath(name).name != name
+        if not isinstance(name, str) or PurePath(name).name != name or name in ("", "..")
     ]
     check_problems(problems)
     shards: dict[str, dict[str, StoredTensor]] = {}
     for name in dict.fromkeys(weight_map.values()):
         file = index.parent / name
-        if not file.exists():
+        if not os.path.exists(file):  # also where the name is too long
             keys = [key for key, each in weight_map.items() if each == name]
             others = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
-            problems.append(f"`{keys[0]}`{others}: `{index}` says they are in `{name}`, and there is no such file")
+            problems.append(f"`{keys[0]}`{others}: `{index}` says they are in `{name:.80}`, and there is no such file")
             continue
         try:
             shards[name] = read_header(file)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
 from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import check_graph_module
-from fxopt_core.ledger.records import LEDGER_VERSION, Record, Rewrite, ledger_of, options_text
+from fxopt_core.ledger.records import LEDGER_VERSION, Record, Refusal, Rewrite, ledger_of, options_text
 from fxopt_core.text import notebook_text, text_table
 
 HISTORY_VERSION = 1
@@ -125,10 +125,8 @@ def _within_parent(before: Sequence[str], after: Sequence[str]) -> list[str]:
     return [name.removeprefix(f"{parent}.") for name in after]
 
 
-_FIELDS = {name: name for name in ("signature", "state", "run", "index", "reversible", "changed", "seconds")}
-_REFUSAL = {name: name for name in ("site", "reason", "message", "nodes")}
-_REWRITE = {"site": "site", "nodes_before": "before", "nodes_after": "after"}
-_REWRITE |= {name: name for name in ("modules_before", "modules_after", "note")}
+_FIELDS = ("signature", "state", "run", "index", "reversible", "changed", "seconds")
+_REWRITE = {"before": "nodes_before", "after": "nodes_after"}
 
 
 def _entry(record: Record) -> dict[str, Any]:
@@ -136,14 +134,14 @@ def _entry(record: Record) -> dict[str, Any]:
         "pass": record.pass_name,
         "class": record.transformation,
         "options": {name: _plain(value) for name, value in record.options},
-        **_values(record, _FIELDS),
-        "rewritten": [_values(rewrite, _REWRITE) for rewrite in record.rewrites],
-        "refused": [_values(refusal, _REFUSAL) for refusal in record.refusals],
+        **{name: getattr(record, name) for name in _FIELDS},
+        "rewritten": [_values(rewrite) for rewrite in record.rewrites],
+        "refused": [_values(refusal) for refusal in record.refusals],
     }
 
 
-def _values(item: object, names: Mapping[str, str]) -> dict[str, Any]:
-    return {key: getattr(item, name) for key, name in names.items()}
+def _values(item: Rewrite | Refusal) -> dict[str, Any]:
+    return {_REWRITE.get(name, name): getattr(item, name) for name in item.__slots__}
 
 
 def _plain(value: object) -> object:

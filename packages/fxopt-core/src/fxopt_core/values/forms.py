@@ -73,19 +73,8 @@ def form_bytes(form: Form) -> bytes:
 # -- forms that every writer shares
 
 
-_HEX_DIGITS = 3500  # Python writes integers of up to 4300 decimal digits
-
-
 def _int_form(value: int, _: Write) -> Form:
-    if value.bit_length() > 4 * _HEX_DIGITS:
-        raise InexpressibleError(f"found an integer of {value.bit_length()} bits, which is too long")
-    return value if -(2**63) <= value < 2**63 else {"int": format(value, "x")}
-
-
-def _read_int(_: ValueReader, content: Any) -> int:
-    if len(content) > _HEX_DIGITS + 1:
-        raise ValueError("it is too long")
-    return int(content, 16)
+    return value if -(2**63) <= value < 2**63 else {"int": format(value, "x")}  # Python refuses decimals of any length
 
 
 def _text_form(key: str) -> Callable[[Any, Write], Form]:
@@ -294,28 +283,24 @@ def _constant(kind: type) -> Callable[[ValueReader, Any], Any]:
     return read
 
 
-def _each(reader: ValueReader, content: Any) -> Iterator[Any]:
-    return map(reader.read, content)
-
-
 def _entries(reader: ValueReader, content: Any) -> Iterator[tuple[Any, Any]]:
     return ((reader.read(key), reader.read(item)) for key, item in content)
 
 
 _READERS: dict[str, Callable[[ValueReader, Any], Any]] = {
-    "int": _read_int,
+    "int": lambda _, content: int(content if len(content) < 3500 else "", 16),  # Python prints 4300 decimals
     "float": lambda _, content: float(content),
     "complex": lambda _, content: complex(float(content[0]), float(content[1])),
     "bytes": lambda _, content: base64.b64decode(content, validate=True),
     "ellipsis": lambda _, content: ...,
-    "list": lambda reader, content: list(_each(reader, content)),
-    "set": lambda reader, content: set(_each(reader, content)),
-    "frozenset": lambda reader, content: frozenset(_each(reader, content)),
+    "list": lambda reader, content: [*map(reader.read, content)],
+    "set": lambda reader, content: set(map(reader.read, content)),
+    "frozenset": lambda reader, content: frozenset(map(reader.read, content)),
     "dict": lambda reader, content: dict(_entries(reader, content)),
     "ordered_dict": lambda reader, content: OrderedDict(_entries(reader, content)),
-    "slice": lambda reader, content: slice(*_each(reader, content)),
+    "slice": lambda reader, content: slice(*map(reader.read, content)),
     "range": lambda _, content: range(*content),
-    "size": lambda reader, content: torch.Size(_each(reader, content)),
+    "size": lambda reader, content: torch.Size(map(reader.read, content)),
     "dtype": _constant(torch.dtype),
     "device": lambda _, content: torch.device(content),
     "layout": _constant(torch.layout),
@@ -324,7 +309,7 @@ _READERS: dict[str, Callable[[ValueReader, Any], Any]] = {
     "name": lambda reader, content: reader.names.function(content),
     "enum": lambda reader, data: reader._instance("enum", enum.Enum, data, lambda cls, value: cls(value)),
     "namedtuple": lambda reader, data: reader._instance("namedtuple", tuple, data, lambda cls, items: cls(*items)),
-    "union": lambda reader, content: typing.Union[tuple(_each(reader, content))],  # noqa: UP007
+    "union": lambda reader, content: typing.Union[tuple(map(reader.read, content))],  # noqa: UP007
     "generic": lambda reader, data: reader._generic(data),
     "object": lambda reader, number: reader._object(number),
 }
@@ -357,10 +342,13 @@ class Fields:
     def add(self, cls: type[T]) -> type[T]:
         """Write and read instances of a class, too; a decorator."""
         fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)  # type: ignore[arg-type]  # it is one
-        self._defaults[cls] = {field.name: _default(field) for field in fields if field.repr}
+        missing = dataclasses.MISSING
+        made = (each.default if each.default_factory is missing else each.default_factory() for each in fields)
+        self._defaults[cls] = {each.name: default for each, default in zip(fields, made, strict=True) if each.repr}
         hints = typing.get_type_hints(cls)
-        own = {name: _Field(hints[name]) for name in self._defaults[cls]}
-        required = [name for name, default in self._defaults[cls].items() if default is dataclasses.MISSING]
+        named = ((name, hints[name]) for name in self._defaults[cls])
+        own = {name: (hint, typing.get_origin(hint) is Mapping, _check_of(hint)) for name, hint in named}
+        required = [name for name, default in self._defaults[cls].items() if default is missing]
         self.writers[cls] = self._write
         self.readers[cls.__name__] = functools.partial(_read_instance, cls, own, required)
         return cls
@@ -394,15 +382,7 @@ class Fields:
         return written
 
 
-def _default(field: dataclasses.Field[Any]) -> object:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-class _Field:
-    """The annotation of a field."""
-
-    def __init__(self, hint: Any) -> None:
-        self.hint, self.fits, self.is_mapping = hint, _check_of(hint), typing.get_origin(hint) is Mapping
+_Field = tuple[Any, bool, Callable[[Any], bool]]  # the annotation, whether it is a mapping, whether a value fits
 
 
 def _read_instance(
@@ -414,13 +394,13 @@ def _read_instance(
     for key, form in content.items():
         if key not in fields:
             raise MalformedError(f"found {key!r:.60} in {cls.__name__}, which has no such field")
-        field = fields[key]
-        if field.is_mapping and isinstance(form, dict):
+        hint, is_mapping, fits = fields[key]
+        if is_mapping and isinstance(form, dict):
             values[key] = types.MappingProxyType({entry: reader.read(value) for entry, value in form.items()})
             continue
         values[key] = value = reader.read(form) if type(form) in _NESTED else form
-        if not field.fits(value) or (type(form) is int and not -(2**63) <= form < 2**63):
-            raise MalformedError(f"found {str(form)[:60]!r} as {key!r} of {cls.__name__}, expected {field.hint}")
+        if not fits(value) or (type(form) is int and not -(2**63) <= form < 2**63):
+            raise MalformedError(f"found {str(form)[:60]!r} as {key!r} of {cls.__name__}, expected {hint}")
     for key in required:
         if key not in values:
             raise MalformedError(f"{cls.__name__} lacks {key!r}")
@@ -433,40 +413,25 @@ def _check_of(hint: Any) -> Callable[[Any], bool]:
     >>> _check_of(tuple[int, ...])((1, 2)), _check_of(int)(True), _check_of(float | None)(1)
     (True, False, True)
     """
-    origin, arguments, exact = typing.get_origin(hint), typing.get_args(hint), _exact_types(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    checks = [] if origin is typing.Literal else [*map(_check_of, arguments)]
     if hint in (Any, object):
         return lambda value: True
-    if exact:
-        return lambda value: type(value) in exact
     if origin is tuple and arguments[-1] is Ellipsis:
-        item, types_of_items = _check_of(arguments[0]), _exact_types(arguments[0])
-        if types_of_items:  # quickly: a ledger may have millions of them
-            return lambda value: isinstance(value, tuple) and types_of_items.issuperset(map(type, value))
-        return lambda value: isinstance(value, tuple) and all(map(item, value))
+        return lambda value: isinstance(value, tuple) and all(map(checks[0], value))
     if origin is tuple:
-        items = [*map(_check_of, arguments)]
-
-        def has_items(value: Any) -> bool:
-            fitting = isinstance(value, tuple) and len(value) == len(items)
-            return fitting and all(fit(item) for fit, item in zip(items, value, strict=True))
-
-        return has_items
+        return lambda value: isinstance(value, tuple) and _items_fit(value, checks)
     if origin is typing.Literal:
         return lambda value: value in arguments
     if origin in (typing.Union, types.UnionType):
-        members = [*map(_check_of, arguments)]
-        return lambda value: any(fit(value) for fit in members)
-    return lambda value: isinstance(hint, ABCMeta) and isinstance(value, hint)
+        return lambda value: any(fit(value) for fit in checks)
+    if isinstance(hint, ABCMeta):
+        return lambda value: isinstance(value, hint)
+    return lambda value: type(value) is hint or (hint is float and type(value) is int)
 
 
-def _exact_types(hint: Any) -> frozenset[type]:
-    """Return the types that a value may be of exactly; none where an annotation says something else."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        members = [*map(_exact_types, typing.get_args(hint))]
-        return frozenset().union(*members) if all(members) else frozenset()
-    if not isinstance(hint, type) or isinstance(hint, ABCMeta) or typing.get_origin(hint) or hint in (Any, object):
-        return frozenset()
-    return frozenset({float, int}) if hint is float else frozenset({hint})
+def _items_fit(items: tuple[Any, ...], checks: Sequence[Callable[[Any], bool]]) -> bool:
+    return len(items) == len(checks) and all(fit(item) for fit, item in zip(checks, items, strict=True))
 
 
 # -- forms to take a digest of

@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -113,13 +114,10 @@ def find(name: str) -> Any:
     (<built-in function sqrt>, Unresolved(name='nowhere:function', form=None))
     """
     module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
     try:
-        for part in path.split("."):
-            found = getattr(found, part)
+        return reduce(getattr, path.split("."), sys.modules.get(module))
     except Exception:  # whatever computing the attribute raises
         return Unresolved(name)
-    return found
 
 
 def import_class(name: str) -> Any:
@@ -131,10 +129,7 @@ def import_class(name: str) -> Any:
     if name.startswith(OPERATORS):
         return load_operator(*name.removeprefix(OPERATORS).split("."))
     module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
+    return reduce(getattr, path.split("."), importlib.import_module(module))
 
 
 _KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()
@@ -182,10 +177,7 @@ def load_operator(*path: str) -> object:
 
 
 def _find_operator(path: list[str] | tuple[str, ...]) -> object:
-    found: object = torch.ops
-    for name in path:
-        found = getattr(found, name, None)
-    return found
+    return reduce(lambda found, name: getattr(found, name, None), path, torch.ops)
 
 
 # -- policies

@@ -18,7 +18,9 @@ class TooMuchError(PreconditionError):
 
 
 _BITS = 4096  # of an integer
-_LENGTH = 1_000_000  # of a sequence, and of all that is nested in a value
+_LENGTH = 1_000_000  # of a sequence
+_NESTED = 200_000  # items in a value, counted as often as they are in there
+_TENSORS = 50_000  # that one tensor is taken apart to
 _SEQUENCES = (str, bytes, list, tuple, range)
 _ITERATING = frozenset({all, any, list, max, min, reversed, sum, tuple})
 _NUMBER = frozenset({"comb", "factorial", "perm"})
@@ -46,16 +48,19 @@ def excess(target: Any, args: Collection[Any]) -> str | None:
         bits = max([bits, *(number * number.bit_length() for number in numbers)])
     if name in ("mul", "imul", "rmul") and lengths:
         lengths += [lengths[0] * number for number in numbers]
+    parts = 0
     if name == "unbind" or (callable(target) and target in _ITERATING):
-        lengths += map(_size, args)
-    if name in ("split", "tensor_split", "chunk") and numbers:
-        lengths += [numbers[0] if name != "split" else _size(value) // max(1, numbers[0]) for value in args]
+        parts = max(map(_size, args), default=0)
+    elif name in ("split", "tensor_split", "chunk") and numbers:
+        parts = numbers[0] if name != "split" else max(map(_size, args)) // max(1, numbers[0])
     if name == "prod":
         bits = max([bits, *(sum(map(_bits, value)) for value in args if isinstance(value, (list, tuple)))])
     if bits > _BITS:
         return f"an integer of {bits} bits"
     longest = max(lengths, default=0)
-    return f"a sequence of {longest} items" if longest > _LENGTH else None
+    if longest > _LENGTH:
+        return f"a sequence of {longest} items"
+    return f"a sequence of {parts} tensors" if parts > _TENSORS else None
 
 
 def _bits(value: object) -> int:
@@ -81,7 +86,7 @@ def excess_of_result(value: object) -> str | None:
     >>> for _ in range(60):
     ...     pair = (pair, pair)
     >>> excess_of_result(pair)
-    'more than 1000000 items'
+    'more than 200000 items'
     """
     waiting, count = [value], 0
     while waiting:
@@ -91,8 +96,8 @@ def excess_of_result(value: object) -> str | None:
         if isinstance(item, (list, tuple)):
             count += len(item)
             waiting.extend(item)
-        if count > _LENGTH:
-            return f"more than {_LENGTH} items"
+        if count > _NESTED:
+            return f"more than {_NESTED} items"
         if type(item) is int and item.bit_length() > _BITS:
             return f"an integer of {item.bit_length()} bits"
     return None

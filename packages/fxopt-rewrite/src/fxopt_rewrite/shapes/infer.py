@@ -263,8 +263,14 @@ class _Run(Interpreter):
 
     def kept(self, value: object) -> object:
         """Return a value whose tensors later in-place operations do not change."""
-        fake = self._faker.fake
-        return pytree.tree_map_only(Tensor, lambda t: (t if isinstance(t, FakeTensor) else fake(t)).detach(), value)
+        fake, known = self._faker.fake, dict[int, Tensor]()
+
+        def keep(tensor: Tensor) -> Tensor:
+            if id(tensor) not in known:
+                known[id(tensor)] = (tensor if isinstance(tensor, FakeTensor) else fake(tensor)).detach()
+            return known[id(tensor)]
+
+        return pytree.tree_map_only(Tensor, keep, value)
 
     def _described(self, node: Node) -> str:
         target = getattr(node.target, "__name__", str(node.target))

@@ -1,0 +1,348 @@
+"""What a ledger from a stranger cannot do: name functions, hold more than data, run, hang, or fill the memory."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import io
+import json
+import pickle
+import random
+import resource
+import time
+import zipfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from test_edited_ledgers import edit, paths
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_capture import capture, load, save
+from fxopt_capture.archive.ledger import read_ledger, write_ledger
+from fxopt_checkpoints import KeyMap, key_map, load_original_state_dict, original_state_dict
+from fxopt_checkpoints.arithmetic import NewTensors
+from fxopt_core import CaptureError, CheckpointError, FxoptError, Transformation, history, undo
+from fxopt_core.ledger.records import ledger_of
+from fxopt_linear import MergeLinears
+from fxopt_norm import FuseBatchNorm1dInLinear
+from fxopt_norm.folding import FoldBatchNorm
+from fxopt_rewrite.journal.arithmetic import registered_functions
+from fxopt_testing import ModelCase, check_transformation
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Model(nn.Module):
+    """Two layers on one value, and a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.out, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2), nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.out(self.q(x) + self.k(x)))
+
+
+@cache
+def saved() -> tuple[dict[str, bytes], str]:
+    """Return the entries of an archive with a fold and a merge, and the name of the one with the ledger."""
+    torch.manual_seed(0)
+    graph_module = MergeLinears()(FuseBatchNorm1dInLinear()(capture(Model().eval(), X)))
+    file = io.BytesIO()
+    save(graph_module, file)
+    with zipfile.ZipFile(file) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    return entries, next(name for name in entries if name.endswith("fxopt.json"))
+
+
+def archive_with(path: Path, change: Callable[[Any], object], *, of_ledger: bool = True) -> Path:
+    """Write an archive whose ledger, or whole document, was changed."""
+    entries, name = saved()
+    document = json.loads(entries[name])
+    data = json.loads(document["ledger"]) if of_ledger else document
+    change(data)
+    if of_ledger:
+        document["ledger"] = json.dumps(data)
+    with zipfile.ZipFile(path, "w") as archive:
+        for entry, content in entries.items():
+            archive.writestr(entry, json.dumps(document) if entry == name else content)
+    return path
+
+
+class Mark:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (str(self.path), "w")
+
+
+# -- functions by name ------------------------------------------------------------------------------------------------
+
+
+def derived(ledger: Any) -> Any:
+    """Return the record of how a fold computed its tensors."""
+    return next(r["Record"]["derived"] for r in ledger["records"] if "derived" in r["Record"])[0]["Derived"]
+
+
+NOT_LISTED = (
+    "os:system",
+    "builtins:eval",
+    "fxopt_core.ledger.codec:restore_ledger",
+    "fxopt_core.ledger.codec:_unpack",
+    "fxopt_capture.archive.files:load",
+    "fxopt_norm.formulas:scaled_after",  # of an installed pass, which does not list it
+    "fxopt_norm.folding:fold_after",  # a function that is listed, by another name
+    "fxopt_norm.formulas:fold_after.__globals__",
+    "torch:load",
+    "",
+)
+
+
+@pytest.mark.parametrize("role", ["function", "restore"])
+@pytest.mark.parametrize("name", NOT_LISTED)
+def test_an_archive_names_no_function_that_no_pass_lists(tmp_path: Path, name: str, role: str) -> None:
+    with pytest.raises(CaptureError, match="which no pass that is installed or imported here lists"):
+        load(archive_with(tmp_path / "a.pt2", lambda ledger: derived(ledger).update({role: name})))
+
+
+def test_a_pickle_among_the_settings_is_never_unpickled(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    pickled = {"bytes": base64.b64encode(pickle.dumps(Mark(mark))).decode()}
+
+    def change(ledger: Any) -> None:
+        row = derived(ledger)
+        row.update(function="fxopt_core.ledger.codec:_unpack", inputs=[], settings=[["text", ""], ["objects", pickled]])
+
+    with pytest.raises(CaptureError):
+        load(archive_with(tmp_path / "a.pt2", change))
+    row = derived(json.loads(json.loads(saved()[0][saved()[1]])["ledger"]))
+    settings = [*row["settings"], ["objects", pickled]]
+    graph_module = load(archive_with(tmp_path / "b.pt2", lambda ledger: derived(ledger).update(settings=settings)))
+    with pytest.raises(CheckpointError, match="unexpected keyword argument 'objects'"):
+        load_original_state_dict(graph_module, Model().state_dict())
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "value", [{"name": "torch:relu"}, [{"name": "builtins:abs"}], {"list": [1]}, {"range": [0, 10**12, 1]}]
+)
+def test_settings_are_data(tmp_path: Path, value: object) -> None:
+    with pytest.raises(CaptureError, match="a setting 'eps' that is no number"):
+        load(archive_with(tmp_path / "a.pt2", lambda ledger: derived(ledger).update(settings=[["eps", value]])))
+
+
+def test_a_key_map_calls_no_function_that_no_pass_lists(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    graph_module = load(archive_with(tmp_path / "a.pt2", lambda ledger: None))
+    text = key_map(graph_module).to_json().replace("fxopt_norm.formulas:fold_after", "os:mkdir")
+    converters = KeyMap.from_json(text.replace('["eps", 1e-05]', json.dumps(["path", str(mark)])))
+    with pytest.raises(CheckpointError, match="`fuse-batch-norm1d-in-linear` calls 'os:mkdir', which no pass"):
+        computed(converters)
+    assert not mark.exists()
+
+
+def computed(converters: KeyMap) -> None:
+    """Compute the new tensors of a key map."""
+    for each in NewTensors(converters, Model().state_dict().get):
+        each.build()
+
+
+def test_what_passes_list_works_after_loading(tmp_path: Path) -> None:
+    """The list holds what the families record, so that checkpoints go in and out of a loaded archive."""
+    graph_module = load(archive_with(tmp_path / "a.pt2", lambda ledger: None))
+    torch.manual_seed(1)
+    other = Model().eval()
+    load_original_state_dict(graph_module, other.state_dict())
+    torch.testing.assert_close(graph_module(X), other(X), rtol=1e-4, atol=1e-5)
+    assert original_state_dict(graph_module).keys() == other.state_dict().keys()
+
+
+def scaled(weight: Tensor) -> Tensor:
+    """A function of a pass that nothing installs."""
+    return weight * 2
+
+
+def test_the_list_is_that_of_passes_installed_or_imported() -> None:
+    class Scale(Transformation):
+        """A pass of a script."""
+
+        arithmetic = (scaled,)
+
+        def transform(self, graph_module: GraphModule) -> GraphModule:
+            return graph_module
+
+    found = registered_functions()
+    assert found[f"{__name__}:scaled"] is Scale.arithmetic[0]
+    assert {name for name in found if name.startswith("fxopt_")} >= {"fxopt_norm.formulas:fold_after"}
+    assert not any(name.startswith(("fxopt_core", "fxopt_rewrite", "fxopt_capture", "torch")) for name in found)
+
+
+def test_the_conformance_kit_names_what_a_pass_does_not_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = ModelCase("normed", Model, X)
+    given: Any = {"models": [case], "properties": ["checkpoints-load"], "raises": False}
+    assert check_transformation(FuseBatchNorm1dInLinear(), **given)
+    monkeypatch.setattr(FoldBatchNorm, "arithmetic", ())
+    (finding,) = check_transformation(FuseBatchNorm1dInLinear(), **given).errors
+    assert "'fxopt_norm.formulas:fold_after', which no pass" in finding.found
+    assert "List in the pass's `arithmetic`" in finding.advice
+
+
+# -- nodes, modules and tensors that undo puts back -------------------------------------------------------------------
+
+
+def row(ledger: Any, edit: str, kind: str) -> Any:
+    """Return a row of the journal of the merge."""
+    records = [each["Record"] for each in ledger["records"] if each["Record"]["pass_name"] == "merge-linears"]
+    return next(each[edit]["row"][kind] for each in records[0]["journal"]["Edits"]["edits"] if edit in each)
+
+
+def node(**fields: Any) -> Callable[[Any], None]:
+    return lambda ledger: row(ledger, "NodeRemoved", "NodeRow").update(fields)
+
+
+def module(*attribute: Any, **fields: Any) -> Callable[[Any], None]:
+    def change(ledger: Any) -> None:
+        found = row(ledger, "ModuleRemoved", "ModuleRow")
+        found.update(fields)
+        found["attributes"] += [list(attribute)] if attribute else []
+
+    return change
+
+
+UNDONE: dict[str, Callable[[Any], None]] = {
+    "a function": node(op="call_function", target={"name": "os:system"}),
+    "a function of fxopt": node(op="call_function", target={"name": "fxopt_capture.archive.files:load"}),
+    "a method": node(op="call_method", target="__reduce_ex__"),
+    "a module whose name is code": node(target='q"), print("mark'),
+    "an attribute that no layer has": node(op="get_attr", target="forward.__globals__"),
+    "an operation": node(op="exec"),
+    "an argument whose name is code": node(kwargs=[["x=print(1)", 1]]),
+    "a function to call as an argument": node(
+        op="call_function", target={"name": "builtins:max"}, kwargs=[["key", {"name": "builtins:abs"}]]
+    ),
+    "a private attribute": node(
+        op="call_function", target={"name": "builtins:getattr"}, args=[{"Ref": {"id": 0}}, "__class__"]
+    ),
+    "a class": module(cls="subprocess:Popen"),
+    "a forward": module("forward", {"name": "builtins:getattr"}),
+    "the state of a module": module("_modules", 1),
+    "a name of a module": module(name='q"), print("mark'),
+    "a submodule of torch": node(type_expr={"name": "torch.utils.collect_env:typing:"}),
+    "a huge number": node(args=[{"int": "f" * 10**6}]),
+    "a number that no field has": lambda ledger: ledger["records"][0]["Record"].update(seconds=10**400),
+}
+
+
+@pytest.mark.parametrize("change", UNDONE.values(), ids=UNDONE)
+def test_undo_puts_nothing_back_but_plain_layers_and_calls(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    with pytest.raises(CaptureError, match=r"fxopt\.json in .* is malformed"):
+        load(archive_with(tmp_path / "a.pt2", change))
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+HUGE: dict[str, tuple[str, list[Any]]] = {
+    "a power": ("_operator:pow", [10, 10**9]),
+    "a shift": ("_operator:lshift", [1, 10**12]),
+    "rounding": ("builtins:round", [5, -(10**9)]),
+    "a repeated list": ("_operator:mul", [{"list": [0]}, 10**11]),
+    "a repeated text": ("_operator:mul", ["abc", 10**11]),
+    "a long list": ("builtins:list", [{"range": [0, 10**11, 1]}]),
+    "a long sum": ("builtins:sum", [{"range": [0, 10**12, 1]}]),
+    "a long search": ("_operator:contains", [{"range": [0, 10**12, 1]}, 0.5]),
+}
+
+
+@pytest.mark.parametrize("call", HUGE.values(), ids=HUGE)
+def test_a_node_that_would_fill_the_memory_is_named_and_not_computed(tmp_path: Path, call: tuple[str, Any]) -> None:
+    def change(document: Any) -> None:
+        rows, (target, args) = document["graph"]["rows"], call
+        evil = {"op": "call_function", "name": "evil", "target": {"name": target}, "args": args, "kwargs": {}}
+        rows.insert(len(rows) - 1, evil)
+
+    with pytest.raises(CaptureError, match=r"node `evil`.* makes an? (integer|sequence)"):
+        load(archive_with(tmp_path / "a.pt2", change, of_ledger=False))
+
+
+def test_deep_nesting_is_one_error(tmp_path: Path) -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    entries, name = saved()
+    document = json.loads(entries[name])
+    for text in (json.dumps({**document, "ledger": deep}), json.dumps(document)[:-1] + f', "x": {deep}}}'):
+        with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
+            for entry, content in entries.items():
+                archive.writestr(entry, text if entry == name else content)
+        with pytest.raises(CaptureError):
+            load(tmp_path / "a.pt2")
+
+
+@pytest.mark.parametrize("nested", ["[1, {}]", '[1, {{"children_spec": {}}}]', "5", "[1]"])
+def test_what_says_how_a_program_is_called_is_one_error(tmp_path: Path, nested: str) -> None:
+    entries, _ = saved()
+    with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
+        for entry, content in entries.items():
+            written = content
+            if entry.endswith("models/model.json"):
+                data = json.loads(content)
+                deep = nested.format("[" * 100_000 + "]" * 100_000) if "{" in nested else nested
+                data["graph_module"]["module_call_graph"][0]["signature"]["in_spec"] = deep
+                written = json.dumps(data).encode()
+            archive.writestr(entry, written)
+    for ledger in (True, False):
+        with pytest.raises(CaptureError, match="is damaged"):
+            load(tmp_path / "a.pt2", ledger=ledger)
+
+
+def test_twenty_thousand_records_are_read_and_printed_in_seconds(tmp_path: Path) -> None:
+    """The bounds are generous, for busy machines: 3 s and 200 MB where it was written."""
+
+    def change(ledger: Any) -> None:
+        first = {key: value for key, value in ledger["records"][0]["Record"].items() if key not in ("journal", "run")}
+        ledger["records"] = [{"Record": {**first, "run": run}} for run in range(20_000)]
+
+    path = archive_with(tmp_path / "a.pt2", change)
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    records = history(load(path))
+    text, data = str(records), records.to_json()
+    seconds = time.perf_counter() - start
+    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert (len(records), len(text.splitlines()) > 20_000, len(data) > 10**6) == (20_000, True, True)
+    assert seconds < 30, seconds
+    assert growth < 600, growth
+
+
+# -- any edit ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_edited_ledger_of_an_archive_is_refused_or_right(tmp_path: Path) -> None:
+    """Whatever value is edited: one `FxoptError`, or a history that prints and an undo that is right or refused."""
+    graph_module = load(archive_with(tmp_path / "a.pt2", lambda ledger: None))
+    text, generator = write_ledger(ledger_of(graph_module)), random.Random(0)
+    places = [path for path in paths(json.loads(text)) if path]
+    expected, original = graph_module(X), undo(copy.deepcopy(graph_module))(X)
+    ways = ["delete", "number", "text", "copy", "null", "list", "flag"]
+    refused = 0
+    for _ in range(300 if settings.default.max_examples < 100 else 3000):
+        data = json.loads(text)
+        edit(data, generator.choice(places), generator.choice(ways), generator.choice(places))
+        twin = copy.deepcopy(graph_module)
+        try:
+            twin.meta["fxopt"] = read_ledger(json.dumps(data))
+            str(history(twin))
+            history(twin).to_json()
+            undo(twin)
+        except FxoptError:
+            refused += 1
+            torch.testing.assert_close(twin(X), expected, rtol=0, atol=0)
+        else:
+            torch.testing.assert_close(twin(X), original, rtol=1e-4, atol=1e-5)
+    assert refused > 0
