@@ -504,7 +504,8 @@ def damaged(content: bytes, entries: Entries, random: Random) -> bytes:
     name = random.choice(texts)
     data = json.loads(entries[name])
     for _ in range(random.randint(1, 3)):
-        _mutate(data, random)
+        if data:
+            _mutate(data, random)
     return packed({**entries, name: json.dumps(data).encode()})
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fxopt.commands.failures import FileError
 
-FLAG = "--run-pickled-code"
+FLAG = "--trusted"
 _PROGRAMS = ("models/model.json", "serialized_exported_program.json")
 
 
