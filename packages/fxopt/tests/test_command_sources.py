@@ -21,7 +21,7 @@ from fxopt_capture.capture import capture
 from fxopt_linear.merge_linears import MergeLinears
 from fxopt_tools.inputs import Inputs
 
-FLAG = "--run-pickled-code"
+FLAG = "--trusted"
 
 
 @pytest.fixture

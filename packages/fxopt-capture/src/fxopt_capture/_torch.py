@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch._export.serde.schema import SCHEMA_VERSION
+from torch._export.serde import schema
+from torch._export.serde.union import _Union
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
 
-SCHEMA = tuple(SCHEMA_VERSION)
+SCHEMA = tuple(schema.SCHEMA_VERSION)
 """Major and minor version of the archives that this torch writes."""
+CLASSES = vars(schema)
+"""The dataclasses that the JSON of an archive has the fields of, by name."""
+UnionOfFields = _Union
+"""The base of those of which one field is given."""
 
 
 def assumptions(program: ExportedProgram) -> list[str]:

@@ -6,17 +6,28 @@ without running their constructors: a class gets its attributes, parameters, buf
 
 from __future__ import annotations
 
+import typing
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxopt_core.graph import iter_nodes
 from fxopt_core.values.forms import Form, MalformedError
+from fxopt_core.values.names import describe
+from fxopt_rewrite.plain_names import activations, is_plain_identifier, is_plain_path
+from fxopt_rewrite.plain_operators import is_plain_operator
 
-_STATE = frozenset(vars(nn.Module()))
-_UNSAFE = frozenset("\"'\\\n\r\0")
+_RESERVED = frozenset(dir(nn.Module()))
+_DATA = frozenset({
+    bool, int, float, complex, str, bytes, range, type(None), type(...), Node,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+})  # fmt: skip
 
 
 def write_modules(
@@ -97,38 +108,85 @@ def _with_state(module: nn.Module, row: Mapping[str, Form], tensor: Callable[[Fo
     return module
 
 
-def new_module(cls: type[nn.Module], attributes: Iterable[tuple[Any, object]] = ()) -> nn.Module:
-    """Make a module of a class with attributes that a layer may have, without calling its constructor."""
+def new_module(
+    cls: type[nn.Module], attributes: Iterable[tuple[Any, object]] = (), *, trusted: bool = False
+) -> nn.Module:
+    """Make a module of a class with attributes that a layer may have, without calling its constructor.
+
+    Attributes are data, or functions from a short list of activations, unless they are `trusted`; none takes the place
+    of a method.
+    """
     module = GraphModule(nn.Module(), Graph()) if cls is GraphModule else cls.__new__(cls)
     if cls is not GraphModule:
         nn.Module.__init__(module)
+    reserved = _RESERVED.union(dir(module)) if cls is GraphModule else _RESERVED
     for key, value in attributes:
-        if not isinstance(key, str) or not key.isidentifier() or key in _STATE or key.startswith("__"):
+        known = getattr(cls, key, None) if is_plain_identifier(key) and key not in reserved else new_module
+        if callable(known) or hasattr(type(known), "__set__"):
             raise MalformedError(f"{key!r:.60} is no attribute that a layer has")
+        is_data = is_plain_value(value) and not isinstance(value, type)
+        if not (trusted or is_data or (callable(value) and value in activations())):
+            raise MalformedError(f"attribute {key!r:.60} of a {cls.__name__} is {describe(value)}, and no data")
         vars(module)[key] = value
     return module
 
 
-def _checked(local: object) -> str:
-    """Return a local name that generated code can hold between quotes."""
-    if not isinstance(local, str) or not local or "." in local or not _UNSAFE.isdisjoint(local):
-        raise MalformedError(f"{local!r:.60} is no name of a module or tensor")
-    return local
+def is_plain_value(value: Any) -> bool:
+    """Return whether a value is data, or a class, that generated code can write down, and no function."""
+    cls = type(value)
+    if cls in (list, set, frozenset, torch.Size, immutable_list) or isinstance(value, tuple):
+        return all(map(is_plain_value, value))
+    if cls in (dict, OrderedDict, immutable_dict):
+        return all(is_plain_value(key) and is_plain_value(item) for key, item in value.items())
+    if cls is slice:
+        return all(map(is_plain_value, (value.start, value.stop, value.step)))
+    return cls in _DATA or isinstance(value, Enum | Tensor | type)
+
+
+def check_values(graph: Graph) -> None:
+    """Check that arguments and annotations of nodes are data and classes, before code is generated from them.
+
+    Functions are none, so that nothing can be given one to call; nor is `key=` taken, which ``max`` calls.
+    """
+    for node in iter_nodes(graph):
+        if not is_plain_identifier(node.name):
+            raise MalformedError(f"{node.name!r:.60} is no name of a node")
+        for value in (*node.args, *node.kwargs.values()):
+            if not (is_plain_value(value) or is_plain_operator(value)):
+                raise MalformedError(f"node `{node.name}` has {describe(value)} among its arguments, and no data")
+        if "key" in node.kwargs and getattr(node.target, "__module__", None) == "builtins":
+            raise MalformedError(f"node `{node.name}` gives `{node.target}` a key, a function to call")
+        if node.type is not None and not _is_annotation(node.type):
+            raise MalformedError(f"node `{node.name}` has {describe(node.type)} for a type")
+
+
+def _is_annotation(value: Any) -> bool:
+    if isinstance(value, type) and typing.get_origin(value) is None:
+        return True
+    arguments = typing.get_args(value)
+    return type(value) is str or value in (Any, ...) or (bool(arguments) and all(map(_is_annotation, arguments)))
 
 
 def check_targets(graph: Graph, root: nn.Module) -> None:
-    """Check that every node reads what the modules have: code is generated from these names."""
+    """Check that every node reads what the modules have, and no method: code is generated from these names."""
     modules = dict(root.named_modules(remove_duplicate=False))
     for node in iter_nodes(graph):
         if node.op not in ("get_attr", "call_module"):
             continue
         path, _, name = str(node.target).rpartition(".")
         owner = modules.get(path)
-        has = owner is not None and (
+        has = owner is not None and not hasattr(type(owner), name) and (
             name in owner._modules
             or name in owner._parameters
             or name in owner._buffers
             or isinstance(vars(owner).get(name), Tensor)
-        )
-        if not has or (node.op == "call_module" and node.target not in modules):
+        )  # fmt: skip
+        if not (has and is_plain_path(node.target)) or (node.op == "call_module" and node.target not in modules):
             raise MalformedError(f"node `{node.name}` names `{node.target}`, which no module has")
+
+
+def _checked(local: object) -> str:
+    """Return a local name that generated code can read as an attribute."""
+    if not isinstance(local, str) or "." in local or not is_plain_path(f"x.{local}"):
+        raise MalformedError(f"{local!r:.60} is no name of a module or tensor")
+    return local

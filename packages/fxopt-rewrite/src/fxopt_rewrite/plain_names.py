@@ -5,12 +5,15 @@ from __future__ import annotations
 import builtins
 import math
 import operator
+import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
 from torch.overrides import get_overridable_functions
 
 from fxopt_core.errors import FxoptError
@@ -24,6 +27,7 @@ from fxopt_core.values.names import (
     name_of,
     operator_path,
 )
+from fxopt_rewrite.plain_operators import is_plain_name, is_plain_operator
 
 
 class UntrustedNameError(FxoptError):
@@ -35,11 +39,27 @@ _BUILTINS = """
     abs all any bool complex divmod float getattr int isinstance len list max min pow range reversed round slice str sum
     tuple
 """
+_MATH = """
+    acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp expm1 fabs floor fmod frexp
+    hypot isclose isfinite isinf isnan ldexp lgamma log log10 log1p log2 modf pow radians remainder sin sinh sqrt tan
+    tanh trunc
+"""
 _FACTORIES = """
     arange as_tensor complex device empty empty_like empty_permuted empty_strided eye finfo full full_like iinfo
     is_floating_point linspace logspace meshgrid ones ones_like promote_types rand rand_like randint randint_like randn
     randn_like randperm result_type scalar_tensor tensor tril_indices triu_indices zeros zeros_like
     sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum
+"""
+_COMPOSED = """
+    adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices affine_grid
+    cross_entropy dropout1d dropout2d dropout3d fold fractional_max_pool2d_with_indices
+    fractional_max_pool3d_with_indices gaussian_nll_loss grid_sample gumbel_softmax interpolate local_response_norm
+    lp_pool1d lp_pool2d lp_pool3d lu max_unpool1d multi_head_attention_forward multilabel_soft_margin_loss normalize
+    softmin softsign tanhshrink unique unravel_index
+"""
+_METHODS = """
+    bfloat16 bool byte cdouble cfloat char cpu cuda dim_order double float get_device half int is_inference long lu
+    ndimension nelement short tolist unique
 """
 _MODES = "_enter_autocast _exit_autocast"
 _OPERATOR_METHODS = """
@@ -48,6 +68,14 @@ _OPERATOR_METHODS = """
     rtruediv rxor setitem sub truediv xor
 """
 _DUNDERS = frozenset(f"__{name}__" for name in _OPERATOR_METHODS.split())
+_PYTHON = frozenset((*_COMPOSED.split(), *_METHODS.split()))
+_FIELDS = frozenset({"indices", "max", "min", "sign", "values"})  # of what torch returns, besides methods of tensors
+_RESERVED = (frozenset(dir(GraphModule(nn.Module(), Graph()))), frozenset(dir(nn.Module())))
+_LOCAL = re.compile(r"\w[\w /:+@-]*")
+_ACTIVATIONS = """
+    celu elu gelu glu hardsigmoid hardswish hardtanh leaky_relu log_softmax logsigmoid mish relu relu6 rrelu selu
+    sigmoid silu softmax softplus softsign tanh
+"""
 
 
 def plain_name(function: object) -> str | None:
@@ -57,7 +85,7 @@ def plain_name(function: object) -> str | None:
     ('torch:narrow', '_operator:mul', 'torch:ops.aten.add.Tensor', None)
     """
     if operator_path(function):
-        return name_of(function)
+        return name_of(function) if is_plain_operator(function) else None
     try:
         return _plain_names().get(function)
     except TypeError:  # it is not hashable
@@ -74,7 +102,11 @@ def plain_function(name: object) -> Any:
     fxopt_rewrite.plain_names.UntrustedNameError: found 'os:system', which is no function of torch on tensors
     """
     if isinstance(name, str) and name.startswith(OPERATORS):
-        return load_operator(*name.removeprefix(OPERATORS).split("."))
+        path = name.removeprefix(OPERATORS).split(".")
+        operator = load_operator(*path) if len(path) > 1 and is_plain_name(path[1], path[0]) else None
+        if operator is None or not is_plain_operator(operator):
+            raise UntrustedNameError(f"found {name!r:.80}, which is no operator that a file from a stranger may call")
+        return operator
     if not isinstance(name, str) or name not in _plain_functions():
         raise UntrustedNameError(f"found {name!r:.60}, which is no function of torch on tensors")
     return _plain_functions()[name]
@@ -89,27 +121,64 @@ def torch_class(name: object) -> Any:
 
 
 def is_plain_method(name: object) -> bool:
-    """Return whether a node of a stranger's graph may call this method: a public one of tensors, or an operator's.
+    """Return whether a node of a stranger's graph may call this method: one of tensors that computes, or an operator's.
 
-    >>> is_plain_method("view"), is_plain_method("__add__"), is_plain_method("__reduce_ex__"), is_plain_method("system")
+    >>> is_plain_method("view"), is_plain_method("__add__"), is_plain_method("numpy"), is_plain_method("register_hook")
     (True, True, False, False)
     """
-    if not isinstance(name, str) or not name.isidentifier():
+    if not isinstance(name, str):
         return False
-    return name in _DUNDERS or (not name.startswith("_") and hasattr(Tensor, name))
+    return name in _DUNDERS or (hasattr(Tensor, name) and _is_listed(name))
 
 
 def is_plain_attribute(name: object) -> bool:
-    """Return whether a node of a stranger's graph may read this attribute by ``getattr``."""
-    return isinstance(name, str) and name.isidentifier() and not name.startswith("_")
+    """Return whether a node of a stranger's graph may read this attribute by ``getattr``: data, and no method.
+
+    >>> is_plain_attribute("shape"), is_plain_attribute("numpy"), is_plain_attribute("__class__")
+    (True, False, False)
+    """
+    if not isinstance(name, str) or not is_plain_identifier(name) or name.startswith("_"):
+        return False
+    return name in _FIELDS or not any(callable(getattr(holder, name, None)) for holder in (Tensor, GraphModule))
+
+
+def is_plain_path(path: object) -> bool:
+    """Return whether modules and tensors of a stranger's file may have this name.
+
+    Generated code reads it as an attribute: a name must neither end a text in the code, nor be that of a method.
+
+    >>> is_plain_path("encoder.0.weight"), is_plain_path('q", print(), "'), is_plain_path("to_folder")
+    (True, False, False)
+    """
+    return isinstance(path, str) and all(
+        _LOCAL.fullmatch(local) and not local.startswith("__") and local not in _RESERVED[index > 0]
+        and unicodedata.normalize("NFKC", local) == local
+        for index, local in enumerate(path.split("."))
+    )  # fmt: skip
+
+
+def is_plain_identifier(name: object) -> bool:
+    """Return whether nodes and inputs of a stranger's file may have this name; Python reads some letters as others."""
+    return is_identifier(name) and unicodedata.normalize("NFKC", str(name)) == name
+
+
+def _is_listed(name: str) -> bool:
+    return not name.startswith("_") and (name in _PYTHON or is_plain_name(name))
 
 
 @cache
 def layer_classes() -> Mapping[str, type[nn.Module]]:
     """Return the layers of ``torch.nn`` by path; a stranger's file may have modules of these classes."""
-    public: list[Any] = [getattr(nn, name) for name in dir(nn) if not name.startswith("Lazy")]
+    public: list[Any] = [getattr(nn, name) for name in dir(nn) if not name.startswith(("Lazy", "DataParallel"))]
     public.append(torch.nn.modules.linear.NonDynamicallyQuantizableLinear)  # within nn.MultiheadAttention
     return {class_path(cls): cls for cls in public if isinstance(cls, type) and issubclass(cls, nn.Module)}
+
+
+@cache
+def activations() -> frozenset[Any]:
+    """Return the functions that a layer of a stranger's file may hold as an attribute."""
+    spaces = (torch, nn.functional)
+    return frozenset(getattr(space, name) for space in spaces for name in _ACTIVATIONS.split() if hasattr(space, name))
 
 
 @cache
@@ -126,7 +195,7 @@ def _plain_names() -> Mapping[object, str]:
 def _listed() -> Iterator[Any]:
     yield from (getattr(operator, name) for name in operator.__all__ if name not in _NOT_PLAIN)
     yield from (getattr(builtins, name) for name in _BUILTINS.split())
-    yield from (getattr(math, name) for name in dir(math) if not name.startswith("_"))
+    yield from (getattr(math, name) for name in _MATH.split())
     yield from (getattr(torch, name) for name in _FACTORIES.split())
     yield from (getattr(torch.amp.autocast_mode, name) for name in _MODES.split())
     yield from (torch._assert, torch.fx._symbolic_trace._assert_is_none)  # what tracing puts in
@@ -134,8 +203,8 @@ def _listed() -> Iterator[Any]:
     for space, functions in get_overridable_functions().items():
         for function in functions:
             name = getattr(function, "__name__", "_")
-            public = is_plain_method(name) if space is Tensor else not name.startswith("_")
-            if public and getattr(space, name, None) is function:
+            listed = is_plain_method(name) if space is Tensor else _is_listed(name)
+            if listed and getattr(space, name, None) is function:
                 yield function
 
 

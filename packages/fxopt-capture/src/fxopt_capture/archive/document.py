@@ -40,7 +40,7 @@ from fxopt_core.travel.graph_rows import read_graph, write_graph
 from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, ValueReader, ValueWriter
 from fxopt_core.values.names import class_path
 from fxopt_rewrite.layers import plain_attributes
-from fxopt_rewrite.module_rows import check_targets, new_module, read_modules, write_modules
+from fxopt_rewrite.module_rows import check_targets, check_values, new_module, read_modules, write_modules
 from fxopt_rewrite.plain_names import PLAIN, layer_classes
 from fxopt_rewrite.shapes.effort import TooMuchError
 from fxopt_rewrite.shapes.infer import infer_shapes
@@ -94,7 +94,9 @@ def _tag_form(node: Node) -> dict[str, Form]:
 
 
 def _graph(form: Form) -> Graph:
-    return read_graph(form, ValueReader(names=PLAIN), _read_tag)
+    graph = read_graph(form, ValueReader(names=PLAIN), _read_tag)
+    check_values(graph)  # before torch generates code from it
+    return graph
 
 
 def _read_tag(node: Node, row: Mapping[str, Form]) -> None:

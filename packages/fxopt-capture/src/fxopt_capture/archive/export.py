@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from fxopt_capture._torch import assumptions
-from fxopt_capture.archive.conditions import normal_form
+from fxopt_capture.archive.expressions import normal_form
 from fxopt_capture.call.guards import GuardedCall, InputGuards
 from fxopt_capture.export.conditions import read_guards, size_expression
 from fxopt_capture.export.failure import first_line, source_of

@@ -10,10 +10,11 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxopt_capture.archive.call import call_to_save, guards_in, guards_to_state
+from fxopt_capture.archive.container import PathLike
 from fxopt_capture.archive.document import FILE, read_document, write_document
 from fxopt_capture.archive.export import export_graph
 from fxopt_capture.archive.raising import raise_program
-from fxopt_capture.archive.reading import PathLike, read_archive
+from fxopt_capture.archive.reading import read_archive
 from fxopt_capture.archive.writing import checked_target, write_archive
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.guards import InputGuards
@@ -26,7 +27,7 @@ from fxopt_core.ledger.records import LEDGER_VERSION, Ledger
 from fxopt_core.values.forms import InexpressibleError
 
 
-def load(path: PathLike | IO[bytes], *, ledger: bool = True, weights_only: bool = True) -> GraphModule:
+def load(path: PathLike | IO[bytes], *, ledger: bool = True, trusted: bool = False) -> GraphModule:
     """Load a ``.pt2`` archive as a graph module on which all passes work.
 
     An archive of `save` gives back the graph module that was saved: its nodes with their names, its modules, and its
@@ -34,17 +35,19 @@ def load(path: PathLike | IO[bytes], *, ledger: bool = True, weights_only: bool 
     have made of the model: layers are modules again and ``state_dict`` keys are the model's. The model's source is not
     needed. The result is called as the program is, and by name; inputs that the program refuses are a `CaptureError`.
 
-    Load archives of people that you trust: ``torch.export.load`` evaluates expressions that are written in the file.
+    The file may come from anyone: reading it runs no code of it, and neither does calling the result, which consists of
+    operators of torch that compute.
 
     Args:
         path: the file, by its path, or open for reading bytes.
         ledger: whether to read what `save` has added to the program. Without it, the program is read as any other: no
             history, no undo, and operators where the graph had functions of its own.
-        weights_only: whether to refuse archives for which torch would unpickle Python objects.
+        trusted: whether ``torch.export.load`` may read the file as it is, with pickles, operators of any library and
+            expressions that it evaluates. That can run any code: only for a file that you trust like a program.
 
     Raises:
-        CaptureError: there is no such file, it is no archive, a newer torch wrote it, it holds pickles, or what `save`
-            has added does not belong to the program or is malformed.
+        CaptureError: there is no such file, it is no archive, a newer torch wrote it, it holds something that needs
+            trust, or what `save` has added does not belong to the program or is malformed.
 
     >>> import tempfile
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
@@ -55,11 +58,10 @@ def load(path: PathLike | IO[bytes], *, ledger: bool = True, weights_only: bool 
     >>> graph_module.get_submodule("0"), list(graph_module.state_dict())
     (Linear(in_features=4, out_features=3, bias=True), ['0.weight', '0.bias'])
     """
-    archive = read_archive(path, weights_only=weights_only)
-    text = archive.extra.get(FILE)
-    if text is None or not ledger:
+    archive = read_archive(path, FILE, trusted=trusted)
+    if archive.document is None or not ledger:
         return raise_program(archive.program)
-    return read_document(text, archive.program, archive.name)
+    return read_document(archive.document, archive.program, archive.name)
 
 
 def save(

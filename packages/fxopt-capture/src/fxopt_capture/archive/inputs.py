@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
 from fxopt_capture._torch import graph_module_of
-from fxopt_capture.archive.conditions import check_conditions, normal_form
+from fxopt_capture.archive.expressions import check_conditions, normal_form
 from fxopt_capture.call.arguments import CallForm, Parameter
 from fxopt_capture.call.guards import Condition, InputGuards, InputSpec
 from fxopt_capture.call.structures import return_sizes

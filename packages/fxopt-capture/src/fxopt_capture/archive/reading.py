@@ -2,97 +2,86 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import importlib.util
-import io
 import json
 import logging
-import os
+import math
 import re
-import sys
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader, BytesIO, FileIO
 from typing import IO, Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from fxopt_capture._torch import SCHEMA
-from fxopt_capture.call.caches import is_cache_type, register_cache_type
+from fxopt_capture.archive.container import ADVICE, Container, PathLike, fresh_archive, opened
+from fxopt_capture.archive.schema import checked
 from fxopt_capture.export.failure import first_line
 from fxopt_core.errors import CaptureError
-from fxopt_rewrite.special_files import special_kind
 
-_ADVICE = "give a file that torch.export.save or fxopt_capture.save has written"
 _MODEL = "models/model.json"
-
-
-PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+_TRUST = "if you trust whoever has written it as you trust a program, load it with trusted=True"
+_AGAIN = "give it to torch.export.load and torch.export.save of this version, if you trust it"
 
 
 @dataclass(frozen=True)
 class Archive:
-    """The program in a file, its extra files by name, and the file's name for messages."""
+    """The program in a file, fxopt's document beside it if there is one, and the file's name for messages."""
 
     name: str
     program: ExportedProgram
-    extra: Mapping[str, str]
+    document: str | None
 
 
-def read_archive(source: PathLike | IO[bytes], *, weights_only: bool) -> Archive:
+def read_archive(source: PathLike | IO[bytes], document: str, *, trusted: bool) -> Archive:
     """Read an archive from a path, or from a file that is open for reading bytes.
+
+    `document` is the name of the extra file to read with the program. Where the file is `trusted`, torch reads it as it
+    is; otherwise torch is given a fresh archive of what was checked.
 
     Raises:
         CaptureError: there is no such file, it is no archive, not one that this version of torch reads, or it holds
-            pickles of anything but tensors and caches though `weights_only` is set.
+            something that needs trust.
     """
-    name, file = _opened(source)
-    description, classes = _check(name, file, weights_only)
-    try:
-        _know_types(name, description)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        raise CaptureError(f"{name!r} is damaged: how it is called cannot be read ({error!r:.200})") from error
+    with opened(source) as (name, file):
+        if trusted:
+            return _as_it_is(name, file, document)
+        container = Container(name, file)
+        description = _description(container)
+        extra = container.text(f"extra/{document}") if f"extra/{document}" in container.entries else None
+        program = checked("ExportedProgram", description, name, _MODEL)
+        texts = {".data/version": "6\n", "archive_format": "pt2", "archive_version": "0", _MODEL: json.dumps(program)}
+        texts["data/sample_inputs/model.pt"] = ""  # a pickle, which nothing here needs
+        copied: list[tuple[str, str]] = []
+        for folder, prefix in (("weights", "weight_"), ("constants", "tensor_")):
+            config = _payload(container, folder, prefix)
+            texts[f"data/{folder}/model_{folder}_config.json"] = json.dumps(config)
+            entries = dict.fromkeys(f"data/{folder}/{meta['path_name']}" for meta in config["config"].values())
+            copied += zip(entries, entries, strict=True)
+        with fresh_archive(container, texts, copied) as fresh:
+            return Archive(name, _loaded(name, fresh, description, {"": ""}), extra)
+
+
+def _as_it_is(name: str, file: IO[bytes], document: str) -> Archive:
     extra: dict[str, str] = {"": ""}  # torch fills a dictionary only if it is not empty
+    return Archive(name, _loaded(name, file, {}, extra), extra.get(document))
+
+
+def _loaded(name: str, file: IO[bytes], description: Mapping[str, Any], extra: dict[str, str]) -> ExportedProgram:
     failures: list[BaseException] = []
     try:
-        with _quiet(failures), torch.serialization.safe_globals(classes):
-            program = torch.export.load(file, extra_files=extra)
+        with _quiet(failures):
+            return torch.export.load(file, extra_files=extra)
     except Exception as error:  # whatever a damaged or foreign file leads to
         cause = failures[0] if failures else error
-        raise CaptureError(_failure(name, description, cause)) from cause
-    extra.pop("", None)
-    return Archive(name, program, extra)
-
-
-def _opened(source: PathLike | IO[bytes]) -> tuple[str, str | BytesIO]:
-    """Return the name of a file for messages, and what `zipfile` and torch read it from."""
-    if isinstance(source, str | bytes | os.PathLike):
-        path = os.fsdecode(source)
-        return path, path
-    if not callable(getattr(source, "read", None)):
-        raise CaptureError(f"a {type(source).__name__} is neither a path nor an open file; {_ADVICE}")
-    name = str(getattr(source, "name", f"a {type(source).__name__}"))
-    if isinstance(source, FileIO | BufferedReader) and special_kind(source.fileno()) == "a device":
-        raise CaptureError(f"{name!r} is a device, and no file; {_ADVICE}")
-    content: object = source.read()
-    if not isinstance(content, bytes):
-        raise CaptureError(f"{name!r} is open for reading text; open it for reading bytes: open(path, 'rb')")
-    return name, BytesIO(content)
-
-
-def _failure(path: str, description: Mapping[str, Any], cause: BaseException) -> str:
-    written = description.get("torch_version")
-    by = f", which torch {written} has written and torch {torch.__version__} reads" if written else ""
-    return (
-        f"torch.export.load cannot read {path!r}{by}: {type(cause).__name__}: {first_line(cause)}. The file may be "
-        f"damaged, or its operators may not be registered here: import the package that registers them, and see the "
-        f"chained error"
-    )
+        written = description.get("torch_version")
+        by = f", which torch {written} has written and torch {torch.__version__} reads" if written else ""
+        raise CaptureError(
+            f"torch.export.load cannot read {name!r}{by}: {type(cause).__name__}: {first_line(cause)}. The file may be "
+            f"damaged, or its operators may not be registered here: import the package that registers them, and see "
+            f"the chained error"
+        ) from cause
 
 
 @contextmanager
@@ -115,163 +104,63 @@ def _quiet(failures: list[BaseException]) -> Iterator[None]:
             logger.propagate, logger.handlers = propagate, handlers
 
 
-def _check(name: str, file: str | BytesIO, weights_only: bool) -> tuple[Mapping[str, Any], list[Any]]:
-    """Check a file as far as that goes without torch, and leave it at its start.
-
-    Returns how it describes its program, and the harmless classes whose instances are pickled in it.
-    """
-    if isinstance(file, str) and not os.path.exists(file):
-        raise CaptureError(f"there is no file {name!r}; {_ADVICE}")
-    kind = special_kind(file) if isinstance(file, str) else None
-    if kind is not None:
-        raise CaptureError(f"{name!r} is {kind}, and no file; {_ADVICE}")
-    try:
-        return _read(name, file, weights_only)
-    except CaptureError:
-        raise
-    except OSError as error:
-        raise CaptureError(f"{name!r} cannot be read: {error}; {_ADVICE}") from error
-    except Exception as error:  # whatever zipfile raises for what is no zip file, or damaged
-        what = "is cut off or damaged" if _start(file) == b"PK" else "is no archive"
-        raise CaptureError(f"{name!r} {what} ({error}); {_ADVICE}") from error
-    finally:
-        if isinstance(file, BytesIO):
-            file.seek(0)
-
-
-def _read(name: str, file: str | BytesIO, weights_only: bool) -> tuple[Mapping[str, Any], list[Any]]:
-    with zipfile.ZipFile(file) as archive:
-        if min((entry.header_offset for entry in archive.infolist()), default=0):
-            raise zipfile.BadZipFile("its first part is no zip file, and a zip file within it is")
-        records = {entry.partition("/")[2]: entry for entry in archive.namelist()}
-        old = "serialized_exported_program.json" in archive.namelist()
-        description = {} if old else _description(name, archive, records)
-        return description, check_pickles(name, archive, records) if weights_only else []
-
-
-def _start(file: str | BytesIO) -> bytes:
-    if isinstance(file, BytesIO):
-        return file.getvalue()[:2]
-    with open(file, "rb") as opened:
-        return opened.read(2)
-
-
-def _description(path: str, archive: zipfile.ZipFile, records: Mapping[str, str]) -> Mapping[str, Any]:
-    version = archive.read(records["archive_version"]).decode() if "archive_version" in records else None
-    if version not in (None, "0"):
+def _description(container: Container) -> Mapping[str, Any]:
+    """Return the JSON of the program, of a version that this torch reads."""
+    path, entries = container.name, container.entries
+    version = container.text("archive_version") if "archive_version" in entries else "0"
+    if version != "0":
         raise CaptureError(
-            f"{path!r} is an archive of version {version}, and torch {torch.__version__} reads version 0; install the "
-            f"torch that has written it, or a newer one"
+            f"{path!r} is an archive of version {version:.20}, and torch {torch.__version__} reads version 0; install "
+            f"the torch that has written it, or a newer one"
         )
-    if _MODEL not in records:
-        raise CaptureError(f"{path!r} {_kind(records)}; {_ADVICE}")
+    if _MODEL not in entries:
+        raise CaptureError(f"{path!r} {_kind(container)}; {ADVICE}")
+    found = container.data(_MODEL)
     try:
-        found = json.loads(archive.read(records[_MODEL]))
         major, minor = (int(found["schema_version"][key]) for key in ("major", "minor"))
     except (ValueError, KeyError, TypeError) as error:
         raise CaptureError(f"{path!r} is damaged: {_MODEL} in it does not describe a program ({error!r})") from error
     if (major, minor) > SCHEMA and major != SCHEMA[0]:
         raise CaptureError(
-            f"{path!r} was written by torch {found.get('torch_version')} in schema {major}.{minor}, and torch "
+            f"{path!r} was written by torch {found.get('torch_version')!s:.40} in schema {major}.{minor}, and torch "
             f"{torch.__version__} reads schemas up to {SCHEMA[0]}.{SCHEMA[1]}; install that torch, or "
             f"a newer one"
         )
     return dict(found)
 
 
-def _kind(records: Mapping[str, str]) -> str:
+def _kind(container: Container) -> str:
     """Say what an archive is that holds no program named ``model``."""
-    others = [name for name in records if name.startswith("models/")]
+    if any(name.startswith("serialized_") for name in container.names):
+        return f"is an archive of torch's older format, which consists of pickles. To convert it, {_AGAIN}"
+    others = [name for name in container.entries if name.startswith("models/")]
     if others:
         return f"holds several programs ({', '.join(others)}) and none of them named `model`"
-    if any(name.startswith("data/aotinductor/") for name in records):
+    if any(name.startswith("data/aotinductor/") for name in container.entries):
         return "holds a compiled model of AOTInductor, and no program"
-    if "constants.pkl" in records:
+    if "constants.pkl" in container.entries:
         return "holds a TorchScript module, and no program"
-    if "data.pkl" in records:
+    if "data.pkl" in container.entries:
         return "was written by torch.save, and holds no program; load it with torch.load, and capture the model"
     return "is a zip file without a program of torch.export in it"
 
 
-def _know_types(path: str, description: Mapping[str, Any]) -> None:
-    """Let torch know the containers of inputs and outputs, where they can be found, or say which it lacks."""
-    for name in sorted(set(_types(description))):
-        if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE and not _found(name):
+def _payload(container: Container, folder: str, prefix: str) -> dict[str, Any]:
+    """Return what an archive says of its weights or constants: plain tensors in entries of their own."""
+    path, entry = container.name, f"data/{folder}/model_{folder}_config.json"
+    if f"data/{folder}/model.pt" in container.entries:
+        raise CaptureError(
+            f"{path!r} has its {folder} in a pickle, as older versions of torch write them. To convert it, {_AGAIN}"
+        )
+    config: dict[str, Any] = checked("PayloadConfig", container.data(entry), path, entry)
+    for key, meta in config.get("config", {}).items():
+        file = str(meta.get("path_name"))
+        if meta.get("use_pickle", True) or meta.get("tensor_meta") is None or not re.fullmatch(rf"{prefix}\d+", file):
             raise CaptureError(
-                f"the inputs or outputs of the program in {path!r} are of type {name}, which torch.export does not "
-                f"know in this process; import the module that defines and registers it "
-                f"(torch.export.register_dataclass, or `import transformers`) before loading"
+                f"{path!r} was not loaded: {entry} in it names `{key:.80}`, which is pickled as Python objects, so "
+                f"that reading it runs code that the file names; {_TRUST}"
             )
-
-
-def _found(name: str) -> bool:
-    """Register a type by its name, where its library or its module is there; no other module is imported."""
-    module, _, cls = name.rpartition(".")
-    if module.startswith("transformers.") and importlib.util.find_spec("transformers") is not None:
-        try:
-            importlib.import_module(module)  # which registers its own outputs
-        except ImportError:
-            return False
-    found = getattr(sys.modules.get(module), cls, None)
-    if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE and isinstance(found, type):
-        if is_cache_type(found):
-            register_cache_type(found)
-        elif dataclasses.is_dataclass(found):
-            torch.export.register_dataclass(found, serialized_type_name=name)
-    return name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
-
-
-def _types(description: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the containers that the program's inputs and outputs consist of."""
-    calls = description.get("graph_module", {}).get("module_call_graph", ())
-    for call in calls[:1]:
-        for key in ("in_spec", "out_spec"):
-            spec = (call.get("signature") or {}).get(key)
-            yield from _types_of(json.loads(spec)[1] if spec else {})
-
-
-def _types_of(spec: Mapping[str, Any]) -> Iterator[str]:
-    if isinstance(spec.get("type"), str):
-        yield spec["type"]
-    for child in spec.get("children_spec", ()):
-        yield from _types_of(child)
-
-
-_CACHE = re.compile(r"(transformers\.cache_utils)\.(\w+(?:Cache|Layer))")  # plain objects with tensors in them
-
-
-def check_pickles(path: str, archive: zipfile.ZipFile, records: Mapping[str, str]) -> list[Any]:
-    """Return the classes of caches that an archive pickles: torch does not take them for harmless by itself.
-
-    Raises:
-        CaptureError: it holds pickles of other objects, or its files are damaged.
-    """
-    classes = []
-    for record, name in records.items():
-        content = archive.read(name) if record.endswith((".json", ".pt")) else b""
-        try:
-            named = list(_named(record, content))
-        except Exception as error:  # whatever a damaged file leads to
-            raise CaptureError(f"{path!r} is damaged: {record} in it cannot be read ({error})") from error
-        for one in named:
-            match = _CACHE.fullmatch(one)
-            has_transformers = importlib.util.find_spec("transformers") is not None
-            found = getattr(importlib.import_module(match[1]), match[2], None) if match and has_transformers else None
-            if not isinstance(found, type):
-                raise CaptureError(
-                    f"{path!r} was not loaded: {record} in it names {one}, and is pickled as Python objects, so that "
-                    f"reading it runs code that the file names; if you trust whoever has written it, load it with "
-                    f"weights_only=False"
-                )
-            classes.append(found)
-    return classes
-
-
-def _named(record: str, content: bytes) -> Iterator[str]:
-    """Yield what a file makes torch unpickle, besides tensors."""
-    folder, _, file = record.rpartition("/")
-    if folder in ("data/weights", "data/constants") and file.endswith("_config.json"):
-        config = json.loads(content).get("config", {})
-        yield from (f"`{key}`" for key, entry in config.items() if entry.get("use_pickle"))
-    elif file.endswith(".pt"):
-        yield from torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
+        sizes = [size.get("as_int", 0) for size in meta["tensor_meta"].get("sizes", ())]
+        if not container.size(f"data/{folder}/{file}") and math.prod(sizes):
+            raise CaptureError(f"{path!r} is damaged: it holds nothing of `{key:.80}`, a tensor of sizes {sizes!s:.80}")
+    return {"config": config.get("config", {})}

@@ -11,7 +11,7 @@ from typing import IO, Any
 import torch
 from torch.export import ExportedProgram
 
-from fxopt_capture.archive.reading import PathLike
+from fxopt_capture.archive.container import PathLike
 from fxopt_capture.export.failure import first_line
 from fxopt_core.errors import CaptureError
 from fxopt_rewrite.special_files import special_kind

@@ -27,7 +27,7 @@ from fxopt_core.travel.graph_rows import read_graph, write_graph
 from fxopt_core.values.forms import Form, ValueReader, ValueWriter
 from fxopt_core.values.names import IMPORTED, name_of
 from fxopt_rewrite.layers import plain_attributes
-from fxopt_rewrite.module_rows import check_targets, new_module, read_modules, write_modules
+from fxopt_rewrite.module_rows import check_targets, check_values, new_module, read_modules, write_modules
 from fxopt_rewrite.plain_names import PLAIN, layer_classes
 from fxopt_tools.inputs import Inputs
 
@@ -203,16 +203,19 @@ def read_graph_module(rows: list[Form], reader: DataReader) -> GraphModule:
 
     def instance(row: Mapping[str, Form]) -> nn.Module:
         cls = GraphModule if "graph" in row else reader.module_class(row["class"]) if "class" in row else nn.Module
-        return new_module(cls, [(key, reader.read(form)) for key, form in row["attributes"]])
+        attributes = [(key, reader.read(form)) for key, form in row["attributes"]]
+        return new_module(cls, attributes, trusted=reader.trusted)
 
     try:
         made = read_modules(rows, instance, reader.read)
         for row in reversed(rows):
             module = made[row["name"]]
             if "graph" in row and isinstance(module, GraphModule):
-                module.graph = read_graph(row["graph"], reader, lambda node, row: _read_value(node, row, reader))
+                graph = read_graph(row["graph"], reader, lambda node, row: _read_value(node, row, reader))
                 if not reader.trusted:
-                    check_targets(module.graph, module)
+                    check_values(graph)
+                    check_targets(graph, module)
+                module.graph = graph
     except PreconditionError:
         raise
     except FxoptError as error:

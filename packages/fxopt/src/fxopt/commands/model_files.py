@@ -16,7 +16,7 @@ from torch import nn
 from fxopt.commands.failures import FileError
 from fxopt_rewrite.special_files import special_kind
 
-FLAG = "--run-pickled-code"
+FLAG = "--trusted"
 _PROGRAMS = ("models/model.json", "serialized_exported_program.json")
 
 

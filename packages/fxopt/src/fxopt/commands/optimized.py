@@ -113,7 +113,7 @@ def _bisecting(job: Job) -> str:
     """Return the command that finds what made the numbers differ, with the same inputs and tolerances."""
     given = {"--inputs": job.inputs, "--rtol": job.rtol, "--atol": job.atol, "--seed": job.seed or None}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    trust = ["--run-pickled-code"] if job.run_pickled_code else []
+    trust = ["--trusted"] if job.run_pickled_code else []
     return shlex.join(["fxopt", "bisect", job.source, "-p", job.pipeline, *options, *trust])
 
 

@@ -23,7 +23,7 @@ FileArgument = Annotated[
 def reproduce(file: FileArgument, run_pickled_code: PickleOption = False, as_json: JsonOption = False) -> None:
     """Run a pass that failed on the graph that it failed on; exit with 9 if it does not fail in the same way.
 
-    A pass that no installed family offers needs --run-pickled-code, since its module is imported.
+    A pass that no installed family offers needs --trusted, since its module is imported.
     """
 
     def work(terminal: Terminal) -> Answer:
