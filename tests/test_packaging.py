@@ -198,7 +198,7 @@ def test_the_wheel_declares_the_pythons_that_are_tried(name: str, wheel: zipfile
 
 
 def test_the_versions_of_torch_that_are_tried_are_told() -> None:
-    """In the README and where a torch lacks something: that of CI, and the newest that `nox -s newest` found."""
+    """In the README and where an untried torch lacks something: that of CI, and the newest that was tried."""
     (fixed,) = re.findall(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
     (tried,) = re.findall(r"^Tried with (.+?)\.$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     first, last = re.findall(r"torch (\d+\.\d+) and (\d+\.\d+)", tried)[0]

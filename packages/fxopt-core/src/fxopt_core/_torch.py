@@ -49,7 +49,7 @@ def _check() -> None:
     if missing:
         raise ImportError(
             f"torch {torch.__version__} has no {', '.join(missing)}, which fxopt-core needs to copy, roll back and "
-            "pickle graphs; install a torch that this fxopt-core was tested with (2.13, 2.15), or a newer fxopt-core"
+            "pickle graphs; install the torch that this fxopt-core was tested with (2.13 and 2.15), or a newer one"
         )
 
 
