@@ -15,8 +15,9 @@ from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.ops.names import MISSING, argument
 from fxopt_rewrite.ops.tables import DROPOUTS, names
 from fxopt_rewrite.shapes.facts import same_size, tensor_facts
+from fxopt_rewrite.shapes.kinds import Kind
 from fxopt_simplify.known_values import KnownValues
-from fxopt_simplify.purity import says_eval
+from fxopt_simplify.purity import Purity, says_eval
 from fxopt_simplify.settled import CASTS, CONVERSIONS, Settled, given_place
 
 _SHAPING = names(
@@ -41,6 +42,7 @@ class NoOpReader:
     def __init__(self, index: GraphIndex) -> None:
         self._index = index
         self._known, self._settled = KnownValues(index), Settled(index)
+        self._kind = Purity(index).kind
 
     def read(self, node: Node) -> Unchanged | str | None:
         """Return what a call gives back unchanged, None if it does something, or why it only seems to do nothing."""
@@ -76,7 +78,7 @@ class NoOpReader:
         if name == "contiguous":
             return argument(node, 1, "memory_format") in (MISSING, torch.contiguous_format) and self._is_packed(value)
         if name == "getitem":
-            return _takes_everything(node.args[1]) and tensor_facts(value) is not None
+            return _takes_everything(node.args[1]) and self._kind(value) is Kind.TENSOR
         if name in _SHAPING:
             return _keeps_shape(node, name, value) or (_same_shape(node, value) and _same_dtype(node, value))
         return False
