@@ -78,7 +78,7 @@ class Repeats(nn.Module):
         super().__init__()
         self.fc, self.act = nn.Linear(4, 4), nn.GELU()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         one = self.act(self.fc(x)) + torch.arange(x.shape[1]).float()
         other = self.act(self.fc(x)) * torch.arange(x.shape[1]).float()
         torch.sigmoid(other).abs()

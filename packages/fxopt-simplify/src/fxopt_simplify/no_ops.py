@@ -228,9 +228,8 @@ def _keeps_shape(node: Node, name: str, value: Node) -> bool:
     if name in ("view_as", "expand_as", "reshape_as"):
         return given == (value,)
     sizes = given[0] if len(given) == 1 and isinstance(given[0], (list, tuple)) else given
-    if name in ("expand", "broadcast_to"):
-        if sizes and all(type(size) is int and size == -1 for size in sizes):
-            return True
+    if name in ("expand", "broadcast_to") and sizes and all(type(size) is int and size == -1 for size in sizes):
+        return True
     shape = given[0] if len(given) == 1 and isinstance(given[0], Node) else None
     return shape is not None and name not in ("flatten", "squeeze", "narrow") and _is_shape_of(shape, value)
 
