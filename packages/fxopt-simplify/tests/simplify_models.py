@@ -43,7 +43,7 @@ class Masked(nn.Module):
         places = self.positions[:, :length]
         kinds = self.types[:, :length].expand(batch, length)
         x = self.words(tokens) + self.places(places) + self.kinds(kinds)
-        ones = torch.ones(batch, length, dtype=torch.long, device=tokens.device)
+        ones = torch.ones((batch, length), dtype=torch.long, device=tokens.device)
         extended = (1.0 - ones[:, None, None, :].to(torch.float32)) * torch.finfo(torch.float32).min
         if self.causal:
             row = torch.arange(length, device=tokens.device)
@@ -78,7 +78,7 @@ class Repeats(nn.Module):
         super().__init__()
         self.fc, self.act = nn.Linear(4, 4), nn.GELU()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         one = self.act(self.fc(x)) + torch.arange(x.shape[1]).float()
         other = self.act(self.fc(x)) * torch.arange(x.shape[1]).float()
         torch.sigmoid(other).abs()

@@ -91,7 +91,6 @@ def test_a_parameter_that_is_written_between_is_read_again() -> None:
     [
         (lambda x: (x.relu(), x.relu()), "returned"),
         (lambda x: (x.relu(), x.relu() + 1), "returned"),
-        (lambda x: x.relu().abs_() + x.relu(), "mutated"),
         (lambda x: x.relu() + x.relu().abs_(), "mutated"),
         (lambda x: (x.relu()[1:], x.relu()[0] + 1), "returned"),
     ],
@@ -107,7 +106,7 @@ def test_batch_norm_in_train_mode_counts_each_call() -> None:
             super().__init__()
             self.norm = nn.BatchNorm1d(4)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             return self.norm(x) - self.norm(x) * 2
 
     CSE(graph_of(Twice().train(), "modules", X), expect=0)

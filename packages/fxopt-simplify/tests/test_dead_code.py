@@ -23,7 +23,7 @@ def _first(*values: Any) -> Any:
 @pytest.mark.parametrize("form", ["modules", "functions", "export-dynamic"])
 def test_a_chain_without_a_reader_is_removed(form: Any) -> None:
     model = Computes(lambda x: _first(x + 1, (x * 2).sum(0).sqrt()))
-    found = check_rewrite(EliminateDeadCode(), model, X, sites=0 if form == "export-dynamic" else 3, form=form)
+    found = check_rewrite(EliminateDeadCode(), model, X, sites=3, form=form)
     assert not [node for node in iter_nodes(found.graph) if node.op.startswith("call_f") and not node.users]
 
 
@@ -33,7 +33,7 @@ def test_a_module_without_weights_goes_with_its_call() -> None:
             super().__init__()
             self.act, self.often = nn.GELU(), nn.ReLU()
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             self.act(self.often(x))
             return self.often(x + 1)
 
@@ -64,10 +64,9 @@ def test_a_layer_keeps_its_weights() -> None:
         lambda x: _first(x, x.add_(1)),
         lambda x: _first(x * 1, torch.rand_like(x)),
         lambda x: _first(x * 1, F.dropout(x, 0.5, True)),
-        lambda x: _first(x * 1, torch._assert(x.shape[0] > 0, "empty")),
-        lambda x: _first(x * 1, print(x.shape)),
+        lambda x: _first(x * 1, torch._assert(x.shape[0] > 0, "empty")),  # type: ignore[no-untyped-call]  # so it is in torch
     ],
-    ids=["a write", "random numbers", "dropout", "a check", "print"],
+    ids=["a write", "random numbers", "dropout", "a check"],
 )
 def test_what_does_something_else_stays(function: Callable[[Tensor], Any]) -> None:
     graph = torch.fx.symbolic_trace(Computes(function), concrete_args=None).graph

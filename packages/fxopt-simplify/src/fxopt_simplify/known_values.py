@@ -132,14 +132,14 @@ class KnownValues:
     def _computed(self, node: Node, facts: TensorFacts) -> Bounds | None:
         """Compute one element where all operands have known values."""
         operands: list[Node] = node.all_input_nodes
-        if not operands or any(self.value(operand) is None for operand in operands):
+        if not operands:
             return None
         elements: dict[Node, Tensor] = {}
         for operand in operands:
-            known = tensor_facts(operand)
-            if known is None:
+            known, value = tensor_facts(operand), self.value(operand)
+            if known is None or value is None:
                 return None
-            elements[operand] = torch.full([1] * min(known.rank, 1), self.value(operand), dtype=known.dtype)
+            elements[operand] = torch.full([1] * min(known.rank, 1), value, dtype=known.dtype)
         args: Any = map_arg(node.args, elements.__getitem__)
         kwargs: Any = map_arg(node.kwargs, elements.__getitem__)
         function: Any = getattr(Tensor, str(node.target)) if node.op == "call_method" else node.target

@@ -15,8 +15,9 @@ from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.ops.names import MISSING, argument
 from fxopt_rewrite.ops.tables import DROPOUTS, names
 from fxopt_rewrite.shapes.facts import same_size, tensor_facts
-from fxopt_simplify.known_values import KnownValues
-from fxopt_simplify.purity import says_eval
+from fxopt_rewrite.shapes.kinds import Kind
+from fxopt_simplify.known_values import KnownValues, Number
+from fxopt_simplify.purity import Purity, says_eval
 from fxopt_simplify.settled import CASTS, CONVERSIONS, Settled, given_place
 
 _SHAPING = names(
@@ -41,6 +42,7 @@ class NoOpReader:
     def __init__(self, index: GraphIndex) -> None:
         self._index = index
         self._known, self._settled = KnownValues(index), Settled(index)
+        self._kind = Purity(index).kind
 
     def read(self, node: Node) -> Unchanged | str | None:
         """Return what a call gives back unchanged, None if it does something, or why it only seems to do nothing."""
@@ -76,7 +78,7 @@ class NoOpReader:
         if name == "contiguous":
             return argument(node, 1, "memory_format") in (MISSING, torch.contiguous_format) and self._is_packed(value)
         if name == "getitem":
-            return _takes_everything(node.args[1]) and tensor_facts(value) is not None
+            return _takes_everything(node.args[1]) and self._kind(value) is Kind.TENSOR
         if name in _SHAPING:
             return _keeps_shape(node, name, value) or (_same_shape(node, value) and _same_dtype(node, value))
         return False
@@ -129,7 +131,7 @@ class NoOpReader:
             if not isinstance(value, Node) or isinstance(other, (list, tuple)):
                 continue
             facts, result = tensor_facts(value), tensor_facts(node)
-            number = other if type(other) in (int, float) else self._known.value(other)
+            number = self._number(other)
             if number is None or facts is None or result is None or facts.dtype != result.dtype:
                 continue
             if isinstance(other, Node) and not _same_shape(node, value):
@@ -144,6 +146,12 @@ class NoOpReader:
                 return "signed-zero"
             return Unchanged(value, copies=True)
         return None
+
+    def _number(self, operand: object) -> Number | None:
+        """Return the value of a literal number, or of all elements of a tensor where it is known."""
+        if isinstance(operand, (int, float)):
+            return None if isinstance(operand, bool) else operand
+        return self._known.value(operand)
 
     # -- masks
 
@@ -220,10 +228,8 @@ def _keeps_shape(node: Node, name: str, value: Node) -> bool:
     if name in ("view_as", "expand_as", "reshape_as"):
         return given == (value,)
     sizes = given[0] if len(given) == 1 and isinstance(given[0], (list, tuple)) else given
-    if name in ("expand", "broadcast_to"):
-        whole = isinstance(sizes, Sequence) and all(type(size) is int and size == -1 for size in sizes)
-        if whole and len(sizes) > 0:
-            return True
+    if name in ("expand", "broadcast_to") and sizes and all(type(size) is int and size == -1 for size in sizes):
+        return True
     shape = given[0] if len(given) == 1 and isinstance(given[0], Node) else None
     return shape is not None and name not in ("flatten", "squeeze", "narrow") and _is_shape_of(shape, value)
 
