@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self.qkv, self.out, self.norm = nn.Linear(16, 48), nn.Linear(16, 16), nn.LayerNorm(16)
         self.masked = masked
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         batch, length, width = x.shape
         q, k, v = (t.view(batch, length, 2, 8).transpose(1, 2) for t in self.qkv(x).split(16, -1))
         mask = torch.zeros(length, length).masked_fill_(torch.ones(length, length).triu(1) > 0, -3.4028234663852886e38)
@@ -52,7 +52,7 @@ class Gated(nn.Module):
         super().__init__()
         self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
@@ -64,7 +64,7 @@ class Convolutions(nn.Module):
         self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
         self.pool = nn.MaxPool2d(2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.second(self.pool(self.first(x)))
 
 
@@ -202,7 +202,7 @@ def test_an_input_that_is_written_between_two_layers_is_cast_twice() -> None:
             super().__init__()
             self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             one = self.a(x)
             x.mul_(3.0)
             return one + self.b(x)

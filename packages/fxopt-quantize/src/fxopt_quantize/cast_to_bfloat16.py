@@ -180,7 +180,8 @@ class CastToBfloat16(SitePass[LayerSite | BetweenSite]):
         operation = index.effects.effect(node).operation
         if operation not in _MOVES | _ROUNDED_ONCE | _SPLITS or (node.kwargs and node.op != "call_function"):
             return False
-        if getattr(index.module_of(node), "return_indices", False) or {"dtype", "return_indices"} & node.kwargs.keys():
+        indices = getattr(index.module_of(node), "return_indices", False) or node.kwargs.get("return_indices", False)
+        if indices or "dtype" in node.kwargs:
             return False
         numbers = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, float)]
         if any(abs(number) > _LARGEST_NUMBER for number in numbers):
