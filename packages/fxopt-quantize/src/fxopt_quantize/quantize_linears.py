@@ -183,9 +183,10 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
 
     def _problem(self, site: LinearSite) -> tuple[str, str] | None:
         """Return why a layer is not to be quantized, cannot be, or does not gain by it, as (reason code, predicate)."""
-        left_out, weight = self._left_out(site), site.call.weight.tensor
+        left_out = self._left_out(site)
         if left_out is not None:
             return left_out
+        weight = site.call.weight.tensor
         if site.call.training:
             return "training", "is in train mode, and a quantized layer has no derivatives"
         if weight.numel() < max(self.min_weights, 1):
