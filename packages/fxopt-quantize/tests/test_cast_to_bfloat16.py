@@ -260,6 +260,25 @@ def test_a_checkpoint_of_the_original_is_rounded_when_it_is_loaded() -> None:
     assert sqnr(graph_module, other, X) > 40
 
 
+class Transposed(nn.Module):
+    """A weight stored as (in, out)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(16, 8) / 4), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.addmm(self.bias, x, self.weight)
+
+
+def test_transposed_weights_are_turned_by_checkpoints_too() -> None:
+    model, other, x = Transposed().eval(), Transposed().eval(), torch.randn(3, 16)
+    graph_module = CastToBfloat16()(graph_of(model, "functions", x), expect=1)
+    assert sqnr(graph_module, model, x) > 40
+    load_original_state_dict(graph_module, other.state_dict())
+    assert sqnr(graph_module, other, x) > 40
+
+
 def test_there_is_no_way_back() -> None:
     graph_module = CastToBfloat16()(graph_of(Gated().eval(), "modules", X))
     for way in (undo, original_state_dict):
