@@ -140,12 +140,13 @@ def test_impossible_options_are_errors(options: dict[str, Any]) -> None:
 
 
 def test_what_cannot_be_quantized_is_refused() -> None:
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8))).eval()
+    dense = [nn.Linear(4, 4) for _ in range(8)]
+    model = nn.Sequential(*dense).eval()
     model[1].weight = model[0].weight
     model[2].register_forward_hook(lambda *_: None)
     model[3] = nn.Linear(4, 4, dtype=torch.float64).eval()
     model[4].train()
-    model[5].weight.data[0, 0] = torch.nan
+    dense[5].weight.data[0, 0] = torch.nan
     nn.utils.parametrizations.weight_norm(model[6])
     graph_module = SMALL(torch.fx.symbolic_trace(model.requires_grad_(False)), expect=1)
     assert dict(refused(graph_module)) == {
