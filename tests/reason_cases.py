@@ -223,7 +223,7 @@ _OF_OPERATORS = [
     Case("unsupported-dtype", PACK_DENSE, Dense, ("dense",), nn.Module.half, nn.Module.float, dtype=torch.float16),
     Case("kept", INT8_BUT_ONE, Dense, ("dense",), mend=without_weight, mended_by=INT8),
     Case("too-small", QuantizeLinears(), Dense, ("dense",), mend=without_weight, mended_by=INT8),
-    Case("packed", INT8, Dense, ("dense",), packed, without_weight),
+    Case("packed", INT8, Dense, ("dense",), packed, without_weight, form="whole", mended_form="modules"),
     Case("padding-mode", PACK, Convolution, ("conv",), set_to("conv.padding_mode", "reflect")),
     *_in_all_forms("more-conversions", LAST, Convolution, ("conv",)),
 ]

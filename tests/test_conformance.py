@@ -11,6 +11,7 @@ from fxopt_core import compose
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
 from fxopt_onednn import FuseRegions, PackConvolutions, PackLinears
+from fxopt_quantize import QuantizeLinears
 from fxopt_testing import Property, conformance_tests, passes_of
 from fxopt_testing.conformance import applicable, check_property, chosen_properties, subjects_of
 from fxopt_testing.plugin import run_check
@@ -26,6 +27,7 @@ SHIPPED = (
 )
 # Their results are what they were given, so that no model shows a change; or they read what another pass has made.
 CHANGE_NOTHING = {"deep-copy", "lint-and-recompile", "fuse-regions"}
+CHANGE_NOTHING |= {"quantize-linears"}  # the layers of the zoo are small
 
 SUBJECTS = subjects_of(each for name in SHIPPED for each in passes_of(name))  # tried on the zoo once, for all tests
 
@@ -34,6 +36,7 @@ test_a_composition = conformance_tests(
     compose(FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), MergeLinears(), inplace=False)
 )
 test_packing = conformance_tests(compose(PackConvolutions(), PackLinears(), FuseRegions()))
+test_quantizing = conformance_tests(QuantizeLinears(min_weights=1, keep_originals=True))
 test_a_reversible_composition = conformance_tests(compose(FuseBiasInLinear(), MergeLinears()))
 
 

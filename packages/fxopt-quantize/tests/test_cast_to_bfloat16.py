@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self.qkv, self.out, self.norm = nn.Linear(16, 48), nn.Linear(16, 16), nn.LayerNorm(16)
         self.masked = masked
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         batch, length, width = x.shape
         q, k, v = (t.view(batch, length, 2, 8).transpose(1, 2) for t in self.qkv(x).split(16, -1))
         mask = torch.zeros(length, length).masked_fill_(torch.ones(length, length).triu(1) > 0, -3.4028234663852886e38)
@@ -52,7 +52,7 @@ class Gated(nn.Module):
         super().__init__()
         self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
@@ -64,7 +64,7 @@ class Convolutions(nn.Module):
         self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
         self.pool = nn.MaxPool2d(2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.second(self.pool(self.first(x)))
 
 
@@ -202,7 +202,7 @@ def test_an_input_that_is_written_between_two_layers_is_cast_twice() -> None:
             super().__init__()
             self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             one = self.a(x)
             x.mul_(3.0)
             return one + self.b(x)
@@ -258,6 +258,25 @@ def test_a_checkpoint_of_the_original_is_rounded_when_it_is_loaded() -> None:
     graph_module, other = CastToBfloat16()(graph_of(Gated().eval(), "modules", X)), Gated().eval()
     load_original_state_dict(graph_module, other.state_dict())
     assert sqnr(graph_module, other, X) > 40
+
+
+class Transposed(nn.Module):
+    """A weight stored as (in, out)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(16, 8) / 4), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.addmm(self.bias, x, self.weight)
+
+
+def test_transposed_weights_are_turned_by_checkpoints_too() -> None:
+    model, other, x = Transposed().eval(), Transposed().eval(), torch.randn(3, 16)
+    graph_module = CastToBfloat16()(graph_of(model, "functions", x), expect=1)
+    assert sqnr(graph_module, model, x) > 40
+    load_original_state_dict(graph_module, other.state_dict())
+    assert sqnr(graph_module, other, x) > 40
 
 
 def test_there_is_no_way_back() -> None:

@@ -90,6 +90,36 @@ def test_narrow_activations_give_narrow_results(layer: QuantizedLinear, linear: 
     assert sqnr(found.float(), linear(x.float())) > 35
 
 
+# --- A scale for each row
+
+
+@pytest.mark.parametrize("shape", [(IN,), (7, IN), (2, 3, IN), (0, IN)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_rows_of_their_own_scale_are_right_each(shape: tuple[int, ...], bias: bool) -> None:
+    linear = nn.Linear(IN, OUT, bias=bias).requires_grad_(False)
+    layer = layer_of(linear)
+    layer.per_row = True
+    x = torch.randn(shape) * torch.logspace(-3, 3, shape[-2] if len(shape) > 1 else 1).unsqueeze(-1)
+    x = x.reshape(shape)
+    found, expected = layer(x).reshape(-1, OUT), linear(x).reshape(-1, OUT)
+    assert layer(x).shape == (*shape[:-1], OUT)
+    assert all(sqnr(one, other) > 33 for one, other in zip(found, expected, strict=True))
+
+
+def test_rows_of_their_own_scale_do_not_depend_on_the_batch(linear: nn.Linear) -> None:
+    layer = layer_of(linear)
+    layer.per_row = True
+    x = torch.cat([torch.ones(1, IN), -torch.ones(1, IN), torch.randn(6, IN)])
+    torch.testing.assert_close(layer(x)[:4], layer(x[:4]), rtol=1e-4, atol=1e-4)
+    x[5], x[6] = 1e6, 0.0
+    torch.testing.assert_close(layer(x)[:4], layer(x[:4]), rtol=1e-4, atol=1e-4)
+    assert linear.bias is not None
+    torch.testing.assert_close(layer(x)[6], linear.bias)
+    x[7, 3] = math.nan
+    assert bool(layer(x)[:7].isfinite().all())
+    assert bool(layer(x)[7].isnan().all())
+
+
 # --- What the operator does not take
 
 

@@ -89,8 +89,8 @@ _NEEDED = (
 OPERATOR_REASONS = {
     "not-on-cpu": "The layer is on another device, and the pass is for CPUs. Move the model: `model.to('cpu')`.",
     "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",
-    "no-operators": "This build of torch, or this processor, has no oneDNN operators for the layer. Nothing to do: "
-    "it runs as it is.",
+    "no-operators": "This build of torch, or this processor, has no operators for the layer. Nothing to do: it runs "
+    "as it is.",
 }
 """What the codes of `why_unsupported` mean."""
 

@@ -51,10 +51,11 @@ def lost(*tensors: Tensor, **settings: object) -> NoReturn:
     )
 
 
-def rounded(weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias in bfloat16.
+def rounded(weight: Tensor, bias: Tensor | None = None, *, transposed: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias in bfloat16, a weight that is stored as (in, out) as (out, in).
 
     >>> rounded(torch.tensor([1.0 + 2**-9]))
     (tensor([1.], dtype=torch.bfloat16), None)
     """
-    return weight.detach().bfloat16(), None if bias is None else bias.detach().bfloat16()
+    made = weight.detach().bfloat16()
+    return made.t().contiguous() if transposed else made, None if bias is None else bias.detach().bfloat16()

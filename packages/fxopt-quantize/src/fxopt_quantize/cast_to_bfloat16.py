@@ -105,11 +105,11 @@ class BetweenSite:
 class CastToBfloat16(SitePass[LayerSite | BetweenSite]):
     """``layer(x)`` -> ``layer16(x.to(bfloat16)).to(float32)``: layers, and what lies between them, in bfloat16.
 
-    Linear layers and convolutions with float32 weights get weights in bfloat16. Casts between two of them go: views,
-    activations, products and ``scaled_dot_product_attention`` between layers are computed in bfloat16, too, whose
-    kernels sum in float32 and round once. Everything else stays in float32: residual sums, normalisations with their
-    statistics, softmax that the graph calls by itself, embeddings, exponentials, and masks, whose ``finfo.min`` would
-    be ``-inf``. Inputs and outputs keep their dtypes.
+    Linear layers and convolutions with float32 weights get weights in bfloat16; those stored as (in, out) are turned.
+    Casts between two of them go: views, activations, products and ``scaled_dot_product_attention`` between layers are
+    computed in bfloat16, too, whose kernels sum in float32 and round once. Everything else stays in float32: residual
+    sums, normalisations with their statistics, softmax that the graph calls by itself, embeddings, exponentials,
+    writes in place, and masks, whose ``finfo.min`` would be ``-inf``. Inputs and outputs keep their dtypes.
 
     Args:
         where: glob pattern over full module names; layers with other names are left alone.
@@ -160,7 +160,7 @@ class CastToBfloat16(SitePass[LayerSite | BetweenSite]):
                     narrow.add(node)
                     yield BetweenSite(node, tuple(each for each in reads if each in narrow))
             else:
-                call = read_linear(index, node) or read_convolution(index, node)
+                call = read_linear(index, node, transposed=True) or read_convolution(index, node)
                 if isinstance(call, Obstacle):
                     yield Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,))
                 elif call is not None and call.weight.tensor.dtype != NARROW:
@@ -180,7 +180,8 @@ class CastToBfloat16(SitePass[LayerSite | BetweenSite]):
         operation = index.effects.effect(node).operation
         if operation not in _MOVES | _ROUNDED_ONCE | _SPLITS or (node.kwargs and node.op != "call_function"):
             return False
-        if getattr(index.module_of(node), "return_indices", False) or {"dtype", "return_indices"} & node.kwargs.keys():
+        indices = getattr(index.module_of(node), "return_indices", False) or node.kwargs.get("return_indices", False)
+        if indices or "dtype" in node.kwargs:
             return False
         numbers = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, float)]
         if any(abs(number) > _LARGEST_NUMBER for number in numbers):
@@ -272,7 +273,7 @@ def _rewrite_layer(site: LayerSite, edit: Editor) -> None:
         Derived(
             function="fxopt_quantize.arithmetic:rounded",
             inputs=tuple((key, None if ref is None else ref.name) for key, ref in refs.items()),
-            settings=(),
+            settings=(("transposed", _is_turned(call)),),
             outputs=tuple(None if ref is None else f"{name}.{key}" for key, ref in refs.items()),
             restore="fxopt_quantize.arithmetic:lost",
         )
@@ -280,12 +281,17 @@ def _rewrite_layer(site: LayerSite, edit: Editor) -> None:
     edit.drop(call, {}, twin=name)
 
 
+def _is_turned(call: LinearCall | ConvolutionCall) -> bool:
+    """Return whether a linear layer stores its weight as (in, out), which the new one does not."""
+    return isinstance(call, LinearCall) and call.transposed
+
+
 def _layer(call: LinearCall | ConvolutionCall) -> nn.Module:
     """Return the layer with its tensors in bfloat16; frozen ones stay frozen."""
     refs = {"weight": call.weight, **({} if call.bias is None else {"bias": call.bias})}
     with torch.inference_mode(False), torch.no_grad():
         plain = [ref.tensor.clone() if ref.tensor.is_inference() else ref.tensor for ref in refs.values()]
-        made = (tensor for tensor in rounded(*plain) if tensor is not None)
+        made = (tensor for tensor in rounded(*plain, transposed=_is_turned(call)) if tensor is not None)
         tensors = {
             key: nn.Parameter(tensor, requires_grad=ref.tensor.requires_grad)
             for (key, ref), tensor in zip(refs.items(), made, strict=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,11 +16,11 @@ from torch import Tensor, nn
 
 from fxopt_core import FxoptError
 from fxopt_quantize.arithmetic import dequantized
-from fxopt_rewrite.fast_paths import is_plain, needs_gradient, runs_plainly
+from fxopt_rewrite.fast_paths import needs_gradient, runs_plainly
 
 _ENGINES = ("x86", "fbgemm", "onednn")  # the first that torch was built with
 _ENGINE = threading.Lock()  # torch has one for all threads
-_LINEAR: Any = getattr(torch.ops.quantized, "linear_dynamic", None)
+_LINEAR: Any = getattr(getattr(torch.ops.quantized, "linear_dynamic", None), "default", None)
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -67,35 +66,37 @@ def _chosen_engine() -> Iterator[None]:
 
 
 class _Packing:
-    """The packed form of a layer's weight: made at its first call, never copied or saved."""
+    """The packed form of a layer's weight: made at its first call, never copied or saved.
 
-    __slots__ = ("_made_of", "_packed")
+    Attributes:
+        packed: what the operator takes; None at first.
+        halved: whether inputs are rounded to 7 bits.
+    """
+
+    __slots__ = ("_made_of", "_places", "halved", "packed")
 
     def __init__(self) -> None:
-        self._made_of: tuple[Any, ...] = ()
-        self._packed: Any = None
+        self.packed: Any = None
+        self.halved = False
+        self._made_of: tuple[Tensor | None, ...] = (None, None, None)
+        self._places: tuple[int, ...] = ()
 
-    def packed(self, *tensors: Tensor | None) -> Any:
-        """Return what was packed of these tensors; None if they have changed since."""
+    def is_of(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> bool:
+        """Return whether it was made of these tensors, which have not changed since."""
         made_of = self._made_of
-        if len(made_of) != len(tensors):
-            return None
-        for (reference, version, place), tensor in zip(made_of, tensors, strict=True):
-            if tensor is None or reference is None:
-                if tensor is not reference:
-                    return None
-            elif reference() is not tensor or version != tensor._version or place != tensor.data_ptr():
-                return None
-        return self._packed
+        same = made_of[0] is weight and made_of[1] is scale and made_of[2] is bias
+        return same and self._places == _places(weight, scale, bias)
 
-    def keep(self, packed: Any, *tensors: Tensor | None) -> Any:
-        """Keep and return what was packed of these tensors."""
-        self._made_of = tuple(
-            (None, 0, 0) if tensor is None else (weakref.ref(tensor), tensor._version, tensor.data_ptr())
-            for tensor in tensors
-        )
-        self._packed = packed
-        return packed
+    def keep(self, packed: Any, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        """Keep what was packed of these tensors."""
+        self.packed, self.halved = packed, not has_wide_sums()
+        self._made_of, self._places = (weight, scale, bias), _places(weight, scale, bias)
+
+
+def _places(weight: Tensor, scale: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+    """Return numbers of which one changes with the values: versions and addresses."""
+    places = weight._version, weight.data_ptr(), scale._version, scale.data_ptr()
+    return places if bias is None else (*places, bias._version, bias.data_ptr())
 
 
 class QuantizedLinear(nn.Module):
@@ -113,6 +114,7 @@ class QuantizedLinear(nn.Module):
         in_features: size of the input's last dimension.
         out_features: size of the result's last dimension.
         bias: whether it has a bias.
+        per_row: whether each row of ``x`` is divided by its largest magnitude first, so that it has its own scale.
 
     >>> layer = QuantizedLinear(2, 1, bias=False)
     >>> layer.weight.copy_(torch.tensor([[127, -127]])), layer.scale.fill_(1 / 127)
@@ -135,10 +137,16 @@ class QuantizedLinear(nn.Module):
     _packing: _Packing
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool = True, device: torch.device | str | None = None
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        per_row: bool = False,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
+        self.in_features, self.out_features, self.per_row = in_features, out_features, per_row
         self.register_buffer("weight", torch.zeros(out_features, in_features, dtype=torch.int8, device=device))
         self.register_buffer("scale", torch.ones(out_features, device=device))
         own_bias = nn.Parameter(torch.zeros(out_features, device=device)) if bias else None
@@ -146,7 +154,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the result for an input."""
-        if not runs_plainly() or not any(is_plain(input, dtype) for dtype in _TAKEN):
+        if type(input) is not Tensor or input.dtype not in _TAKEN or not runs_plainly():
             return self._plain(input)
         if needs_gradient(input, self._parameters["bias"]):
             result: Tensor = _WithoutDerivative.apply(input, self._parameters["bias"], self)  # type: ignore[no-untyped-call]  # so it is in torch
@@ -155,24 +163,34 @@ class QuantizedLinear(nn.Module):
 
     def _fast(self, input: Tensor) -> Tensor:
         """Return the integer product, where the input and the weight are fit for it."""
-        if input.dim() < 2:
-            return self._fast(input.unsqueeze(0)).squeeze(0) if input.dim() == 1 else self._plain(input)
-        wide = input if input.dtype is torch.float32 else input.float()
-        if input.shape[-1] != self.in_features or not math.isfinite(wide.sum()) or not input.numel():
-            return self._plain(input)  # the operator loses NaN, and one infinity would spoil all other rows
-        packed = self._packed()
-        if packed is None:
+        weight, scale = self._buffers["weight"], self._buffers["scale"]
+        packing = self.packing
+        if weight is None or scale is None or not input.is_cpu or input.layout is not torch.strided:
             return self._plain(input)
-        result: Tensor = _LINEAR(wide, packed, not has_wide_sums())
+        bias, shape = self._parameters["bias"], input.shape
+        if weight.is_inference() or (not packing.is_of(weight, scale, bias) and not self._pack(weight, scale, bias)):
+            return self._plain(input)
+        if len(shape) == 1:
+            return self._fast(input.unsqueeze(0)).squeeze(0)
+        wide = input if input.dtype is torch.float32 else input.float()
+        if self.per_row:
+            return self._by_rows(input, wide, bias, packing)
+        if not shape or shape[-1] != self.in_features or not math.isfinite(wide.sum()) or not input.numel():
+            return self._plain(input)  # the operator loses NaN, and one infinity would spoil all other rows
+        result: Tensor = _LINEAR(wide, packing.packed, packing.halved)
         return result if input is wide else result.to(input.dtype)
 
-    def _packed(self) -> Any:
-        """Return the packed weight; None where it cannot be packed, or a change of it could not be noticed."""
-        tensors = self._buffers["weight"], self._buffers["scale"], self._parameters["bias"]
-        if any(tensor is not None and (tensor.is_inference() or not tensor.is_cpu) for tensor in tensors):
-            return None
-        packed = self.packing.packed(*tensors)
-        return self._pack(*tensors) if packed is None else packed
+    def _by_rows(self, input: Tensor, wide: Tensor, bias: Tensor | None, packing: _Packing) -> Tensor:
+        """Return the product of rows divided by their largest magnitudes, multiplied by these."""
+        if not input.dim() or input.shape[-1] != self.in_features or not input.numel():
+            return self._plain(input)
+        low, high = wide.amin(-1, keepdim=True), wide.amax(-1, keepdim=True)  # 10 times as fast as `aminmax` there
+        largest = torch.maximum(high, low.neg_()).clamp_min_(torch.finfo(torch.float32).tiny)
+        if not math.isfinite(largest.sum()):
+            return self._plain(input)
+        result: Tensor = _LINEAR(wide / largest, packing.packed, packing.halved)
+        result = result.mul_(largest) if bias is None else torch.addcmul(bias.float(), result, largest)
+        return result if input is wide else result.to(input.dtype)
 
     @property
     def packing(self) -> _Packing:
@@ -183,15 +201,19 @@ class QuantizedLinear(nn.Module):
             self._packing = _Packing()
             return self._packing
 
-    def _pack(self, weight: Tensor | None, scale: Tensor | None, bias: Tensor | None) -> Any:
-        if weight is None or scale is None or not weight.numel() or engine() is None:
-            return None
+    def _pack(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> bool:
+        """Pack the weight, where that is possible, and changes of it can be noticed; return whether it was."""
+        tensors = [tensor for tensor in (weight, scale, bias) if tensor is not None]
+        if engine() is None or not weight.numel() or any(each.is_inference() or not each.is_cpu for each in tensors):
+            return False
         zeros = torch.zeros(len(scale), dtype=torch.int64)
         with torch.no_grad(), _chosen_engine(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch announces that its quantized tensors will go
             made = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
-            packed = torch.ops.quantized.linear_prepack(made, None if bias is None else bias.detach().float())
-        return self.packing.keep(packed, weight, scale, bias)
+            added = None if bias is None or self.per_row else bias.detach().float()
+            packed = torch.ops.quantized.linear_prepack(made, added)
+        self.packing.keep(packed, weight, scale, bias)
+        return True
 
     def _plain(self, input: Tensor) -> Tensor:
         """Return the product with the dequantized weight."""
@@ -200,7 +222,7 @@ class QuantizedLinear(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> QuantizedLinear:
         """Convert and move the bias, and move the scale, which stays in float32."""
-        scale = self.scale
+        scale, self._packing = self.scale, _Packing()
         applied: QuantizedLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
         if self.scale.dtype != scale.dtype:
             self.scale = scale.to(self.scale.device)
@@ -212,7 +234,8 @@ class QuantizedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings in the form of ``nn.Linear``."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        shown = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{shown}, per_row=True" if self.per_row else shown
 
 
 class _WithoutDerivative(torch.autograd.Function):

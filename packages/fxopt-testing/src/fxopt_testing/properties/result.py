@@ -199,11 +199,20 @@ FLAGS = Property(
     "refuse a mix (`mixed_flags_refusal`).",
     on_model=_flags,
 )
+
+
+def _if_exact(subject: Subject, trial: Trial | None) -> str | None:
+    """Apply to passes that do not say by how much they approximate: dtypes are what those approximate by."""
+    approximates = getattr(subject.transformation, "promised_sqnr", None) is not None
+    return "the pass declares an accuracy (promised_sqnr)" if approximates else None
+
+
 DTYPES = Property(
     "dtypes-kept",
     "dtype and device of parameters and buffers stay",
     "Make new tensors in the dtype and on the device of what they stand for; compute in a wider one and round once.",
     on_model=_dtypes,
+    applies=_if_exact,
 )
 TIES = Property(
     "ties-kept",
