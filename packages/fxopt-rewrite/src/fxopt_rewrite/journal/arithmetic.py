@@ -1,7 +1,7 @@
 """The functions that ledgers and key maps may name: exactly those that passes list as their ``arithmetic``.
 
-A ledger may come from a stranger, and loading a checkpoint calls what it names. A name that is not on the list is refused
-before anything is looked up. What the functions are given is data.
+A ledger may come from a stranger, and loading a checkpoint calls what it names. A name that is not on the list is
+refused before anything is looked up. What the functions are given is data.
 """
 
 from __future__ import annotations
