@@ -28,7 +28,7 @@ def registered_functions() -> dict[str, Callable[..., Any]]:
     return {name: function for name, function in found.items() if callable(function)}
 
 
-def _listed(cls: type[Transformation]) -> Iterator[Callable[..., Any]]:
+def _listed(cls: type[Any]) -> Iterator[Callable[..., Any]]:
     yield from vars(cls).get("arithmetic", ())
     for each in type.__subclasses__(cls):
         yield from _listed(each)
