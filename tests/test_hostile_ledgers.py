@@ -336,7 +336,7 @@ def test_an_edited_ledger_of_an_archive_is_refused_or_right(tmp_path: Path) -> N
     expected, original = graph_module(X), undo(copy.deepcopy(graph_module))(X)
     ways = ["delete", "number", "text", "copy", "null", "list", "flag"]
     counts: Counter[str] = Counter()
-    edits = 300 if settings().max_examples < 100 else 3000
+    edits = 3000 if settings.get_current_profile_name() == "nightly" else 300
     for _ in range(edits):
         data = json.loads(text)
         edit(data, generator.choice(places), generator.choice(ways), generator.choice(places))
