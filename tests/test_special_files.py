@@ -121,7 +121,7 @@ def test_checkpoints(tmp_path: Path, make: Callable[[Path], Path], name: str, wi
 def test_shards(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "one.safetensors"}}')
     make(tmp_path / "one.safetensors")
-    with pytest.raises(CheckpointError, match=r"`.*one.safetensors` is a \w+, expected a file"):
+    with pytest.raises(CheckpointError, match=r"`.*one.safetensors` cannot be read: it is a \w+, expected a file"):
         load_checkpoint(capture(nn.Linear(2, 2), torch.ones(2)), tmp_path)
 
 

@@ -63,7 +63,7 @@ def test_a_header_that_lies_is_one_error(tmp_path: Path, header: str) -> None:
     assert time.perf_counter() - start < 20
 
 
-@pytest.mark.parametrize("length", [2**64 - 1, 2**63, 10**8 + 1, 10**7])
+@pytest.mark.parametrize("length", [2**64 - 1, 2**63, 10**8 + 1, 10**7 + 1])
 def test_a_header_longer_than_its_file_is_not_read(tmp_path: Path, length: int) -> None:
     (tmp_path / "f.safetensors").write_bytes(length.to_bytes(8, "little") + b"{}")
     with pytest.raises(CheckpointError, match="or truncated within its header"):

@@ -90,7 +90,7 @@ def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., 
     for module in modules:
         if module.cls not in layer_classes():
             yield f"names {module.cls!r}, which is no class of torch.nn"
-        elif not _is_path(module.name) or not _has_state_of(module):
+        elif not _is_path(module.name) or not _has_state_of(module) or not _has_tensors(module):
             yield f"has a module `{module.name}` with names or attributes that a {module.cls} does not have"
     for tensor in (*(edit.row for edit in tensors), *(row for module in modules for row in module.tensors)):
         own = all(is_identifier(key) and not hasattr(Tensor, key) for key, _ in tensor.attributes)
@@ -123,6 +123,10 @@ def _is_data(value: object) -> bool:
     if isinstance(value, dict):
         return all(map(_is_data, (*value, *value.values())))
     return not callable(value) or isinstance(value, type) or bool(operator_path(value))
+
+
+def _has_tensors(row: ModuleRow) -> bool:
+    return all(tensor.name.rpartition(".")[0] == row.name for tensor in row.tensors)
 
 
 def _has_state_of(row: ModuleRow) -> bool:

@@ -102,7 +102,7 @@ def check_is_file(file: Path) -> None:
     """Raise a `CheckpointError` where a path is no regular file: reading it might never end."""
     kind = special_kind(file)
     if kind is not None:
-        raise CheckpointError(f"`{file}` is {kind}, expected a file of a checkpoint")
+        raise CheckpointError(f"`{file}` cannot be read: it is {kind}, expected a file of a checkpoint")
 
 
 def check_problems(problems: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import check_graph_module
-from fxopt_core.ledger.records import LEDGER_VERSION, Record, Refusal, Rewrite, ledger_of, options_text
+from fxopt_core.ledger.records import LEDGER_VERSION, Record, Rewrite, ledger_of, options_text
 from fxopt_core.text import notebook_text, text_table
 
 HISTORY_VERSION = 1
@@ -135,13 +135,9 @@ def _entry(record: Record) -> dict[str, Any]:
         "class": record.transformation,
         "options": {name: _plain(value) for name, value in record.options},
         **{name: getattr(record, name) for name in _FIELDS},
-        "rewritten": [_values(rewrite) for rewrite in record.rewrites],
-        "refused": [_values(refusal) for refusal in record.refusals],
+        "rewritten": [{_REWRITE.get(name, name): getattr(r, name) for name in r.__slots__} for r in record.rewrites],
+        "refused": [{name: getattr(r, name) for name in r.__slots__} for r in record.refusals],
     }
-
-
-def _values(item: Rewrite | Refusal) -> dict[str, Any]:
-    return {_REWRITE.get(name, name): getattr(item, name) for name in item.__slots__}
 
 
 def _plain(value: object) -> object:

@@ -177,7 +177,10 @@ def load_operator(*path: str) -> object:
 
 
 def _find_operator(path: list[str] | tuple[str, ...]) -> object:
-    return reduce(lambda found, name: getattr(found, name, None), path, torch.ops)
+    found: object = torch.ops
+    for name in path:
+        found = getattr(found, name, None)
+    return found
 
 
 # -- policies

@@ -1,7 +1,7 @@
 """The functions that ledgers and key maps may name: exactly those that passes list as their ``arithmetic``.
 
-A ledger may come from a stranger, and loading a checkpoint calls what it names. So that no name is looked up: it is on
-the list, or it is refused. What the functions are given is data.
+A ledger may come from a stranger, and loading a checkpoint calls what it names. A name that is not on the list is
+refused before anything is looked up. What the functions are given is data.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fxopt_core.ledger.records import Derived
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.registry import registry
 from fxopt_core.values.forms import is_plain_data
-from fxopt_core.values.names import is_identifier, name_of
+from fxopt_core.values.names import find, is_identifier
 
 
 def registered_functions() -> dict[str, Callable[..., Any]]:
@@ -23,10 +23,12 @@ def registered_functions() -> dict[str, Callable[..., Any]]:
     False
     """
     registry().available()  # imports the passes
-    return {name: function for function in _listed(Transformation) if (name := name_of(function)) is not None}
+    names = (f"{each.__module__}:{getattr(each, '__qualname__', '')}" for each in _listed(Transformation))
+    found = {name: find(name) for name in names}
+    return {name: function for name, function in found.items() if callable(function)}
 
 
-def _listed(cls: type[Transformation]) -> Iterator[Callable[..., Any]]:
+def _listed(cls: type[Any]) -> Iterator[Callable[..., Any]]:
     yield from vars(cls).get("arithmetic", ())
     for each in type.__subclasses__(cls):
         yield from _listed(each)

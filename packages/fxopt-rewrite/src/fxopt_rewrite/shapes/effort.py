@@ -19,7 +19,7 @@ class TooMuchError(PreconditionError):
 
 _BITS = 4096  # of an integer
 _LENGTH = 1_000_000  # of a sequence
-_NESTED = 200_000  # items in a value, counted as often as they are in there
+_NESTED = 50_000  # items in a value, counted as often as they are in there
 _TENSORS = 50_000  # that one tensor is taken apart to
 _SEQUENCES = (str, bytes, list, tuple, range)
 _ITERATING = frozenset({all, any, list, max, min, reversed, sum, tuple})
@@ -86,7 +86,7 @@ def excess_of_result(value: object) -> str | None:
     >>> for _ in range(60):
     ...     pair = (pair, pair)
     >>> excess_of_result(pair)
-    'more than 200000 items'
+    'more than 50000 items'
     """
     waiting, count = [value], 0
     while waiting:
