@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt_checkpoints import key_map, load_original_state_dict, original_state_dict
 from fxopt_checkpoints.agreement import disagreement, nudged
+from fxopt_checkpoints.formats import KeyMapConversion, independent_parts
 from fxopt_core import CheckpointError, Derived, NotReversibleError, compose
 from fxopt_rewrite.calls.readers import read_linear
 from fxopt_rewrite.calls.records import LinearCall
@@ -110,7 +111,7 @@ class TestRefusals:
 
     def test_a_tensor_that_the_original_does_not_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
         original = model()
-        original.mid.bias = None
+        original.mid.bias = None  # type: ignore[assignment]
         graph_module = Fold()(traced(original))
         original_state_dict(graph_module)
         going_back_by(monkeypatch, lambda found: {**found, "bias": torch.zeros(6)})
@@ -139,14 +140,13 @@ class TestRefusals:
         assert all(torch.equal(value, before[key]) for key, value in graph_module.state_dict().items())
 
     def test_converters_of_transformers_check_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        formats = pytest.importorskip("fxopt_checkpoints.formats")
         graph_module = folded()
-        (part,) = formats.independent_parts(key_map(graph_module))
-        current = dict(graph_module.named_parameters())
-        formats.KeyMapConversion(part)._take_apart(current)
+        (part,) = independent_parts(key_map(graph_module))
+        current: dict[str, Tensor] = dict(graph_module.named_parameters())
+        KeyMapConversion(part)._take_apart(current)
         going_back_by(monkeypatch, changed("bias", torch.neg))
         with pytest.raises(NotReversibleError, match=r"another `mid_folded\.bias`"):
-            formats.KeyMapConversion(part)._take_apart(current)
+            KeyMapConversion(part)._take_apart(current)
 
 
 class TestRight:

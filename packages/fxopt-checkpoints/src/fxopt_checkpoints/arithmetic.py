@@ -316,7 +316,8 @@ class OriginalTensors:
 
     def _saved(self, key: str) -> Tensor | None:
         """Return the values under which an original tensor is saved."""
-        return self._current.get(key) if self._map.by_key[key].kept else self._values.get(key)
+        row = self._map.by_key.get(key)
+        return self._current.get(key) if row is None or row.kept else self._values.get(key)
 
     def _compare(self, step: Derivation, inputs: Inputs, found: list[Tensor]) -> None:
         for place, (target, values) in enumerate(zip(step.targets, found, strict=True)):
@@ -325,7 +326,8 @@ class OriginalTensors:
                 for each in nudged(inputs):
                     yield [values for values in _call(step, each) if values is not None][place]
 
-            text = disagreement(values, self._values[target.label], moved)
+            expected = self._values.get(target.label)  # None where a later pass has dropped it
+            text = None if expected is None else disagreement(values, expected, moved)
             if text is not None:
                 self._wrong(
                     step,

@@ -1,8 +1,7 @@
 """What a pass over layers is built from: typed readers, effects, shapes, legality, recorded edits, `SitePass`."""
 
-from fxopt_core.passes.record import EXPLAINERS
 from fxopt_rewrite.calls.any_form import calls_of, is_call, operands_of
-from fxopt_rewrite.calls.other_form import overlooked
+from fxopt_rewrite.calls.other_form import overlooked  # noqa: F401  # which core asks once it is imported
 from fxopt_rewrite.calls.readers import input_of, read_batch_norm, read_convolution, read_linear, read_true_division
 from fxopt_rewrite.calls.records import (
     BatchNormCall,
@@ -24,8 +23,6 @@ from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, same_size,
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_rewrite.site_pass import ReversibleSitePass, Site, SitePass
 from fxopt_rewrite.speed import Ratio, Speedup, compare_speed, comparing_with, measured_speedup
-
-EXPLAINERS.append(overlooked)
 
 __version__ = "0.1.0"
 

@@ -113,7 +113,7 @@ def _called_module(module: nn.Module) -> str | None:
     return None if inplace or not is_plain(module) else forms.ACTIVATIONS.get(type(module))
 
 
-def operation_name(operation: Operation) -> str | None:
+def operation_name(operation: object) -> str | None:
     """Return what all forms of an operation are called here; None for a function that torch does not have."""
     if isinstance(operation, type) and operation in forms.ACTIVATIONS:
         return forms.ACTIVATIONS[operation]

@@ -21,6 +21,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule, Node
 
 from fxopt_core.ledger.records import Refusal
+from fxopt_core.passes.record import EXPLAINERS
 from fxopt_rewrite.calls.any_form import calls_of, operation_name
 
 _COMPARING = {"IS_OP", "COMPARE_OP", "CONTAINS_OP"}
@@ -33,6 +34,9 @@ def overlooked(transformation: object, graph_module: GraphModule) -> list[Refusa
         return list(_overlooked(transformation, graph_module))
     except Exception:  # names of a stranger's program may mean anything, and this is not worth an error
         return []
+
+
+EXPLAINERS.append(overlooked)
 
 
 def _overlooked(transformation: object, graph_module: GraphModule) -> Iterator[Refusal]:
