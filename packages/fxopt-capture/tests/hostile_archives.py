@@ -255,7 +255,7 @@ def _keyword_names(program: Any, mark: Path) -> None:
 
 def _spec(kind: str, context: Any) -> Callable[[Any, Path], None]:
     def change(program: Any, mark: Path) -> None:
-        leaf = {"type": None, "context": None, "children_spec": []}
+        leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
         text = (
             json.dumps(context) if not isinstance(context, dict) or "default_factory_module" not in context else context
         )

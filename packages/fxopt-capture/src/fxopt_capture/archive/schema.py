@@ -27,7 +27,7 @@ _FLOATS = frozenset({"Infinity", "-Infinity", "NaN"})
 _DEVICES = frozenset({"cpu", "cuda", "meta", "mps", "xpu"})
 _DIALECTS = frozenset({"", "ATEN", "TRAINING"})
 _SOURCE = re.compile(r"[\w.<>-]*,(?!#)[\w.<> ':-]*")
-_TARGET = re.compile(r"(_operator|math|torch(?:\.amp\.autocast_mode)?)\.(\w+)")
+_TARGET = re.compile(r"(_operator|math|torch)\.(\w+)")
 
 
 class _Malformed(Exception):
