@@ -15,7 +15,7 @@ from math import inf
 from fxopt_capture.call.guards import Condition
 from fxopt_core.errors import CaptureError
 
-_LONGEST, _DEEPEST, _LARGEST, _TERMS = 20_000, 64, 1024.0, 300.0
+_LONGEST, _DEEPEST, _LARGEST, _TERMS = 20_000, 64, 1024.0, 400.0
 _SYMBOL = re.compile(r"(?:s|u|zf|zuf)\d{1,5}")
 _ASSUMPTIONS = frozenset({"positive", "integer", "nonnegative", "real", "finite", "nonzero", "zero", "negative"})
 _NAMES = """
@@ -57,7 +57,7 @@ def _bounded(bounds: Bounds) -> Bounds:
 
 def _joined(parts: list[Bounds], *, multiplied: bool) -> Bounds:
     bits = sum(part[0] for part in parts) if multiplied else max((part[0] for part in parts), default=0.0) + len(parts)
-    terms = 1.0
+    terms = 1.0 if multiplied else 0.0
     for part in parts:
         terms = terms * part[1] if multiplied else terms + part[1]
     return _bounded((bits, terms))
