@@ -95,11 +95,11 @@ def newest(session: nox.Session) -> None:
 
 @nox.session(requires=["torch", "wheels"])
 def nightly(session: nox.Session) -> None:
-    """Properties of more than five thousand drawn models, others each time, and a fault at every call of every pass."""
+    """Properties of more than five thousand drawn models, others each time, faults, and damaged archives."""
     install(session, ["test", "documents"], PACKAGES)
     install_models(session)
     names = ("properties", "checkpoints_real", "edited_ledgers", "faults", "checkpoint_faults")
-    files = [f"tests/test_{name}.py" for name in names]
+    files = [*(f"tests/test_{name}.py" for name in names), "packages/fxopt-capture/tests/test_archive_hostile.py"]
     run_pytest(session, "--hypothesis-show-statistics", *files, profile="nightly")
 
 

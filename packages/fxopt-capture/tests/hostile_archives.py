@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,20 +37,20 @@ def packed(entries: Mapping[str, bytes], further: list[tuple[str, bytes]] | None
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in [*entries.items(), *(further or [])]:
-            info = zipfile.ZipInfo(f"archive/{name}")
-            archive.start_dir = archive.fp.tell() if archive.fp else 0
-            archive.writestr(info, content)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of two entries of one name
+                archive.writestr(zipfile.ZipInfo(f"archive/{name}"), content)
     return buffer.getvalue()
 
 
 class Touch:
-    """Makes a file when it is unpickled."""
+    """Makes a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open, (str(self.mark), "w")
+        return os.mkdir, (str(self.mark),)
 
 
 def expression(mark: Path) -> str:
@@ -255,7 +257,7 @@ def _keyword_names(program: Any, mark: Path) -> None:
 
 def _spec(kind: str, context: Any) -> Callable[[Any, Path], None]:
     def change(program: Any, mark: Path) -> None:
-        leaf = {"type": None, "context": None, "children_spec": []}
+        leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
         text = (
             json.dumps(context) if not isinstance(context, dict) or "default_factory_module" not in context else context
         )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from archive_models import PadOutputs, Perceptron
+from hostile_archives import Touch
 from torch import Tensor, nn
 
 from fxopt_capture import capture
@@ -281,16 +282,6 @@ def test_a_program_demands_nothing_but_sizes(path: Path) -> None:
             load(rewritten(path, hostile), ledger=ledger)
 
 
-class Touch:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open, (str(self.path), "w")
-
-
 def test_pickles_need_trust(path: Path) -> None:
     """Sample inputs are not read, as nothing needs them; pickled weights are refused; `trusted` opens both."""
     touched, pickled = path.with_name("touched"), path.with_name("inputs")
@@ -310,7 +301,7 @@ def test_pickles_need_trust(path: Path) -> None:
         load(rewritten(path, weights))
     assert not touched.exists()
     hostile = rewritten(path, lambda name, content: inputs if name == "data/sample_inputs/model.pt" else content)
-    with contextlib.suppress(FxoptError):  # an open file is no example input
+    with contextlib.suppress(FxoptError):  # what the pickle gives is no example input
         load(hostile, trusted=True)
     assert touched.exists()
 

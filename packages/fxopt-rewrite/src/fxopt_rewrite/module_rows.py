@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
@@ -158,6 +159,10 @@ def check_values(graph: Graph) -> None:
             raise MalformedError(f"node `{node.name}` gives `{node.target}` a key, a function to call")
         if node.type is not None and not _is_annotation(node.type):
             raise MalformedError(f"node `{node.name}` has {describe(node.type)} for a type")
+    entered = [node for node in iter_nodes(graph) if node.target is _enter_autocast]
+    left = [node.args[0] for node in iter_nodes(graph) if node.target is _exit_autocast and node.args]
+    if len(entered) != len(left) or set(entered) != set(left):
+        raise MalformedError("a region of autocast is entered and not left, which would change what others compute")
 
 
 def _is_annotation(value: Any) -> bool:

@@ -130,7 +130,8 @@ _OTHERS = {
     """,
     "torchvision": "deform_conv2d nms ps_roi_align ps_roi_pool roi_align roi_pool",
 }
-_DATA = frozenset(["Tensor", "int", "bool", "float", "number", "complex", "str", "Device", "Generator"])
+_DATA = frozenset({"Tensor", "int", "bool", "float", "number", "complex", "str", "Device", "Generator"})
+_WITHIN = re.compile(r"(?:Optional\[|List\[)*(\w+)\]*")
 
 
 @cache
@@ -166,11 +167,7 @@ def is_plain_name(name: str, space: str = "aten") -> bool:
 
 
 def takes_data(operator: OpOverload) -> bool:
-    """Return whether the arguments and results of an operator are tensors, numbers, words and lists of them."""
+    """Return whether an operator takes and returns tensors, numbers and lists of them; words only beside tensors."""
     schema = operator._schema
-    return all(_is_data(str(each.type)) for each in (*schema.arguments, *schema.returns))
-
-
-def _is_data(kind: str) -> bool:
-    within = re.fullmatch(r"(?:Optional|List)\[(.*)\]", kind)
-    return kind in _DATA if within is None else _is_data(within[1])
+    kinds = [_WITHIN.sub(r"\1", str(each.type)) for each in (*schema.arguments, *schema.returns)]
+    return _DATA.issuperset(kinds) and ("str" not in kinds or "Tensor" in kinds)

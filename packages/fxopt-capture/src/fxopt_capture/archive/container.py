@@ -129,7 +129,9 @@ class Container:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise CaptureError(f"{self.name!r} is damaged: {entry} in it is no JSON ({error!s:.80})") from error
+            raise CaptureError(
+                f"{self.name!r} is damaged: {entry} in it does not describe a program, as it is no JSON ({error!s:.80})"
+            ) from error
 
 
 @contextmanager

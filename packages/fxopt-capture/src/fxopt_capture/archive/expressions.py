@@ -15,8 +15,8 @@ from math import inf
 from fxopt_capture.call.guards import Condition
 from fxopt_core.errors import CaptureError
 
-_LONGEST, _DEEPEST, _LARGEST, _TERMS = 20_000, 64, 1024.0, 5_000.0
-_SYMBOL = re.compile(r"(?:s|u|zf|zuf)\d{1,9}")
+_LONGEST, _DEEPEST, _LARGEST, _TERMS = 20_000, 64, 1024.0, 400.0
+_SYMBOL = re.compile(r"(?:s|u|zf|zuf)\d{1,5}")
 _ASSUMPTIONS = frozenset({"positive", "integer", "nonnegative", "real", "finite", "nonzero", "zero", "negative"})
 _NAMES = """
     Abs Add And CeilDiv CeilToInt CleanDiv Eq Equality FloatTrueDiv FloorDiv FloorToInt Ge GreaterThan Gt Identity
@@ -24,10 +24,10 @@ _NAMES = """
     RoundToInt StrictGreaterThan StrictLessThan ToFloat TruncToFloat TruncToInt Unequality Where
 """
 _FUNCTIONS = frozenset(_NAMES.split())
+_CHOICES = frozenset({"Max", "Min"})  # which sympy compares with each other, two and two
 _POWERS = frozenset({"FloatPow", "Pow", "PowByNatural"})
 _NUMBERS = frozenset({"Float", "Integer", "Rational"})
 _TRUTHS = frozenset({"true", "false", "True", "False"})
-_GROWING = (ast.Mult, ast.Pow)
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
@@ -57,7 +57,7 @@ def _bounded(bounds: Bounds) -> Bounds:
 
 def _joined(parts: list[Bounds], *, multiplied: bool) -> Bounds:
     bits = sum(part[0] for part in parts) if multiplied else max((part[0] for part in parts), default=0.0) + len(parts)
-    terms = 1.0
+    terms = 1.0 if multiplied else 0.0
     for part in parts:
         terms = terms * part[1] if multiplied else terms + part[1]
     return _bounded((bits, terms))
@@ -138,7 +138,8 @@ class _Sizes(_Grammar):
             return _power(self.bounds(base), exponent)
         if name not in _FUNCTIONS | _NUMBERS:
             raise _Refused
-        return _joined([self.bounds(each) for each in node.args], multiplied=name == "Mul")
+        bits, terms = _joined([self.bounds(each) for each in node.args], multiplied=name == "Mul")
+        return _bounded((bits, terms**2 if name in _CHOICES else terms))
 
 
 @lru_cache(maxsize=4096)
@@ -161,6 +162,10 @@ _MODULES = {
 }
 
 
+def _named(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 class _Conditions(_Grammar):
     """``i[0].size()[1] <= 64``."""
 
@@ -177,8 +182,7 @@ class _Conditions(_Grammar):
             if isinstance(owner, ast.Name) and node.func.attr in _MODULES.get(owner.id, ()):
                 return _joined([self.bounds(each) for each in node.args], multiplied=False)
             return self._method(node)
-        is_call = isinstance(node, ast.Call) and not node.keywords and isinstance(node.func, ast.Name)
-        if is_call and node.func.id in _CALLS:
+        if isinstance(node, ast.Call) and not node.keywords and _named(node.func) in _CALLS:
             return _joined([self.bounds(each) for each in node.args], multiplied=False)
         raise _Refused
 

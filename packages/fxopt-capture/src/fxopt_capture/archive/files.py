@@ -18,9 +18,10 @@ from fxopt_capture.archive.reading import read_archive
 from fxopt_capture.archive.writing import checked_target, write_archive
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.guards import InputGuards
+from fxopt_capture.export.failure import first_line
 from fxopt_capture.export.modes import captured_mode
 from fxopt_capture.one_at_a_time import one_at_a_time
-from fxopt_core.errors import CaptureError
+from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_core.graph import check_graph_module
 from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.ledger.records import LEDGER_VERSION, Ledger
@@ -59,9 +60,17 @@ def load(path: PathLike | IO[bytes], *, ledger: bool = True, trusted: bool = Fal
     (Linear(in_features=4, out_features=3, bias=True), ['0.weight', '0.bias'])
     """
     archive = read_archive(path, FILE, trusted=trusted)
-    if archive.document is None or not ledger:
-        return raise_program(archive.program)
-    return read_document(archive.document, archive.program, archive.name)
+    try:
+        if archive.document is None or not ledger:
+            return raise_program(archive.program)
+        return read_document(archive.document, archive.program, archive.name)
+    except FxoptError:
+        raise
+    except Exception as error:  # whatever a damaged program leads to
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise CaptureError(
+            f"no graph can be made of the program in {archive.name!r}, damaged as it is: {what}"
+        ) from error
 
 
 def save(

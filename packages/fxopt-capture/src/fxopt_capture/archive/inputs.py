@@ -123,9 +123,15 @@ def with_row(guards: InputGuards, row: Form) -> InputGuards:
         replace(spec, **{name: _read(kept[name]) for name in _KEPT})
         for spec, kept in zip(guards.specs, row["specs"], strict=True)
     ]
+    module_dtype = _read(row["module_dtype"])
+    for spec in specs:
+        if not all(isinstance(dtype, torch.dtype | None) for dtype in (spec.dtype, module_dtype)):
+            raise ValueError(f"input {spec.name} has no dtype")
+        if not isinstance(spec.read_at, str | None) or not isinstance(spec.follows, bool):
+            raise ValueError(f"input {spec.name} has something else than a place where a dtype is read")
     conditions = [Condition(str(code), str(text)) for code, text in row["conditions"]]
     check_conditions(conditions)
     if not row.get("complete"):
         known = {normal_form(condition.code) for condition in conditions}
         conditions += [condition for condition in guards.conditions if normal_form(condition.code) not in known]
-    return InputGuards(specs, conditions, guards.mode, _read(row["module_dtype"]))
+    return InputGuards(specs, conditions, guards.mode, module_dtype)

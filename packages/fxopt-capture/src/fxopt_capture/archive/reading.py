@@ -86,14 +86,15 @@ def _loaded(name: str, file: IO[bytes], description: Mapping[str, Any], extra: d
 
 @contextmanager
 def _quiet(failures: list[BaseException]) -> Iterator[None]:
-    """Collect the exceptions that torch logs when a file cannot be read, instead of showing them."""
+    """Collect the exceptions that torch's loggers are given when a file cannot be read, instead of showing them."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.exc_info and record.exc_info[1] is not None:
                 failures.append(record.exc_info[1])
 
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._export")]
+    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "torch"]
+    loggers = [logging.getLogger(name) for name in names]
     before = [(logger, logger.propagate, logger.handlers) for logger in loggers]
     try:
         for logger in loggers:
@@ -155,10 +156,15 @@ def _payload(container: Container, folder: str, prefix: str) -> dict[str, Any]:
     config: dict[str, Any] = checked("PayloadConfig", container.data(entry), path, entry)
     for key, meta in config.get("config", {}).items():
         file = str(meta.get("path_name"))
-        if meta.get("use_pickle", True) or meta.get("tensor_meta") is None or not re.fullmatch(rf"{prefix}\d+", file):
+        if meta.get("use_pickle", True) or meta.get("tensor_meta") is None:
             raise CaptureError(
                 f"{path!r} was not loaded: {entry} in it names `{key:.80}`, which is pickled as Python objects, so "
                 f"that reading it runs code that the file names; {_TRUST}"
+            )
+        if not re.fullmatch(rf"{prefix}\d{{1,9}}", file):
+            raise CaptureError(
+                f"{path!r} was not loaded: {entry} in it has `{key:.80}` in {file!r:.80}, expected {prefix} and a "
+                f"number: anything else is a Python object or belongs to something else"
             )
         sizes = [size.get("as_int", 0) for size in meta["tensor_meta"].get("sizes", ())]
         if not container.size(f"data/{folder}/{file}") and math.prod(sizes):

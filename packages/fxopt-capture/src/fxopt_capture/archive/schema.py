@@ -26,8 +26,9 @@ from fxopt_rewrite.plain_names import is_plain_identifier, is_plain_path, plain_
 _FLOATS = frozenset({"Infinity", "-Infinity", "NaN"})
 _DEVICES = frozenset({"cpu", "cuda", "meta", "mps", "xpu"})
 _DIALECTS = frozenset({"", "ATEN", "TRAINING"})
-_SOURCE = re.compile(r"[\w.<>-]*,(?!#)[\w.<> ':-]*")
-_TARGET = re.compile(r"(_operator|math|torch(?:\.amp\.autocast_mode)?)\.(\w+)")
+_SPACES = "nn|_C|fft|linalg|special|functional|ops|Tensor|amp"
+_SOURCE = re.compile(rf"[\w.<>-]*,(?:torch\.(?:(?:{_SPACES})\.[\w.]+|\w+)|(?!torch|#)[\w.<> ':-]*)")
+_TARGET = re.compile(r"(_operator|math|torch)\.(\w+)")
 
 
 class _Malformed(Exception):
