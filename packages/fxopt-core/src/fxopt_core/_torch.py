@@ -236,11 +236,7 @@ def own_classes(graph_module: GraphModule) -> list[type]:
 
 
 def has_name_in_code(function: Callable[..., Any]) -> bool:
-    """Return whether torch can write a call of a function as code, which some built-in methods have no name for.
-
-    >>> has_name_in_code(torch.relu), has_name_in_code(bytes.fromhex)
-    (True, False)
-    """
+    """Return whether torch can write a call of a function as code; not of `bytes.fromhex`, which no module names."""
     try:
         return bool(torch.fx.node._get_qualified_name(function))
     except (AttributeError, RuntimeError):

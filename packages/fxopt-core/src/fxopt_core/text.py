@@ -25,11 +25,7 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), wi
 
 
 def notebook_text(text: object) -> str:
-    """Return text as a notebook shows it, line by line.
-
-    >>> notebook_text("a < b")
-    '<pre>a &lt; b</pre>'
-    """
+    """Return text as a notebook shows it, line by line."""
     return f"<pre>{html.escape(str(text))}</pre>"
 
 

@@ -162,8 +162,8 @@ def kept(module: nn.Module) -> Iterator[None]:
     finally:
         try:
             snapshot.restore()
-        except KeyboardInterrupt:  # in the middle of it: once more, from the beginning
-            snapshot.restore()
+        except KeyboardInterrupt:
+            snapshot.restore()  # once more, from the beginning
             raise
 
 
