@@ -74,7 +74,8 @@ def test_most_of_the_registry_is_outside() -> None:
 
 
 def test_an_operator_that_is_registered_later_is_outside() -> None:
-    library = torch.library.Library("stranger", "FRAGMENT")
+    library: Any = torch.library
+    library = library.Library("stranger", "FRAGMENT")
     library.define("write(Tensor x, str path) -> Tensor")
     assert not is_plain_operator(torch.ops.stranger.write.default)
     with pytest.raises(UntrustedNameError, match="is no operator that a file from a stranger may call"):

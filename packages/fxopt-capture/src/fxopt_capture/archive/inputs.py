@@ -127,7 +127,8 @@ def with_row(guards: InputGuards, row: Form) -> InputGuards:
     for spec in specs:
         if not all(isinstance(dtype, torch.dtype | None) for dtype in (spec.dtype, module_dtype)):
             raise ValueError(f"input {spec.name} has no dtype")
-        if not isinstance(spec.read_at, str | None) or not isinstance(spec.follows, bool):
+        given: tuple[object, object] = spec.read_at, spec.follows
+        if not isinstance(given[0], str | None) or not isinstance(given[1], bool):
             raise ValueError(f"input {spec.name} has something else than a place where a dtype is read")
     conditions = [Condition(str(code), str(text)) for code, text in row["conditions"]]
     check_conditions(conditions)
