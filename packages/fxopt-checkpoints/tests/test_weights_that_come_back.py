@@ -250,6 +250,8 @@ def with_a_scale_of_its_own(weight: Tensor, *, shapes: Mapping[str, Any]) -> dic
 class FoldScale(SitePass[Scaled]):
     """``linear(x * scale)`` -> ``scaled_linear(x)`` for all layers that read the product; ``keep`` keeps the scale."""
 
+    arithmetic = (scaled, with_ones, with_a_scale_of_its_own)
+
     def __init__(self, *, back: str = "with_ones", keep: bool = False) -> None:
         self.back, self.keep = back, keep
 

@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 from torch.fx.passes.shape_prop import TensorMetadata
 
 from fxopt_core import Derived, Refusal
-from fxopt_quantize.arithmetic import rounded
+from fxopt_quantize.arithmetic import lost, rounded
 from fxopt_quantize.quantize_linears import REASONS_OF_DEVICES
 from fxopt_rewrite.calls.readers import read_convolution, read_linear
 from fxopt_rewrite.calls.records import ConvolutionCall, LinearCall, Obstacle
@@ -133,6 +133,7 @@ class CastToBfloat16(SitePass[LayerSite | BetweenSite]):
     """In dB, on ordinary data: one rounding has about 50, and errors add up over a model's depth."""
     repeats = True
     reasons: ClassVar = REASONS_OF_DEVICES
+    arithmetic = (rounded, lost)
 
     def __init__(self, *, where: str = "*") -> None:
         self.where = where

@@ -17,7 +17,7 @@ from torch import nn
 from torch.fx import Node
 
 from fxopt_core import Derived, PassOptionError, Refusal
-from fxopt_quantize.arithmetic import quantized
+from fxopt_quantize.arithmetic import lost, quantized
 from fxopt_quantize.quantized_linear import QuantizedLinear, why_unsupported
 from fxopt_rewrite.calls.readers import read_linear
 from fxopt_rewrite.calls.records import LinearCall, Obstacle, TensorRef
@@ -109,6 +109,7 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
     promised_sqnr: ClassVar[float | None] = 15.0
     """In dB, on ordinary data: a layer alone has about 40, and rounding errors add up over a model's depth."""
     reversible = False
+    arithmetic = (quantized, lost)
     reasons: ClassVar = {
         **REASONS_OF_DEVICES,
         "kept": "The pass is told to leave this layer as it is. Change `keep`, `keep_first` or `keep_last`, if that is "

@@ -95,7 +95,9 @@ class TablesPass(ReversibleSitePass[TablesSite]):
 
     def rewrite(self, site: TablesSite, edit: Editor) -> None:
         """Insert one module, and erase what nothing reads any more."""
-        name = edit.add_module("", "shape_tables", ShapeTables.of(site.graph, site.roles))
+        name = edit.add_module(
+            "", "shape_tables", ShapeTables.of(site.graph, site.roles).train(edit.graph_module.training)
+        )
         call = edit.call_module(name, *site.inputs, before=site.before, like=site.outputs)
         results = [call]
         if len(site.outputs) > 1:
