@@ -22,10 +22,12 @@ def passes(a: Tensor, b: Tensor, criterion: Criterion = FLOAT32) -> bool:
 
 
 def test_a_small_element_among_large_ones_may_be_as_wrong_as_these() -> None:
-    a = torch.tensor([100.0, -100.0, 1e-4])
-    assert passes(a, a + torch.tensor([0, 0, 2e-3]))
-    assert not passes(a, a + torch.tensor([0, 0, 0.1]))
-    assert not passes(a[2:], a[2:] + 2e-3)
+    a = 100 * torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    a[7] = 0.01
+    one = torch.arange(1000) == 7
+    assert passes(a, a + 2e-3 * one)
+    assert not passes(a, a + 0.1 * one)
+    assert not passes(a[one], a[one] + 2e-3)
 
 
 def test_one_outlier_among_many_does_not_excuse_the_rest() -> None:
@@ -103,12 +105,13 @@ def test_rounding_is_what_the_original_has_itself() -> None:
     t = torch.randn(4000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     noise = torch.randn(2, 4000, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 1e-2
     a, b = t + noise[0], t + noise[1]
-    assert is_rounding(a, b, t)
-    assert not is_rounding(a, b + 0.03, t), "wrong as a whole"
-    assert not is_rounding(a, torch.where(torch.arange(4000) == 7, b + 1, b), t), "wrong at one place"
-    assert not is_rounding(t, b, t), "an original without rounding excuses nothing"
-    assert not is_rounding(t + 20 * noise[0], t + 20 * noise[1], t), "too far from the truth to tell"
-    assert not is_rounding(a, b * math.nan, t)
+    assert is_rounding(a, b, t, FLOAT32)
+    assert not is_rounding(a, b + 0.03, t, FLOAT32), "wrong as a whole"
+    assert not is_rounding(a, torch.where(torch.arange(4000) == 7, b + 1, b), t, FLOAT32), "wrong at one place"
+    assert not is_rounding(t, b, t, FLOAT32), "an original without rounding excuses nothing"
+    assert not is_rounding(t + 20 * noise[0], t + 20 * noise[1], t, FLOAT32), "too far from the truth to tell"
+    assert not is_rounding(a, b * math.nan, t, FLOAT32)
+    assert not is_rounding(a, b, t, STATED), "a stated tolerance is meant"
 
 
 def test_ratio_of_signal_and_noise() -> None:
@@ -124,10 +127,10 @@ finite = st.floats(-1e4, 1e4, width=32)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(finite, min_size=1, max_size=30), st.integers(-20, 20))
+@given(st.lists(finite.filter(bool), min_size=1, max_size=30), st.integers(-20, 20))
 def test_scaling_by_a_power_of_two_keeps_a_failure_of_large_outputs(values: list[float], power: int) -> None:
     a = torch.tensor(values, dtype=torch.float64)
-    b = a + 3e-4 * rms(a)
+    b = a + 1e-3 * rms(a)
     a, b = a * 2.0**power, b * 2.0**power
     expected = rms(a) == 0 or (rms(a) < 1 and passes(a, b))
     assert passes(a, b) == expected

@@ -108,7 +108,7 @@ def test_numbers_of_the_report_are_those_of_the_formulas() -> None:
     assert output.sqnr_db == pytest.approx(10 * math.log10(17 / 0.3125))
     assert output.measurement is not None and output.measurement.differing == 2
     worst = output.measurement.worst
-    assert worst is not None and worst.index == (0,) and (worst.expected, worst.found) == (1.0, 1.5)
+    assert worst is not None and worst.index == (2,) and (worst.expected, worst.found) == (0.0, 0.25)
 
 
 def test_sqnr_is_against_the_original_in_float64() -> None:
@@ -228,8 +228,8 @@ def test_other_structure_or_values_fail_and_say_where(original: Any, transformed
 
 @pytest.mark.parametrize("value", [None, 3, True, "text", b"", 1.5, math.nan, 2j, (), [], {}, torch.float32, {1, 2}])
 def test_equal_values_of_any_kind_pass(value: Any) -> None:
-    report = compare(lambda x: value, lambda x: copy.deepcopy(value), X)
-    assert report and len(report.outputs) == 1
+    report = compare(lambda x: (value, x), lambda x: (copy.deepcopy(value), x), X)
+    assert report and len(report.outputs) == 2
 
 
 def test_python_floats_are_held_to_the_tolerance_of_float32() -> None:
@@ -240,16 +240,17 @@ def test_python_floats_are_held_to_the_tolerance_of_float32() -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.uint64])
 def test_integers_and_booleans_have_to_be_equal(dtype: torch.dtype) -> None:
     a, b = torch.tensor([0, 1, 1]).to(dtype), torch.tensor([0, 1, 0]).to(dtype)
-    assert compare(lambda x: a, lambda x: a.clone(), X)
+    assert compare(lambda x: (x, a), lambda x: (x, a.clone()), X)
     report = compare(lambda x: a, lambda x: b, X)
     assert report.outputs[0].sqnr_db is None and report.outputs[0].tolerance is None
     with pytest.raises(VerificationError, match=r"worst at \[2\]: found (0|False), expected (1|True) exactly that"):
         report.raise_if_failed()
 
 
-def test_empty_tensors_pass() -> None:
+def test_empty_tensors_agree_but_show_nothing() -> None:
     report = verify(nn.Linear(4, 2), nn.Linear(4, 2), torch.ones(0, 4))
-    assert report and report.outputs[0].shape == (0, 2) and report.outputs[0].sqnr_db is None
+    assert report.outputs[0].passed and report.outputs[0].shape == (0, 2) and report.outputs[0].sqnr_db is None
+    assert not report and "has no elements" in str(report)
 
 
 # --- The report
@@ -290,7 +291,10 @@ def test_the_table_has_a_line_for_each_output() -> None:
     assert lines[1].split()[:2] == ["input", "output"] and lines[4].split()[:2] == ["1", "output[0]"]
     wrong = str(compare(nested, lambda x: nested(x, 2), X))
     assert wrong.startswith("FAILED: 1 tensor and 2 other values compared, 1 of them wrong\n") and "output[1]" in wrong
-    assert str(compare(lambda x: None, lambda x: None, X)) == "passed: 1 other value compared, none differs"
+    nothing = str(compare(lambda x: None, lambda x: None, X))
+    assert nothing.startswith(
+        "FAILED: 1 other value compared, none differs\nfailed: the verification saw nothing: none"
+    )
     assert not any(line.endswith(" ") for line in lines)
     assert "input" not in str(verify(nn.ReLU(), nn.ReLU(), X)).splitlines()[1]  # there is but one
 
@@ -310,7 +314,11 @@ def test_reports_are_frozen_and_pickle() -> None:
 def test_every_tensor_agrees_with_itself(values: list[float]) -> None:
     x = torch.tensor(values)
     report = compare(lambda x: x, lambda x: x.clone(), x)
-    assert report and all(output.max_absolute_error == 0 for output in report.outputs)
+    assert (
+        report.passed == bool(x.isfinite().any())
+        and not report.failures
+        and all(output.max_absolute_error == 0 for output in report.outputs)
+    )
 
 
 @settings(max_examples=50, deadline=None)

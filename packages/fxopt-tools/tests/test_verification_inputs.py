@@ -78,7 +78,7 @@ def test_inputs_that_cannot_be_copied_are_refused() -> None:
 
 def test_results_of_differentiable_operations_are_fine_as_inputs() -> None:
     x = (torch.ones(3, requires_grad=True) * 2).requires_grad_()
-    assert compare(lambda x, y: (x.requires_grad, y[0] is x), lambda x, y: (True, True), x, [x])
+    assert compare(lambda x, y: (x.requires_grad, y[0] is x, x), lambda x, y: (True, True, x), x, [x])
     assert x.grad_fn is not None
 
 
@@ -222,7 +222,7 @@ def test_no_gradients_are_recorded_and_none_change() -> None:
     model = nn.Linear(4, 4)
     report = verify(model, Calls(lambda x: (torch.is_grad_enabled(), model(x))[1]), X.clone().requires_grad_())
     assert report and model.weight.grad is None and torch.is_grad_enabled()
-    assert compare(lambda x: torch.is_grad_enabled(), lambda x: False, X)
+    assert compare(lambda x: (torch.is_grad_enabled(), x), lambda x: (False, x), X)
 
 
 def test_gradients_inside_the_model_are_possible() -> None:

@@ -95,9 +95,8 @@ class TablesPass(ReversibleSitePass[TablesSite]):
 
     def rewrite(self, site: TablesSite, edit: Editor) -> None:
         """Insert one module, and erase what nothing reads any more."""
-        name = edit.add_module(
-            "", "shape_tables", ShapeTables.of(site.graph, site.roles).train(edit.graph_module.training)
-        )
+        tables = ShapeTables.of(site.graph, site.roles).train(edit.graph_module.training)
+        name = edit.add_module("", "shape_tables", tables)
         call = edit.call_module(name, *site.inputs, before=site.before, like=site.outputs)
         results = [call]
         if len(site.outputs) > 1:

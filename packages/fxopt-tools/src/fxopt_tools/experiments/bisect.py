@@ -182,8 +182,7 @@ def _verification(inputs: OneInput | Sequence[OneInput], graph_module: GraphModu
         except PreconditionError as error:
             return str(error)
         allowed = bounds.between(known, records_of(transformed))
-        worst = report_on(zip(expected, found, strict=True), allowed).worst
-        return None if worst is None else str(worst)
+        return report_on(zip(expected, found, strict=True), allowed).problem
 
     return diagnose
 

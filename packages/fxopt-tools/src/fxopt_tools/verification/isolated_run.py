@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ class Outcome:
         touched: the paths of arguments that the run wrote to, replaced, added or removed.
         shared: for each output tensor that shares memory with arguments, their paths.
         parameters_written: names of the parameters that the run wrote to.
+        buffers: the buffers after the run, by their full names, and weights of embeddings that renormalise themselves.
+        buffers_written: names of those that the run wrote to or replaced.
     """
 
     output: Tree
@@ -39,6 +42,8 @@ class Outcome:
     touched: frozenset[str]
     shared: Mapping[str, tuple[str, ...]]
     parameters_written: tuple[str, ...]
+    buffers: Mapping[str, Tensor]
+    buffers_written: frozenset[str]
 
 
 def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Outcome:
@@ -57,31 +62,46 @@ def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Out
         arguments = copied(inputs, widened=widened)
         versions = {name: (p, version_of(p)) for name, p in module.named_parameters()}
         with kept(module):
-            output = _call(module, arguments.inputs)
+            output, buffers = _call(module, arguments.inputs)
             tree = tree_of(output, keep=lambda tensor: tensor.detach().clone())  # before the module is restored
         written = tuple(name for name, (p, version) in versions.items() if version_of(p) != version)
         shared = _shared(tensors(tree_of(output), "output"), arguments.tensors())
         own = {id(tensor) for tensor in arguments.tensors().values()}  # what the run added may belong to the module
         after = tree_of(arguments.inputs, keep=lambda t: t.detach() if id(t) in own else t.detach().clone())
-        return Outcome(tree, after, arguments.touched(), shared, written)
+        state = {name: now.detach() for name, now in buffers.items()}
+        unchanged = _tensors(module)
+        changed = {name for name, now in state.items() if not _same(now, unchanged[name])}
+        return Outcome(tree, after, arguments.touched(), shared, written, state, frozenset(changed))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether tensors are equal, NaN included: some kernels write without counting it."""
+    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _call(module: nn.Module, inputs: Inputs) -> object:
-    """Call a module with copies of tensors that it may write to; a ScriptModule accepts none and is restored after."""
-    copies = _copies(module)
+def _call(module: nn.Module, inputs: Inputs) -> tuple[object, dict[str, Tensor]]:
+    """Call a module with copies of tensors that it may write to; a ScriptModule accepts none and is restored after.
+
+    Returns:
+        The output, and what became of the copies.
+    """
+    copies: dict[str, Any] = dict(_copies(module))  # with None where the module assigns that to a buffer
     if not any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
         output: object = functional_call(module, copies, inputs.args, inputs.kwargs)
-        return output
+        return output, {name: now for name, now in copies.items() if now is not None}
+    own = {name: tensor for name, tensor in _tensors(module).items() if name in copies}
     try:
-        return module(*inputs.args, **inputs.kwargs)
+        output = module(*inputs.args, **inputs.kwargs)
+        return output, {name: tensor.clone() for name, tensor in own.items()}
     finally:
-        for name, tensor in _tensors(module).items():
-            if name in copies:
-                tensor.copy_(copies[name])
+        for name, tensor in own.items():
+            tensor.copy_(copies[name])
 
 
 def _shared(outputs: Mapping[str, Tensor], arguments: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:

@@ -20,6 +20,7 @@ from fxopt_tools.verification.closeness import (
     least_sqnr_db,
     measure,
     sqnr_db,
+    wide,
 )
 from fxopt_tools.verification.isolated_run import Outcome
 from fxopt_tools.verification.report import OutputReport, counted
@@ -45,13 +46,29 @@ class Judge:
     bounds: Bounds = UNSTATED
 
     def compare(self, expected: Outcome, found: Outcome, reference: Outcome | None = None) -> list[OutputReport]:
-        """Compare all values of the outputs, and the arguments that either run wrote to.
+        """Compare all values of the outputs, and the arguments and buffers that either run wrote to.
 
         The reference is the outcome of the original in float64, if there is one.
         """
         exact = {} if reference is None else tensors(reference.output, "output")
         reports = list(self._trees("output", expected.output, found.output, exact))
-        return [*reports, *self._arguments(expected, found, reference)]
+        return [*reports, *self._arguments(expected, found, reference), *self._buffers(expected, found, reference)]
+
+    def _buffers(self, expected: Outcome, found: Outcome, reference: Outcome | None) -> Iterator[OutputReport]:
+        """Compare the buffers that either run wrote to, by their names."""
+        exact = {} if reference is None else reference.buffers
+        renamed = found.buffers_written - expected.buffers.keys()
+        for name in sorted(expected.buffers_written | (found.buffers_written - renamed)):
+            path = f"{name}{_AFTER}"
+            if name in found.buffers:
+                truth = {path: exact[name]} if name in exact else {}
+                yield self._tensors(path, expected.buffers[name], found.buffers[name], truth)
+            elif renamed:  # a pass may have merged or renamed it
+                others = " and ".join(f"`{other}`" for other in sorted(renamed))
+                unseen = f"is written by the original, and not found by its name in the other, which writes {others}"
+                yield OutputReport(path, self.number, unseen=unseen)
+            else:
+                yield self._problem(path, "is written by the original, and the other has no such buffer")
 
     def _arguments(self, expected: Outcome, found: Outcome, reference: Outcome | None) -> Iterator[OutputReport]:
         """Compare the arguments after the call: those that either run touched, and tensors that differ anyway.
@@ -143,7 +160,7 @@ class Judge:
         dtype = torch.complex128 if isinstance(a, complex) else torch.float64
         one, other = torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype)
         found = measure(one, other, criterion)
-        report = OutputReport(path, self.number, measurement=found)
+        report = OutputReport(path, self.number, measurement=found, floating=bool(one.isfinite()))
         if criterion.sqnr is not None:
             return _by_ratio(replace(report, sqnr_db=sqnr_db(one, other), reference="original"), criterion)
         problem = _differences(found, criterion)
@@ -174,11 +191,18 @@ class Judge:
             reference=("original" if truth is None else "float64") if inexact else None,
             tolerance=criterion.tolerance,
             tolerance_source=criterion.source,
+            unseen=_unseen(a, b, measurement),
         )
+        report = replace(report, floating=report.unseen is None and (inexact or a.is_quantized))
         if criterion.sqnr is not None:
             return _by_ratio(replace(report, cosine=cosine(a, b) if inexact else None), criterion)
         problem = _differences(measurement, criterion)
-        excused = problem is not None and criterion.eps is not None and truth is not None and is_rounding(a, b, truth)
+        excused = (
+            problem is not None
+            and criterion.eps is not None
+            and truth is not None
+            and is_rounding(a, b, truth, criterion)
+        )
         return replace(report, problem=None if excused else problem, excused=problem if excused else None)
 
     def _different(self, path: str, a: Tree, b: Tree) -> OutputReport:
@@ -208,6 +232,17 @@ def _other_kind(a: Tensor, b: Tensor) -> str | None:
     return None
 
 
+def _unseen(a: Tensor, b: Tensor, measurement: Measurement) -> str | None:
+    """Return why no number of two tensors of one kind was compared; None if there was one."""
+    if not a.numel():
+        return "has no elements"
+    if measurement.nans == a.numel():
+        return "is NaN throughout in both"
+    if measurement.passed and not any(wide(tensor).isfinite().any() for tensor in (a, b)):
+        return "is infinite or NaN throughout in both"
+    return None
+
+
 def _by_ratio(report: OutputReport, criterion: Criterion) -> OutputReport:
     """Return a report with the verdict by its ratio of signal and noise."""
     ratio = report.sqnr_db
@@ -233,8 +268,8 @@ def _differences(measurement: Measurement, criterion: Criterion) -> str | None:
     if not measurement.differing:
         assert measurement.relative_rms is not None
         return (
-            f"is small throughout, and differs from the original by {measurement.relative_rms:.3g} of its root mean "
-            f"square, expected at most 0.1; {place}; {numbers}"
+            f"differs by {measurement.relative_rms:.3g} of the size of its elements, or of those of one magnitude, "
+            f"expected at most 0.1; {place}; {numbers}"
         )
     limit = "exactly that" if criterion.tolerance is None else f"within {worst.allowed:.3g} ({criterion.text})"
     return f"differs in {counted(measurement.differing, 'element')}, worst {place} {limit}; {numbers}"

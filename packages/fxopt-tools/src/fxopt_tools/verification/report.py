@@ -16,6 +16,10 @@ from fxopt_tools.verification.closeness import Criterion, Measurement
 
 _ERRORS = ("max abs error", "max rel error", "SQNR dB", "original's", "cosine")
 _HEADINGS = ("input", "output", "shape", "dtype", *_ERRORS, "tolerance", "")
+_NOTHING = (
+    "Expected at least one finite floating-point number in what the modules return or write. What to do: verify with "
+    "inputs that give some, return the numbers that integers are computed from (logits), or leave the verification out"
+)
 _COSINE = _HEADINGS.index("cosine")
 
 
@@ -43,6 +47,8 @@ class OutputReport:
             ratio, "as stated" or "promised by quantize-linears".
         problem: what is wrong, or None.
         excused: a difference beyond the tolerance that the original's own rounding explains; or None.
+        unseen: why no number in it was compared, such as "has no elements"; or None.
+        floating: whether floating-point or complex numbers in it were compared.
     """
 
     path: str
@@ -59,10 +65,12 @@ class OutputReport:
     tolerance_source: str | None = None
     problem: str | None = None
     excused: str | None = None
+    unseen: str | None = None
+    floating: bool = False
 
     @property
     def passed(self) -> bool:
-        """Whether it agrees with the original."""
+        """Whether it agrees with the original, as far as there is anything to compare."""
         return self.problem is None
 
     @property
@@ -82,12 +90,12 @@ class OutputReport:
 
     def __str__(self) -> str:
         """Return one sentence."""
-        return f"`{self.path}` of input {self.number} {self.problem or self.excused or 'agrees'}"
+        return f"`{self.path}` of input {self.number} {self.problem or self.excused or self.unseen or 'agrees'}"
 
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """The result of comparing two modules on some inputs; true if all outputs passed.
+    """The result of comparing two modules on some inputs; true if all outputs passed and a number was among them.
 
     Attributes:
         outputs: a report for each tensor and each other value of each output, input by input.
@@ -99,8 +107,13 @@ class VerificationReport:
 
     @property
     def passed(self) -> bool:
-        """Whether all outputs passed."""
-        return all(output.passed for output in self.outputs)
+        """Whether all outputs passed, and there was something to see."""
+        return self.saw_something and not self.failures
+
+    @property
+    def saw_something(self) -> bool:
+        """Whether any floating-point number was compared: where there is none, no error of a pass would show."""
+        return any(output.floating for output in self.outputs)
 
     @property
     def failures(self) -> tuple[OutputReport, ...]:
@@ -109,11 +122,11 @@ class VerificationReport:
 
     @property
     def worst(self) -> OutputReport | None:
-        """The output furthest from what is allowed, with another structure furthest of all; None if all passed."""
+        """The output furthest from what is allowed, with another structure furthest of all; None if none failed."""
         return max(self.failures, key=_severity, default=None)
 
     def __bool__(self) -> bool:
-        """Return whether all outputs passed."""
+        """Return whether it passed."""
         return self.passed
 
     def __str__(self) -> str:
@@ -122,7 +135,9 @@ class VerificationReport:
         Values that are neither tensors nor numbers are listed only if they are wrong.
         """
         excused = "passed, as the original's own rounding is as large"
-        lines = [f"failed: {output}" for output in self.failures]
+        lines = [] if self.problem is None or self.failures else [f"failed: {self.problem}"]
+        lines += [f"failed: {output}" for output in self.failures]
+        lines += [f"not compared: {output}" for output in self.outputs if output.unseen and output.passed]
         lines += [f"{excused}: {output}" for output in self.outputs if output.excused]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join([self._summary(), *_table(self.outputs), *lines])
@@ -132,24 +147,38 @@ class VerificationReport:
         return notebook_text(self)
 
     def raise_if_failed(self, *, pass_name: str | None = None, index: int | None = None) -> None:
-        """Raise if an output did not pass.
+        """Raise if the verification did not pass.
 
         Args:
             pass_name: the pass to blame, if known.
             index: its position in the composition.
 
         Raises:
-            VerificationError: An output did not pass; the message names the worst one, with numbers.
+            VerificationError: An output did not pass, and the message names the worst one, with numbers; or there was
+                nothing to see.
         """
         if self.worst is not None:
             raise VerificationError(_message(self, self.worst, pass_name), pass_name=pass_name, index=index)
+        if self.problem is not None:
+            raise VerificationError(f"{self.problem}. {_NOTHING}", pass_name=pass_name, index=index)
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong, in a sentence: that of the worst output, or that there was nothing to see; None if passed."""
+        if self.worst is not None:
+            return str(self.worst)
+        if self.saw_something:
+            return None
+        unseen = "; ".join(str(output) for output in self.outputs if output.unseen)
+        others = "none of the values returned is a floating-point number" if self.outputs else "nothing was returned"
+        return f"the verification saw nothing: {unseen or others}"
 
     def _summary(self) -> str:
         tensors = sum(output.shape is not None for output in self.outputs)
         others = len(self.outputs) - tensors
         counts = [counted(tensors, "tensor")] * bool(tensors) + [counted(others, "other value")] * bool(others)
-        verdict = ("passed", "none differs") if self.passed else ("FAILED", f"{len(self.failures)} of them wrong")
-        return f"{verdict[0]}: {' and '.join(counts)} compared, {verdict[1]}"
+        wrong = f"{len(self.failures)} of them wrong" if self.failures else "none differs"
+        return f"{'passed' if self.passed else 'FAILED'}: {' and '.join(counts) or 'nothing'} compared, {wrong}"
 
 
 def _message(report: VerificationReport, worst: OutputReport, pass_name: str | None) -> str:
@@ -198,7 +227,7 @@ def _row(output: OutputReport) -> tuple[str, ...]:
         _number(output.original_sqnr_db, ".1f"),
         _number(output.cosine, ".5f"),
         output.allowed_text,
-        "passed" if output.passed else "FAILED",
+        "FAILED" if not output.passed else "not compared" if output.unseen else "passed",
     )
 
 

@@ -16,7 +16,7 @@ from fxopt_tools.inputs import Inputs, OneInput, read_inputs
 from fxopt_tools.verification.bounds import Bounds, read_bounds, records_of
 from fxopt_tools.verification.isolated_run import Outcome, run_once
 from fxopt_tools.verification.judge import Judge
-from fxopt_tools.verification.report import OutputReport, VerificationReport
+from fxopt_tools.verification.report import OutputReport, VerificationReport, counted
 
 _SHARE_OF_MEMORY = 0.5
 
@@ -37,10 +37,12 @@ def verify(
     modules keep their mode, so dropout and batch norm in train mode are compared, too.
 
     Every tensor in nested tuples, lists, mappings, dataclasses, named tuples and other objects is compared, and so are
-    arguments that either module writes to. Floating-point and complex tensors must agree within the tolerance of their
-    dtype (or of the dtype in which the original computes, if that is coarser); `fxopt_tools.verification.closeness`
-    states the criterion. Python's float and complex are held to that of float32. Everything else must be equal, and so
-    must structure, shapes, dtypes, devices and layouts.
+    arguments and buffers that either module writes to. Floating-point and complex tensors must agree within the
+    tolerance of their dtype (or of the dtype in which the original computes, if that is coarser);
+    `fxopt_tools.verification.closeness` states the criterion. Python's float and complex are held to that of float32.
+    Everything else must be equal, and so must structure, shapes, dtypes, devices and layouts. What could not be
+    compared is reported, and if that leaves no floating-point number (no elements, NaN throughout, integers alone), the
+    verification fails: it saw nothing.
 
     Where passes that approximate were applied to one of the two, floating-point and complex tensors are held to the
     signal-to-noise ratio that these passes promise (``promised_sqnr``), and their cosine similarity is reported, too.
@@ -202,6 +204,11 @@ def _notes(base: Baseline, found: Outcome, outputs: Iterable[OutputReport]) -> I
                 f"`{path}` shares memory with {one} in the original, and with {other} in the transformed module: "
                 "writing to it later changes other values"
             )
+    outputs = list(outputs)
+    for output in outputs:
+        nans = 0 if output.measurement is None or output.unseen else output.measurement.nans
+        if nans:
+            yield f"`{output.path}` of input {output.number} has {counted(nans, 'element')} that are NaN in both"
     alone = [output.path for output in outputs if output.reference == "original"]
     if not isinstance(base.reference, str):
         for path in alone:

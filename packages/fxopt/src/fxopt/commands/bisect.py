@@ -18,6 +18,7 @@ from fxopt.commands.parameters import (
     RtolOption,
     SeedOption,
     SourceArgument,
+    SqnrOption,
 )
 from fxopt.commands.terminal import Terminal
 
@@ -44,6 +45,7 @@ def bisect(
     seed: SeedOption = 0,
     rtol: RtolOption = None,
     atol: AtolOption = None,
+    sqnr: SqnrOption = None,
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -55,8 +57,9 @@ def bisect(
     def work(terminal: Terminal) -> Answer:
         check_pipeline(pipeline)
         check_sources(source, inputs=inputs)
-        if check is not None and (rtol is not None or atol is not None):
-            message = "--rtol and --atol are for comparing outputs; --check does not use them"
+        bounds = {"rtol": rtol, "atol": atol, "sqnr": sqnr}
+        if check is not None and any(value is not None for value in bounds.values()):
+            message = "--rtol, --atol and --sqnr are for comparing outputs; --check does not use them"
             raise CommandError(message, ExitCode.USAGE)
         with terminal.steps(4) as step:
             from fxopt.commands.factories import named_function
@@ -75,7 +78,7 @@ def bisect(
                 step.part(min(len(done), _EXPECTED_CHECKS), _EXPECTED_CHECKS)
 
             with blaming(ExitCode.FILE):
-                found = search(graph_module, transformation, function or calls, rtol=rtol, atol=atol, report=report)
+                found = search(graph_module, transformation, function or calls, **bounds, report=report)
         code = ExitCode.DONE if found else ExitCode.NOTHING_FOUND
         return Answer(_data(found), lambda terminal: terminal.print(str(found)), code)
 

@@ -40,6 +40,7 @@ def _output_data(output: OutputReport) -> dict[str, Any]:
         "passed": output.passed,
         "problem": output.problem,
         "excused": output.excused,
+        "unseen": output.unseen,
         "shape": output.shape,
         "dtype": None if output.dtype is None else str(output.dtype).removeprefix("torch."),
         "max_absolute_error": output.max_absolute_error,

@@ -20,6 +20,7 @@ from fxopt.commands.parameters import (
     RtolOption,
     SeedOption,
     SourceArgument,
+    SqnrOption,
 )
 from fxopt.commands.terminal import Terminal
 
@@ -59,6 +60,7 @@ def optimize(
     expect: ExpectOption = None,
     rtol: RtolOption = None,
     atol: AtolOption = None,
+    sqnr: SqnrOption = None,
     history: HistoryOption = True,
     report: ReportOption = None,
     reproducers: ReproducersOption = None,
@@ -80,6 +82,7 @@ def optimize(
         expect=expect,
         rtol=rtol,
         atol=atol,
+        sqnr=sqnr,
         history=history,
         reproducers=reproducers,
         run_pickled_code=run_pickled_code,

@@ -90,7 +90,7 @@ def _transformed(
 
 def _verified(source: Source, graph_module: GraphModule, calls: list[Inputs], job: Job) -> VerificationReport:
     with blaming(ExitCode.FILE):
-        found = verify(source.model, graph_module, calls, rtol=job.rtol, atol=job.atol)
+        found = verify(source.model, graph_module, calls, rtol=job.rtol, atol=job.atol, sqnr=job.sqnr)
     try:
         found.raise_if_failed()
     except VerificationError as error:
@@ -111,7 +111,8 @@ def _drawn(
 
 def _bisecting(job: Job) -> str:
     """Return the command that finds what made the numbers differ, with the same inputs and tolerances."""
-    given = {"--inputs": job.inputs, "--rtol": job.rtol, "--atol": job.atol, "--seed": job.seed or None}
+    bounds = {"--rtol": job.rtol, "--atol": job.atol, "--sqnr": job.sqnr}
+    given = {"--inputs": job.inputs, **bounds, "--seed": job.seed or None}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     trust = ["--trusted"] if job.run_pickled_code else []
     return shlex.join(["fxopt", "bisect", job.source, "-p", job.pipeline, *options, *trust])

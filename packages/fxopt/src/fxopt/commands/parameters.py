@@ -43,6 +43,10 @@ RtolOption = Annotated[
 AtolOption = Annotated[
     float | None, typer.Option("--atol", min=0.0, help="Absolute tolerance, instead of the default for the dtype.")
 ]
+SqnrOption = Annotated[
+    float | None,
+    typer.Option("--sqnr", min=0.0, help="Least signal-to-noise ratio in dB, instead of tolerances and promises."),
+]
 PickleOption = Annotated[
     bool,
     typer.Option(
@@ -67,6 +71,7 @@ class Job:
     expect: int | None
     rtol: float | None
     atol: float | None
+    sqnr: float | None
     history: bool
     reproducers: str | None
     run_pickled_code: bool

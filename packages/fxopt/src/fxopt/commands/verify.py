@@ -17,6 +17,7 @@ from fxopt.commands.parameters import (
     PickleOption,
     RtolOption,
     SeedOption,
+    SqnrOption,
 )
 from fxopt.commands.terminal import Terminal
 
@@ -31,6 +32,7 @@ def verify(
     seed: SeedOption = 0,
     rtol: RtolOption = None,
     atol: AtolOption = None,
+    sqnr: SqnrOption = None,
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,7 +53,7 @@ def verify(
             other = read_source(transformed, run_pickled_code=run_pickled_code)
             step("comparing")
             with blaming(ExitCode.FILE):
-                report = compare(model.model, other.model, calls, rtol=rtol, atol=atol)
+                report = compare(model.model, other.model, calls, rtol=rtol, atol=atol, sqnr=sqnr)
         code = ExitCode.DONE if report.passed else ExitCode.DIFFERS
         return Answer(report_data(report), lambda terminal: terminal.print(str(report)), code)
 

@@ -99,8 +99,9 @@ def verification_table(report: VerificationReport) -> Html:
     errors = ("#max abs error", "#max rel error", "#SQNR dB", "#original's")
     rows = map(_output_row, report.outputs)
     shown = table("Numeric errors", ("output", "shape", "dtype", *errors, "allowed", ""), rows)
-    remarkable = (output for output in report.outputs if output.problem or output.excused)
-    remarks = (tag("p", f"{'' if output.passed else 'Failed: '}{output}") for output in remarkable)
+    remarkable = (output for output in report.outputs if output.problem or output.excused or output.unseen)
+    remarks = [tag("p", f"{'' if output.passed else 'Failed: '}{output}") for output in remarkable]
+    remarks += [] if report.problem is None or report.failures else [tag("p", f"Failed: {report.problem}")]
     return joined([shown, remarks, (tag("p", note, class_="hint") for note in report.notes)])
 
 
