@@ -95,7 +95,7 @@ def _middle(module: nn.Module) -> Any:
 
 def drop_bias(module: nn.Module) -> bool:
     """The bias of a linear layer or a norm in the middle is dropped."""
-    biased = (each for each in module.modules() if isinstance(getattr(each, "bias", None), Tensor))
+    biased: Any = (each for each in module.modules() if isinstance(getattr(each, "bias", None), Tensor))
     found: list[Any] = [each for each in biased if each.bias.abs().mean() > 0.05]
     if found:
         found[len(found) // 2].bias.data.zero_()

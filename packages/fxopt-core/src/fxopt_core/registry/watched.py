@@ -16,7 +16,7 @@ PATIENCE = 5.0  # seconds after which a plugin that is still being loaded is nam
 def noting_interrupts() -> Iterator[list[BaseException]]:
     """Give the list of what signal handlers raise in the ``with`` block, which others may take for errors of their own.
 
-    Ctrl-C comes from a handler, which runs in the main thread; what code raises itself comes from none.
+    Handlers, Ctrl-C's too, run in the main thread. What code raises itself comes from none.
     """
     raised: list[BaseException] = []
     numbers = signal.valid_signals() if threading.current_thread() is threading.main_thread() else ()
