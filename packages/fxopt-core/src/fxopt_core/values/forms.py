@@ -1,7 +1,7 @@
 """Values as data: one typed form, which JSON can hold, for signatures, ledgers, key maps, archives and reproducers.
 
 Text, whole numbers, booleans and None are themselves, and a tuple is an array. Everything else is an object whose one
-key says what it is, such as ``{"dtype": "float32"}``: ``1``, ``1.0``, ``True`` and ``"1"`` differ, and ``[1]``, ``(1,)``.
+key says what it is, ``{"dtype": "float32"}``: ``1``, ``1.0``, ``True`` and ``"1"`` differ, as do ``[1]``, ``(1,)``.
 
 `ValueWriter` and `ValueReader` bring back equal values of equal types, in any process. `Digester` writes more kinds of
 values, which are never read: equal ones have equal forms, whatever order their entries or attributes were set in.
