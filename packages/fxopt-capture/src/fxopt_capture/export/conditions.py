@@ -109,7 +109,7 @@ def _observed(program: ExportedProgram, paths: Sequence[pytree.KeyPath], names: 
     """Yield the conditions that tracing the model has met."""
     sources = [(f"L{pytree.keystr(path)}", f"L['flat_args'][{index}]") for index, path in enumerate(paths)]
     for guard in assumptions(program):
-        code, text = guard, guard
+        code = text = guard.replace("torch.sym_min(", "min(").replace("torch.sym_max(", "max(")  # so in torch 2.15
         for index, (source, flat) in enumerate(sources):
             for spelling in (source, flat):
                 code = code.replace(spelling, f"i[{index}]")
