@@ -164,12 +164,12 @@ def _on_output(change: Callable[[Tensor], Tensor]) -> Plant:
 
 def _one_element(output: Tensor) -> Tensor:
     output = output.clone()
-    output.view(-1)[output.numel() // 2] += output.abs().mean()
+    output.view(-1)[output.numel() // 2] += 3 * output.abs().mean()
     return output
 
 
 def _one_row(output: Tensor) -> Tensor:
-    return torch.cat([output[:1] * 1.2, output[1:]])
+    return torch.cat([output[:1] * 1.5, output[1:]])
 
 
 PLANTS: Mapping[str, Plant] = {
@@ -180,8 +180,8 @@ PLANTS: Mapping[str, Plant] = {
     "last layer times 1.01": scale,
     "layer times 1.2": scale_more,
     "eps 0.05": change_eps,
-    "one element wrong by the mean": _on_output(_one_element),
-    "one sample times 1.2": _on_output(_one_row),
+    "one element wrong by 3 means": _on_output(_one_element),
+    "one sample times 1.5": _on_output(_one_row),
 }
 
 
