@@ -28,6 +28,7 @@ from fxopt_core.ledger.records import LEDGER_VERSION, Ledger
 from fxopt_core.values.forms import InexpressibleError
 
 
+@one_at_a_time()  # making a module of a program traces it
 def load(path: PathLike | IO[bytes], *, ledger: bool = True, trusted: bool = False) -> GraphModule:
     """Load a ``.pt2`` archive as a graph module on which all passes work.
 
