@@ -61,6 +61,7 @@ class Layer:
 class Doubling(SitePass[Layer]):
     """``linear(x)`` -> ``doubled(x) * 0.5``, rightly."""
 
+    arithmetic = (doubled, halved, without_bias, renamed, not_halved)
     back = "halved"
 
     def match(self, index: GraphIndex) -> Iterator[Layer]:
