@@ -101,7 +101,8 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU()).eval()
-    >>> QuantizeLinears()(torch.fx.symbolic_trace(model)).get_submodule("0_quantized")
+    >>> graph_module = QuantizeLinears(keep_originals=True)(torch.fx.symbolic_trace(model))
+    >>> graph_module.get_submodule("0_quantized")
     QuantizedLinear(in_features=256, out_features=512, bias=True)
     """
 

@@ -96,7 +96,7 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
             result = reader.read(node)
             if isinstance(result, str):
                 message = f"node `{node.name}` adds 0 to floating-point values, which makes 0.0 of -0.0"
-                yield index.refuse(node.name, result, message, node)
+                yield index.refuse(node.name, "signed-zero", message, node)
             elif result is not None:
                 refusal = uses.refusal(node.name, node, *((result.value,) if result.copies else ()))
                 yield NoOp(node, result.value, result.between) if refusal is None else refusal

@@ -48,17 +48,16 @@ def opened(source: PathLike | IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _opened_path(path: str) -> IO[bytes]:
+    kind = special_kind(path)  # opening a socket says less
+    if kind is not None:
+        raise CaptureError(f"{path!r} is {kind}, and no file; {ADVICE}")
     try:
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError as error:
         raise CaptureError(f"there is no file {path!r}; {ADVICE}") from error
     except (OSError, ValueError) as error:
         raise CaptureError(f"{path!r} cannot be read: {error}; {ADVICE}") from error
-    kind = special_kind(number)
-    if kind is None:
-        return os.fdopen(number, "rb")
-    os.close(number)
-    raise CaptureError(f"{path!r} is {kind}; {ADVICE}")
+    return os.fdopen(number, "rb")
 
 
 class Container:
