@@ -30,7 +30,7 @@ def check_sources(*texts: str, inputs: str | None = None) -> None:
             _check_module(text)
         else:
             _check_path(text, _EXPECTED)
-    if inputs is not None and not Path(inputs).exists():
+    if inputs is not None and (not Path(inputs).exists() or Path(inputs).is_dir()):
         close = _close(inputs, (".pt", ".pth", ".safetensors")) or "; expected one of torch.save, or safetensors"
         raise FileError(f"there is no file {inputs!r} with inputs{close}")
 
