@@ -149,6 +149,7 @@ def plain_operators() -> frozenset[str]:
 def is_plain_operator(operator: object) -> bool:
     """Return whether a stranger's graph may call an operator: it is listed, and takes and returns nothing but data.
 
+    >>> import torch
     >>> aten = torch.ops.aten
     >>> [is_plain_operator(each) for each in (aten.add.Tensor, aten.add_.Tensor, aten.from_file.default, aten.add.t)]
     [True, True, False, False]

@@ -104,7 +104,7 @@ class Terminal:
 
 
 def _writable(text: str) -> str:
-    """Return text without what no encoding has, and without control characters that a terminal would obey.
+    r"""Return text without what no encoding has, and without control characters that a terminal would obey.
 
     >>> _writable("a" + chr(0xD800) + chr(27) + "[2J")
     'a\\ud800\\x1b[2J'
