@@ -30,7 +30,7 @@ def runs_plainly() -> bool:
         or _functorch_level() is not None
         or forward_ad._current_level >= 0
         or _C._get_tracing_state() is not None
-        or torch.is_autocast_enabled("cpu")
+        or _C._is_any_autocast_enabled()
     )
 
 

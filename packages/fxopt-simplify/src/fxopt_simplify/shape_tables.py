@@ -15,20 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.fx import Graph, GraphModule
 
 from fxopt_core.travel.graph_rows import read_graph, write_graph
 from fxopt_core.values.forms import ValueReader, ValueWriter
+from fxopt_rewrite.fast_paths import runs_plainly
 from fxopt_rewrite.plain_names import PLAIN
 
 SIZE, LIKE, BUFFER = "size", "like", "buffer"
 _MOST_KEPT = 8
 _MOST_BYTES = 2**24
 _LOCK = threading.Lock()
-_C = torch._C
-_dispatch_modes, _function_modes = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
-_functorch_level = _C._functorch.peek_interpreter_stack
 _SIZES = (int, torch.Size, torch.dtype, torch.device)
 
 Tables = Tensor | tuple[Tensor, ...]
@@ -92,7 +89,7 @@ class ShapeTables(nn.Module):
         """Return the tensors for these sizes: one, or a tuple of several. They are shared, and must not be written."""
         if not hasattr(self, "_program"):
             self._prepare()
-        key = self._key(inputs) if _runs_plainly() else None
+        key = self._key(inputs) if runs_plainly() else None
         if key is None:
             return self._compute(inputs)
         buffers = [value for role, value in zip(self.roles, inputs, strict=True) if role == BUFFER]
@@ -152,16 +149,3 @@ def _is_keepable(tables: Tables) -> bool:
     if not all(type(tensor) is Tensor and tensor.is_cpu and not tensor.requires_grad for tensor in tensors):
         return False
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors) <= _MOST_BYTES
-
-
-def _runs_plainly() -> bool:
-    """Return whether operators that are called now just run: nothing records, intercepts or converts them."""
-    return not (
-        torch.compiler.is_compiling()
-        or _dispatch_modes()
-        or _function_modes()
-        or _functorch_level() is not None
-        or forward_ad._current_level >= 0
-        or _C._get_tracing_state() is not None
-        or _C._is_any_autocast_enabled()
-    )
