@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import pickle
 import threading
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch.fx import Graph, GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxopt_capture import capture, load, save
-from fxopt_core import history, iter_nodes, registry, undo
+from fxopt_core import FxoptError, history, iter_nodes, registry, undo
 from fxopt_rewrite import infer_shapes
 from fxopt_simplify import CacheShapeTables, FoldConstants, ShapeTables
 from fxopt_testing.forms import Form
@@ -284,3 +285,25 @@ def test_export_and_compile_see_plain_operations() -> None:
     compiled = torch.compile(rotary, backend="eager", fullgraph=True, dynamic=True)
     assert torch.equal(compiled(given), rotary(given))
     assert torch.equal(compiled(X), rotary(X))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"op": "call_function", "target": {"name": "builtins:max"}, "kwargs": {"key": 1}},
+        {"op": "call_module", "target": "to_folder"},
+        {"op": "get_attr", "target": "__class__"},
+        {"op": "call_method", "target": "register_hook"},
+        {"name": "ﬁ"},
+    ],
+)
+def test_a_computation_from_a_stranger_is_operators_and_data(change: dict[str, Any]) -> None:
+    """A file can hold the module: its text is checked as graphs of archives are, before torch makes code of it."""
+    graph = Graph()
+    positions = graph.call_function(torch.arange, (graph.placeholder("n"),))
+    graph.output(graph.call_function(torch.unsqueeze, (positions, 0)))
+    tables = ShapeTables.of(graph, ["size"])
+    hostile = json.loads(tables.graph)
+    hostile["rows"][1] |= change
+    with pytest.raises(FxoptError):
+        ShapeTables(json.dumps(hostile), tables.roles)

@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule
 from fxopt_core.travel.graph_rows import read_graph, write_graph
 from fxopt_core.values.forms import ValueReader, ValueWriter
 from fxopt_rewrite.fast_paths import runs_plainly
+from fxopt_rewrite.module_rows import check_targets, check_values
 from fxopt_rewrite.plain_names import PLAIN
 
 SIZE, LIKE, BUFFER = "size", "like", "buffer"
@@ -82,6 +83,8 @@ class ShapeTables(nn.Module):
     def _prepare(self) -> None:
         """Read the computation; a file from a stranger may hold it, so that it names functions of torch alone."""
         graph = read_graph(json.loads(self.graph), ValueReader(names=PLAIN))
+        check_values(graph)  # before torch generates code from it
+        check_targets(graph, nn.Module())
         object.__setattr__(self, "_program", GraphModule(nn.Module(), graph))
         object.__setattr__(self, "_kept", {})
 
