@@ -122,8 +122,8 @@ def release(graph_module: GraphModule, tensor: Tensor, rebuild: Callable[[], Ten
 
 
 @contextmanager
-def frame_open(frame: Frame) -> Iterator[None]:
-    """Let editing operations report to a frame."""
+def frame_open(frame: Frame | None) -> Iterator[None]:
+    """Let editing operations report to a frame, or to none."""
     token = _FRAME.set(frame)
     try:
         yield
@@ -137,12 +137,12 @@ def run_open(run: Run) -> Iterator[None]:
     outer = _FRAME.get()
     if outer is not None:
         outer.flush()
-    frame, token = _FRAME.set(None), _RUN.set(run)
-    try:
-        yield
-    finally:
-        _RUN.reset(token)
-        _FRAME.reset(frame)
+    with frame_open(None):
+        token = _RUN.set(run)
+        try:
+            yield
+        finally:
+            _RUN.reset(token)
 
 
 def note_mark(node: Node, *, marked: bool) -> None:
