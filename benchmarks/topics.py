@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks import capture, correctness, cpu_inference, folding, loading, memory, merging, passes
+from benchmarks import capture, correctness, cpu_inference, encoders, folding, loading, memory, merging, passes
 from benchmarks.suite import Topic
 
 TOPICS: Mapping[str, Topic] = {
     "correctness": correctness.tables,
     "folding": folding.tables,
     "cpu-inference": cpu_inference.tables,
+    "encoders": encoders.tables,
     "merging": merging.tables,
     "memory": memory.tables,
     "passes": passes.tables,

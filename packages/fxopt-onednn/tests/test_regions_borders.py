@@ -114,6 +114,24 @@ def test_writes_to_memory_of_the_region_stay_inside() -> None:
     assert "mul_" not in inside
 
 
+@torch.no_grad()
+def test_linear_layers_between_residual_sums_are_no_region() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+
+    model, x = Residual().eval(), torch.randn(2, 4)
+    graph_module = prepared(model, x)
+    assert not list(regions_of(graph_module))
+    assert_computes(graph_module, model, x)
+
+
 @pytest.mark.parametrize("chosen", [0, 1])
 @torch.no_grad()
 def test_linear_layers_without_a_convolution(chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ class TestAnswer:
 
     def test_the_default_pipeline(self, out: Path) -> None:
         data = fxopt_json("optimize", ATTENTION, "-o", out)
-        assert data["pipeline"] == registry().pipeline_text(registry().pipeline("inference"))
+        assert data["pipeline"] == registry().pipeline_text(registry().pipeline("cpu-inference"))
 
     def test_without_verification(self, out: Path) -> None:
         assert "not verified" in fxopt("optimize", ATTENTION, "-o", out, "--no-verify").stdout

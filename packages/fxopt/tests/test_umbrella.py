@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fxopt
-from fxopt import optimize
+from fxopt import default_pipeline, optimize
 from fxopt_core.errors import (
     CaptureError,
     FxoptError,
@@ -98,10 +99,19 @@ def test_optimize_captures_transforms_and_verifies(model: Model) -> None:
     x = torch.randn(3, 3, 6, 6)
     keys = list(model.state_dict())
     graph_module = optimize(model, (x,))
-    assert [type(module) for module in graph_module.children() if list(module.parameters())] == [nn.Conv2d, nn.Linear]
+    kinds = [type(module) for module in graph_module.children() if list(module.parameters())]
+    assert kinds == [fxopt.PackedConv2d, fxopt.PackedLinear]
     torch.testing.assert_close(graph_module(x), model(x))
     torch.testing.assert_close(graph_module(x[:1]), model(x[:1]))
     assert list(model.state_dict()) == keys
+
+
+def test_what_is_not_for_inference_on_a_cpu_gets_the_pipeline_for_everywhere(model: Model) -> None:
+    assert default_pipeline(model) == "cpu-inference"
+    elsewhere = copy.deepcopy(model).train(), copy.deepcopy(model).to("meta")
+    assert [default_pipeline(each) for each in elsewhere] == ["inference"] * 2
+    graph_module = optimize(torch.fx.symbolic_trace(copy.deepcopy(model).train()), (torch.randn(3, 3, 6, 6),))
+    assert not any(isinstance(module, fxopt.PackedLinear) for module in graph_module.modules())
 
 
 @pytest.mark.parametrize("pipeline", ["merge-linears", "merge-linears,fold-batch-norm", MergeLinears()])

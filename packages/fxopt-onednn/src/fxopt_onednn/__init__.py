@@ -1,4 +1,4 @@
-"""fxopt passes for CPU inference of convolutional models: layout, prepacked weights, fused activations."""
+"""fxopt passes for CPU inference: memory layout, prepacked weights, fused activations."""
 
 from fxopt_onednn.fuse_regions.fuse_regions import FuseRegions
 from fxopt_onednn.layout.channels_last import ConvertToChannelsLast

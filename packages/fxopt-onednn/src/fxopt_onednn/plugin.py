@@ -23,6 +23,6 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
 
 @hookimpl
 def fxopt_pipelines() -> Mapping[str, str]:
-    """Return the pipeline for convolutional models; it begins with the folds of fxopt-norm."""
-    prepared = ["remove-identities", "fold-batch-norm", "convert-to-channels-last"]
+    """Return the pipeline for models on a CPU; it begins with passes of fxopt-simplify, fxopt-norm and fxopt-linear."""
+    prepared = ["remove-identities", "fold-batch-norm", "simplify", "merge-linears", "convert-to-channels-last"]
     return {"cpu-inference": ",".join([*prepared, "pack-convolutions", "pack-linears", "fuse-regions"])}

@@ -13,9 +13,7 @@ from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core import PreconditionError, Transformation, faithful_copy, registry
 from fxopt_tools import Inputs, verify as verify_outputs
 
-__all__ = ["optimize"]
-
-DEFAULT_PIPELINE = "inference"
+__all__ = ["default_pipeline", "optimize"]
 
 
 def optimize(
@@ -33,7 +31,8 @@ def optimize(
         model: the model, which is not changed; of a graph module, a faithful copy is transformed.
         args: example inputs by position, with a batch of at least 2 if the batch size is to stay dynamic.
         kwargs: example inputs by name.
-        pipeline: pipeline text, the name of a pipeline or of a pass, or a pass; "inference" by default.
+        pipeline: pipeline text, the name of a pipeline or of a pass, or a pass; by default `default_pipeline` of the
+            model.
         verify: whether to compare the result with the model on the example inputs; a pass that approximates is held to
             the signal-to-noise ratio that it promises.
         sqnr: the least signal-to-noise ratio in dB, in place of that and of the tolerances.
@@ -52,34 +51,48 @@ def optimize(
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
     >>> graph_module = optimize(model, (torch.randn(2, 3, 8, 8),))
     >>> [type(module).__name__ for module in graph_module.modules() if module._parameters]
-    ['Conv2d']
+    ['PackedConv2d']
     """
     if not isinstance(args, Sequence):
         raise PreconditionError(
             f"args is a {type(args).__name__}, expected a tuple of inputs: write optimize(model, (x,))"
         )
-    transformation = _transformation(pipeline)
+    transformation = None if pipeline is None else _transformation(pipeline)
     with one_at_a_time():  # to the end: verifying calls the model, which a capture in another thread changes meanwhile
         if isinstance(model, GraphModule):
             graph_module = faithful_copy(model)
         else:
             graph_module = capture(model, tuple(args), dict(kwargs or {}))
+        if transformation is None:
+            transformation = registry().pipeline(default_pipeline(graph_module))
         graph_module = transformation(graph_module)
         if verify and (args or kwargs):
             verify_outputs(model, graph_module, Inputs(*args, **(kwargs or {})), sqnr=sqnr).raise_if_failed()
     return graph_module
 
 
-def _transformation(pipeline: str | Transformation | None) -> Transformation:
+def default_pipeline(model: nn.Module) -> str:
+    """Return the pipeline that makes a model fastest without approximating.
+
+    It is ``cpu-inference`` for a model in eval mode whose parameters and buffers are on a CPU, ``inference`` for others.
+
+    >>> default_pipeline(nn.Linear(2, 2).eval()), default_pipeline(nn.Linear(2, 2, device="meta").eval())
+    ('cpu-inference', 'inference')
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    return "cpu-inference" if not model.training and all(tensor.is_cpu for tensor in tensors) else "inference"
+
+
+def _transformation(pipeline: str | Transformation) -> Transformation:
     if isinstance(pipeline, Transformation):
         return pipeline
     if isinstance(pipeline, type):
         raise PreconditionError(
             f"pipeline is the class {pipeline.__name__}, expected an instance: {pipeline.__name__}()"
         )
-    if pipeline is not None and not isinstance(pipeline, str):
+    if not isinstance(pipeline, str):
         raise PreconditionError(
             f"pipeline is a {type(pipeline).__name__}, expected text such as 'merge-linears,fold-batch-norm', or an "
             "instance of a pass such as MergeLinears()"
         )
-    return registry().pipeline(DEFAULT_PIPELINE if pipeline is None else pipeline)
+    return registry().pipeline(pipeline)

@@ -34,8 +34,9 @@ class FuseRegions(ReversibleTransformation):
     is faster. Otherwise, and after any change (of a weight, a module or a hook, or when gradients are needed), the
     nodes run one by one.
 
-    A region is a run of nodes that includes a packed convolution, or at least three packed linear layers, and whose
-    results depend on shapes and tensors alone. Graphs without a region stay unchanged.
+    A region is a run of nodes whose results depend on shapes and tensors alone, and that includes a packed convolution,
+    or at least three packed linear layers and no operation of two tensors: in encoders, with their residual sums, a
+    program gains nothing. Graphs without a region stay unchanged.
 
     Source:
         ``torch.jit.enable_onednn_fusion``: oneDNN Graph prepares one kernel for each group of operations, and chooses

@@ -65,13 +65,19 @@ def regions_of(graph_module: GraphModule) -> Iterator[Region]:
 
 def _region(index: GraphIndex, nodes: tuple[Node, ...]) -> Iterator[Region]:
     packed = [module for module in map(index.module_of, nodes) if isinstance(module, PackedLayer)]
-    if len(packed) < _FEWEST_LAYERS and not any(isinstance(module, PackedConv2d) for module in packed):
-        return
+    if not any(isinstance(module, PackedConv2d) for module in packed):
+        # Between residual sums, as in encoders, the layers take so long that a program gains nothing on them.
+        if len(packed) < _FEWEST_LAYERS or any(map(_joins_tensors, nodes)):
+            return
     inside = set(nodes)
     inputs = dict.fromkeys(value for node in nodes for value in node.all_input_nodes if value not in inside)
     outputs = tuple(node for node in nodes if any(user not in inside for user in node.users))
     if outputs:
         yield Region(nodes, tuple(inputs), outputs)
+
+
+def _joins_tensors(node: Node) -> bool:
+    return sum(not is_python_number(value) for value in node.all_input_nodes) > 1
 
 
 def _is_fusible(index: GraphIndex, node: Node, run: dict[Node, bool]) -> bool:

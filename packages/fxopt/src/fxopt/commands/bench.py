@@ -32,7 +32,7 @@ PerOption = Annotated[
 
 def bench(
     source: SourceArgument,
-    pipeline: PipelineOption = "inference",
+    pipeline: PipelineOption = None,
     per: PerOption = "pipeline",
     rounds: RoundsOption = 30,
     inputs: InputsOption = None,

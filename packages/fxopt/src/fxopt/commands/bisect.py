@@ -39,7 +39,7 @@ _EXPECTED_CHECKS = 12
 
 def bisect(
     source: SourceArgument,
-    pipeline: PipelineOption = "inference",
+    pipeline: PipelineOption = None,
     check: CheckOption = None,
     inputs: InputsOption = None,
     seed: SeedOption = 0,

@@ -16,9 +16,9 @@ _EXPECTED = "expected a .pt2 archive, a folder in Hugging Face format, or packag
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def check_pipeline(text: str) -> None:
+def check_pipeline(text: str | None) -> None:
     """Raise if a pipeline has nothing in it: whoever runs one wants something done."""
-    if not text.strip():
+    if text is not None and not text.strip():
         message = "the pipeline is empty, so that nothing would be done; name passes, or a pipeline: see `fxopt list`"
         raise CommandError(message, ExitCode.USAGE, kind="PipelineSyntaxError")
 

@@ -16,6 +16,7 @@ from fxopt.commands.failures import FileError
 from fxopt.commands.model_files import FLAG
 from fxopt.commands.sources import Source, graph_of, read_source
 from fxopt.commands.terminal import Steps
+from fxopt.optimization import default_pipeline
 from fxopt_capture.archive.call import call_to_save
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
 from fxopt_core import CaptureError, PreconditionError, Transformation, iter_nodes, registry
@@ -166,16 +167,17 @@ def _rows(user: Node, index: Node, module: nn.Module) -> int | None:
 
 
 def prepared(
-    step: Steps, text: str, pipeline: str, inputs: str | None, seed: int, *, run_pickled_code: bool
+    step: Steps, text: str, pipeline: str | None, inputs: str | None, seed: int, *, run_pickled_code: bool
 ) -> tuple[GraphModule, Transformation, list[Inputs]]:
     """Return the graph of a source, a pipeline, and inputs; the steps "reading" and "capturing" are announced.
 
     Raises:
         CommandError: There is no such source, file of inputs or pass, or the model cannot be captured.
     """
-    transformation = registry().pipeline(pipeline)
+    chosen = None if pipeline is None else registry().pipeline(pipeline)
     step("reading")
     source = read_source(text, run_pickled_code=run_pickled_code)
     calls = inputs_for(source, inputs, seed, run_pickled_code=run_pickled_code)
     step("capturing")
-    return graph_of(source, calls[0]), transformation, calls
+    graph_module = graph_of(source, calls[0])
+    return graph_module, chosen or registry().pipeline(default_pipeline(graph_module)), calls

@@ -52,7 +52,7 @@ ReproducersOption = Annotated[
 def optimize(
     source: SourceArgument,
     output: OutputOption,
-    pipeline: PipelineOption = "inference",
+    pipeline: PipelineOption = None,
     inputs: InputsOption = None,
     seed: SeedOption = 0,
     verify: VerifyOption = True,
@@ -99,7 +99,8 @@ def optimize(
             from fxopt.commands.optimized import optimized
             from fxopt_core import registry
 
-            data, text = optimized(step, job, registry().pipeline(pipeline), path, page)
+            chosen = None if pipeline is None else registry().pipeline(pipeline)
+            data, text = optimized(step, job, chosen, path, page)
         return Answer(data, lambda terminal: _show(terminal, data, text))
 
     answer(work, as_json=as_json)

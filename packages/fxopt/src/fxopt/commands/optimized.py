@@ -15,6 +15,7 @@ from fxopt.commands.outputs import write_graph
 from fxopt.commands.parameters import Job
 from fxopt.commands.sources import Source, graph_of, read_source
 from fxopt.commands.terminal import Steps
+from fxopt.optimization import default_pipeline
 from fxopt.reporting import Report, report as report_on
 from fxopt_core import History, PassOptionError, Transformation, VerificationError, history, instrumented, registry
 from fxopt_core.passes.call import Demands
@@ -22,14 +23,14 @@ from fxopt_tools import Inputs, Observation, Reproducers, Statistics, Timing, Ve
 
 
 def optimized(
-    step: Steps, job: Job, transformation: Transformation, path: Path, page: Path | None
+    step: Steps, job: Job, transformation: Transformation | None, path: Path, page: Path | None
 ) -> tuple[dict[str, Any], str]:
     """Optimize a model and save it.
 
     Args:
         step: announces steps.
         job: the options of the command.
-        transformation: the pipeline.
+        transformation: the pipeline; None for the default one of the model.
         path: where to save the archive.
         page: where to save the report; None for no report.
 
@@ -44,6 +45,7 @@ def optimized(
     calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=job.run_pickled_code)
     step("capturing")
     graph_module = graph_of(source, calls[0])
+    transformation = transformation or registry().pipeline(default_pipeline(graph_module))
     before, known = size_data(graph_module), len(history(graph_module))
     step("running passes")
     seen = Observation(Timing(), Statistics())
@@ -57,7 +59,7 @@ def optimized(
     step("saving")
     data = {
         "source": job.source,
-        "pipeline": _pipeline_text(transformation, job.pipeline),
+        "pipeline": _pipeline_text(transformation, job.pipeline or transformation.name),
         "passes": passes_data(graph_module, known),
         "before": before,
         "after": size_data(graph_module),
@@ -115,7 +117,8 @@ def _bisecting(job: Job) -> str:
     given = {"--inputs": job.inputs, **bounds, "--seed": job.seed or None}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     trust = ["--trusted"] if job.run_pickled_code else []
-    return shlex.join(["fxopt", "bisect", job.source, "-p", job.pipeline, *options, *trust])
+    pipeline = [] if job.pipeline is None else ["-p", job.pipeline]
+    return shlex.join(["fxopt", "bisect", job.source, *pipeline, *options, *trust])
 
 
 def _pipeline_text(transformation: Transformation, given: str) -> str:

@@ -16,12 +16,13 @@ ArchiveArgument = Annotated[
     str, typer.Argument(metavar="ARCHIVE", help="A .pt2 archive, as written by `fxopt optimize`.")
 ]
 PipelineOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--pipeline",
         "-p",
         metavar="PIPELINE",
-        help="Passes separated by commas, with options in braces, or a named pipeline: see `fxopt list`.",
+        help="Passes separated by commas, with options in braces, or a named pipeline: see `fxopt list`. By default "
+        "cpu-inference for models on a CPU, inference for others.",
         autocompletion=complete_pipeline,
     ),
 ]
@@ -63,7 +64,7 @@ class Job:
     """What `fxopt optimize` is asked to do, option by option."""
 
     source: str
-    pipeline: str
+    pipeline: str | None
     inputs: str | None
     seed: int
     verify: bool

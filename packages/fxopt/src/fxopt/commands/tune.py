@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def tune(
     source: SourceArgument,
-    pipeline: PipelineOption = "inference",
+    pipeline: PipelineOption = None,
     rounds: RoundsOption = 30,
     inputs: InputsOption = None,
     seed: SeedOption = 0,
