@@ -19,7 +19,7 @@ from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.site_pass import SitePass
 from fxopt_rewrite.speed import Ratio, Times, interval
-from fxopt_tools import Benchmark, bench, tune
+from fxopt_tools import Benchmark, bench, compare_pipelines, tune
 from fxopt_tools.experiments.bench import Sampler
 
 X = torch.ones(2)
@@ -372,3 +372,36 @@ class TestSampling:
         Sampler(X, rounds=20, clock=CLOCK).measure(Named("a"), Named("b"))
         rounds = {tuple(order[place : place + 2]) for place in range(6, 46, 2)}
         assert rounds == {("a", "b"), ("b", "a")}
+
+
+class Wrong(Transformation):
+    """Adds one to the output."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        output = graph_module.graph.output_node()
+        with graph_module.graph.inserting_before(output):
+            output.args = (graph_module.graph.call_function(torch.add, (output.args[0], 1.0)),)
+        return graph_module
+
+
+def test_pipelines_are_compared_and_the_fastest_one_is_named() -> None:
+    given = model(a=2.0, b=2.0)
+    quarter = compose(Halve(), Halve())
+    ways = {"half": Halve(), "kept": Keep(), "wrong": Wrong(), "none": NeedsKept(), "quarter": quarter}
+    found = compare_pipelines(given, ways, X, rounds=8, clock=CLOCK)
+    speeds = [None if each.speedup is None else round(each.speedup.median, 3) for each in found.candidates]
+    assert speeds == [2.0, 1.0, None, None, 4.0]
+    assert [each.problem is None for each in found.candidates] == [True, True, False, False, True]
+    best = found.best(exact=False)
+    assert best is not None
+    assert best.name == "quarter"
+    lines = str(found).splitlines()
+    assert any("differs" in line for line in lines if line.startswith("wrong"))
+    assert "quarter" in lines[-1]
+    assert not history(given)
+
+
+def test_where_nothing_is_faster_the_model_is_left_alone() -> None:
+    found = compare_pipelines(model(a=1.0), {"kept": Keep(), "double": Double()}, X, rounds=8, clock=CLOCK)
+    assert found.best(exact=False) is None
+    assert str(found).splitlines()[-1].startswith("leave the model as it is")

@@ -53,7 +53,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return measured
 
-    for name in ("bench", "tune"):
+    for name in ("bench", "compare_pipelines", "tune"):
         monkeypatch.setattr(fxopt_tools, name, with_clock(getattr(fxopt_tools, name)))
 
 
@@ -174,6 +174,17 @@ class TestBench:
         assert data["original"]["rounds"] == 8
         assert data["contributions"] == []
         assert "speed-up: " in fxopt("bench", ATTENTION, "-p", "merge-linears", "--rounds", 8).stdout
+
+    def test_without_a_pipeline_the_named_ones_are_compared(self) -> None:
+        data = fxopt_json("bench", ATTENTION, "--rounds", 8)
+        names = ["inference", "cpu-inference", "cpu-inference-bf16", "cpu-inference-int8"]
+        assert [each["name"] for each in data["pipelines"]] == names
+        assert [each["exact"] for each in data["pipelines"]] == [True, True, False, False]
+        assert data["best"] in (None, "inference", "cpu-inference")
+        assert all(each["problem"] is None and each["sqnr_db"] > 20 for each in data["pipelines"])
+        shown = fxopt("bench", ATTENTION, "--rounds", 8).stdout
+        assert "times as fast" in shown
+        assert "take " in shown or "leave the model as it is" in shown
 
     @pytest.mark.parametrize(("per", "name"), [("pass", "merge-linears"), ("site", "merge-linears on q + k + v")])
     def test_parts(self, per: str, name: str) -> None:

@@ -5,7 +5,7 @@ passes that run while they are entered. `bisect` finds the one rewrite to blame,
 `bench` and `tune` measure what helps. `fxopt_tools.verification.closeness` states the criterion of `verify`.
 """
 
-from fxopt_tools.experiments.bench import Benchmark, Contribution, bench
+from fxopt_tools.experiments.bench import Benchmark, Candidate, Comparison, Contribution, bench, compare_pipelines
 from fxopt_tools.experiments.bisect import Bisection, Trial, bisect
 from fxopt_tools.experiments.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
 from fxopt_tools.experiments.tune import Decision, Tuning, tune
@@ -28,7 +28,9 @@ __all__ = [
     "Benchmark",
     "BisectLimit",
     "Bisection",
+    "Candidate",
     "Check",
+    "Comparison",
     "Contribution",
     "Decision",
     "Dumps",
@@ -53,6 +55,7 @@ __all__ = [
     "Worst",
     "bench",
     "bisect",
+    "compare_pipelines",
     "observing",
     "reproduce",
     "tune",

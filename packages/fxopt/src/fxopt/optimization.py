@@ -74,7 +74,7 @@ def optimize(
 def default_pipeline(model: nn.Module) -> str:
     """Return the pipeline that makes a model fastest without approximating.
 
-    It is ``cpu-inference`` for a model in eval mode whose parameters and buffers are on a CPU, ``inference`` for others.
+    It is ``cpu-inference`` for a model in eval mode with parameters and buffers on a CPU, ``inference`` for others.
 
     >>> default_pipeline(nn.Linear(2, 2).eval()), default_pipeline(nn.Linear(2, 2, device="meta").eval())
     ('cpu-inference', 'inference')
@@ -83,7 +83,18 @@ def default_pipeline(model: nn.Module) -> str:
     return "cpu-inference" if not model.training and all(tensor.is_cpu for tensor in tensors) else "inference"
 
 
-def _transformation(pipeline: str | Transformation) -> Transformation:
+def named_pipelines(model: nn.Module) -> tuple[str, ...]:
+    """Return the named pipelines for inference that fit a model's device and mode, those that approximate last.
+
+    >>> named_pipelines(nn.Linear(2, 2).eval())
+    ('inference', 'cpu-inference', 'cpu-inference-bf16', 'cpu-inference-int8')
+    """
+    if default_pipeline(model) == "inference":
+        return ("inference",)
+    return "inference", "cpu-inference", "cpu-inference-bf16", "cpu-inference-int8"
+
+
+def _transformation(pipeline: object) -> Transformation:
     if isinstance(pipeline, Transformation):
         return pipeline
     if isinstance(pipeline, type):

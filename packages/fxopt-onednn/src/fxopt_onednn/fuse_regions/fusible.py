@@ -65,10 +65,10 @@ def regions_of(graph_module: GraphModule) -> Iterator[Region]:
 
 def _region(index: GraphIndex, nodes: tuple[Node, ...]) -> Iterator[Region]:
     packed = [module for module in map(index.module_of, nodes) if isinstance(module, PackedLayer)]
-    if not any(isinstance(module, PackedConv2d) for module in packed):
-        # Between residual sums, as in encoders, the layers take so long that a program gains nothing on them.
-        if len(packed) < _FEWEST_LAYERS or any(map(_joins_tensors, nodes)):
-            return
+    # Between residual sums, as in encoders, linear layers take so long that a program gains nothing on them.
+    pays = len(packed) >= _FEWEST_LAYERS and not any(map(_joins_tensors, nodes))
+    if not pays and not any(isinstance(module, PackedConv2d) for module in packed):
+        return
     inside = set(nodes)
     inputs = dict.fromkeys(value for node in nodes for value in node.all_input_nodes if value not in inside)
     outputs = tuple(node for node in nodes if any(user not in inside for user in node.users))

@@ -9,19 +9,22 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
-from fxopt_core import PreconditionError
+from fxopt_core import FxoptError, PreconditionError, Transformation, faithful_copy
 from fxopt_core.text import text_table
 from fxopt_rewrite.speed import CONFIDENCE, FEWEST_ROUNDS, Ratio, Times, noise_of
 from fxopt_tools.experiments.rewrite_steps import RewriteStep, Variants
 from fxopt_tools.inputs import Inputs, OneInput, copied, read_inputs
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
+from fxopt_tools.verification.report import VerificationReport
+from fxopt_tools.verification.verify import verify
 
 Progress = Callable[[int, int], object]
 """Called with the number of comparisons done and their total."""
@@ -143,6 +146,130 @@ def bench(
         advance(done, 1 + len(parts))
     speedup, noise = Ratio.of(original, transformed), noise_of(Ratio.of(original, again))
     return Benchmark(original, transformed, speedup, noise, tuple(contributions))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One pipeline of a `Comparison`.
+
+    Attributes:
+        name: its name.
+        speedup: how many times longer the original takes; None if it cannot be used.
+        verification: how the result differs from the original's; None if a pass failed.
+        problem: why it cannot be used: a pass failed, or the result differs; None if it can.
+        exact: whether all of its passes preserve the computation.
+    """
+
+    name: str
+    speedup: Ratio | None
+    verification: VerificationReport | None
+    problem: str | None
+    exact: bool
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """The lowest signal-to-noise ratio of an output."""
+        found = [each.sqnr_db for each in self.verification.outputs] if self.verification is not None else []
+        return min((ratio for ratio in found if ratio is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare_pipelines`.
+
+    Attributes:
+        original: times of the original model.
+        noise: how far from 1 the ratio of two copies of the original was, in the same run.
+        candidates: the pipelines, in the order in which they were given.
+    """
+
+    original: Times
+    noise: float
+    candidates: tuple[Candidate, ...]
+
+    def best(self, *, exact: bool) -> Candidate | None:
+        """Return the pipeline that gains the most beyond noise, among the exact ones or all; None if none does."""
+        best, gain = None, 1.0
+        for each in self.candidates:
+            if each.speedup is None or each.exact < exact or each.speedup.against(self.noise) != "faster":
+                continue
+            if each.speedup.median > gain:
+                best, gain = each, each.speedup.median
+        return best
+
+    def __str__(self) -> str:
+        """Return a table, and which pipeline to take."""
+        rows = [("pipeline", "times as fast", "interval", "SQNR dB", "")]
+        for each in self.candidates:
+            ratio = "-" if each.sqnr_db is None else f"{each.sqnr_db:.0f}"
+            verdict = each.problem or ("" if each.speedup is None else each.speedup.against(self.noise))
+            rows.append((each.name, *cells(each.speedup), ratio, verdict))
+        best, fastest = self.best(exact=True), self.best(exact=False)
+        advice = "leave the model as it is: no exact pipeline makes it faster" if best is None else f"take {best.name}"
+        if fastest is not None and not fastest.exact:
+            advice += f"; {fastest.name} if its accuracy is enough"
+        head = f"original: {self.original}; two copies of it differ by {self.noise:.1%}"
+        return "\n".join([head, "", *text_table(rows, right=(1, 3)), "", advice])
+
+
+def compare_pipelines(
+    model: nn.Module,
+    pipelines: Mapping[str, Pipeline],
+    inputs: OneInput | Sequence[OneInput],
+    *,
+    rounds: int = 30,
+    seed: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Measure pipelines on one model, all in the same rounds as the original, and verify what they make.
+
+    A pipeline that fails, or whose result differs, is listed with its problem and is not measured. The model is not
+    changed; a copy for each pipeline is in memory.
+
+    Args:
+        model: as for `bench`.
+        pipelines: by name.
+        inputs: as for `bench`.
+        rounds: how often each is measured, at least 8 times.
+        seed: seed for the order within rounds.
+        clock: returns seconds.
+        progress: called with the number of pipelines applied and their number.
+
+    Raises:
+        PreconditionError: The model cannot be traced or rejects the inputs, or an argument is invalid.
+
+    >>> import torch
+    >>> from fxopt_core import LintAndRecompile
+    >>> found = compare_pipelines(torch.nn.ReLU(), {"nothing": LintAndRecompile()}, torch.ones(3), rounds=8)
+    >>> [(each.name, each.problem) for each in found.candidates]
+    [('nothing', None)]
+    """
+    sampler = Sampler(inputs, rounds=rounds, seed=seed, clock=clock)
+    original = faithful_copy(as_graph_module(model, "compare_pipelines"))
+    ways = {name: as_transformation(each, "compare_pipelines") for name, each in pipelines.items()}
+    tried = [_tried(name, way, original, inputs) for name, way in ways.items()]
+    usable = [made for made, candidate in tried if candidate.problem is None]
+    first, again, *others = sampler.measure(original, faithful_copy(original), *usable)
+    speeds = iter([Ratio.of(first, times) for times in others])
+    found = [replace(each, speedup=next(speeds)) if each.problem is None else each for _, each in tried]
+    if progress is not None:
+        progress(len(found), len(found))
+    return Comparison(first, noise_of(Ratio.of(first, again)), tuple(found))
+
+
+def _tried(
+    name: str, transformation: Transformation, original: GraphModule, inputs: OneInput | Sequence[OneInput]
+) -> tuple[GraphModule, Candidate]:
+    """Return what a pipeline makes of a copy, and how that compares but for its speed."""
+    made, verification, problem = faithful_copy(original), None, None
+    try:
+        made = transformation(made)
+        verification = verify(original, made, inputs)
+        problem = None if verification else f"differs: {verification.worst or verification.problem}"
+    except FxoptError as error:
+        problem = str(error).partition("\n")[0]
+    return made, Candidate(name, None, verification, problem, transformation.preserves_computation)
 
 
 class Sampler:

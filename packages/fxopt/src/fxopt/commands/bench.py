@@ -21,7 +21,7 @@ from fxopt.commands.terminal import Terminal
 
 if TYPE_CHECKING:
     from fxopt_rewrite.speed import Ratio, Times
-    from fxopt_tools import Benchmark
+    from fxopt_tools import Benchmark, Comparison
 
 RoundsOption = Annotated[int, typer.Option("--rounds", min=8, help="How often each variant is measured.")]
 PerOption = Annotated[
@@ -40,9 +40,9 @@ def bench(
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how much faster a pipeline makes a model on this machine, compared with the noise.
+    """Measure how much faster a pipeline makes a model on this machine; without one, compare the named ones.
 
-    The captured model and the transformed one take turns, in random order. Nothing is saved.
+    The captured model and the transformed ones take turns, in random order. Nothing is saved.
     """
 
     def work(terminal: Terminal) -> Answer:
@@ -50,12 +50,21 @@ def bench(
         check_sources(source, inputs=inputs)
         with terminal.steps(4) as step:
             from fxopt.commands.model_inputs import prepared
-            from fxopt_tools import bench as measure
+            from fxopt.optimization import named_pipelines
+            from fxopt_tools import bench as measure, compare_pipelines
 
-            model = prepared(step, source, pipeline, inputs, seed, run_pickled_code=run_pickled_code)
+            graph_module, transformation, calls = prepared(
+                step, source, pipeline, inputs, seed, run_pickled_code=run_pickled_code
+            )
             step("measuring")
             with blaming(ExitCode.PASS):
-                found = measure(*model, per=per, rounds=rounds, seed=seed, progress=step.part)
+                if pipeline is None and per == "pipeline":
+                    ways = {name: name for name in named_pipelines(graph_module)}
+                    table = compare_pipelines(graph_module, ways, calls, rounds=rounds, seed=seed, progress=step.part)
+                    return Answer(_table_data(table), lambda terminal: terminal.print(str(table)))
+                found = measure(
+                    graph_module, transformation, calls, per=per, rounds=rounds, seed=seed, progress=step.part
+                )
         return Answer(_data(found), lambda terminal: terminal.print(str(found)))
 
     answer(work, as_json=as_json)
@@ -71,6 +80,25 @@ def _data(measured: Benchmark) -> dict[str, Any]:
         "contributions": [
             {"name": each.name, "verdict": each.effect.against(measured.noise), **ratio_data(each.effect)}
             for each in measured.contributions
+        ],
+    }
+
+
+def _table_data(found: Comparison) -> dict[str, Any]:
+    best = found.best(exact=True)
+    return {
+        "best": None if best is None else best.name,
+        "noise": found.noise,
+        "original": _times_data(found.original),
+        "pipelines": [
+            {
+                "name": each.name,
+                "problem": each.problem,
+                "exact": each.exact,
+                "sqnr_db": each.sqnr_db,
+                "speedup": None if each.speedup is None else ratio_data(each.speedup),
+            }
+            for each in found.candidates
         ],
     }
 
