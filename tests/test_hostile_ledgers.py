@@ -250,6 +250,23 @@ def test_undo_puts_nothing_back_but_plain_layers_and_calls(tmp_path: Path, chang
         load(archive_with(tmp_path / "a.pt2", change))
 
 
+@pytest.mark.parametrize("strides", [[10**15, 1], [1, 10**9], [2**62, 2**61], [1, 1], [0, 0], [-4, 1], [4], [1, 4]])
+def test_strides_of_what_undo_makes_take_no_memory(tmp_path: Path, strides: list[int]) -> None:
+    """Those that overlap or leave large gaps keep only their order; what are no strides is refused."""
+
+    def change(ledger: Any) -> None:
+        tensor = row(ledger, "ModuleRemoved", "ModuleRow")["tensors"][0]["TensorRow"]
+        tensor["strides"] = strides
+
+    graph_module = load(archive_with(tmp_path / "a.pt2", change))
+    expected = graph_module(X)
+    with contextlib.suppress(FxoptError):
+        undo(graph_module)
+    torch.testing.assert_close(graph_module(X), expected)
+    for tensor in graph_module.state_dict().values():
+        assert tensor.untyped_storage().nbytes() < 1000
+
+
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
 HUGE: dict[str, tuple[str, list[Any]]] = {

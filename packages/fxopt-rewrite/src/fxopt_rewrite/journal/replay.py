@@ -333,8 +333,21 @@ def copied(piece: Tensor, strides: tuple[int, ...] | None) -> Tensor:
     """Return a copy with these strides, or else contiguous, unless the new tensor got another memory format since."""
     if strides is None and piece.dim() > 2 and not piece.is_contiguous():
         return piece.clone()
-    empty = piece.new_empty(piece.shape) if strides is None else piece.new_empty_strided(piece.shape, strides)
+    empty = piece.new_empty(piece.shape) if strides is None else _strided(piece, strides)
     return empty.copy_(piece)
+
+
+_GAPS = 16  # a file may ask for any strides
+
+
+def _strided(piece: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return an empty tensor with these strides; without gaps, in their order, where they overlap or gaps are large."""
+    dense = torch.empty_like(torch.empty_strided(piece.shape, strides, device="meta")).stride()
+    room, overlap = 1, False
+    for stride, size in sorted(zip(strides, piece.shape, strict=True)):
+        overlap |= size > 1 and stride < room
+        room += stride * (size - 1)
+    return piece.new_empty_strided(piece.shape, dense if overlap or room > _GAPS * piece.numel() else strides)
 
 
 def joined(
