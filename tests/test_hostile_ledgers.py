@@ -345,7 +345,7 @@ def test_twenty_thousand_records_are_read_and_printed_in_seconds(tmp_path: Path)
 def test_an_edited_ledger_of_an_archive_is_refused_or_right(tmp_path: Path) -> None:
     """Whatever value is edited, the history prints; undo is refused and changes nothing, or done.
 
-    What is undone computes the original, but where the edited rows fit: which value a node reads is believed.
+    What is undone computes the original. Which value a node reads is believed; in this model, no other one fits.
     """
     graph_module = load(archive_with(tmp_path / "a.pt2", lambda ledger: None))
     text, generator = write_ledger(ledger_of(graph_module)), random.Random(0)
@@ -367,7 +367,6 @@ def test_an_edited_ledger_of_an_archive_is_refused_or_right(tmp_path: Path) -> N
             counts["refused"] += 1
             torch.testing.assert_close(twin(X), expected, rtol=0, atol=0)
             continue
-        with contextlib.suppress(TypeError, AttributeError, RuntimeError):
-            counts["right"] += torch.allclose(twin(X), original, rtol=1e-4, atol=1e-5)
+        counts["right"] += torch.allclose(twin(X), original, rtol=1e-4, atol=1e-5)
     assert counts["refused"] > edits / 2
-    assert counts.total() > 0.97 * edits, counts
+    assert counts.total() == edits, counts
