@@ -155,7 +155,7 @@ class Live(edits.EditVisitor):
         if row.name in self.names:
             raise self.refuse(f"another node is called `{row.name}` now, the name of a node that is to come back")
         target, args, kwargs = self._recall(row, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
-        if row.op == "call_module" and not _takes(type(self._module(target)), args, dict(kwargs)):
+        if row.op == "call_module" and not _takes(self._module(target), args, dict(kwargs)):
             raise self.refuse(f"node `{row.name}` would come back with arguments that `{target}` does not take")
         taken_names(self.graph).discard(row.name)  # the name is free: no node has it
         with self.graph.inserting_after(self._place(row, args, kwargs)):
@@ -359,18 +359,20 @@ def _missing(module: nn.Module) -> str | None:
 
 
 @cache
-def _signature(cls: type[nn.Module]) -> inspect.Signature:
+def _signature(cls: Any) -> inspect.Signature:
     return inspect.signature(cls.forward)
 
 
-def _takes(cls: type[nn.Module], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether modules of a class take these arguments: nodes, where they say that they take tensors."""
-    signature = _signature(cls)
+def _takes(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a layer of torch takes these arguments: nodes, where it says that it takes tensors."""
+    cls = type(module)
+    if not cls.__module__.startswith("torch.nn.") or "forward" in vars(module) or module._forward_pre_hooks:
+        return True  # nobody knows
     try:
-        given = signature.bind(None, *args, **kwargs).arguments
+        given = _signature(cls).bind(module, *args, **kwargs).arguments
     except TypeError:
         return False
-    tensors = [name for name, parameter in signature.parameters.items() if parameter.annotation in (Tensor, "Tensor")]
+    tensors = [name for name, each in _signature(cls).parameters.items() if each.annotation in (Tensor, "Tensor")]
     return all(isinstance(given[name], Node) for name in tensors if name in given)
 
 

@@ -214,7 +214,7 @@ def _bind(graph_module: GraphModule, args: Sequence[object], kwargs: Mapping[str
     return bound
 
 
-def _run_within(graph_module: GraphModule, *args: object, **kwargs: object) -> Any:
+def _run_within(graph_module: Any, *args: object, **kwargs: object) -> Any:
     """Run a graph module inside of another one, within the same bounds."""
     bound = _bind(graph_module, args, kwargs)
     result = BoundedRun(graph_module).run(initial_env=bound, enable_io_processing=False)
