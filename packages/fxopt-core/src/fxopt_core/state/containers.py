@@ -46,7 +46,7 @@ def put_back(container: Container, contents: Any) -> None:
     base: Any = next((each for each in (OrderedDict, dict, set, deque) if isinstance(container, each)), None)
     if base is not None:
         base.clear(container)
-        (base.extend if base is deque else base.update)(container, contents)
+        getattr(base, "extend" if base is deque else "update")(container, contents)
     else:
         base = list if isinstance(container, list) else bytearray
         base.__setitem__(container, slice(None), contents)

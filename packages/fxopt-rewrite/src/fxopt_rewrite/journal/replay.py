@@ -365,7 +365,7 @@ def _signature(cls: Any) -> inspect.Signature:
 
 def _takes(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a layer of torch takes these arguments: nodes, where it says that it takes tensors."""
-    cls = type(module)
+    cls: Any = type(module)
     if not cls.__module__.startswith("torch.nn.") or "forward" in vars(module) or module._forward_pre_hooks:
         return True  # nobody knows
     try:
