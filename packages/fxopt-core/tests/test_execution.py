@@ -173,6 +173,38 @@ class TestErrors:
         assert caught.value.__cause__ is None
         assert state(graph_module) == before
 
+    def test_an_interrupt_that_came_out_as_an_error_is_an_interrupt(self) -> None:
+        """Torch makes errors of its own of what is raised in code that it traces or compiles."""
+        interrupt = KeyboardInterrupt()
+
+        def body(graph_module: GraphModule) -> None:
+            break_everything(graph_module)
+            try:
+                try:
+                    raise interrupt
+                except KeyboardInterrupt as error:
+                    raise RuntimeError("while running %add") from error
+            except RuntimeError:
+                raise ValueError("no result") from None  # Python keeps the context
+
+        graph_module = traced()
+        before = state(graph_module)
+        for run in (Run(body), compose(MulToAdd(), Run(body))):
+            with pytest.raises(KeyboardInterrupt) as caught:
+                run(graph_module)
+            assert caught.value is interrupt
+            assert state(graph_module) == before
+
+    def test_errors_while_an_interrupt_is_handled_are_errors(self) -> None:
+        def body(graph_module: GraphModule) -> None:
+            raise ValueError("no luck")
+
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            with pytest.raises(PassError, match="no luck"):
+                Run(body)(traced())
+
     def test_index_and_predecessors_in_a_nested_composition(self) -> None:
         def body(graph_module: GraphModule) -> None:
             raise ValueError("no luck")

@@ -79,6 +79,42 @@ def test_a_square_of_a_square_ends() -> None:
         infer_shapes(GraphModule(nn.Module(), graph), torch.ones(2))
 
 
+class Holder(nn.Module):
+    """Holds a graph module."""
+
+    def __init__(self, inner: GraphModule) -> None:
+        super().__init__()
+        self.inner = inner
+
+
+def power_of(number: int) -> GraphModule:
+    """Return a graph with a graph module inside that computes a power of 10."""
+    inner, outer = Graph(), Graph()
+    value, exponent = inner.placeholder("value"), inner.placeholder("exponent")
+    inner.output((value, inner.call_function(pow, (10, exponent))))
+    x = outer.placeholder("x")
+    outer.output(outer.call_module("inner", (x,), {"exponent": number}))
+    return GraphModule(Holder(GraphModule(nn.Module(), inner)), outer)
+
+
+def test_graph_modules_inside_are_bounded_too() -> None:
+    x = torch.ones(2)
+    graph_module = infer_shapes(power_of(3), x)
+    assert graph_module.graph.output_node().meta["val"][1] == 1000
+    assert graph_module(x)[1] == 1000
+    with pytest.raises(TooMuchError, match=r"node `inner` \(.*a GraphModule.*\) makes an integer of 4000000000 bits"):
+        infer_shapes(power_of(10**9), x)
+
+
+def test_a_graph_module_that_an_operator_calls_is_bounded_too() -> None:
+    graph_module = power_of(10**9)
+    graph = Graph()
+    x, inner = graph.placeholder("x"), graph.get_attr("inner")
+    graph.output(graph.call_function(torch.ops.higher_order.wrap_with_set_grad_enabled, (False, inner, x, 10**9)))
+    with pytest.raises(PreconditionError, match="makes an integer of 4000000000 bits"):
+        infer_shapes(GraphModule(graph_module, graph), x=torch.ones(2))
+
+
 ENOUGH: dict[str, tuple[Any, ...]] = {
     "a power": (operator.pow, 10, 9),
     "a power of a tensor": (operator.pow, ..., 2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import operator
 import pickle
 import threading
 from collections.abc import Callable
@@ -307,3 +308,17 @@ def test_a_computation_from_a_stranger_is_operators_and_data(change: dict[str, A
     hostile["rows"][1] |= change
     with pytest.raises(FxoptError):
         ShapeTables(json.dumps(hostile), tables.roles)
+
+
+@pytest.mark.parametrize("how", [pow, operator.lshift, operator.mul])
+def test_a_computation_of_huge_numbers_is_named_and_not_computed(how: Callable[..., Any]) -> None:
+    """Archives are read so: their shapes are inferred first."""
+    huge, graph = Graph(), Graph()
+    number = huge.call_function(how, ("ab" if how is operator.mul else 10, huge.placeholder("n")))
+    huge.output((huge.call_function(torch.ones, (2,)), number))
+    x = graph.placeholder("x")
+    graph.output((x, graph.call_module("tables", (10**11,))))
+    tables = ShapeTables.of(huge, ["size"])
+    assert tables(3)[1] == how("ab" if how is operator.mul else 10, 3)
+    with pytest.raises(FxoptError, match=r"node `tables` \(.*a ShapeTables\) makes an? (integer|sequence) of"):
+        infer_shapes(GraphModule(nn.ModuleDict({"tables": tables}), graph), X)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fxopt_core.errors import halted_by
 from fxopt_core.registry.watched import noting_interrupts
 
 _lock = threading.RLock()
@@ -36,18 +37,10 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def raise_interrupt(error: BaseException, handled: BaseException | None = None) -> None:
-    """Raise the interrupt that led to an error, if one did.
-
-    Torch puts what is raised in the code that it traces into errors of its own, which chain it. What the caller was
-    handling before, `handled`, did not lead to the error.
-    """
-    seen: set[int] = {id(handled)}
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        if isinstance(cause, KeyboardInterrupt):
-            raise cause from None
-        seen.add(id(cause))
-        cause = cause.__cause__ or cause.__context__
+    """Raise the interrupt that led to an error, if one did, and not what the caller was handling before, `handled`."""
+    interrupt = halted_by(error, handled)
+    if interrupt is not None:
+        raise interrupt from None
 
 
 def _fresh_lock() -> None:

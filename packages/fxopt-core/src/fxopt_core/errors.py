@@ -12,6 +12,21 @@ class FxoptError(Exception):
     """Base class of all errors of fxopt."""
 
 
+def halted_by(error: BaseException, handled: BaseException | None = None) -> KeyboardInterrupt | None:
+    """Return the interrupt that led to an error, if one did; what the caller was handling before did not.
+
+    Torch puts what is raised in the code that it traces into errors of its own, which chain it.
+    """
+    cause: BaseException | None = error
+    seen = {id(handled)}
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, KeyboardInterrupt):
+            return cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
 class PassError(FxoptError):
     """A pass failed; the graph module is as it was before the run.
 

@@ -11,6 +11,7 @@ import json
 import pickle
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
@@ -155,15 +156,23 @@ def _checked(what: str, read: Callable[[], T]) -> T:
 
 
 def _read_ledger(text: str, objects: list[object], names: Names = LOADED) -> Ledger:
-    data = json.loads(text)
+    if '"journal":' in text:
+        load_journals()
+    read = ValueReader(FIELDS.readers, objects, names).read
+
+    def early(data: dict[str, Any]) -> object:
+        """Read each record as soon as its text is, so that JSON's objects do not pile up."""
+        with suppress(FxoptError, ValueError):  # raised again below, unless a newer version has written it
+            return read(data) if "Record" in data else data
+        return data
+
+    data = json.loads(text, object_hook=early)
     version = data.pop(_KEY, None) if isinstance(data, dict) else None
     if type(version) is not int or version < 1:
         raise MalformedError(f"found {text[:60]!r}, which has no version under {_KEY!r}")
     if version > LEDGER_VERSION:
         return restore_ledger(version, _compress(text), b"")
-    if '"journal":' in text:
-        load_journals()
-    ledger: Ledger = ValueReader(FIELDS.readers, objects, names).read({"Ledger": data})
+    ledger: Ledger = read({"Ledger": data})
     return ledger
 
 

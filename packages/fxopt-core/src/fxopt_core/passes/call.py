@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import NoReturn
 
 from torch.fx import GraphModule
 
-from fxopt_core.errors import NotReversibleError, PassError, PostconditionError, PreconditionError, VetoError
+from fxopt_core.errors import NotReversibleError, PassError, PostconditionError, PreconditionError, VetoError, halted_by
 from fxopt_core.graph import check_graph_module
 from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.ledger.reasons import refusals_text
@@ -25,7 +26,7 @@ from fxopt_core.passes.instruments import (
     report_failure,
 )
 from fxopt_core.passes.record import as_undone, make_record, marked_names, signature_or_empty, to_take_back
-from fxopt_core.passes.runnable import Runnable, is_reversible, leaves
+from fxopt_core.passes.runnable import Reversible, Runnable, leaves
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.outline import Outline
 from fxopt_core.state.snapshot import Snapshot
@@ -109,6 +110,7 @@ def in_transaction(
     transformation: Runnable, graph_module: GraphModule, protect_values: bool, body: Callable[[Run], GraphModule]
 ) -> GraphModule:
     """Return ``body(run)``; if anything raises, restore the graph module and raise a `PassError` with the cause."""
+    handled = sys.exc_info()[1]
     snapshot = Snapshot.take(graph_module, protect_values=protect_values)
     number, total = ledger_of(graph_module).next_run, len(leaves(transformation))
     run = Run(transformation, graph_module, snapshot, number, protect_values, total)
@@ -118,7 +120,7 @@ def in_transaction(
             if META_KEY in result.meta:
                 pickling.install(result)
         except BaseException as error:
-            _roll_back(snapshot, transformation, error)
+            _roll_back(snapshot, transformation, halted_by(error, handled) or error)
     del run, snapshot  # which takes a while, and belongs to the transaction
     return result
 
@@ -326,7 +328,7 @@ def _apply(number: int, frame: Frame, info: PassRun, graph_module: GraphModule) 
         if not info.reverse:
             result = transformation.transform(graph_module)
         elif not nothing_to_undo:
-            assert is_reversible(transformation)
+            assert isinstance(transformation, Reversible)
             result = transformation.reverse(graph_module)
         frame.flush()
     seconds = time.perf_counter() - started

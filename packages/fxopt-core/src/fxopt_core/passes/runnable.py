@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeGuard
+from typing import Protocol, runtime_checkable
 
 from torch.fx import GraphModule
 
@@ -51,16 +51,12 @@ class Runnable(Protocol):
         """Edit a graph module and return it, or a new one."""
 
 
-class ReversibleRunnable(Runnable, Protocol):
-    """One that can be undone."""
+@runtime_checkable
+class Reversible(Protocol):
+    """A pass that can be undone."""
 
     def reverse(self, graph_module: GraphModule) -> GraphModule:
         """Undo what `transform` did."""
-
-
-def is_reversible(transformation: Runnable) -> TypeGuard[ReversibleRunnable]:
-    """Return whether a pass can be undone."""
-    return transformation.reversible
 
 
 def leaves(transformation: Runnable) -> list[Runnable]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from types import MappingProxyType
 
 from torch.fx import GraphModule
@@ -16,6 +15,7 @@ from fxopt_core.errors import NotReversibleError, PreconditionError, UndoError
 from fxopt_core.graph import check_graph_module, iter_nodes
 from fxopt_core.ledger.marks import forget_ids, has_mark, tag_of
 from fxopt_core.ledger.records import (
+    Journal,
     Record,
     applied_records,
     has_ledger,
@@ -29,7 +29,7 @@ from fxopt_core.passes.context import Run, current_frame, current_snapshot
 from fxopt_core.passes.instruments import PassRun, active_instruments, current_run, inside
 from fxopt_core.passes.options import construct
 from fxopt_core.passes.record import as_undone
-from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
+from fxopt_core.passes.transformation import ReversibleTransformation
 from fxopt_core.state.snapshot import Snapshot
 from fxopt_core.values.names import find_class
 
@@ -79,7 +79,7 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
             check_and_compile(result, run.transformation)
         return result
 
-    return in_transaction(_Undo(), graph_module, False, body)
+    return in_transaction(RecordedPass(Record("undo", "", (), "")), graph_module, False, body)
 
 
 def _undo_steps(
@@ -111,15 +111,6 @@ def _undo_step(run: Run, info: PassRun, graph_module: GraphModule, record: Recor
     return graph_module, replace(undone, refusals=(), seconds=time.perf_counter() - started, run=run.number)
 
 
-class _Undo(Transformation):
-    """Names the transaction of `undo` in errors."""
-
-    name = "undo"
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        return graph_module
-
-
 def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
     """Undo all applied records of the pass with this signature, last first; nothing is changed where there is none."""
     frame = current_frame(graph_module)
@@ -141,22 +132,17 @@ def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
 
 def _take_back(graph_module: GraphModule, records: Sequence[Record]) -> None:
     """Take back the journals of records, last first; after an error the graph module is half undone."""
-    kept = {id(record) for record in ledger_of(graph_module).records if record.state == "applied"}
-    kept -= {id(record) for record in records}
-    for record in reversed(records):
-        if record.journal:
-            _check_independent(record, [each for each in _later(graph_module, record) if id(each) in kept])
+    taken, later = {id(record) for record in records}, list[Record]()
+    for record in reversed(ledger_of(graph_module).records):
+        if id(record) not in taken:
+            later += [record] * (record.state == "applied")
+        elif record.journal:
+            _check_independent(record, record.journal, later)
             record.journal.take_back(graph_module, record.pass_name)
 
 
-def _later(graph_module: GraphModule, record: Record) -> Iterator[Record]:
-    """Yield the records after one, last first."""
-    return takewhile(lambda later: later is not record, reversed(ledger_of(graph_module).records))
-
-
-def _check_independent(record: Record, later: Sequence[Record]) -> None:
-    assert record.journal is not None
-    dependent = record.journal.dependent(each.journal for each in later if each.journal is not None)
+def _check_independent(record: Record, journal: Journal, later: Sequence[Record]) -> None:
+    dependent = journal.dependent(each.journal for each in later if each.journal is not None)
     if dependent is not None:
         name = next(each.pass_name for each in later if each.journal is dependent)
         found = f"pass `{name}` ran after it and builds on its result"

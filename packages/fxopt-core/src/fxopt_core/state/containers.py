@@ -43,20 +43,12 @@ def put_back(container: Container, contents: Any) -> None:
     >>> alias
     {'second': 2}
     """
-    if isinstance(container, OrderedDict):
-        OrderedDict.clear(container)
-        OrderedDict.update(container, contents)
-    elif isinstance(container, dict):
-        dict.clear(container)
-        dict.update(container, contents)
-    elif isinstance(container, set):
-        set.clear(container)
-        set.update(container, contents)
-    elif isinstance(container, deque):
-        deque.clear(container)
-        deque.extend(container, contents)
+    base: Any = next((each for each in (OrderedDict, dict, set, deque) if isinstance(container, each)), None)
+    if base is not None:
+        base.clear(container)
+        getattr(base, "extend" if base is deque else "update")(container, contents)
     else:
-        base: Any = list if isinstance(container, list) else bytearray
+        base = list if isinstance(container, list) else bytearray
         base.__setitem__(container, slice(None), contents)
 
 

@@ -125,17 +125,16 @@ class NodeRow:
     meta: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False)
     tag: NodeTag | None = field(default=None, compare=False)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:  # Python 3.10 replaces `__getstate__` of classes like this one
         """Return what pickles: the target by name, and those entries of ``meta`` that can be pickled."""
         state = {each.name: getattr(self, each.name) for each in fields(self)}
         state["target"] = operator_reference(self.target) or self.target
         state["meta"] = {key: value for key, value in self.meta.items() if _pickles(value)}
-        return state
+        return _node_row, (state,)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        state["meta"] = MappingProxyType(state["meta"])
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
+
+def _node_row(state: dict[str, Any]) -> NodeRow:
+    return NodeRow(**{**state, "meta": MappingProxyType(state["meta"])})
 
 
 def _pickles(value: object) -> bool:

@@ -6,9 +6,11 @@ or device since are kept. Whatever does not fit any more is an `UndoError`.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,7 +50,7 @@ class Live(edits.EditVisitor):
         self.left_out = left_out(steps, lambda number: bool(self.by_id.get(number)))
         self.replacements = {edit.old: edit.new for edit in edits.of_kind(steps, edits.NodeReplaced)}
         self.parts: dict[str, list[tuple[edits.Piece, Tensor]]] = {}  # what was cut out of each new tensor
-        self.created: list[Node] = []
+        self.created: dict[Node, None] = {}
         self.touched: dict[Node, None] = {}  # nodes whose users may have another order now
         self.redirected: set[Node] = set()  # users whose inputs are among those
         self.ranks: dict[int | None, dict[int | None, int]] = {}  # of users that were not in order
@@ -153,6 +155,8 @@ class Live(edits.EditVisitor):
         if row.name in self.names:
             raise self.refuse(f"another node is called `{row.name}` now, the name of a node that is to come back")
         target, args, kwargs = self._recall(row, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
+        if row.op == "call_module" and not _takes(self._module(target), args, dict(kwargs)):
+            raise self.refuse(f"node `{row.name}` would come back with arguments that `{target}` does not take")
         taken_names(self.graph).discard(row.name)  # the name is free: no node has it
         with self.graph.inserting_after(self._place(row, args, kwargs)):
             node = self.graph.create_node(row.op, target, args, dict(kwargs), row.name)
@@ -164,7 +168,7 @@ class Live(edits.EditVisitor):
         self.by_id.setdefault(row.id, []).append(node)
         self.touched.update(dict.fromkeys(node.all_input_nodes))
         self.touched[node] = None
-        self.created.append(node)
+        self.created[node] = None
 
     def _recall(self, row: edits.NodeRow, node_of: Callable[[edits.Ref], Any], *values: Any) -> Any:
         """Return target, arguments and keyword arguments of a row, or other values, with nodes for their numbers."""
@@ -188,6 +192,8 @@ class Live(edits.EditVisitor):
         if edit.new in self.left_out.new:
             return
         old, new = self._node(edit.old, "a restored node"), self._node(edit.new, "its replacement")
+        if old not in self.created:
+            raise self.refuse(f"node `{old.name}`, which `{new.name}` has replaced, is none that was taken out")
         for user in new.users:
             if user not in self.redirected:
                 self.redirected.add(user)
@@ -231,6 +237,10 @@ class Live(edits.EditVisitor):
     def _release(self, name: str, tensor: Tensor) -> None:
         """Free the memory of a tensor that a rollback can join from what was cut out of it."""
         parts = self.parts.pop(name, [])
+        slices = sorted(piece.slices[0] for piece, _ in parts if len(piece.slices) == 1)
+        for (dim, start, length), (other, following, _) in pairwise(slices):
+            if dim == other and following < start + length:
+                raise self.refuse(f"two originals would get the same values of `{name}`, from {following}")
         if sum(piece.take(tensor).numel() for piece, _ in parts) == tensor.numel():
             rebuild = partial(joined, tensor.shape, tensor.dtype, tensor.device, parts)
             release(self.graph_module, tensor, rebuild)
@@ -305,7 +315,13 @@ class Live(edits.EditVisitor):
             raise self.refuse(f"the class {row.cls} of module `{row.name}` cannot be found ({error})") from error
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
             raise self.refuse(f"{row.cls}, recorded for module `{row.name}`, is no class of modules")
+        gone = {tensor.name for tensor in row.tensors if tensor.piece is None and tensor.dtype is not None}
+        if gone and any(tensor.piece is not None for tensor in row.tensors):
+            raise self.refuse(f"nothing says where the values of {', '.join(sorted(gone))} are now")
         module = module_of(row, cls, self._current)
+        missing = _missing(module) if cls.__module__.startswith("torch.nn.") else None
+        if missing is not None:
+            raise self.refuse(f"module `{row.name}` would come back incomplete: {missing}")
         if row.twin is not None:
             module.training = self._module(row.twin).training
         parent_name, _, key = row.name.rpartition(".")
@@ -329,12 +345,56 @@ class Live(edits.EditVisitor):
             )
 
 
+def _missing(module: nn.Module) -> str | None:
+    """Return what a layer of torch lacks; None where nothing is missing."""
+    declared = [item for cls in type(module).__mro__ for item in vars(cls).get("__annotations__", {}).items()]
+    for name, kind in declared:
+        if kind in (Tensor, "Tensor") and not hasattr(module, name):
+            return f"it has no `{name}`"
+    try:
+        module.extra_repr()  # which reads other attributes
+    except AttributeError as error:
+        return str(error)
+    return None
+
+
+@cache
+def _signature(cls: Any) -> inspect.Signature:
+    return inspect.signature(cls.forward)
+
+
+def _takes(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a layer of torch takes these arguments: nodes, where it says that it takes tensors."""
+    cls: Any = type(module)
+    if not cls.__module__.startswith("torch.nn.") or "forward" in vars(module) or module._forward_pre_hooks:
+        return True  # nobody knows
+    try:
+        given = _signature(cls).bind(module, *args, **kwargs).arguments
+    except TypeError:
+        return False
+    tensors = [name for name, each in _signature(cls).parameters.items() if each.annotation in (Tensor, "Tensor")]
+    return all(isinstance(given[name], Node) for name in tensors if name in given)
+
+
 def copied(piece: Tensor, strides: tuple[int, ...] | None) -> Tensor:
     """Return a copy with these strides, or else contiguous, unless the new tensor got another memory format since."""
     if strides is None and piece.dim() > 2 and not piece.is_contiguous():
         return piece.clone()
-    empty = piece.new_empty(piece.shape) if strides is None else piece.new_empty_strided(piece.shape, strides)
+    empty = piece.new_empty(piece.shape) if strides is None else _strided(piece, strides)
     return empty.copy_(piece)
+
+
+_GAPS = 16  # a file may ask for any strides
+
+
+def _strided(piece: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return an empty tensor with these strides; without gaps, in their order, where they overlap or gaps are large."""
+    dense = torch.empty_like(torch.empty_strided(piece.shape, strides, device="meta")).stride()
+    room, overlap = 1, False
+    for stride, size in sorted(zip(strides, piece.shape, strict=True)):
+        overlap |= size > 1 and stride < room
+        room += stride * (size - 1)
+    return piece.new_empty_strided(piece.shape, dense if overlap or room > _GAPS * piece.numel() else strides)
 
 
 def joined(

@@ -8,13 +8,54 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx import Graph, Interpreter, Node
 
 from fxopt_core.errors import PreconditionError
 
 
 class TooMuchError(PreconditionError):
     """A node makes a number or a sequence that is too large to infer anything of it."""
+
+
+class BoundedRun(Interpreter):
+    """Runs a graph, unless a node of it makes a number or a sequence that is too large.
+
+    >>> from torch.fx import GraphModule
+    >>> graph = Graph()
+    >>> _ = graph.output(graph.call_function(pow, (10, graph.placeholder("n"))))
+    >>> module = GraphModule(nn.Module(), graph)
+    >>> BoundedRun(module).run(3)
+    1000
+    >>> BoundedRun(module).run(10**9)
+    Traceback (most recent call last):
+    fxopt_rewrite.shapes.effort.TooMuchError: makes an integer of 4000000000 bits, which is too much to infer
+    """
+
+    def __init__(self, module: nn.Module, graph: Graph | None = None) -> None:
+        super().__init__(module, graph=graph)
+        self.extra_traceback = False
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node, and check its value."""
+        value = super().run_node(n)
+        _check(excess_of_result(value))
+        return value
+
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method, unless that would make too much."""
+        _check(excess(target, (*args, *kwargs.values())))
+        return super().call_method(target, args, kwargs)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function, unless that would make too much."""
+        _check(excess(target, (*args, *kwargs.values())))
+        return super().call_function(target, args, kwargs)
+
+
+def _check(found: str | None) -> None:
+    if found is not None:
+        raise TooMuchError(f"makes {found}, which is too much to infer")
 
 
 _BITS = 4096  # of an integer

@@ -6,6 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ import torch.utils._pytree as pytree
 from torch import SymInt, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from fxopt_core._torch import PyTreeCodeGen, codegen_of
 from fxopt_core.errors import PreconditionError
 from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_rewrite.shapes.effort import TooMuchError, excess, excess_of_result
+from fxopt_rewrite.shapes.effort import BoundedRun, TooMuchError
 from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
 
 
@@ -158,6 +159,8 @@ class _Faker:
             self._shadows[id(module)] = shadow
             state = {name: self._plain(value) for name, value in module.__dict__.items()}
             state["_modules"] = {name: child and self.shadow(child) for name, child in module._modules.items()}
+            if isinstance(module, GraphModule):  # which a node calls, or gives to an operator
+                state.setdefault("forward", partial(_run_within, shadow))
             shadow.__dict__.update(state)
         return self._shadows[id(module)]
 
@@ -211,10 +214,16 @@ def _bind(graph_module: GraphModule, args: Sequence[object], kwargs: Mapping[str
     return bound
 
 
-class _Run(Interpreter):
+def _run_within(graph_module: Any, *args: object, **kwargs: object) -> Any:
+    """Run a graph module inside of another one, within the same bounds."""
+    bound = _bind(graph_module, args, kwargs)
+    result = BoundedRun(graph_module).run(initial_env=bound, enable_io_processing=False)
+    return graph_module.graph.process_outputs(result)
+
+
+class _Run(BoundedRun):
     def __init__(self, shadow: nn.Module, original: GraphModule, faker: _Faker, inputs: dict[Node, object]) -> None:
-        super().__init__(shadow, graph=original.graph)
-        self.extra_traceback = False
+        super().__init__(shadow, original.graph)
         self.values: dict[Node, object] = {}
         self._faker = faker
         self._inputs = inputs
@@ -233,7 +242,6 @@ class _Run(Interpreter):
     def run_node(self, n: Node) -> Any:
         try:
             value = super().run_node(n)
-            _check(excess_of_result(value))
             self._note(n, value)
         except TooMuchError as cause:
             raise TooMuchError(f"infer_shapes: node `{n.name}` ({self._described(n)}) {cause}") from cause
@@ -244,12 +252,7 @@ class _Run(Interpreter):
             ) from cause
         return value
 
-    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _check(excess(target, (*args, *kwargs.values())))
-        return super().call_method(target, args, kwargs)
-
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _check(excess(target, (*args, *kwargs.values())))
         result = super().call_function(target, args, kwargs)
         if target is _enter_autocast:
             self._autocasts.append(result)
@@ -276,8 +279,3 @@ class _Run(Interpreter):
         target = getattr(node.target, "__name__", str(node.target))
         owner = dict(self.submodules).get(target) if node.op == "call_module" else None
         return f"{node.op} {target}" if owner is None else f"{node.op} {target}, a {type(owner).__name__}"
-
-
-def _check(found: str | None) -> None:
-    if found is not None:
-        raise TooMuchError(f"makes {found}, which is too much to infer")
