@@ -35,7 +35,7 @@ from fxopt_capture.graph.shells import attribute, owner_of, registered, shell_tr
 from fxopt_capture.graph.tidy import place_attributes, tidy
 from fxopt_capture.huggingface.computed_buffers import computed_buffers
 from fxopt_capture.huggingface.configurations import configurations_kept
-from fxopt_capture.huggingface.models import dynamic_dimensions, is_pretrained, makes_cache, no_cache, preparations
+from fxopt_capture.huggingface.models import cache_choice, dynamic_dimensions, is_pretrained, no_cache, preparations
 from fxopt_capture.huggingface.stored_names import keep_stored_names
 from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_capture.weightless import device_for, is_weightless, off_meta, with_values
@@ -133,8 +133,9 @@ def read_call(
     check_model(model)
     register_structures([*args, *kwargs.values()])
     form, inputs = bind_call(model, args, kwargs)
-    if without_cache and is_pretrained(model):
-        form = form.with_fixed(**no_cache(form))
+    if is_pretrained(model):
+        choice = no_cache(form) if without_cache else cache_choice(model, form)
+        form = form.with_fixed(**choice)
     if is_weightless(model):
         inputs = with_values(inputs, device_for(model, inputs))
     return Call(form, distinct_tensors(inputs, [*model.parameters(), *model.buffers()]))
@@ -157,7 +158,7 @@ def _captured(request: Request, *, compare: bool) -> CapturedModule:
     try:
         return _capture_request(request, compare=compare)
     except CaptureError as error:
-        if not makes_cache(model, form):
+        if not _chooses_cache(form):
             raise
         without = replace(request, form=form.with_implied(use_cache=False), observer=Observer())
         captured = _capture_request(without, compare=compare)
@@ -180,8 +181,6 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
         )
     _check_steps(request, exported)
     check_unused(model, form, _unused(exported))
-    if makes_cache(model, form):  # a call may say what the model has decided on by itself
-        form = form.with_implied(use_cache=request.observer.makes_cache)
     # Only now: a model's own containers may be known to torch's pytrees only since the export.
     nestings = {name: nesting_of(value) for name, value in inputs.items()}
     binding = InputBinding(form, type(model).__name__, structures_of(exported.module.graph), nestings)
@@ -196,30 +195,43 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
     if request.observer.returned:
         captured.register_forward_hook(CacheReturn(request.observer.returned), with_kwargs=True)
     if compare:
-        _check_example(request, captured)
+        _check_example(request, exported, captured)
     for note in (exported.note, hidden_note(captured), request.observer.note()):
         if note is not None:
             _LOGGER.warning("%s: %s", type(model).__name__, note)
     return captured
 
 
-def _check_example(request: Request, captured: CapturedModule) -> None:
-    """Refuse a graph that does not do on the example what the model does, called as the caller has called it."""
+def _chooses_cache(form: CallForm) -> bool:
+    """Whether a model is called with a cache that the caller has not asked for."""
+    return "use_cache" in form.implied and bool(form.fixed["use_cache"])
+
+
+def _check_example(request: Request, exported: Export, captured: CapturedModule) -> None:
+    """Refuse a graph that does not do on the example what the model does, called as the caller has called it.
+
+    A graph that was made from an example of one, and is not valid for one, is compared on two of it.
+    """
     model, form, inputs = request.model, request.form, request.inputs
     leaves = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(dict(inputs)))
     if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in leaves):
         return
+    if _chooses_cache(form):
+        form = form.without("use_cache")
+    if not exported.guards.accepts(pytree.tree_leaves(dict(inputs))):
+        inputs = exported.inputs
     name, remedy = type(model).__name__, "please report it; compare=False returns the graph all the same"
+    values = "does not depend on the values of its inputs in a way that a graph cannot say"
     try:
         with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
-            found = difference(model, form, captured, inputs, form.fixed)
+            found = difference(model, form, captured, inputs, form.fixed, effects=True)
             if found is not None and torch.is_grad_enabled():  # torch has layers that compute otherwise without
-                found = difference(model, form, captured, inputs, form.fixed, gradients=True) and found
+                found = difference(model, form, captured, inputs, form.fixed, effects=True, gradients=True) and found
     except GraphError as error:
         cause = error.__cause__ or error
         raise CaptureError(
             f"the graph of {name} cannot be called with the example: {type(cause).__name__}: {first_line(cause)}. If "
-            f"the model does not depend on the values of its inputs in a way that a graph cannot say, {remedy}"
+            f"the model {values}, {remedy}"
         ) from cause
     except Exception as error:  # whatever the model raises
         place = source_of(error)
@@ -229,8 +241,8 @@ def _check_example(request: Request, captured: CapturedModule) -> None:
         ) from error
     if found is not None:
         raise CaptureError(
-            f"the graph of {name} does not compute what the model does on the example: {found}. If the model does not "
-            f"depend on the values of its inputs in a way that a graph cannot say, {remedy}"
+            f"the graph of {name} does not compute what the model does on the example: {found}. If the model {values}, "
+            f"{remedy}"
         )
 
 

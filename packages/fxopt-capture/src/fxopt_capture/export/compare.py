@@ -42,12 +42,13 @@ def difference(
     constants: Mapping[str, object] = MappingProxyType({}),
     *,
     weights: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    effects: bool = False,
     gradients: bool = False,
 ) -> str | None:
     """Return how the graph's outputs differ from the model's on `inputs`, or None where they agree.
 
-    So do inputs and buffers that a call changes in place. Buffers, the random state and the inputs stay as they are.
-    Exceptions of the model pass through; those of the graph are chained by a `GraphError`.
+    With `effects`, the same holds of inputs and buffers that a call changes in place. Buffers, the random state and the
+    inputs stay as they are. Exceptions of the model pass through; those of the graph are chained by a `GraphError`.
 
     The graph module gets the inputs and `constants` by name. Both have `weights` in place of the parameters and buffers
     of these names, and run with gradients where asked to.
@@ -59,11 +60,12 @@ def difference(
         found = _run(graph_module, (), {**given, **constants}, given, weights, gradients=gradients)
     except Exception as error:
         raise GraphError(f"the graph raises {type(error).__name__}: {error}") from error
+    reason = _mismatch(expected.output, found.output)
+    if reason is not None or not effects:
+        return reason
     changed = {name: buffer for name, buffer in expected.buffers.items() if name in found.buffers}
-    return (
-        _mismatch(expected.output, found.output)
-        or _mismatch(expected.inputs, found.inputs, "after the call, the input")
-        or _mismatch(changed, {name: found.buffers[name] for name in changed}, "after the call, the buffer")
+    return _mismatch(expected.inputs, found.inputs, "after the call, the input") or _mismatch(
+        changed, {name: found.buffers[name] for name in changed}, "after the call, the buffer"
     )
 
 

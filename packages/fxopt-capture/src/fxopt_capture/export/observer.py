@@ -32,7 +32,6 @@ class Observer:
         dtype_reads: kind of dtype -> the place in the model's source that read one of that kind first.
         returned: name of an input that is a cache -> the key or index of the output that is the very same cache.
         lost: names of inputs that are caches, were changed, and are not among the outputs.
-        makes_cache: whether a cache is among the outputs.
         stepped: numbers, flags and strings that calling the model changes, by the name of the attribute -> from, to.
     """
 
@@ -40,7 +39,6 @@ class Observer:
         self.dtype_reads: dict[str, str] = {}
         self.returned: dict[str, object] = {}
         self.lost: list[str] = []
-        self.makes_cache = False
         self.stepped: dict[str, tuple[object, object]] = {}
 
     def note(self) -> str | None:
@@ -66,7 +64,6 @@ class Observer:
             output = forward(*args, **kwargs)
         places = {id(value): place for place, value in _entries(output)}
         self.returned = {name: places[id(value)] for name, (value, _) in caches.items() if id(value) in places}
-        self.makes_cache = any(is_cache(value) for _, value in _entries(output))
         self.lost = [
             name
             for name, (value, leaves) in caches.items()

@@ -91,8 +91,7 @@ def export(request: Request) -> Export:
 
     What fails as it did in another preparation is not tried again with other sizes.
     """
-    errors, leaves = request.errors, pytree.tree_leaves(dict(request.inputs))
-    first = len(errors)
+    errors, first = request.errors, len(request.errors)
     for preparation in request.preparations:
         if not preparation.helps(errors):
             continue
@@ -102,9 +101,7 @@ def export(request: Request) -> Export:
                 found = _export_for_all_sizes(request, inputs, shapes)
                 if found is not None:
                     asked = at_zero(found.values, found.guards, pytree.tree_leaves(dict(found.inputs)))
-                    found = replace(_refusing_wrong(request, found, asked), note=preparation.note)
-                    if shapes is None or request.dynamic_shapes is not None or found.guards.accepts(leaves):
-                        return found
+                    return replace(_refusing_wrong(request, found, asked), note=preparation.note)
             if any(_seen(error, errors[:before]) for error in errors[before:]):
                 break
     raise capture_error(request.model, errors[first], _hints(request)) from errors[first]

@@ -30,10 +30,11 @@ def is_pretrained(model: nn.Module) -> bool:
     return utilities is not None and isinstance(model, utilities.PreTrainedModel)
 
 
-def makes_cache(model: nn.Module, form: CallForm) -> bool:
-    """Whether a Hugging Face model decides by itself to make a cache of keys and values, and could be told not to."""
+def cache_choice(model: nn.Module, form: CallForm) -> dict[str, object]:
+    """Return ``use_cache`` as the model itself decides on it, where it has that argument and was not given it."""
     default = getattr(getattr(model, "config", None), "use_cache", None)
-    return is_pretrained(model) and bool(default) and _takes_use_cache(form) and "use_cache" not in form.fixed
+    is_open = default is not None and _takes_use_cache(form) and "use_cache" not in form.fixed
+    return {"use_cache": bool(default)} if is_open else {}
 
 
 def no_cache(form: CallForm) -> dict[str, object]:
