@@ -76,6 +76,8 @@ def test_skipping_the_comparison() -> None:
 class Writing(nn.Module):
     """Writes to its input and to a buffer, other values while it is exported if asked to."""
 
+    count: Tensor
+
     def __init__(self, *, to_input: float = 1, to_buffer: float = 1) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(4))
@@ -116,7 +118,7 @@ class Raising(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting() == self.exported:
-            torch._assert_async((x > 5).all())  # type: ignore[no-untyped-call]
+            torch._assert_async((x > 5).all())
         return x * 2
 
 
@@ -141,7 +143,7 @@ class Random(nn.Module):
         self.drop = nn.Dropout(0.5)
         self.drawn: list[float] = []
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.drawn.append(random.random())
         return self.drop(x) + torch.rand_like(x) + torch.randn(4)
 
@@ -222,7 +224,7 @@ def test_a_model_without_weights_is_not_called() -> None:
 class Mapped(nn.Module):
     """Calls torch.vmap, which enters and leaves a level by calls whose result nothing reads."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return torch.vmap(lambda row: row * row.sum())(x)
 
 

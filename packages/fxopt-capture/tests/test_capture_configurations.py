@@ -50,7 +50,7 @@ def check_untouched(model: nn.Module, before: list[Any]) -> None:
         assert torch.equal(left, right) if isinstance(left, Tensor) else left == right
 
 
-def check_right(model: nn.Module, captured: GraphModule, inputs: Mapping[str, Tensor]) -> None:
+def check_right(model: nn.Module, captured: GraphModule, inputs: Mapping[str, object]) -> None:
     with torch.no_grad():
         expected, found = model(**copy.deepcopy(inputs)), captured(**inputs)
     assert type(found) is type(expected)
@@ -86,7 +86,7 @@ def test_a_composite_model_is_left_as_it_was_with_all_its_configurations(transfo
 def test_a_model_that_cannot_be_captured_is_left_as_it_was(transformers: ModuleType) -> None:
     model = mixture(transformers)
 
-    def branch(module: nn.Module, args: object, output: Any) -> None:
+    def branch(module: Any, args: object, output: Any) -> None:
         module.config.num_hidden_layers += 1
         module.config.rope_parameters["seen"] = [1]
         if output[0].sum() > 0:
@@ -143,4 +143,45 @@ def test_masks_of_several_conditions(transformers: ModuleType) -> None:
     captured = capture(model, kwargs=example)
     assert not any("vmap" in str(node.target) or "flat_apply" in str(node.target) for node in captured.graph.nodes)
     check_right(model, captured, example)
-    check_right(model, captured, {**example, "token_type_ids": kinds.flip(1), "attention_mask": ONES})
+    other = {"input_ids": torch.cat([IDS, IDS + 1]), "attention_mask": ONES.repeat(2, 1), "use_cache": False}
+    check_right(model, captured, {**other, "token_type_ids": torch.cat([kinds, kinds.flip(1)])})
+
+
+def test_attention_that_cannot_be_exported_is_captured_in_single_operators(
+    transformers: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    def branching_attention(module: Any, query: Tensor, *args: Any, **kwargs: Any) -> Any:
+        assert query.sum() == query.sum()
+        return transformers.integrations.sdpa_attention.sdpa_attention_forward(module, query, *args, **kwargs)
+
+    functions = transformers.AttentionInterface
+    functions.register("branching", branching_attention)
+    transformers.AttentionMaskInterface.register("branching", transformers.masking_utils.sdpa_mask)
+    try:
+        torch.manual_seed(0)
+        model = transformers.BertModel(transformers.BertConfig(**TEXT, attn_implementation="branching")).eval()
+        before = state(model)
+        with caplog.at_level("WARNING", "fxopt_capture"):
+            captured = capture(model, kwargs={"input_ids": IDS, "attention_mask": ONES})
+        check_untouched(model, before)
+        check_right(model, captured, {"input_ids": IDS[:1], "attention_mask": ONES[:1]})
+    finally:
+        functions._global_mapping.pop("branching")
+        transformers.AttentionMaskInterface._global_mapping.pop("branching")
+    assert "attention as single operators (attn_implementation='eager'), as the model cannot be captured" in caplog.text
+    assert "scaled_dot_product_attention" not in captured.code
+
+
+def test_a_cache_that_the_model_does_not_make_by_itself_is_not_in_the_graph(transformers: ModuleType) -> None:
+    config = transformers.LlamaConfig(**TEXT, num_key_value_heads=2)
+    model = transformers.LlamaForCausalLM(config).eval()
+    forward = type(model).forward
+
+    class Reluctant(type(model)):  # type: ignore[misc]  # a class that is known at run time
+        def forward(self, input_ids: Tensor, use_cache: bool | None = None) -> Any:
+            return forward(self, input_ids, use_cache=bool(use_cache))
+
+    model.__class__ = Reluctant
+    captured = capture(model, (IDS,))
+    assert list(captured(IDS)) == list(model(IDS)) == ["logits"]
+    assert "past_key_values" in capture(model, (IDS,), {"use_cache": True})(IDS, use_cache=True)

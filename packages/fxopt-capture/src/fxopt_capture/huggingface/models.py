@@ -80,7 +80,8 @@ def preparations(model: nn.Module) -> list[Preparation]:
 def _is_about_attention(errors: Sequence[Exception]) -> bool:
     """Whether an export has failed in a kernel of attention, or in making the mask for one."""
     frames = (frame for error in errors for frame in traceback.extract_tb(error.__traceback__))
-    return any("_attention" in os.path.basename(frame.filename) or "mask" in frame.name for frame in frames)
+    places = (os.path.basename(frame.filename) + frame.name for frame in frames)
+    return any("_attention" in place or "mask" in place for place in places)
 
 
 @contextmanager
@@ -120,7 +121,8 @@ def _plain_masks() -> Iterator[None]:
 
     def expanded(condition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def mask(*places: torch.Tensor) -> torch.Tensor:
-            return condition(*masks._non_vmap_expansion_sdpa(*places)).expand(*map(len, places))
+            sizes = [place.shape[0] for place in places]  # len() would make them constants of the graph
+            return condition(*masks._non_vmap_expansion_sdpa(*places)).expand(sizes)
 
         return mask
 
@@ -135,7 +137,7 @@ def _normed_projections(model: nn.Module) -> Iterator[None]:
     What replaces it calls ``qkv``, and norms only what comes from three projections.
     """
     hooks = [
-        module._modules["qkv"].register_forward_hook(partial(_normed, module))
+        module.get_submodule("qkv").register_forward_hook(partial(_normed, module))
         for module in model.modules()
         if {"qkv", "q_norm", "k_norm"} <= module._modules.keys()
         and "_patch_chunked_vision_attention" in type(module).forward.__qualname__
@@ -150,6 +152,6 @@ def _normed_projections(model: nn.Module) -> Iterator[None]:
 def _normed(layer: Any, project: nn.Module, args: object, projected: torch.Tensor) -> torch.Tensor:
     """Return queries, keys and values side by side, the former two normed by head."""
     width = getattr(layer, "kv_dim", None) or projected.shape[-1] // 3
-    parts = projected.split([projected.shape[-1] - 2 * width, width, width], dim=-1)
+    parts = torch.split(projected, [projected.shape[-1] - 2 * width, width, width], dim=-1)
     queries, keys = (part.unflatten(-1, (-1, layer.head_dim)) for part in parts[:2])
     return torch.cat([layer.q_norm(queries).flatten(-2), layer.k_norm(keys).flatten(-2), parts[2]], dim=-1)
