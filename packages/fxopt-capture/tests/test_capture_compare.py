@@ -235,3 +235,15 @@ def test_levels_of_vmap_are_no_dead_code() -> None:
     captured.graph.eliminate_dead_code()
     captured.recompile()
     torch.testing.assert_close(captured(X), Mapped()(X))
+
+
+def test_containers_of_arguments_that_are_baked_in_are_left_as_they_were() -> None:
+    class Taking(nn.Module):
+        def forward(self, x: Tensor, names: list[str], notes: dict[str, Any]) -> Tensor:
+            notes["deep"].append(names.pop())
+            return x * len(names)
+
+    names, notes = ["a", "b", "c"], {"deep": []}
+    captured = capture(Taking(), (X, names, notes), compare=False)
+    assert (names, notes) == (["a", "b", "c"], {"deep": []})
+    assert torch.equal(captured(X, ["a", "b", "c"], {"deep": []}), X * 2)

@@ -145,7 +145,7 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: 
     """Capture a model by one call of it; see `capture`."""
     if (note := training_note(model)) is not None:
         _LOGGER.warning("%s", note)
-    with off_meta(), configurations_kept(model), random_state_kept(model, call.inputs):
+    with off_meta(), configurations_kept(model, call.form.fixed.values()), random_state_kept(model, call.inputs):
         return _captured(Request(model, call.form, call.inputs, dynamic_shapes), compare=compare)
 
 

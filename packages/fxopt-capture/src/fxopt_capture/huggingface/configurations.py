@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,13 +35,13 @@ def configurations(model: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def configurations_kept(model: nn.Module) -> Iterator[None]:
-    """Give the configurations of a model back at the end what they held, down to the lists in them.
+def configurations_kept(model: nn.Module, others: Iterable[object] = ()) -> Iterator[None]:
+    """Give the configurations of a model, and other containers, back at the end what they held, at any depth.
 
     Setting an implementation of attention or experts writes through to all configurations within.
     """
     containers = Containers()
-    containers.add([vars(config) for config in configurations(model)])
+    containers.add([*(vars(config) for config in configurations(model)), *others])
     try:
         yield
     finally:

@@ -113,7 +113,7 @@ def _plain_masks() -> Iterator[None]:
 
     A graph can say that, and passes and other runtimes can read it. The conditions are elementwise, and index tensors.
     """
-    masks = sys.modules["transformers.masking_utils"]
+    masks: Any = sys.modules.get("transformers.masking_utils")
     names = ("_vmap_expansion_sdpa", "_non_vmap_expansion_sdpa", "TransformGetItemToIndex")
     if not all(hasattr(masks, name) for name in names):
         yield
