@@ -153,5 +153,5 @@ def _normed(layer: Any, project: nn.Module, args: object, projected: torch.Tenso
     """Return queries, keys and values side by side, the former two normed by head."""
     width = getattr(layer, "kv_dim", None) or projected.shape[-1] // 3
     parts = torch.split(projected, [projected.shape[-1] - 2 * width, width, width], dim=-1)
-    queries, keys = (part.unflatten(-1, (-1, layer.head_dim)) for part in parts[:2])
+    queries, keys = (part.view(*part.shape[:-1], -1, layer.head_dim) for part in parts[:2])
     return torch.cat([layer.q_norm(queries).flatten(-2), layer.k_norm(keys).flatten(-2), parts[2]], dim=-1)
