@@ -10,9 +10,11 @@ from contextlib import contextmanager
 
 from torch._export.serde import schema
 from torch._export.serde.union import _Union
+from torch._functorch import predispatch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
+from torch.fx.node import has_side_effect
 
 SCHEMA = tuple(schema.SCHEMA_VERSION)
 """Major and minor version of the archives that this torch writes."""
@@ -20,6 +22,11 @@ CLASSES = vars(schema)
 """The dataclasses that the JSON of an archive has the fields of, by name."""
 UnionOfFields = _Union
 """The base of those of which one field is given."""
+
+# Without these, of which nothing reads the result, calls of ``torch.vmap`` in a graph crash: no dead code.
+for _step in (predispatch._vmap_increment_nesting, predispatch._vmap_decrement_nesting):
+    has_side_effect(_step)
+has_side_effect(predispatch.lazy_load_decompositions)
 
 
 def assumptions(program: ExportedProgram) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +21,12 @@ from fxopt_capture.call.names import check_unused
 from fxopt_capture.call.nesting import nesting_of
 from fxopt_capture.call.structures import name_inputs, register_structures, return_sizes, separate_names, structures_of
 from fxopt_capture.captured import CapturedModule, assemble
-from fxopt_capture.export.compare import effect_of
+from fxopt_capture.export.compare import GraphError, difference, effect_of
 from fxopt_capture.export.dynamic import distinct_tensors
+from fxopt_capture.export.failure import first_line, source_of
 from fxopt_capture.export.modes import training_note
+from fxopt_capture.export.observer import Observer
+from fxopt_capture.export.random_state import random_state_kept
 from fxopt_capture.export.strategy import Export, Request, export
 from fxopt_capture.graph.assertions import with_asserted_dtypes, with_read_dtypes
 from fxopt_capture.graph.raising import raise_layers
@@ -29,6 +34,7 @@ from fxopt_capture.graph.regions import hidden_note
 from fxopt_capture.graph.shells import attribute, owner_of, registered, shell_tree
 from fxopt_capture.graph.tidy import place_attributes, tidy
 from fxopt_capture.huggingface.computed_buffers import computed_buffers
+from fxopt_capture.huggingface.configurations import configurations_kept
 from fxopt_capture.huggingface.models import cache_choice, dynamic_dimensions, is_pretrained, no_cache, preparations
 from fxopt_capture.huggingface.stored_names import keep_stored_names
 from fxopt_capture.one_at_a_time import one_at_a_time
@@ -47,6 +53,7 @@ def capture(
     kwargs: Mapping[str, object] | None = None,
     *,
     dynamic_shapes: Any = None,
+    compare: bool = True,
 ) -> GraphModule:
     """Capture a model as a graph module whose layers, names and ``state_dict`` keys are the model's.
 
@@ -62,6 +69,11 @@ def capture(
     takes no memory for weights; `load_checkpoint` reads them. Buffers that are not saved are computed for Hugging Face
     models, as ``from_pretrained`` does it.
 
+    At the end, model and graph are called with the example, and have to agree: in values, within the tolerances of
+    `fxopt_core.tolerances`, in the structure of the outputs, and in what they write to inputs and buffers. That takes
+    the time of two calls and the memory of one. The model is called as it was given, and is left as it was, its
+    configuration included. A model on the meta device has nothing to compare.
+
     One thread captures at a time, and others wait.
 
     Hugging Face decoders return a cache of keys and values where the model does: unless ``use_cache=False`` is in
@@ -75,13 +87,16 @@ def capture(
             baked in.
         dynamic_shapes: which sizes may vary, as in ``torch.export.export``, by argument name. None: the first dimension
             of every tensor where the model allows it, and for Hugging Face models that of the sequence too.
+        compare: whether to compare model and graph on the example. Without it, a graph that computes something else is
+            not noticed; for models so large that a call of them takes too long.
 
     Returns:
         The graph module, in the model's mode.
 
     Raises:
         CaptureError: `model` is no module that can be captured, does not take these arguments, or does something that
-            one graph cannot say; the message has the place in the model's source.
+            one graph cannot say, and the message has the place in the model's source; or the graph does not compute
+            what the model does on the example, and the message has the output that differs.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
     >>> graph_module = capture(model, torch.randn(2, 4))
@@ -94,7 +109,7 @@ def capture(
         raise CaptureError("args is a mapping; give keyword arguments as kwargs, or one mapping as args=(mapping,)")
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     with one_at_a_time():
-        return capture_call(model, read_call(model, positional, kwargs or {}), dynamic_shapes)
+        return capture_call(model, read_call(model, positional, kwargs or {}), dynamic_shapes, compare=compare)
 
 
 @dataclass(frozen=True)
@@ -126,22 +141,27 @@ def read_call(
     return Call(form, distinct_tensors(inputs, [*model.parameters(), *model.buffers()]))
 
 
-def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
+def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: bool) -> CapturedModule:
     """Capture a model by one call of it; see `capture`."""
     if (note := training_note(model)) is not None:
         _LOGGER.warning("%s", note)
-    with off_meta():
-        return _captured(model, call, dynamic_shapes)
+    with off_meta(), configurations_kept(model, call.form.fixed.values()), random_state_kept(model, call.inputs):
+        return _captured(Request(model, call.form, call.inputs, dynamic_shapes), compare=compare)
 
 
-def _captured(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
+def _captured(request: Request, *, compare: bool) -> CapturedModule:
     """Capture with a cache where the model makes one, and that can be captured."""
+    model, form = request.model, request.form
+    if not is_pretrained(model):
+        return _capture_request(request, compare=compare)
+    request = replace(request, dimensions_of=dynamic_dimensions, preparations=preparations(model))
     try:
-        return _capture_call(model, call, dynamic_shapes)
+        return _capture_request(request, compare=compare)
     except CaptureError as error:
-        if not ("use_cache" in call.form.implied and call.form.fixed["use_cache"]):
+        if not _chooses_cache(form):
             raise
-        captured = _capture_call(model, Call(call.form.with_implied(use_cache=False), call.inputs), dynamic_shapes)
+        without = replace(request, form=form.with_implied(use_cache=False), observer=Observer())
+        captured = _capture_request(without, compare=compare)
         _LOGGER.warning(
             "the graph of %s makes no cache of keys and values (use_cache=False), as it cannot be captured with one: "
             "%s",
@@ -151,10 +171,8 @@ def _captured(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModu
         return captured
 
 
-def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> CapturedModule:
-    request = Request(model, call.form, call.inputs, dynamic_shapes)
-    if is_pretrained(model):
-        request = replace(request, dimensions_of=dynamic_dimensions, preparations=preparations(model))
+def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
+    model, form, inputs = request.model, request.form, request.inputs
     exported = export(request)
     if lost := request.observer.lost:
         raise CaptureError(
@@ -162,24 +180,70 @@ def _capture_call(model: nn.Module, call: Call, dynamic_shapes: Any) -> Captured
             f"adds; let the model return it, or capture it without `{lost[0]}`"
         )
     _check_steps(request, exported)
-    check_unused(model, call.form, _unused(exported))
+    check_unused(model, form, _unused(exported))
     # Only now: a model's own containers may be known to torch's pytrees only since the export.
-    nestings = {name: nesting_of(value) for name, value in call.inputs.items()}
-    binding = InputBinding(call.form, type(model).__name__, structures_of(exported.module.graph), nestings)
+    nestings = {name: nesting_of(value) for name, value in inputs.items()}
+    binding = InputBinding(form, type(model).__name__, structures_of(exported.module.graph), nestings)
     guards = with_read_dtypes(exported.guards, exported.values, request.observer.dtype_reads, model)
     captured = build_captured(model, replace(exported, guards=guards), binding)
     if is_pretrained(model):
         keep_stored_names(captured, model)
-        computed = computed_buffers(model, device_for(model, call.inputs)) if is_weightless(model) else {}
+        computed = computed_buffers(model, device_for(model, inputs)) if is_weightless(model) else {}
         for name, values in computed.items():
             owner, key = owner_of(captured, name)
             owner._buffers[key] = values
-    for note in (hidden_note(captured), request.observer.note()):
-        if note is not None:
-            _LOGGER.warning("%s: %s", type(model).__name__, note)
     if request.observer.returned:
         captured.register_forward_hook(CacheReturn(request.observer.returned), with_kwargs=True)
+    if compare:
+        _check_example(request, exported, captured)
+    for note in (exported.note, hidden_note(captured), request.observer.note()):
+        if note is not None:
+            _LOGGER.warning("%s: %s", type(model).__name__, note)
     return captured
+
+
+def _chooses_cache(form: CallForm) -> bool:
+    """Whether a model is called with a cache that the caller has not asked for."""
+    return "use_cache" in form.implied and bool(form.fixed["use_cache"])
+
+
+def _check_example(request: Request, exported: Export, captured: CapturedModule) -> None:
+    """Refuse a graph that does not do on the example what the model does, called as the caller has called it.
+
+    A graph that was made from an example of one, and is not valid for one, is compared on two of it.
+    """
+    model, form, inputs = request.model, request.form, request.inputs
+    leaves = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(dict(inputs)))
+    if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in leaves):
+        return
+    if _chooses_cache(form):
+        form = form.without("use_cache")
+    if not exported.guards.accepts(pytree.tree_leaves(dict(inputs))):
+        inputs = exported.inputs
+    name, remedy = type(model).__name__, "please report it; compare=False returns the graph all the same"
+    values = "does not depend on the values of its inputs in a way that a graph cannot say"
+    try:
+        with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
+            found = difference(model, form, captured, inputs, form.fixed, effects=True)
+            if found is not None and torch.is_grad_enabled():  # torch has layers that compute otherwise without
+                found = difference(model, form, captured, inputs, form.fixed, effects=True, gradients=True) and found
+    except GraphError as error:
+        cause = error.__cause__ or error
+        raise CaptureError(
+            f"the graph of {name} cannot be called with the example: {type(cause).__name__}: {first_line(cause)}. If "
+            f"the model {values}, {remedy}"
+        ) from cause
+    except Exception as error:  # whatever the model raises
+        place = source_of(error)
+        raise CaptureError(
+            f"{name} itself cannot be called with the example: {type(error).__name__}: {first_line(error)}"
+            f"{f' at {place}' if place else ''}. Give an example that it takes, or compare=False to capture it unseen"
+        ) from error
+    if found is not None:
+        raise CaptureError(
+            f"the graph of {name} does not compute what the model does on the example: {found}. If the model {values}, "
+            f"{remedy}"
+        )
 
 
 def _unused(exported: Export) -> list[str]:

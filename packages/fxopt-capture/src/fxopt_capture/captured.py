@@ -8,13 +8,18 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.fx.graph import PythonCode
 
 from fxopt_capture.call.arguments import InputBinding
 from fxopt_capture.call.guards import GUARDS, InputGuards, check_mode
+from fxopt_capture.export.failure import first_line
+from fxopt_core.errors import CaptureError
 from fxopt_core.travel import pickling
+
+aten = torch.ops.aten
 
 
 class CapturedModule(GraphModule):
@@ -30,7 +35,10 @@ class CapturedModule(GraphModule):
     def recompile(self) -> PythonCode:
         """Generate ``forward`` from the graph again; it takes calls as the model's ``forward`` does."""
         code = super().recompile()
-        type(self).forward = _bound(type(self).forward)  # torch makes one class for each instance
+        forward = _bound(type(self).forward)
+        if facts := _facts(self._graph):
+            forward = _refusing(forward, facts)
+        type(self).forward = forward  # torch makes one class for each instance
         return code
 
     def train(self, mode: bool = True) -> CapturedModule:
@@ -84,6 +92,31 @@ def _bound(compute: Callable[..., Any]) -> Callable[..., Any]:
         return compute(self, *args, **kwargs) if inputs is None else compute(self, **inputs)
 
     return forward
+
+
+def _facts(graph: Graph) -> tuple[str, ...]:
+    """Return what a graph says when it finds that a value is not as it was while the model was traced."""
+    asserts = (aten._assert_scalar.default, aten._assert_async.msg)
+    nodes = [node for target in asserts for node in graph.find_nodes(op="call_function", target=target)]
+    return tuple(str(message) for node in nodes for message in node.args[1:])
+
+
+def _refusing(forward: Callable[..., Any], facts: tuple[str, ...]) -> Callable[..., Any]:
+    """Return a ``forward`` that raises a `CaptureError` where the graph finds other values than it is valid for."""
+
+    @functools.wraps(forward)
+    def refusing(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(self, *args, **kwargs)
+        except RuntimeError as error:
+            if not str(error).startswith(facts):
+                raise
+            raise CaptureError(
+                f"the captured {type(self).__name__} is not valid for the values of these inputs, which decide what "
+                f"the model computes: {first_line(error)}; capture the model again with such inputs"
+            ) from error
+
+    return refusing
 
 
 def assemble(shell: nn.Module, graph: Graph, guards: InputGuards, binding: InputBinding) -> CapturedModule:

@@ -69,6 +69,11 @@ class CallForm:
         """Return this form with other values for what is implied."""
         return replace(self, fixed={**self.fixed, **values}, implied=self.implied | values.keys())
 
+    def without(self, name: str) -> CallForm:
+        """Return this form without one of the values that are baked in."""
+        fixed = {key: value for key, value in self.fixed.items() if key != name}
+        return replace(self, fixed=fixed, implied=self.implied - {name})
+
     def arguments(self, inputs: Mapping[str, object]) -> tuple[list[object], dict[str, object]]:
         """Return the positional and keyword arguments with which the model itself is called.
 

@@ -104,7 +104,7 @@ def _refusal(value: Any, nesting: Nesting, name: str, model_name: str) -> Captur
     found = nesting_of(value)
     is_leaf, text, expected = found.kind is None, str(found), str(nesting)
     if text == expected:
-        place, one, other = _difference(found.context, nesting.context)
+        place, one, other = context_difference(found.context, nesting.context)
         text, expected = f"{text} and {place or 'with'} {one!r}", f"{place or 'with'} {other!r}"
     return CaptureError(
         f"argument `{name}` of the captured {model_name} is {f'a {type(value).__name__}' if is_leaf else text}, where "
@@ -112,7 +112,7 @@ def _refusal(value: Any, nesting: Nesting, name: str, model_name: str) -> Captur
     )
 
 
-def _difference(found: object, expected: object, place: str = "") -> tuple[str, object, object]:
+def context_difference(found: object, expected: object, place: str = "") -> tuple[str, object, object]:
     """Return where two contexts differ first, as a path through mappings and lists, and what is there in each."""
     if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
         steps = [(f".{key}" if key not in _TAGS else "", found[key], expected[key]) for key in found]
@@ -121,7 +121,7 @@ def _difference(found: object, expected: object, place: str = "") -> tuple[str, 
     else:
         return place.lstrip("."), found, expected
     step, one, other = next(step for step in steps if step[1] != step[2])
-    return _difference(one, other, place + step)
+    return context_difference(one, other, place + step)
 
 
 def _definition(kind: type) -> pytree.NodeDef | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -10,10 +11,27 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxopt_capture.call.arguments import CallForm
+from fxopt_capture.call.caches import is_cache_type
+from fxopt_capture.call.nesting import Nesting, context_difference, nesting_of
+from fxopt_capture.export.random_state import random_state_kept
 from fxopt_core.state.snapshot import kept
+from fxopt_core.tolerances import tolerance
 
-# Largest difference that the order of sums explains, relative to the largest value of the output.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_SMALLEST = 1e-3
+"""The tolerances are for values of about 1; they shrink with outputs that are smaller, down to this size."""
+
+
+class GraphError(Exception):
+    """A graph raises an error, which this chains, for inputs that the model takes."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a call leaves: what it returns, its inputs after it, and the buffers that it has written to in place."""
+
+    output: object
+    inputs: Mapping[str, object]
+    buffers: Mapping[str, torch.Tensor]
 
 
 def difference(
@@ -24,22 +42,47 @@ def difference(
     constants: Mapping[str, object] = MappingProxyType({}),
     *,
     weights: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    effects: bool = False,
+    gradients: bool = False,
 ) -> str | None:
     """Return how the graph's outputs differ from the model's on `inputs`, or None where they agree.
 
-    Buffers, the random state and the inputs stay as they are. Exceptions of either pass through.
+    With `effects`, the same holds of inputs and buffers that a call changes in place. Buffers, the random state and the
+    inputs stay as they are. Exceptions of the model pass through; those of the graph are chained by a `GraphError`.
 
     The graph module gets the inputs and `constants` by name. Both have `weights` in place of the parameters and buffers
-    of these names.
+    of these names, and run with gradients where asked to.
     """
-    args, kwargs = form.arguments(_cloned(inputs))
-    with kept(model), torch.no_grad():
-        _stand_in(model, weights)
-        expected = model(*args, **kwargs)
-    with kept(graph_module), torch.no_grad():
-        _stand_in(graph_module, weights)
-        found = graph_module(**_cloned(inputs), **constants)
-    return _mismatch(expected, found)
+    given = _cloned(inputs)
+    expected = _run(model, *form.arguments(given), given, weights, gradients=gradients)
+    given = _cloned(inputs)
+    try:
+        found = _run(graph_module, (), {**given, **constants}, given, weights, gradients=gradients)
+    except Exception as error:
+        raise GraphError(f"the graph raises {type(error).__name__}: {error}") from error
+    reason = _mismatch(expected.output, found.output)
+    if reason is not None or not effects:
+        return reason
+    changed = {name: buffer for name, buffer in expected.buffers.items() if name in found.buffers}
+    return _mismatch(expected.inputs, found.inputs, "after the call, the input") or _mismatch(
+        changed, {name: found.buffers[name] for name in changed}, "after the call, the buffer"
+    )
+
+
+def _run(
+    module: nn.Module,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    inputs: Mapping[str, object],
+    weights: Mapping[str, torch.Tensor],
+    *,
+    gradients: bool,
+) -> _Run:
+    with random_state_kept(module, inputs), kept(module), torch.enable_grad() if gradients else torch.no_grad():
+        copies = _stand_in(module, weights)
+        output = module(*args, **kwargs)
+        now = {id(buffer) for each in module.modules() for buffer in each._buffers.values()}
+        return _Run(output, inputs, {name: buffer for name, buffer in copies.items() if id(buffer) in now})
 
 
 def effect_of(
@@ -68,43 +111,79 @@ def _cloned(inputs: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _stand_in(root: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Give a module copies of its buffers to write to, and `weights`; `kept` gives it back its own."""
+def _stand_in(root: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Give a module copies of its buffers to write to, and `weights`; `kept` gives it back its own.
+
+    Returns:
+        The copies by name.
+    """
     copies: dict[int, torch.Tensor] = {}
+    named: dict[str, torch.Tensor] = {}
     for prefix, module in root.named_modules():
         path = f"{prefix}." if prefix else ""
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 value = weights.get(path + name, buffer)
-                module._buffers[name] = copies.setdefault(id(buffer), value.clone())
+                named[path + name] = module._buffers[name] = copies.setdefault(id(buffer), value.clone())
         for name in module._parameters if weights else ():
             if path + name in weights:
                 vars(module)["_parameters"][name] = weights[path + name]
+    return named
 
 
-def _mismatch(expected: object, found: object) -> str | None:
-    if type(expected) is not type(found):
-        return f"the output is a {type(found).__name__} where the model returns a {type(expected).__name__}"
-    pairs = list(zip(pytree.tree_leaves_with_path(expected), pytree.tree_leaves_with_path(found), strict=False))
-    if len(pairs) != len(pytree.tree_leaves(expected)) or len(pairs) != len(pytree.tree_leaves(found)):
-        return "the outputs have another structure"
-    for (path, left), (_, right) in pairs:
-        name = f"output{pytree.keystr(path)}"
+def _mismatch(expected: object, found: object, name: str = "output") -> str | None:
+    if (reason := _other_nesting(nesting_of(expected), nesting_of(found), name)) is not None:
+        return reason
+    pairs = zip(pytree.tree_leaves_with_path(expected), pytree.tree_leaves(found), strict=True)
+    for (path, left), right in pairs:
+        where = name + pytree.keystr(path)
         if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
             if (reason := _tensor_mismatch(left, right)) is not None:
-                return f"{name} {reason}"
-        elif type(left) is not type(right) or left != right:
-            return f"{name} is {right!r} where the model returns {left!r}"
+                return f"{where} {reason}"
+        elif not _is_same(left, right):
+            return f"{where} is {right!r} where the model returns {left!r}"
     return None
+
+
+def _other_nesting(expected: Nesting, found: Nesting, name: str) -> str | None:
+    """Return where containers of other types or lengths, or with other keys, are, and what is there."""
+    if (expected.kind, expected.labels) != (found.kind, found.labels):
+        return f"{name} is {found} where the model returns {expected}"
+    entries = zip(expected.labels, expected.entries, found.entries, strict=True)
+    reasons = (_other_nesting(left, right, name + label) for label, left, right in entries)
+    reason = next((reason for reason in reasons if reason is not None), None)
+    if reason is None and is_cache_type(expected.kind) and expected.context != found.context:
+        place, one, other = context_difference(found.context, expected.context)
+        return f"{name}{place and f'.{place}'} is {one!r} where the model returns {other!r}"
+    return reason
+
+
+def _is_same(expected: object, found: object) -> bool:
+    """Whether two leaves, not both tensors, are equal; of objects that cannot say, whether they are of one class."""
+    if type(expected) is not type(found):
+        return False
+    if type(expected).__eq__ is object.__eq__:
+        return True
+    both_nan = expected != expected and found != found
+    return both_nan or bool(expected == found)
 
 
 def _tensor_mismatch(expected: torch.Tensor, found: torch.Tensor) -> str | None:
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return f"is {found.dtype} of shape {tuple(found.shape)}, not {expected.dtype} of shape {tuple(expected.shape)}"
-    tolerance = _TOLERANCE.get(expected.dtype)
-    if tolerance is None:
+    allowed = tolerance(expected.dtype)
+    if allowed.is_exact:
         return None if torch.equal(expected, found) else "has other values"
-    scale = max(1.0, float(expected.nan_to_num(0, 0, 0).abs().max())) if expected.numel() else 1.0
-    if torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    left, right = (tensor.detach().to_dense().cpu().to(wide) for tensor in (expected, found))
+    if torch.equal(left, right):
         return None
-    return f"differs by up to {float((found - expected).abs().max()):.3g}"
+    largest = float(left.abs().nan_to_num(0, 0, 0).max())
+    atol = allowed.atol * max(_SMALLEST, largest)
+    if torch.allclose(right, left, rtol=allowed.rtol, atol=atol, equal_nan=True):
+        return None
+    if not torch.equal(left.isfinite(), right.isfinite()):
+        return "is infinite or no number in other places"
+    off = float((right - left).abs().nan_to_num(0, 0, 0).max())
+    limit = atol + allowed.rtol * largest
+    return f"differs by up to {off:.3g} among values of up to {largest:.3g}, where rounding explains {limit:.1g}"

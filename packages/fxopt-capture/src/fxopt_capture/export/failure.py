@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from fxopt_core.errors import CaptureError
 _STANDARD_LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"])
 _SITE_PACKAGES = tuple(os.path.realpath(sysconfig.get_paths()[key]) for key in ("purelib", "platlib"))
 _TOOLS = tuple(os.path.realpath(os.path.dirname(path)) + os.sep for path in (torch.__file__, __file__))
+_UNBACKED = re.compile(r"\bu\d+\b")
 _DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "UserError", "DataDependentOutputException")
 
 
@@ -67,6 +69,16 @@ def _reason(error: Exception) -> str:
 def _is_about_shapes(error: Exception) -> bool:
     kind = getattr(getattr(error, "error_type", None), "name", None)
     return kind in ("CONSTRAINT_VIOLATION", "INVALID_INPUT")
+
+
+def is_about_values(error: Exception) -> bool:
+    """Return whether the model does something for which torch needs the values of a tensor, and not of sizes alone.
+
+    Where sizes may be 0 or 1, torch takes questions about them for such as well; symbols like ``u0`` are for values.
+    """
+    if _is_about_shapes(error) or not _is_data_dependent(error):
+        return False
+    return "Guard" not in type(error).__name__ or bool(_UNBACKED.search(str(error)))
 
 
 def _is_data_dependent(error: Exception) -> bool:

@@ -26,7 +26,7 @@ from fxopt_capture.export.dynamic import (
     single_sizes,
     widened,
 )
-from fxopt_capture.export.failure import capture_error
+from fxopt_capture.export.failure import capture_error, first_line, is_about_values, source_of
 from fxopt_capture.export.inequalities import beyond_small_sizes, distinct, is_plain
 from fxopt_capture.export.modes import captured_mode
 from fxopt_capture.export.observer import Observer
@@ -36,7 +36,19 @@ from fxopt_capture.one_at_a_time import raise_interrupt
 from fxopt_capture.weightless import device_for, hollow, put_back
 from fxopt_core.graph import iter_nodes
 
-Preparation = Callable[[], AbstractContextManager[object]]
+
+@dataclass(frozen=True)
+class Preparation:
+    """A context to export in.
+
+    Attributes:
+        note: what to tell of a graph that was made in it.
+        helps: whether it may help where others have failed with these errors.
+    """
+
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
+    note: str | None = None
+    helps: Callable[[Sequence[Exception]], bool] = lambda errors: True
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,7 @@ class Request:
         dimensions_of: the dimensions to make dynamic where the caller gave no `dynamic_shapes`.
         preparations: contexts to export in; the next is tried where the one before does not help.
         observer: notes what the graph does not say.
+        errors: what exports were refused for so far.
     """
 
     model: nn.Module
@@ -54,34 +67,50 @@ class Request:
     inputs: Mapping[str, object]
     dynamic_shapes: Any
     dimensions_of: DimensionsOf = batch_dimension
-    preparations: Sequence[Preparation] = (nullcontext,)
+    preparations: Sequence[Preparation] = (Preparation(),)
     observer: Observer = field(default_factory=Observer)
+    errors: list[Exception] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Export:
     """An exported model: a module of the graph and all that it reads, the guards, and the inputs of the export.
 
-    `values` are ``meta["val"]`` of the placeholders.
+    `values` are ``meta["val"]`` of the placeholders; `note` is what to tell of the preparation.
     """
 
     module: GraphModule
     guards: InputGuards
     inputs: Mapping[str, object]
     values: Sequence[object]
+    note: str | None = None
 
 
 def export(request: Request) -> Export:
-    """Export a model with as many of the requested dimensions dynamic as it allows."""
-    errors: list[Exception] = []
+    """Export a model with as many of the requested dimensions dynamic as it allows.
+
+    What fails as it did in another preparation is not tried again with other sizes.
+    """
+    errors, first = request.errors, len(request.errors)
     for preparation in request.preparations:
+        if not preparation.helps(errors):
+            continue
         for inputs, shapes in _attempts(request):
-            with preparation():
-                found = _export_for_all_sizes(request, inputs, shapes, errors)
+            before = len(errors)
+            with preparation.context():
+                found = _export_for_all_sizes(request, inputs, shapes)
                 if found is not None:
-                    leaves = pytree.tree_leaves(dict(found.inputs))
-                    return _refusing_wrong(request, found, at_zero(found.values, found.guards, leaves))
-    raise capture_error(request.model, errors[0], _hints(request)) from errors[0]
+                    asked = at_zero(found.values, found.guards, pytree.tree_leaves(dict(found.inputs)))
+                    return replace(_refusing_wrong(request, found, asked), note=preparation.note)
+            if any(_seen(error, errors[:before]) for error in errors[before:]):
+                break
+    raise capture_error(request.model, errors[first], _hints(request)) from errors[first]
+
+
+def _seen(error: Exception, others: Sequence[Exception]) -> bool:
+    """Whether the model failed in the same place for the same reason before."""
+    found = source_of(error), first_line(error)
+    return found[0] is not None and any((source_of(other), first_line(other)) == found for other in others)
 
 
 def _hints(request: Request) -> list[str]:
@@ -101,21 +130,22 @@ def _attempts(request: Request) -> list[tuple[Mapping[str, object], Any]]:
     return [(wide, automatic_shapes(wide, request.dimensions_of)), (request.inputs, None)]
 
 
-def _export_for_all_sizes(
-    request: Request, inputs: Mapping[str, object], shapes: Any, errors: list[Exception]
-) -> Export | None:
-    """Export with guards that hold for small sizes too, or note the error and return None.
+def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes: Any) -> Export | None:
+    """Export with guards that hold for small sizes too, or note the errors and return None.
 
     The export for small sizes is tried first. Where it refuses some of them, the guards on them give way to a
     comparison at these sizes. If it fails, or if its guards mix small sizes with others in a way that cannot be told
     apart and refuse some at which the graph is right, the usual export says what to demand of sizes from 2.
     """
     if shapes is None:
-        return _try(request, inputs, shapes, errors, small_sizes=False)
+        return _try(request, inputs, shapes, small_sizes=False)
     leaves = pytree.tree_leaves(dict(inputs))
-    cautious = _try(request, inputs, shapes, errors, small_sizes=True)
+    known = len(request.errors)
+    cautious = _try(request, inputs, shapes, small_sizes=True)
     if cautious is None:
-        usual = _try(request, inputs, shapes, errors, small_sizes=False)
+        error = request.errors[-1]
+        hopeless = is_about_values(error) or _seen(error, request.errors[:known])
+        usual = None if hopeless else _try(request, inputs, shapes, small_sizes=False)
         if usual is None:
             return None
         guards = _with(usual.guards, beyond_small_sizes(usual.guards.conditions))
@@ -128,7 +158,7 @@ def _export_for_all_sizes(
     usual = Export(cautious.module, guards, inputs, cautious.values)
     asked = open_questions(cautious.values, plain, guards, leaves, alike=True)
     if any(not refuted([question], request.model, request.form, usual.module, inputs) for question in asked):
-        usual = _try(request, inputs, shapes, errors, small_sizes=False)
+        usual = _try(request, inputs, shapes, small_sizes=False)
     return cautious if usual is None else _compared(request, usual, cautious.guards, leaves)
 
 
@@ -149,9 +179,7 @@ def _with(guards: InputGuards, conditions: Sequence[Condition]) -> InputGuards:
     return InputGuards(guards.specs, distinct(conditions), guards.mode)
 
 
-def _try(
-    request: Request, inputs: Mapping[str, object], shapes: Any, errors: list[Exception], *, small_sizes: bool
-) -> Export | None:
+def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_sizes: bool) -> Export | None:
     model, handled = request.model, sys.exc_info()[1]
     try:
         with hollow(model, device_for(model, inputs)):
@@ -160,7 +188,7 @@ def _try(
             )
     except Exception as error:  # whatever the model or torch raises while it is traced
         raise_interrupt(error, handled)
-        errors.append(error)
+        request.errors.append(error)
         return None
     module = graph_module_of(program)
     put_back(module, model)

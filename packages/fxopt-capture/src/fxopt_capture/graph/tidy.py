@@ -11,6 +11,7 @@ from fxopt_capture.graph.regions import inline_regions
 from fxopt_core.graph import iter_nodes
 
 aten = torch.ops.aten
+_ARITHMETIC = ("_operator", "operator", "math", "builtins")
 
 
 def tidy(graph: Graph, root: nn.Module) -> None:
@@ -33,12 +34,25 @@ def tidy(graph: Graph, root: nn.Module) -> None:
 
 
 def _has_effect(node: Node) -> bool:
-    """Whether a node does more than to compute its value: in-place writes, random numbers, running statistics."""
+    """Whether a node does more than to compute its value: in-place writes, random numbers, running statistics.
+
+    A function that is neither an operator nor arithmetic may enter or leave a context, such as a level of
+    ``torch.vmap``: its value need not be read for others to rely on it.
+    """
     if node.is_impure():
         return True
     if node.target is aten.batch_norm.default:
         return bool(node.args[5])
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags or not node.target._schema.returns
+    return node.op == "call_function" and not _is_arithmetic(node.target)
+
+
+def _is_arithmetic(function: object) -> bool:
+    """Whether a function that is no operator computes with numbers and sizes, or is a graph within the graph."""
+    module, name = str(getattr(function, "__module__", "")), str(getattr(function, "__name__", ""))
+    is_number = module in _ARITHMETIC or "sym_" in name or module.startswith("torch.fx.experimental")
+    return is_number or isinstance(function, torch._ops.HigherOrderOperator)
 
 
 def _trains(node: Node) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -14,9 +17,11 @@ from torch import nn
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.caches import register_cache_types
 from fxopt_capture.export.strategy import Preparation
+from fxopt_capture.huggingface.configurations import configurations, configurations_kept
 
 _SEQUENCE = frozenset({"inputs_embeds", "decoder_inputs_embeds", "encoder_hidden_states", "encoder_outputs"})
 _EXPORTABLE_EXPERTS = "batched_mm"
+_EAGER = "eager"
 
 
 def is_pretrained(model: nn.Module) -> bool:
@@ -60,15 +65,36 @@ def dynamic_dimensions(name: str, tensor: torch.Tensor) -> Sequence[int]:
 
 
 def preparations(model: nn.Module) -> list[Preparation]:
-    """Return the contexts to export a model in: a light one, then one with all that transformers ships."""
-    return [partial(_prepared, model, patched=patched) for patched in (False, True)]
+    """Return what to export a model in: a light context, one with all that transformers ships, other attention."""
+    found = [Preparation(partial(_prepared, model, patched=patched)) for patched in (False, True)]
+    chosen = {getattr(config, "_attn_implementation", None) for config in configurations(model)} - {None, _EAGER}
+    if chosen:
+        note = (
+            f"the graph has attention as single operators (attn_implementation={_EAGER!r}), as the model cannot be "
+            f"captured with {' and '.join(sorted(map(repr, chosen)))}"
+        )
+        found.append(Preparation(partial(_prepared, model, patched=True, eager=True), note, _is_about_attention))
+    return found
+
+
+def _is_about_attention(errors: Sequence[Exception]) -> bool:
+    """Whether an export has failed in a kernel of attention, or in making the mask for one."""
+    frames = (frame for error in errors for frame in traceback.extract_tb(error.__traceback__))
+    places = (os.path.basename(frame.filename) + frame.name for frame in frames)
+    return any("_attention" in place or "mask" in place for place in places)
 
 
 @contextmanager
-def _prepared(model: nn.Module, *, patched: bool) -> Iterator[None]:
+def _prepared(model: nn.Module, *, patched: bool, eager: bool = False) -> Iterator[None]:
     """Set up what an export of the model needs, and take it back at the end."""
     with ExitStack() as stack:
-        stack.enter_context(_exportable_experts(getattr(model, "config", None)))
+        stack.enter_context(configurations_kept(model))
+        stack.enter_context(_plain_masks())
+        for config in configurations(model):
+            if getattr(config, "_experts_implementation", None) is not None:
+                config._experts_implementation = _EXPORTABLE_EXPERTS
+            if eager:
+                config._attn_implementation = _EAGER
         if patched:
             from transformers.exporters import exporter_dynamo
             from transformers.exporters.utils import apply_patches
@@ -77,20 +103,55 @@ def _prepared(model: nn.Module, *, patched: bool) -> Iterator[None]:
             exporter_dynamo.register_cache_pytrees_for_model(model)
             stack.enter_context(apply_patches("dynamo"))
             stack.enter_context(exporter_dynamo.reset_model_state(model))
+            stack.enter_context(_normed_projections(model))
         yield
 
 
 @contextmanager
-def _exportable_experts(config: Any) -> Iterator[None]:
-    """Let mixture-of-experts layers multiply all experts at once, which a graph can say."""
-    chosen = getattr(config, "_experts_implementation", None)
-    if chosen is None or chosen == _EXPORTABLE_EXPERTS:
+def _plain_masks() -> Iterator[None]:
+    """Let masks of several conditions be computed by broadcasting, as others are, and not by ``torch.vmap``.
+
+    A graph can say that, and passes and other runtimes can read it. The conditions are elementwise, and index tensors.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    names = ("_vmap_expansion_sdpa", "_non_vmap_expansion_sdpa", "TransformGetItemToIndex")
+    if not all(hasattr(masks, name) for name in names):
         yield
         return
-    saved = dict(vars(config))
-    config._experts_implementation = _EXPORTABLE_EXPERTS
+
+    def expanded(condition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def mask(*places: torch.Tensor) -> torch.Tensor:
+            sizes = [place.shape[0] for place in places]  # len() would make them constants of the graph
+            return condition(*masks._non_vmap_expansion_sdpa(*places)).expand(sizes)
+
+        return mask
+
+    with patch.multiple(masks, _vmap_expansion_sdpa=expanded, TransformGetItemToIndex=nullcontext):
+        yield
+
+
+@contextmanager
+def _normed_projections(model: nn.Module) -> Iterator[None]:
+    """Let attention of images that transformers replaces for the export norm its queries and keys.
+
+    What replaces it calls ``qkv``, and norms only what comes from three projections.
+    """
+    hooks = [
+        module.get_submodule("qkv").register_forward_hook(partial(_normed, module))
+        for module in model.modules()
+        if {"qkv", "q_norm", "k_norm"} <= module._modules.keys()
+        and "_patch_chunked_vision_attention" in type(module).forward.__qualname__
+    ]
     try:
         yield
     finally:
-        vars(config).clear()
-        vars(config).update(saved)
+        for hook in hooks:
+            hook.remove()
+
+
+def _normed(layer: Any, project: nn.Module, args: object, projected: torch.Tensor) -> torch.Tensor:
+    """Return queries, keys and values side by side, the former two normed by head."""
+    width = getattr(layer, "kv_dim", None) or projected.shape[-1] // 3
+    parts = torch.split(projected, [projected.shape[-1] - 2 * width, width, width], dim=-1)
+    queries, keys = (part.view(*part.shape[:-1], -1, layer.head_dim) for part in parts[:2])
+    return torch.cat([layer.q_norm(queries).flatten(-2), layer.k_norm(keys).flatten(-2), parts[2]], dim=-1)
