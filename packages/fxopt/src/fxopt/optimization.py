@@ -33,8 +33,8 @@ def optimize(
         kwargs: example inputs by name.
         pipeline: pipeline text, the name of a pipeline or of a pass, or a pass; by default `default_pipeline` of the
             model.
-        verify: whether to compare the result with the model on the example inputs; a pass that approximates is held to
-            the signal-to-noise ratio that it promises.
+        verify: whether to compare the captured graph and the result with the model on the example inputs; a pass that
+            approximates is held to the signal-to-noise ratio that it promises.
         sqnr: the least signal-to-noise ratio in dB, in place of that and of the tolerances.
 
     Returns:
@@ -62,7 +62,7 @@ def optimize(
         if isinstance(model, GraphModule):
             graph_module = faithful_copy(model)
         else:
-            graph_module = capture(model, tuple(args), dict(kwargs or {}))
+            graph_module = capture(model, tuple(args), dict(kwargs or {}), compare=verify)
         if transformation is None:
             transformation = registry().pipeline(default_pipeline(graph_module))
         graph_module = transformation(graph_module)
