@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,12 @@ from torch.nn.parameter import Buffer
 from fxopt_core.graph import iter_nodes
 
 _STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
+_IN_PLACE: dict[Any, str] = {
+    operator.iadd: "add_",
+    operator.isub: "sub_",
+    operator.imul: "mul_",
+    operator.itruediv: "div_",
+}
 _PLAIN = (Tensor, nn.Parameter, Buffer)
 _NAMED_BY_TORCH = frozenset(dir(GraphModule(nn.Module(), Graph())))
 
@@ -113,6 +120,7 @@ def with_attributes(graph_module: GraphModule, weights: Mapping[Weight, Tensor])
             setattr(root, first, getattr(graph_module, first))
         if weight is None:
             copy = graph.node_copy(node, copies.__getitem__)
+            _spell_as_export(copy, node.meta.get("example_value"))
         else:
             _register(root, weight.name, weights[weight])
             copy = graph.create_node("get_attr", weight.name, name=node.name)
@@ -121,6 +129,15 @@ def with_attributes(graph_module: GraphModule, weights: Mapping[Weight, Tensor])
             copy.meta.setdefault("val", copy.meta["example_value"])
         copies[node] = copy
     return GraphModule(root.eval(), graph)
+
+
+def _spell_as_export(node: Node, value: object) -> None:
+    """Write ``x += y`` and ``x.to(dtype=d)`` as export does: passes at the borders of regions know these."""
+    method = _IN_PLACE.get(node.target) if node.op == "call_function" and isinstance(value, Tensor) else None
+    if method is not None and isinstance(node.args[0], Node):
+        node.op, node.target = "call_method", method
+    elif node.op == "call_method" and node.target == "to" and list(node.kwargs) == ["dtype"] and len(node.args) == 1:
+        node.args, node.kwargs = (*node.args, node.kwargs["dtype"]), {}
 
 
 def _register(root: nn.Module, name: str, value: Tensor) -> None:
