@@ -1,0 +1,17 @@
+"""What the tests share: modules beside them, the same random numbers for each, and a dynamo that remembers nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
