@@ -18,8 +18,10 @@ from fxopt_compile.comparison import check_same
 from fxopt_compile.lifting import Inputs, enables_gradients
 from fxopt_compile.settings import Settings
 from fxopt_core.errors import FxoptError
+from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.records import Record, Refusal
 from fxopt_core.values.names import known_class
+from fxopt_rewrite.effects.analysis import Effects
 
 Compiled = Callable[..., Any]
 _C = torch._C
@@ -88,6 +90,9 @@ class LiveGraph:
         self._bindings: list[Binding] = []
         self._seen: dict[int, State] = {}
         self._lock = threading.RLock()
+        effects = Effects(graph_module)
+        writes = any(effects.writes(node) for node in iter_nodes(graph_module.graph))
+        self._others = sorted({*range(len(values))} - {*self._places}) if writes else []
         self._is_verified = not settings.verify
         self._enables_gradients, self._is_wrong = enables_gradients(graph_module), False
         self._of = [weakref.ref(values[place]) for place in self._places]
@@ -159,11 +164,15 @@ class LiveGraph:
             return None
         if self._is_wrong or self._needs_gradient(values):
             return None
-        for binding in self._bindings:
-            if binding.is_current(values):
-                return binding
-        with self._lock:
-            return self._made_again(values)
+        binding = next((binding for binding in self._bindings if binding.is_current(values)), None)
+        if binding is None:
+            with self._lock:
+                binding = self._made_again(values)
+        if self._others and binding is not None:
+            others = (values[place] for place in self._others)
+            if binding.shares_memory(other for other in others if isinstance(other, Tensor)):
+                return None  # the graph may write a weight through another input
+        return binding
 
     def _made_again(self, values: Sequence[Any]) -> Binding | None:
         """Return a rewritten graph for weights that have changed, or are others, if they were the same before."""

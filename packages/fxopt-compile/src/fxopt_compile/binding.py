@@ -2,8 +2,8 @@
 
 A rewritten graph reads three kinds of tensors. Weights that it reads itself are its inputs, so that they are the
 model's own at each call. Layers that passes put in may hold weights as they are, as packed ones do: there it has
-tensors of the same memory and version. What passes compute (merged, folded, quantized weights) is computed again by the steps that
-the ledger records, which is how checkpoints of the original model are loaded into a rewritten one.
+tensors of the same memory and version. What passes compute (merged, folded, quantized weights) is computed again by the
+steps that the ledger records, which is how checkpoints of the original model are loaded into a rewritten one.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ class Binding:
 
     def _noted(self, tensors: Sequence[Tensor]) -> _Made:
         """Return of which weights all is made, if it is made of them now."""
-        return _Made(*state_of(tensors), Samples(tensors), [tensor.detach() for tensor in tensors])
+        aliases = [tensor.detach() for tensor in tensors]
+        return _Made(*state_of(tensors), Samples(tensors), {_memory(alias): alias for alias in aliases})
 
     def _own(self, values: Values) -> list[Any]:
         return [values[place] for place in self._own_places]
@@ -173,6 +174,10 @@ class Binding:
             and all(map(eq, map(Tensor.data_ptr, tensors), made.pointers))
             and made.samples.hold()
         )
+
+    def shares_memory(self, values: Iterable[Tensor]) -> bool:
+        """Return whether a tensor lies in the memory of a weight."""
+        return any(_memory(value) in self._made_of.memory for value in values)
 
     def is_left(self) -> bool:
         """Return whether a weight has other memory now, so that what is kept of the former is of no use."""
@@ -216,7 +221,11 @@ class _Made(NamedTuple):
     versions: tuple[int, ...]
     pointers: tuple[int, ...]
     samples: Samples
-    memory: list[Tensor]  # held, so that no other tensor gets its place
+    memory: dict[int, Tensor]  # held, so that no other tensor gets its place
+
+
+def _memory(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
