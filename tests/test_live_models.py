@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="fxopt")` with the clients of real models: generation, pipelines, training, adapters."""
+"""`torch.compile(model, backend="fxopt")` with the clients of real models: generation, pipelines, adapters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_dynamos_graphs_have_the_sites_that_capture_finds(name: str) -> None:
         model.layer = model.layer[:5]  # type: ignore[index]  # a ModuleList
         model.conv_1x1 = nn.Identity()
     if hasattr(model.config, "use_cache"):
-        model.config.use_cache = False  # type: ignore[union-attr]  # a configuration
+        model.config.use_cache = False
     captured = registry().pipeline(EVERYTHING)(capture(model, (), inputs))
     model.compile(backend="fxopt", options={"pipeline": EVERYTHING, "verify": True}, fullgraph=True)
     with torch.no_grad():
@@ -196,7 +196,7 @@ def test_adapters_of_peft(bert: Any) -> None:
         if "lora_B" in name:
             nn.init.normal_(parameter)
     inputs = BY_NAME["BERT"].example(2, 9)
-    fast = torch.compile(model, backend="fxopt")
+    fast: Any = torch.compile(model, backend="fxopt")
 
     def check() -> None:
         with torch.no_grad():
@@ -238,7 +238,7 @@ def test_an_adapter_that_is_merged_through_data(bert: Any) -> None:
     attention = bert.encoder.layer[0].attention.self
     attention.query = adapter = LowRank(attention.query)
     inputs = BY_NAME["BERT"].example(2, 9)
-    fast = torch.compile(bert, backend="fxopt", options={"pipeline": EVERYTHING})
+    fast: Any = torch.compile(bert, backend="fxopt", options={"pipeline": EVERYTHING})
     with torch.no_grad():
         for _ in range(4):
             for _ in range(2):

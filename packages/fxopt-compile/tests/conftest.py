@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fxopt_compile.backend import GRAPHS
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -15,3 +17,4 @@ sys.path.insert(0, str(Path(__file__).parent))
 def afresh() -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
+    GRAPHS.clear()  # of former tests, which wait for the garbage collector

@@ -46,8 +46,8 @@ class Net(nn.Module):
 def network() -> Net:
     """A model in evaluation mode, with statistics that are no identity."""
     net = Net().eval()
-    nn.init.uniform_(net.norm.running_mean, -1, 1)
-    nn.init.uniform_(net.norm.running_var, 0.5, 2)
+    nn.init.uniform_(net.get_buffer("norm.running_mean"), -1, 1)
+    nn.init.uniform_(net.get_buffer("norm.running_var"), 0.5, 2)
     return net
 
 

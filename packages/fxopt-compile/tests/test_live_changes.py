@@ -30,10 +30,11 @@ def assign_dict(net: Net) -> None:
     net.load_state_dict(network().state_dict(), assign=True)
 
 
-def set_(net: Net, name: str, value: Callable[[Tensor], Tensor]) -> None:
+def set_(net: Net, name: str, value: Callable[[Tensor], Tensor]) -> Tensor:
     """Give a parameter other memory."""
     parameter = net.get_parameter(name)
     parameter.data = value(parameter.detach())
+    return parameter
 
 
 CHANGES: dict[str, Callable[[Net], object]] = {
@@ -42,13 +43,13 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     "a bias that is merged": lambda net: net.attention.k.bias.add_(3),
     "a layer that is only packed": lambda net: net.attention.o.weight.mul_(-2),
     "a folded convolution": lambda net: net.conv.weight.mul_(2),
-    "a mean": lambda net: net.norm.running_mean.add_(1),
-    "a variance": lambda net: net.norm.running_var.mul_(4),
+    "a mean": lambda net: net.get_buffer("norm.running_mean").add_(1),
+    "a variance": lambda net: net.get_buffer("norm.running_var").mul_(4),
     "batch norm's weight": lambda net: net.norm.weight.mul_(-1),
     "a weight that the graph reads itself": lambda net: net.scale.add_(1),
-    "a buffer": lambda net: net.shift.add_(1),
+    "a buffer": lambda net: net.get_buffer("shift").add_(1),
     "data is set": lambda net: set_(net, "attention.q.weight", lambda w: w * 2),
-    "data is set twice": lambda net: [set_(net, "attention.o.weight", lambda w: w + 1) for _ in range(2)],
+    "data is set twice": lambda net: [set_(net, name, lambda w: w + 1) for name in ["attention.o.weight"] * 2],
     "data is set to a transpose": lambda net: set_(net, "attention.q.weight", lambda w: w.clone().t()),
     "data is written": lambda net: net.attention.q.weight.data.mul_(3),
     "data is written by -=, as PEFT unmerges": lambda net: net.attention.o.weight.data.__isub__(0.5),
@@ -71,7 +72,7 @@ CHANGES: dict[str, Callable[[Net], object]] = {
 def _in_inference_mode(net: Net) -> None:
     with torch.inference_mode():
         net.attention.q.weight.add_(1)
-        net.norm.running_var.add_(1)
+        net.get_buffer("norm.running_var").add_(1)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

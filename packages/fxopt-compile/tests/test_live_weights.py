@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -123,7 +124,7 @@ def test_layers_that_share_a_graph_have_their_own_weights() -> None:
     assert (graph.calls, graph.plain_calls) == (13, 3)
     plain = copy.deepcopy(net)
     with torch.no_grad():
-        net[2].q.weight.add_(1), plain[2].q.weight.add_(1)
+        net.get_parameter("2.q.weight").add_(1), plain.get_parameter("2.q.weight").add_(1)
     agrees(net, fxopt_compile.undo(plain), x)
 
 
@@ -218,7 +219,7 @@ def test_compiling_in_inference_mode_makes_no_inference_tensors() -> None:
         with torch.inference_mode():
             for _ in range(3):
                 same(fast(x), net(x))
-            net.norm.running_mean.add_(1)
+            net.get_buffer("norm.running_mean").add_(1)
         agrees(fast, net, x)
 
 
@@ -230,9 +231,9 @@ def test_nothing_outlives_the_model() -> None:
     net, x = network(), images()
     fast = compiled(net)
     agrees(fast, net, x)
-    parameters = [weakref.ref(each) for each in (*net.parameters(), *net.buffers())]
+    parameters: list[Any] = [weakref.ref(each) for each in (*net.parameters(), *net.buffers())]
     graphs = list(fxopt_compile.backend.GRAPHS)
-    bindings = [weakref.ref(binding) for graph in graphs for binding in graph._bindings]
+    bindings: list[Any] = [weakref.ref(binding) for graph in graphs for binding in graph._bindings]
     assert bindings
     del net, fast
     gc.collect()

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -111,7 +111,7 @@ class LiveGraph:
         if self.settings.then == "inductor":
             from torch._inductor.compile_fx import compile_fx
 
-            self._compiled = compile_fx(self._graph_module, list(values))
+            self._compiled = cast("Compiled", compile_fx(self._graph_module, list(values)))
         return self._plain
 
     def _why_not(self, values: Sequence[Any]) -> Refusal | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import attrgetter, eq
 from typing import Any, NamedTuple
 
@@ -238,14 +239,8 @@ def _inputs_of(graph_module: GraphModule) -> int:
     return sum(node.op == "placeholder" for node in graph_module.graph.nodes)
 
 
-class plainly:  # it reads as what it does
+@contextmanager
+def plainly() -> Iterator[None]:
     """Compute without gradients, autocast and inference mode."""
-
-    def __enter__(self) -> None:
-        self._modes = [torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast()]
-        for mode in self._modes:
-            mode.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(*error)
+    with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
+        yield

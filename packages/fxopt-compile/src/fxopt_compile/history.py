@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import nn
-from torch._dynamo.eval_frame import OptimizedModule
 
 from fxopt_compile.backend import GRAPHS, LiveGraph
 from fxopt_core.errors import PreconditionError
@@ -59,17 +58,15 @@ class CompileHistory(tuple[GraphHistory, ...]):
     def __str__(self) -> str:
         if not self:
             return "dynamo has made no graphs with backend fxopt"
-        rows = [("graph", "nodes", "rewritten", "refused", "calls", "plain calls", "refreshes")]
+        rows: list[tuple[str, ...]] = [("graph", "rewritten", "refused", "calls", "plain calls", "refreshes")]
         rows += [
             (
                 each.name,
-                *map(
-                    str, (each.nodes, each.rewritten, len(each.refused), each.calls, each.plain_calls, each.refreshes)
-                ),
+                *map(str, (each.rewritten, len(each.refused), each.calls, each.plain_calls, each.refreshes)),
             )
             for each in self
         ]
-        heading, *lines = text_table(rows, right=range(1, 7))
+        heading, *lines = text_table(rows, right=range(1, 6))
         return "\n".join(
             [heading, *(text for graph, line in zip(self, lines, strict=True) for text in (line, *_details(graph)))]
         )
@@ -134,6 +131,8 @@ def undo(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise PreconditionError(f"undo is given a {type(model).__name__}, expected a model, compiled or not")
+    from torch._dynamo.eval_frame import OptimizedModule  # which loads dynamo
+
     refresh(model)
     for module in model.modules():
         module._compiled_call_impl = None
