@@ -92,8 +92,9 @@ def test_model_compile_and_undo() -> None:
     calls = fxopt_compile.history()[0].calls
     agrees(net, net, x)
     assert fxopt_compile.history()[0].calls == calls
-    with pytest.raises(PreconditionError, match="is given a str"):
-        fxopt_compile.undo("model")  # type: ignore[arg-type]  # on purpose
+    for function in (fxopt_compile.undo, fxopt_compile.history, fxopt_compile.refresh):
+        with pytest.raises(PreconditionError, match=f"{function.__name__} is given a str, expected a model"):
+            function("model")  # type: ignore[arg-type]  # on purpose
 
 
 def test_undo_of_a_compiled_model_is_the_model() -> None:

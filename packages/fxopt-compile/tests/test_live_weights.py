@@ -14,6 +14,7 @@ from live_models import EVERYTHING, Attention, Net, agrees, compiled, images, ne
 from torch import Tensor, nn
 
 import fxopt_compile
+from fxopt_compile.backend import GRAPHS
 
 
 def step(net: Net, optimizer: torch.optim.Optimizer) -> None:
@@ -176,6 +177,31 @@ def test_quantized_weights_are_made_again() -> None:
     assert graph.refreshes == 1
 
 
+def test_tables_that_are_made_of_buffers() -> None:
+    """What no input decides is computed once, until a buffer changes."""
+
+    class Masked(Attention):
+        mask: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.rand(5, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            bias = torch.tril(self.mask.exp() + torch.ones(5, 5))
+            result: Tensor = torch.softmax(self.q(x) @ self.k(x).mT + bias, -1)
+            return result
+
+    net, x = Masked().eval(), torch.randn(2, 5, 8)
+    fast = compiled(net, "simplify,merge-linears")
+    for _ in range(2):
+        agrees(fast, net, x)
+        net.mask.add_(1)
+        agrees(fast, net, x)
+        net.mask = torch.rand(5, 5)
+    assert any(record.pass_name == "cache-shape-tables" for record in fxopt_compile.history(net)[0].records)
+
+
 def test_a_fold_that_becomes_infinite_is_taken_back() -> None:
     """The pass would refuse such weights."""
     net, x = network(), images()
@@ -232,7 +258,7 @@ def test_nothing_outlives_the_model() -> None:
     fast = compiled(net)
     agrees(fast, net, x)
     parameters: list[Any] = [weakref.ref(each) for each in (*net.parameters(), *net.buffers())]
-    graphs = list(fxopt_compile.backend.GRAPHS)
+    graphs = list(GRAPHS)
     bindings: list[Any] = [weakref.ref(binding) for graph in graphs for binding in graph._bindings]
     assert bindings
     del net, fast
@@ -249,7 +275,7 @@ def test_a_replaced_parameter_is_freed() -> None:
     net.attention.q.weight = nn.Parameter(torch.randn(8, 8))
     gc.collect()
     assert former() is None
-    assert not [binding for graph in fxopt_compile.backend.GRAPHS for binding in graph._bindings]
+    assert not [binding for graph in GRAPHS for binding in graph._bindings]
     agrees(fast, net, x)
 
 
@@ -260,7 +286,7 @@ def test_converted_weights_do_not_keep_the_former_ones() -> None:
     agrees(fast, net, x)
     net.double()
     agrees(fast, net, x.double())
-    kept = [len(graph._bindings) for graph in sorted(fxopt_compile.backend.GRAPHS, key=lambda graph: graph.number)]
+    kept = [len(graph._bindings) for graph in sorted(GRAPHS, key=lambda graph: graph.number)]
     assert kept == [0, 1]
 
 
@@ -272,5 +298,8 @@ def test_the_model_is_not_changed() -> None:
     agrees(compiled(net), net, x)
     assert {name: (id(each), each.data_ptr(), each._version) for name, each in net.named_parameters()} == before
     assert list(net.state_dict()) == keys
+    (binding,) = next(iter(GRAPHS))._bindings
+    shared = {tensor.data_ptr() for tensor in binding._module.parameters()}
+    assert net.attention.o.weight.data_ptr() in shared  # the packed layer has no copy of it
     added = [vars(each).keys() - attributes[name] for name, each in net.named_modules()]
     assert set().union(*added) <= {"_is_torch_compile"}  # which torch.compile sets

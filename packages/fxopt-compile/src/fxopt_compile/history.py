@@ -99,7 +99,7 @@ def history(model: nn.Module | None = None) -> CompileHistory:
     Args:
         model: the model, compiled or not; None for all graphs of this process.
     """
-    ids = _ids_of(model) if model is not None else None
+    ids = _ids_of(model, "history") if model is not None else None
     graphs = sorted((graph for graph in GRAPHS if ids is None or graph.is_of(ids)), key=lambda graph: graph.number)
     return CompileHistory(map(_history_of, graphs))
 
@@ -116,7 +116,7 @@ def refresh(model: nn.Module) -> None:
 
     It is for changes that leave no trace: single numbers written through NumPy or ``parameter.data``.
     """
-    ids = _ids_of(model)
+    ids = _ids_of(model, "refresh")
     for graph in list(GRAPHS):
         graph.forget_weights(ids)
 
@@ -129,8 +129,7 @@ def undo(model: nn.Module) -> nn.Module:
     Raises:
         PreconditionError: It is no module.
     """
-    if not isinstance(model, nn.Module):
-        raise PreconditionError(f"undo is given a {type(model).__name__}, expected a model, compiled or not")
+    _ids_of(model, "undo")
     from torch._dynamo.eval_frame import OptimizedModule  # which loads dynamo
 
     refresh(model)
@@ -139,5 +138,7 @@ def undo(model: nn.Module) -> nn.Module:
     return model._orig_mod if isinstance(model, OptimizedModule) else model
 
 
-def _ids_of(model: nn.Module) -> set[int]:
+def _ids_of(model: nn.Module, caller: str) -> set[int]:
+    if not isinstance(model, nn.Module):
+        raise PreconditionError(f"{caller} is given a {type(model).__name__}, expected a model, compiled or not")
     return {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
