@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES, DECODER, ENCODER, VOCABULARY
+from hypothesis import settings
 from torch import Tensor, nn
 
 import fxopt_compile
@@ -50,14 +51,16 @@ def live_sites(model: nn.Module) -> Counter[str]:
     return sites(record for graph in fxopt_compile.history(model) for record in graph.records)
 
 
-@pytest.mark.parametrize("name", ["BERT", "Llama", "T5", "ViT", "CLIP", "ResNet", "MobileNetV2"])
+NIGHTLY = settings.get_current_profile_name() == "nightly"
+
+
+@pytest.mark.parametrize(
+    "name", ["Llama", "ViT", "ResNet", *(["BERT", "T5", "CLIP", "MobileNetV2"] if NIGHTLY else [])]
+)
 def test_dynamos_graphs_have_the_sites_that_capture_finds(name: str) -> None:
     """In one graph, with the same results as eager."""
     architecture = BY_NAME[name]
     model, inputs = architecture.build(transformers), architecture.example(2, 9)
-    if name == "MobileNetV2":  # a third of its blocks
-        model.layer = model.layer[:5]  # type: ignore[index]  # a ModuleList
-        model.conv_1x1 = nn.Identity()
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     captured = registry().pipeline(EVERYTHING)(capture(model, (), inputs))
@@ -88,7 +91,7 @@ def test_generation_gives_the_tokens_of_eager(make: Any) -> None:
     """Greedily and with beams, and with other weights; dynamo compiles a few times, and not for each token."""
     model, tokens = make(), torch.randint(3, VOCABULARY, (2, 5))
     ways: list[dict[str, Any]] = [{}, {"num_beams": 2}]
-    fixed = {"do_sample": False, "min_new_tokens": 6, "max_new_tokens": 6}
+    fixed = {"do_sample": False, "min_new_tokens": 4, "max_new_tokens": 4}
 
     def generate() -> list[list[list[int]]]:
         return [model.generate(tokens, **fixed, **way).tolist() for way in ways]
@@ -97,7 +100,7 @@ def test_generation_gives_the_tokens_of_eager(make: Any) -> None:
     model.compile(backend="fxopt")
     assert generate() == expected
     graphs = fxopt_compile.history(model)
-    assert sum(graph.calls for graph in graphs) >= 10
+    assert sum(graph.calls for graph in graphs) >= 6
     assert len(graphs) <= 8
     with torch.no_grad():
         for parameter in model.parameters():
@@ -115,7 +118,7 @@ def _plain_generations(model: Any, tokens: Tensor, ways: list[dict[str, Any]], f
 def test_generation_with_a_static_cache() -> None:
     """Whose tensors the graph writes."""
     model, tokens = llama(), torch.randint(3, VOCABULARY, (2, 5))
-    options = {"do_sample": False, "max_new_tokens": 5, "cache_implementation": "static", "disable_compile": True}
+    options = {"do_sample": False, "max_new_tokens": 4, "cache_implementation": "static", "disable_compile": True}
     expected = model.generate(tokens, **options).tolist()
     model.compile(backend="fxopt")
     assert model.generate(tokens, **options).tolist() == expected

@@ -62,16 +62,14 @@ def test_what_is_no_option_is_one_clear_error(options: dict[str, Any], message: 
     assert isinstance(caught.value.inner_exception, PassOptionError)
 
 
-@pytest.mark.parametrize("keywords", [{"fullgraph": True}, {"dynamic": True}, {"dynamic": False}])
+@pytest.mark.parametrize("keywords", [{"fullgraph": True}, {"dynamic": True}])
 def test_torch_compiles_own_arguments(keywords: dict[str, Any]) -> None:
     """They are dynamo's."""
     net = network()
     fast = compiled(net, **keywords)
     for size in (6, 7, 9):
         agrees(fast, net, images(size=size))
-    assert len(fxopt_compile.history(net)) == (
-        3 if keywords.get("dynamic") is False else 1 + ("dynamic" not in keywords)
-    )
+    assert len(fxopt_compile.history(net)) == (1 if keywords.get("dynamic") else 2)
 
 
 def test_a_mode_is_for_inductor_alone() -> None:

@@ -177,7 +177,7 @@ def test_sizes_that_change() -> None:
     """Dynamo makes sizes symbolic, and they are inputs then."""
     net = network()
     fast = compiled(net)
-    for batch, size in ((2, 6), (3, 6), (4, 9), (1, 5), (2, 6)):
+    for batch, size in ((2, 6), (3, 9), (1, 5), (2, 6)):
         agrees(fast, net, images(batch, size))
     with torch.no_grad():
         net.attention.q.weight.add_(1)
