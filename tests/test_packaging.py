@@ -28,6 +28,7 @@ RUN_TIME = {
     "fxopt-rewrite": {"fxopt-core"},
     "fxopt-checkpoints": {"fxopt-core", "fxopt-rewrite"},
     **{name: {"fxopt-rewrite"} for name in [*FAMILIES, "fxopt-capture", "fxopt-tools"]},
+    "fxopt-compile": {"fxopt-rewrite", "fxopt-checkpoints"},
     "fxopt-testing": {"fxopt-checkpoints", "fxopt-capture", "fxopt-tools", "pytest"},
     "fxopt": {*(name for name in PACKAGES if name != "fxopt"), "rich", "typer"},
 }

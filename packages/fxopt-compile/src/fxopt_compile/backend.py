@@ -1,0 +1,238 @@
+"""The backend ``fxopt`` of ``torch.compile``: dynamo captures and guards, fxopt rewrites."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.fx import GraphModule
+
+from fxopt_compile.binding import Binding, State, state_of
+from fxopt_compile.comparison import check_same
+from fxopt_compile.lifting import Inputs, enables_gradients
+from fxopt_compile.settings import Settings
+from fxopt_core.errors import FxoptError
+from fxopt_core.graph import iter_nodes
+from fxopt_core.ledger.records import Record, Refusal
+from fxopt_core.values.names import known_class
+from fxopt_rewrite.effects.analysis import Effects
+
+Compiled = Callable[..., Any]
+_C = torch._C
+_dispatch_modes, _functorch_level = _C._len_torch_dispatch_stack, _C._functorch.peek_interpreter_stack
+_MOST_SEEN = 1024
+_NUMBERS = count()
+
+
+def fxopt(
+    graph_module: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, object] | None = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Compile one of dynamo's graphs: the backend of ``torch.compile(model, backend="fxopt")``.
+
+    Args:
+        graph_module: the graph, whose parameters are inputs.
+        example_inputs: the first inputs.
+        options: ``pipeline``, the text or the name of the passes, by default ``cpu-inference`` on CPUs, if it is
+            installed, and ``inference`` elsewhere; ``then``, ``"eager"`` or ``"inductor"``; ``verify``, whether each
+            rewritten graph is compared with the original one on its first inputs.
+        mode: as ``torch.compile`` takes it; it is for inductor alone, and changes nothing here.
+
+    Raises:
+        PassOptionError: An option or a name in the pipeline is unknown.
+        VerificationError: From the first call, if ``verify`` finds another result.
+    """
+    del mode
+    graph = LiveGraph(graph_module, example_inputs, Settings.read(options))
+    GRAPHS.add(graph)
+    return graph.compiled(example_inputs)
+
+
+class LiveGraph:
+    """One of dynamo's graphs, and for each set of weights that it runs with what the passes made of it.
+
+    Weights that the passes read are compared at each call. Once they are others, or have changed, the call runs
+    dynamo's own graph; if they are still the same at the next one, that runs a rewritten graph again. Weights that
+    change from call to call therefore cost nothing.
+
+    Attributes:
+        name: dynamo's number of the graph.
+        pipeline: the text of the passes.
+        reason: why the graph is left alone, code and sentence; None if it is not.
+        records: what the passes did, at first.
+        calls: how many calls ran a rewritten graph.
+        plain_calls: how many ran dynamo's own.
+        refreshes: how often weights were made again.
+    """
+
+    def __init__(self, graph_module: GraphModule, values: Sequence[Any], settings: Settings) -> None:
+        self.number = next(_NUMBERS)
+        self.name = str(graph_module.meta.get("dynamo_compile_id", "?"))
+        self.nodes = len(graph_module.graph.nodes)
+        self.settings = settings
+        self.reason: Refusal | None = None
+        self.records: tuple[Record, ...] = ()
+        self.calls = self.plain_calls = self.refreshes = 0
+        self._graph_module, self._compiled = graph_module, graph_module.forward
+        self._inputs = Inputs.of(graph_module, values)
+        self._places = tuple(weight.place for weight in self._inputs.weights)
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        self.pipeline, self._passes = settings.passes(tensors)
+        self._bindings: list[Binding] = []
+        self._seen: dict[int, State] = {}
+        self._lock = threading.RLock()
+        effects = Effects(graph_module)
+        writes = any(effects.writes(node) for node in iter_nodes(graph_module.graph))
+        self._others = sorted({*range(len(values))} - {*self._places}) if writes else []
+        self._is_verified = not settings.verify
+        self._enables_gradients, self._is_wrong = enables_gradients(graph_module), False
+        self._of = [weakref.ref(values[place]) for place in self._places]
+
+    def compiled(self, values: Sequence[Any]) -> Compiled:
+        """Return what dynamo is to call."""
+        self.reason = self._why_not(values)
+        if self.reason is None:
+            with self._lock:
+                sweep()
+                binding = self._bind(values)
+            self.records = binding.records
+            if any(record.changed for record in self.records):
+                return self.run
+            self._bindings.clear()
+        if self.settings.then == "inductor":
+            from torch._inductor.compile_fx import compile_fx
+
+            self._compiled = cast("Compiled", compile_fx(self._graph_module, list(values)))
+        return self._plain
+
+    def _why_not(self, values: Sequence[Any]) -> Refusal | None:
+        """Return why nothing is rewritten."""
+        if self._inputs.sharded:
+            message = "is sharded, or a tensor of another class than torch's own: its values are not here, or not plain"
+            return Refusal(self._inputs.sharded[0], "sharded", f"`{self._inputs.sharded[0]}` {message}")
+        if self._needs_gradient(values):
+            return Refusal(self.name, "training", "gradients are asked for: torch's own functions compute them")
+        return None
+
+    def _needs_gradient(self, values: Sequence[Any]) -> bool:
+        """Return whether autograd records what the graph computes with these values."""
+        if not (torch.is_grad_enabled() or self._enables_gradients):
+            return False
+        return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+    def _plain(self, *values: Any) -> Any:
+        self.plain_calls += 1
+        return self._compiled(*values)
+
+    def run(self, *values: Any) -> Any:
+        """Run the graph with these inputs."""
+        binding = self._binding_of(values)
+        if binding is None:
+            return self._plain(*values)
+        inputs = [values[place] for place in binding.takes]
+        self.calls += 1
+        if self._is_verified:
+            return binding.call(*inputs)
+        return self._compare(binding, values, inputs)
+
+    def _compare(self, binding: Binding, values: Sequence[Any], inputs: Sequence[Any]) -> Any:
+        """Run the rewritten graph, and dynamo's own on copies."""
+        self._is_verified = self._is_wrong = True
+        promises = (
+            getattr(known_class(record.transformation), "promised_sqnr", None)
+            for record in self.records
+            if record.changed
+        )
+        promised = min((each for each in promises if each is not None), default=None)
+        original = self._graph_module.forward
+        result = check_same(original, lambda: binding.call(*inputs), values, self.name, promised)
+        self._is_wrong = False
+        return result
+
+    def _binding_of(self, values: Sequence[Any]) -> Binding | None:
+        """Return the rewritten graph to run; None for dynamo's own."""
+        if _dispatch_modes() or _functorch_level() is not None or forward_ad._current_level >= 0:
+            return None
+        if self._is_wrong or self._needs_gradient(values):
+            return None
+        binding = next((binding for binding in self._bindings if binding.is_current(values)), None)
+        if binding is None:
+            with self._lock:
+                binding = self._made_again(values)
+        if self._others and binding is not None:
+            others = (values[place] for place in self._others)
+            if binding.shares_memory(other for other in others if isinstance(other, Tensor)):
+                return None  # the graph may write a weight through another input
+        return binding
+
+    def _made_again(self, values: Sequence[Any]) -> Binding | None:
+        """Return a rewritten graph for weights that have changed, or are others, if they were the same before."""
+        binding = next((each for each in self._bindings if each.is_of(values)), None)
+        if binding is not None and binding.is_current(values):  # another thread was faster
+            return binding
+        weights: list[Tensor] = [values[place] for place in self._places]
+        if any(weight.is_inference() for weight in weights):
+            return None
+        state, key = state_of(weights), id(weights[0]) if weights else 0
+        is_new = self._seen.pop(key, None) != state
+        if is_new and (binding is None or self.settings.then == "eager"):
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen[key] = state
+            return None
+        self.refreshes += 1
+        if binding is not None:
+            if binding.refresh(values):
+                return binding
+            self.forget(binding)
+        try:
+            return self._bind(values)
+        except FxoptError:
+            return None
+
+    def _bind(self, values: Sequence[Any]) -> Binding:
+        """Return the rewritten graph for these weights, and keep it."""
+        weights = self._inputs.weights
+        tensors = [values[place] for place in self._places]
+        binding = Binding(self._graph_module, weights, tensors, self._passes, self.forget)
+        if self.settings.then == "inductor":
+            binding.call = torch.compile(binding.call, backend="inductor")
+        self._bindings.append(binding)
+        return binding
+
+    def forget(self, binding: Binding) -> None:
+        """Drop what was made of a set of weights."""
+        self._bindings = [each for each in self._bindings if each is not binding]
+
+    def forget_left(self) -> None:
+        """Drop what was made of weights that have other memory now."""
+        self._bindings = [each for each in self._bindings if not each.is_left()]
+
+    def forget_weights(self, ids: set[int]) -> None:
+        """Drop what was made of tensors with these ids."""
+        self._bindings = [each for each in self._bindings if not each.reads(ids)]
+
+    def is_of(self, ids: set[int]) -> bool:
+        """Return whether the graph was compiled, or is kept, for a tensor with one of these ids."""
+        alive = (reference() for reference in self._of)
+        first = any(tensor is not None and id(tensor) in ids for tensor in alive)
+        return first or any(binding.reads(ids) for binding in self._bindings)
+
+
+GRAPHS: weakref.WeakSet[LiveGraph] = weakref.WeakSet()
+"""All graphs that dynamo still keeps."""
+
+
+def sweep() -> None:
+    """Drop what was made of weights that have other memory now, as after ``model.half()``."""
+    for graph in list(GRAPHS):
+        graph.forget_left()

@@ -1,0 +1,144 @@
+"""What became of a model's graphs, and the way back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import nn
+
+from fxopt_compile.backend import GRAPHS, LiveGraph
+from fxopt_core.errors import PreconditionError
+from fxopt_core.ledger.records import Record, Refusal
+from fxopt_core.text import text_table
+
+
+@dataclass(frozen=True)
+class GraphHistory:
+    """What became of one of dynamo's graphs.
+
+    Attributes:
+        name: dynamo's number: of the function, of the compilation, and of the part after a break.
+        nodes: how many nodes it has.
+        pipeline: the text of the passes.
+        records: what each pass rewrote and refused; empty where the graph is left alone.
+        reason: why it is left alone: code and sentence.
+        calls: how many calls ran the rewritten graph.
+        plain_calls: how many ran dynamo's own: the first ones after a change of the weights, and those in modes.
+        refreshes: how often merged, folded or packed weights were made again.
+    """
+
+    name: str
+    nodes: int
+    pipeline: str
+    records: tuple[Record, ...]
+    reason: Refusal | None
+    calls: int
+    plain_calls: int
+    refreshes: int
+
+    @property
+    def rewritten(self) -> int:
+        """The number of sites that were rewritten."""
+        return sum(len(record.rewrites) for record in self.records)
+
+    @property
+    def refused(self) -> tuple[Refusal, ...]:
+        """The sites that were left alone, or the graph as a whole."""
+        whole = () if self.reason is None else (self.reason,)
+        return (*whole, *(refusal for record in self.records for refusal in record.refusals))
+
+
+class CompileHistory(tuple[GraphHistory, ...]):
+    """The graphs that dynamo made of a model, oldest first; ``print`` shows a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        if not self:
+            return "dynamo has made no graphs with backend fxopt"
+        rows: list[tuple[str, ...]] = [("graph", "rewritten", "refused", "calls", "plain calls", "refreshes")]
+        rows += [
+            (
+                each.name,
+                *map(str, (each.rewritten, len(each.refused), each.calls, each.plain_calls, each.refreshes)),
+            )
+            for each in self
+        ]
+        heading, *lines = text_table(rows, right=range(1, 6))
+        return "\n".join(
+            [heading, *(text for graph, line in zip(self, lines, strict=True) for text in (line, *_details(graph)))]
+        )
+
+
+def _details(graph: GraphHistory) -> list[str]:
+    if graph.reason is not None:
+        return [f"    left alone, {graph.reason.reason}: {graph.reason.message}"]
+    lines = []
+    for record in graph.records:
+        reasons = Counter(refusal.reason for refusal in record.refusals)
+        refused = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        if record.rewrites or record.changed or refused:
+            lines.append(
+                f"    {record.pass_name}: {len(record.rewrites)} rewritten"
+                + (f"; refused: {refused}" if refused else "")
+            )
+    return lines
+
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def history(model: nn.Module | None = None) -> CompileHistory:
+    """Return what became of the graphs that dynamo made of a model with the backend ``fxopt``.
+
+    A graph belongs to a model if it reads one of its parameters or buffers: of models that share weights, each has the
+    graphs of the others. A graph without weights belongs to none.
+
+    Args:
+        model: the model, compiled or not; None for all graphs of this process.
+    """
+    ids = _ids_of(model, "history") if model is not None else None
+    graphs = sorted((graph for graph in GRAPHS if ids is None or graph.is_of(ids)), key=lambda graph: graph.number)
+    return CompileHistory(map(_history_of, graphs))
+
+
+def _history_of(graph: LiveGraph) -> GraphHistory:
+    return GraphHistory(
+        graph.name, graph.nodes, graph.pipeline, graph.records, graph.reason,
+        graph.calls, graph.plain_calls, graph.refreshes,
+    )  # fmt: skip
+
+
+def refresh(model: nn.Module) -> None:
+    """Drop all merged, folded, packed or quantized weights that were made of a model's; the next calls make them again.
+
+    It is for changes that leave no trace: single numbers written through NumPy or ``parameter.data``.
+    """
+    ids = _ids_of(model, "refresh")
+    for graph in list(GRAPHS):
+        graph.forget_weights(ids)
+
+
+def undo(model: nn.Module) -> nn.Module:
+    """Return the plain model, which was never changed, and drop what was made of its weights.
+
+    After ``model.compile(backend="fxopt")``, the model itself is plain again, and so are compiled modules in it.
+
+    Raises:
+        PreconditionError: It is no module.
+    """
+    _ids_of(model, "undo")
+    from torch._dynamo.eval_frame import OptimizedModule  # which loads dynamo
+
+    refresh(model)
+    for module in model.modules():
+        module._compiled_call_impl = None
+    return model._orig_mod if isinstance(model, OptimizedModule) else model
+
+
+def _ids_of(model: nn.Module, caller: str) -> set[int]:
+    if not isinstance(model, nn.Module):
+        raise PreconditionError(f"{caller} is given a {type(model).__name__}, expected a model, compiled or not")
+    return {id(tensor) for tensor in (*model.parameters(), *model.buffers())}

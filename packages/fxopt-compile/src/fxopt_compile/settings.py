@@ -1,0 +1,78 @@
+"""What ``torch.compile(model, backend="fxopt", options=...)`` is told, and which pipeline runs where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fxopt_core.errors import FxoptError, PassOptionError, PreconditionError
+from fxopt_core.passes.transformation import Transformation
+from fxopt_core.registry.registry import registry
+
+Then = Literal["eager", "inductor"]
+
+_DEFAULTS = ("cpu-inference", "inference")
+_EXPECTED = 'expected "pipeline" (text), "then" ("eager" or "inductor") and "verify" (a bool)'
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of one ``torch.compile``.
+
+    Attributes:
+        pipeline: text or name of the passes; None for the default.
+        then: what runs the rewritten graphs: torch as it is, or inductor.
+        verify: whether each rewritten graph is compared with dynamo's own on its first inputs.
+    """
+
+    pipeline: str | None = None
+    then: Then = "eager"
+    verify: bool = False
+
+    @classmethod
+    def read(cls, options: Mapping[str, object] | None) -> Settings:
+        """Return the settings that a dictionary of options holds.
+
+        Raises:
+            PassOptionError: There is no such option, or it does not take this value.
+
+        >>> Settings.read({"pipeline": "merge-linears"})
+        Settings(pipeline='merge-linears', then='eager', verify=False)
+        """
+        given = dict(options or {})
+        pipeline, then, verify = given.pop("pipeline", None), given.pop("then", "eager"), given.pop("verify", False)
+        if given:
+            names = ", ".join(repr(name) for name in given)
+            raise PassOptionError(f'backend "fxopt" has no option {names}; {_EXPECTED}')
+        if not (pipeline is None or isinstance(pipeline, str)):
+            raise PassOptionError(f'option "pipeline" is a {type(pipeline).__name__}; {_EXPECTED}')
+        if then not in ("eager", "inductor"):
+            raise PassOptionError(f'option "then" is {then!r}; {_EXPECTED}')
+        if not isinstance(verify, bool):
+            raise PassOptionError(f'option "verify" is {verify!r}; {_EXPECTED}')
+        return cls(pipeline, "inductor" if then == "inductor" else "eager", verify)
+
+    def passes(self, tensors: Iterable[torch.Tensor]) -> tuple[str, Transformation]:
+        """Return the pipeline for a graph with these tensors, as text and to be called.
+
+        Raises:
+            PassOptionError: The pipeline cannot be read, or a name in it is unknown.
+            PreconditionError: No default is installed.
+        """
+        text = self.pipeline
+        if text is None:
+            on_cpu = all(each.device.type == "cpu" for each in tensors)
+            names = _DEFAULTS if on_cpu else _DEFAULTS[1:]
+            text = next((name for name in names if name in registry().pipelines()), None)
+        if text is None:
+            raise PreconditionError(
+                f"no pipeline is named, and none of {', '.join(_DEFAULTS)} is installed: install fxopt, or name the "
+                'passes, as in options={"pipeline": "merge-linears"}'
+            )
+        try:
+            return text, registry().pipeline(text)
+        except FxoptError as error:
+            raise PassOptionError(f'option "pipeline" of backend "fxopt" is {text!r}: {error}') from error

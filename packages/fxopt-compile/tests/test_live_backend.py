@@ -1,0 +1,315 @@
+"""The backend as torch.compile sees it: options, gradients, what is reported, and the way back."""
+
+from __future__ import annotations
+
+import copy
+import io
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+import torch
+from live_models import EVERYTHING, Attention, agrees, compiled, images, network, rewrites, same
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+import fxopt_compile
+from fxopt_compile.settings import Settings
+from fxopt_core import PassOptionError, PreconditionError, Registry, Transformation, VerificationError
+
+
+def test_torch_finds_the_backend_by_its_name() -> None:
+    """By the entry point, without an import."""
+    (found,) = entry_points(group="torch_dynamo_backends", name="fxopt")
+    assert found.load() is fxopt_compile.fxopt
+    assert "fxopt" in torch._dynamo.list_backends()
+
+
+# --- Options
+
+
+def test_without_options_the_pipeline_fits_the_device() -> None:
+    """``cpu-inference`` on CPUs, if fxopt-onednn is there."""
+    net, x = network(), images()
+    agrees(torch.compile(net, backend="fxopt"), net, x)
+    (graph,) = fxopt_compile.history(net)
+    assert graph.pipeline == "cpu-inference"
+    assert rewrites(net)["pack-linears"] >= 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Registry, "pipelines", lambda self: {"inference": "merge-linears"})
+        assert Settings().passes([torch.empty(1, device="meta")])[0] == "inference"
+        patch.setattr(Registry, "pipelines", lambda self: {})
+        with pytest.raises(PreconditionError, match="install fxopt, or name the passes"):
+            Settings().passes([x])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pipelin": "merge-linears"}, "has no option 'pipelin'; expected \"pipeline\""),
+        ({"pipeline": 3}, 'option "pipeline" is a int'),
+        ({"then": "aot"}, "option \"then\" is 'aot'"),
+        ({"verify": "yes"}, "option \"verify\" is 'yes'"),
+        ({"pipeline": "merge-liners"}, "'merge-liners'.*merge-linears"),
+        ({"pipeline": "merge-linears{group=2}"}, "group"),
+    ],
+)
+def test_what_is_no_option_is_one_clear_error(options: dict[str, Any], message: str) -> None:
+    """At the first call, which is when torch asks a backend."""
+    fast = torch.compile(Attention(), backend="fxopt", options=options)
+    with pytest.raises(BackendCompilerFailed, match=message) as caught:
+        fast(torch.randn(2, 3, 8))
+    assert isinstance(caught.value.inner_exception, PassOptionError)
+
+
+@pytest.mark.parametrize("keywords", [{"fullgraph": True}, {"dynamic": True}])
+def test_torch_compiles_own_arguments(keywords: dict[str, Any]) -> None:
+    """They are dynamo's."""
+    net = network()
+    fast = compiled(net, **keywords)
+    for size in (6, 7, 9):
+        agrees(fast, net, images(size=size))
+    assert len(fxopt_compile.history(net)) == (1 if keywords.get("dynamic") else 2)
+
+
+def test_a_mode_is_for_inductor_alone() -> None:
+    """It changes nothing."""
+    net, x = network(), images()
+    agrees(torch.compile(net, backend="fxopt", mode="reduce-overhead"), net, x)
+    assert rewrites(net)["pack-linears"] >= 2
+
+
+def test_model_compile_and_undo() -> None:
+    """``model.compile`` changes how the model is called, and undo changes it back."""
+    net, x = network(), images()
+    net.compile(backend="fxopt", options={"pipeline": EVERYTHING})
+    agrees(net, copy.deepcopy(net), x)
+    assert fxopt_compile.history(net)[0].rewritten
+    assert fxopt_compile.undo(net) is net
+    assert net._compiled_call_impl is None
+    calls = fxopt_compile.history()[0].calls
+    agrees(net, net, x)
+    assert fxopt_compile.history()[0].calls == calls
+    for function in (fxopt_compile.undo, fxopt_compile.history, fxopt_compile.refresh):
+        with pytest.raises(PreconditionError, match=f"{function.__name__} is given a str, expected a model"):
+            function("model")  # type: ignore[arg-type]  # on purpose
+
+
+def test_undo_of_a_compiled_model_is_the_model() -> None:
+    """Nothing that was made of its weights is kept."""
+    net, x = network(), images()
+    fast = compiled(net)
+    agrees(fast, net, x)
+    assert fxopt_compile.undo(fast) is net
+    assert not [binding for graph in fxopt_compile.backend.GRAPHS for binding in graph._bindings]
+    agrees(fast, net, x)
+
+
+def test_copies_and_pickles_of_a_compiled_model() -> None:
+    """A copy has weights of its own, and dynamo's graph serves both."""
+    net, x = network(), images()
+    fast = compiled(net)
+    agrees(fast, net, x)
+    other = copy.deepcopy(fast)
+    with torch.no_grad():
+        other.attention.q.weight.add_(1)
+    agrees(other, other._orig_mod, x)
+    agrees(fast, net, x)
+    file = io.BytesIO()
+    torch.save(fast.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    agrees(other, net, x)
+
+
+# --- Gradients
+
+
+def gradients(model: Any, net: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
+    """The gradients of all parameters, and of the input."""
+    net.zero_grad(set_to_none=True)
+    x = x.clone().requires_grad_()
+    model(x).square().sum().backward()
+    return {"x": x.grad, **{name: each.grad for name, each in net.named_parameters()}}
+
+
+def test_gradients_are_those_of_eager() -> None:
+    """Of every parameter, bit for bit; between calls without gradients, which take the fast way."""
+    net, x = network(), images()
+    fast = compiled(net)
+    for _ in range(2):
+        agrees(fast, net, x)
+        same(gradients(fast, net, x), gradients(net, net, x))
+        net.train()
+        same(gradients(fast, net, x), gradients(net, net, x))
+        net.eval()
+    reasons = [graph.reason.reason for graph in fxopt_compile.history(net) if graph.reason]
+    assert reasons == ["training", "training"]
+
+
+def test_parameters_that_a_call_does_not_use_have_no_gradient() -> None:
+    """None, where eager has None."""
+
+    class Two(Attention):
+        def forward(self, x: Tensor, first: bool = True) -> Tensor:
+            result: Tensor = self.q(x) + self.k(x) if first else self.v(x)
+            return result
+
+    net, x = Two(), torch.randn(2, 3, 8)
+    fast = compiled(net)
+    for first in (True, False):
+        net.zero_grad(set_to_none=True)
+        fast(x, first).sum().backward()
+        used = {name.partition(".")[0] for name, each in net.named_parameters() if each.grad is not None}
+        assert used == ({"q", "k"} if first else {"v"})
+
+
+def test_frozen_models_are_fast_without_no_grad() -> None:
+    """Nothing asks for gradients; once something does, they are eager's."""
+    net, x = network().requires_grad_(False), images()
+    fast = compiled(net)
+    for _ in range(3):
+        same(fast(x), net(x))
+    assert fxopt_compile.history(net)[0].calls == 3
+    net.attention.q.requires_grad_(True)
+    fast(x).sum().backward()
+    assert net.attention.q.weight.grad is not None
+    assert net.attention.k.weight.grad is None
+
+
+def test_gradients_that_the_model_turns_on_itself() -> None:
+    """Inside of no_grad."""
+
+    class Inner(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return torch.add(self.q(x), self.k(x))
+
+    net, x = Inner(), torch.randn(2, 3, 8)
+    fast = compiled(net)
+    with torch.no_grad():
+        for _ in range(3):
+            found = fast(x)
+            assert found.requires_grad == net(x).requires_grad
+            same(found, net(x))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant: bool) -> None:
+    """Around a compiled block, and in it."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Attention()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return result
+
+    net, x = Outer().eval(), torch.randn(2, 3, 8)
+    fast = compiled(net)
+    agrees(fast, net, x)
+    same(gradients(fast, net, x), gradients(net, net, x))
+    block = compiled(net.inner)
+    wanted = gradients(net.inner, net.inner, x)
+    same(gradients(lambda y: checkpoint(block, y, use_reentrant=reentrant), net.inner, x), wanted)
+
+
+# --- Reports and verification
+
+
+def test_the_history_says_what_was_rewritten_and_what_refused() -> None:
+    """Graph by graph, also for a model that is not given as the compiled one."""
+    net, x = network(), images()
+    assert str(fxopt_compile.history(net)) == "dynamo has made no graphs with backend fxopt"
+    agrees(compiled(net, "fold-batch-norm,merge-linears"), net, x)
+    history = fxopt_compile.history(net)
+    (graph,) = history
+    assert (graph.name, graph.reason, graph.calls, graph.plain_calls) == ("0/0", None, 3, 0)
+    assert [rewrite.site for record in graph.records for rewrite in record.rewrites][-1] == "attention: q + k + v"
+    heading, line, *details = str(history).splitlines()
+    assert heading.split() == ["graph", "rewritten", "refused", "calls", "plain", "calls", "refreshes"]
+    assert line.split()[0] == "0/0"
+    assert "    merge-linears: 1 rewritten" in details
+    assert not fxopt_compile.history(network())
+
+
+def test_a_break_in_the_middle_makes_two_graphs() -> None:
+    """Each with its passes."""
+
+    class Broken(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k = self.q(x), self.k(x)
+            torch._dynamo.graph_break()
+            v, o = self.v(x), self.o(x)
+            result: Tensor = torch.softmax(q @ k.mT, -1) @ v + o
+            return result
+
+    net, x = Broken().eval(), torch.randn(2, 5, 8)
+    fast = compiled(net)
+    agrees(fast, net, x)
+    with torch.no_grad():
+        net.q.weight.add_(1), net.v.weight.mul_(2)
+    agrees(fast, net, x)
+    assert [graph.rewritten > 0 for graph in fxopt_compile.history(net)] == [True, True]
+    assert rewrites(net)["merge-linears"] == 2
+
+
+def test_verify_compares_each_graph_once() -> None:
+    """Without changing what it computes, also where it draws random numbers and writes its input."""
+
+    class Noisy(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            x.add_(1)
+            result: Tensor = self.q(x) + self.k(x) + torch.rand_like(x)
+            return result
+
+    net = Noisy().eval()
+    fast = compiled(net, verify=True)
+    for _ in range(2):
+        one, two = torch.ones(2, 3, 8), torch.ones(2, 3, 8)
+        with torch.no_grad():
+            torch.manual_seed(1)
+            found = fast(one)
+            torch.manual_seed(1)
+            same((found, one), (net(two), two))
+    assert fxopt_compile.history(net)[0].calls == 2
+
+
+class Wrong(Transformation):
+    """Negates the result."""
+
+    def transform(self, graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        (output,) = graph_module.graph.find_nodes(op="output")
+        value = output.args[0][0]
+        with graph_module.graph.inserting_before(output):
+            output.args = ((graph_module.graph.call_function(torch.neg, (value,)),),)
+        return graph_module
+
+
+def test_verify_finds_a_wrong_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the graph runs as dynamo made it from then on."""
+    monkeypatch.setattr(Settings, "passes", lambda self, tensors: ("wrong", Wrong()))
+    net, x = Attention().eval(), torch.randn(2, 3, 8)
+    fast = compiled(net, verify=True)
+    with torch.no_grad(), pytest.raises(VerificationError, match=r"graph 0/0: result 0 .* differ by up to"):
+        fast(x)
+    agrees(fast, net, x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by inductor itself
+def test_inductor_runs_the_rewritten_graph() -> None:
+    """With weights as live as by eager, and gradients through inductor's own graph."""
+    net, x = Attention().eval(), torch.randn(2, 3, 8)
+    fast = compiled(net, "merge-linears", then="inductor")
+    try:
+        agrees(fast, net, x)
+    except torch._inductor.exc.InductorError as error:  # no compiler for C++
+        pytest.skip(str(error).partition("\n")[0])
+    with torch.no_grad():
+        net.q.weight.add_(1)
+    agrees(fast, net, x)
+    assert fxopt_compile.history(net)[0].refreshes == 1
+    same(gradients(fast, net, x), gradients(net, net, x))

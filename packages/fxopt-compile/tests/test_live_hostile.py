@@ -1,0 +1,396 @@
+"""Graphs that a pass could get wrong: what they read, write and return, and where they run."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as distributed
+from live_models import Attention, agrees, compiled, fast_calls, images, network, rewrites, same
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fxopt_compile
+from fxopt_compile.lifting import Inputs
+
+
+class Writing(Attention):
+    """Writes its input between two layers that read it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x)
+        x.mul_(2)
+        result: Tensor = q + self.k(x)
+        return result
+
+
+class Aliases(Attention):
+    """Returns its input, views of it, a weight, and what is computed of it."""
+
+    def forward(self, x: Tensor) -> Any:
+        return x, x[0], x.view(-1), self.q.weight, self.q(x), self.k(x)
+
+
+class WritesWeights(Attention):
+    """Writes a weight between two uses of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.q(x) + self.k(x)
+        self.q.weight.mul_(0.5)
+        result: Tensor = before + self.q(x)
+        return result
+
+
+class WritesWeightFirst(Attention):
+    """Writes a weight before it is used."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.q.weight.add_(1)
+        result: Tensor = self.q(x) + self.k(x)
+        return result
+
+
+class Counts(Attention):
+    """Counts its calls in a buffer, of which the result depends."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        result: Tensor = self.q(x) * self.count + self.k(x)
+        return result
+
+
+class Dropping(Attention):
+    """Drops and draws at random."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.q(x), self.k(x)
+        return torch.dropout(q, 0.5, True) + torch.rand_like(k) * torch.nn.functional.dropout(k, 0.3, self.training)
+
+
+class Kinds(Attention):
+    """Takes integers, complex numbers, Python numbers and strings."""
+
+    def forward(  # type: ignore[override]  # a test calls it
+        self, x: Tensor, index: Tensor, z: Tensor, factor: float = 2.0, how: str = "add"
+    ) -> Any:
+        q, k = self.q(x), self.k(x)
+        return {"q": q[index] * factor, "z": (z * z.conj()).abs(), how: [k, None, 3]}
+
+
+class Scaled(nn.Module):
+    """A tensor that is no parameter, a module list, and a layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.plain = torch.randn(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(layer(x)) * self.plain
+        return x
+
+
+class Meddling(nn.Module):
+    """Has names that torch uses itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph, self.code, self.training_ = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.weight = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.graph(x) + self.code(x) + self.training_(x) * self.weight
+        return result
+
+
+CASES: dict[str, tuple[type[nn.Module], tuple[Any, ...]]] = {
+    "writes its input": (Writing, ()),
+    "returns aliases": (Aliases, ()),
+    "writes a weight": (WritesWeights, ()),
+    "writes a weight first": (WritesWeightFirst, ()),
+    "counts": (Counts, ()),
+    "random": (Dropping, ()),
+    "kinds of inputs": (Kinds, (torch.tensor([0, 1]), torch.randn(3, dtype=torch.complex64))),
+    "plain tensors": (Scaled, ()),
+    "names of torch's": (Meddling, ()),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("cls", "more"), CASES.values(), ids=CASES)
+def test_results_and_effects_are_those_of_eager(cls: type[nn.Module], more: tuple[Any, ...], training: bool) -> None:
+    """Call by call, with what is written and which random numbers are drawn."""
+    torch.manual_seed(3)
+    net, torch_seed = cls().train(training), 3
+    torch.manual_seed(torch_seed)
+    twin = cls().train(training)
+    fast = compiled(net)
+    for _ in range(3):
+        one, two = torch.ones(2, 3, 8), torch.ones(2, 3, 8)
+        with torch.no_grad():
+            torch.manual_seed(1)
+            found = fast(one, *more)
+            torch.manual_seed(1)
+            same((found, one, net.state_dict()), (twin(two, *more), two, twin.state_dict()))
+
+
+def test_outputs_that_alias_do_so_still() -> None:
+    """The input itself, views of it, and the model's own weight."""
+    net, x = Aliases().eval(), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        first, row, flat, weight, q, k = compiled(net)(x)
+    assert first is x
+    assert row.data_ptr() == flat.data_ptr() == x.data_ptr()
+    assert weight is net.q.weight
+    assert q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr() or q.data_ptr() != k.data_ptr()
+
+
+def test_a_weight_that_is_also_an_input() -> None:
+    """A write into it through the input is a write into the weight."""
+
+    class Both(Attention):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:  # type: ignore[override]  # a test calls it
+            w.mul_(2)
+            result: Tensor = self.q(x) + self.k(x)
+            return result
+
+    net, x = Both().eval(), torch.randn(2, 3, 8)
+    twin = Both().eval()
+    twin.load_state_dict(net.state_dict())
+    fast = compiled(net)
+    with torch.no_grad():
+        for _ in range(3):
+            same(fast(x, net.q.weight), twin(x, twin.q.weight))
+            same(fast(x, net.k.weight[:2]), twin(x, twin.k.weight[:2]))
+
+
+def test_sizes_that_change() -> None:
+    """Dynamo makes sizes symbolic, and they are inputs then."""
+    net = network()
+    fast = compiled(net)
+    for batch, size in ((2, 6), (3, 9), (1, 5), (2, 6)):
+        agrees(fast, net, images(batch, size))
+    with torch.no_grad():
+        net.attention.q.weight.add_(1)
+    agrees(fast, net, images(3, 7))
+    assert len(fxopt_compile.history(net)) <= 4
+
+
+def test_models_on_meta() -> None:
+    """Nothing has values."""
+    net = network().to("meta")
+    with torch.no_grad():
+        for _ in range(3):
+            assert compiled(net)(images().to("meta")).shape == (2, 16, 8)
+    assert rewrites(net)["merge-linears"] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    """With the tolerance of the dtype."""
+    net, x = Attention(16).to(dtype).eval(), torch.randn(2, 5, 16, dtype=dtype)
+    fast = compiled(net)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), net(x), rtol=5e-2, atol=2e-2)
+
+
+def test_autocast() -> None:
+    """Weights are derived in their own dtype, whatever the call computes in."""
+    net, x = network(), images()
+    fast = compiled(net)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(fast(x), net(x), rtol=5e-2, atol=5e-2)
+            net.get_buffer("norm.running_mean").add_(1)
+        agrees(fast, net, x)
+
+
+def test_transforms_and_modes() -> None:
+    """Under them the graph runs as dynamo made it."""
+    net, x = Attention().eval(), torch.randn(2, 3, 8)
+    fast = compiled(net)
+    agrees(fast, net, x)
+    calls = fast_calls()
+    seen: list[Any] = []
+
+    class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Watching():  # type: ignore[no-untyped-call]  # untyped in torch
+        same(fast(x), net(x))
+    assert seen
+    expected = torch.func.grad(lambda y: net(y).sum())(x)
+    same(torch.func.grad(lambda y: fast(y).sum())(x), expected)
+    same(torch.func.vmap(fast)(x), torch.func.vmap(net)(x))
+    assert fast_calls() - calls <= 3
+
+
+def test_hooks_run() -> None:
+    """Of layers that passes replace: dynamo traces them."""
+    net, x, seen = Attention().eval(), torch.randn(2, 3, 8), []
+    net.q.register_forward_hook(lambda module, inputs, output: output + 1)
+    net.k.register_forward_pre_hook(lambda module, inputs: seen.append(1))
+    fast = compiled(net)
+    agrees(fast, net, x)
+    net.q.register_forward_hook(lambda module, inputs, output: output * 2)
+    agrees(fast, net, x)
+
+
+def test_parametrizations() -> None:
+    """A weight that is computed is no weight, and what it is computed of is live."""
+    net, x = Attention().eval(), torch.randn(2, 3, 8)
+    torch.nn.utils.parametrizations.weight_norm(net.q)
+    fast = compiled(net)
+    for _ in range(2):
+        agrees(fast, net, x)
+        with torch.no_grad():
+            net.get_parameter("q.parametrizations.weight.original0").mul_(2)
+
+
+def test_threads() -> None:
+    """Weights change while no thread runs; then all run at once, and each sees them."""
+    net, x = network(), images()
+    fast = compiled(net)
+    agrees(fast, net, x)
+    failures: list[BaseException] = []
+
+    def work(start: threading.Barrier, expected: Tensor) -> None:
+        try:
+            start.wait(60)
+            with torch.no_grad():
+                for _ in range(5):
+                    same(fast(x), expected)
+        except BaseException as error:
+            failures.append(error)
+
+    for _ in range(3):
+        with torch.no_grad():
+            net.attention.q.weight.add_(1)
+            net.get_buffer("norm.running_mean").add_(1)
+            expected = net(x)
+        start = threading.Barrier(4)
+        threads = [threading.Thread(target=work, args=(start, expected)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def test_functions_and_closures() -> None:
+    """Parameters need no module."""
+    weights = [nn.Parameter(torch.randn(8, 8)) for _ in range(3)]
+
+    def function(x: Tensor) -> Tensor:
+        q, k, v = (torch.nn.functional.linear(x, weight) for weight in weights)
+        return q * k + v
+
+    fast, x = compiled(function), torch.randn(2, 8)
+    agrees(fast, function, x)
+    with torch.no_grad():
+        weights[0].add_(1)
+    agrees(fast, function, x)
+    weights[1] = nn.Parameter(torch.randn(8, 8))
+    agrees(fast, function, x)
+    assert sum(graph.rewritten for graph in fxopt_compile.history()) > 0
+
+
+def test_models_without_weights() -> None:
+    """There is nothing to rewrite, and nothing to keep."""
+    fast = compiled(nn.Sequential(nn.ReLU(), nn.Flatten()))
+    agrees(fast, lambda x: torch.relu(x).flatten(1), torch.randn(2, 3, 4))
+    with torch.no_grad():
+        assert compiled(lambda: torch.ones(2) + 1)().tolist() == [2, 2]
+
+
+def test_a_subclass_is_left_alone() -> None:
+    """Its values need not be what they seem."""
+
+    class Doubled(Tensor):
+        pass
+
+    net, x = Attention().eval(), torch.randn(2, 3, 8)
+    fast = compiled(net)
+    with torch.no_grad():
+        same(fast(x.as_subclass(Doubled)).as_subclass(Tensor), net(x))
+    reasons = [graph.reason.reason for graph in fxopt_compile.history(net) if graph.reason]
+    assert reasons == ["sharded"]
+
+
+@pytest.fixture
+def one_process(tmp_path: Any) -> Any:
+    """A process group of this process alone."""
+    if not distributed.is_available():
+        pytest.skip("torch was built without torch.distributed")
+    store = distributed.FileStore(  # type: ignore[attr-defined]  # as the documentation has it
+        str(tmp_path / "store"), 1
+    )
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # which returns a view
+def test_sharded_models_are_left_alone() -> None:
+    """DTensors, and what FSDP2 gathers: right, before and after a step."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh, x = init_device_mesh("cpu", (1,)), torch.randn(2, 3, 8)
+    plain = Attention().eval()
+    for shard in (
+        lambda net: parallelize_module(net, mesh, dict.fromkeys(("q", "k", "v", "o"), ColwiseParallel())),
+        lambda net: fully_shard(net, mesh=mesh),
+    ):
+        torch._dynamo.reset()
+        net = Attention().eval()
+        net.load_state_dict(plain.state_dict())
+        shard(net)
+        fast = compiled(net)
+        optimizer, other = (torch.optim.SGD(each.parameters(), 0.1) for each in (net, plain))
+        for _ in range(2):
+            agrees(fast, plain, x)
+            fast(x).sum().backward(), plain(x).sum().backward()
+            optimizer.step(), other.step()
+            optimizer.zero_grad(), other.zero_grad()
+        agrees(fast, plain, x)
+        graphs = fxopt_compile.history()
+        assert {graph.reason.reason for graph in graphs if graph.reason} <= {"sharded", "training"}
+        assert "sharded" in {graph.reason.reason for graph in graphs if graph.reason}
+        assert not [graph for graph in graphs if graph.calls]
+        plain = Attention().eval()
+
+
+def test_names_are_the_models() -> None:
+    """What the history says can be looked up in the model; where two roots have one name, dynamo's name is used."""
+    seen: list[Inputs] = []
+
+    def look(graph_module: torch.fx.GraphModule, values: list[Any]) -> Any:
+        seen.append(Inputs.of(graph_module, values))
+        return graph_module.forward
+
+    one, two = network(), network()
+
+    def both(x: Tensor) -> Tensor:
+        return one(x) + two(x)  # type: ignore[no-any-return]  # a module gives a tensor here
+
+    torch.compile(both, backend=look)(images())
+    names = [weight.name for weight in seen[0].weights]
+    own = {name for name, _ in (*one.named_parameters(), *one.named_buffers()) if "num_batches" not in name}
+    assert own <= set(names)
+    assert len(set(names)) == len(names) == 2 * len(own)

@@ -1,0 +1,253 @@
+"""`torch.compile(model, backend="fxopt")` with the clients of real models: generation, pipelines, adapters."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, DECODER, ENCODER, VOCABULARY
+from hypothesis import settings
+from torch import Tensor, nn
+
+import fxopt_compile
+from fxopt_capture import capture
+from fxopt_core import Record, history, registry
+
+transformers = pytest.importorskip("transformers")
+
+BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
+EVERYTHING = "fold-batch-norm,merge-linears,change-true-div-to-mul-by-inverse,cpu-inference"
+# Not what export takes out itself (dropouts and other no-ops), and not regions, which may be cut at other operations.
+ON_LAYERS = ("merge-", "fuse-batch-norm", "change-true-div", "convert-to-", "pack-")
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> Iterator[None]:
+    """No graph of another test."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    gc.collect()
+    yield
+    torch._dynamo.reset()
+
+
+def sites(records: Any) -> Counter[str]:
+    """How many sites each pass rewrote."""
+    found: Counter[str] = Counter()
+    each: Record
+    for each in records:
+        if each.rewrites and each.pass_name.startswith(ON_LAYERS):
+            found[each.pass_name] += len(each.rewrites)
+    return found
+
+
+def live_sites(model: nn.Module) -> Counter[str]:
+    """How many sites each pass rewrote in the graphs of a model."""
+    return sites(record for graph in fxopt_compile.history(model) for record in graph.records)
+
+
+NIGHTLY = settings.get_current_profile_name() == "nightly"
+
+
+@pytest.mark.parametrize(
+    "name", ["Llama", "ViT", "ResNet", *(["BERT", "T5", "CLIP", "MobileNetV2"] if NIGHTLY else [])]
+)
+def test_dynamos_graphs_have_the_sites_that_capture_finds(name: str) -> None:
+    """In one graph, with the same results as eager."""
+    architecture = BY_NAME[name]
+    model, inputs = architecture.build(transformers), architecture.example(2, 9)
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False
+    captured = registry().pipeline(EVERYTHING)(capture(model, (), inputs))
+    model.compile(backend="fxopt", options={"pipeline": EVERYTHING, "verify": True}, fullgraph=True)
+    with torch.no_grad():
+        model(**inputs)
+    (graph,) = fxopt_compile.history(model)
+    assert graph.calls == 1
+    assert live_sites(model) == sites(history(captured))
+    assert live_sites(model)
+
+
+# --- Generation
+
+
+def llama() -> Any:
+    """A small decoder."""
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**DECODER, "num_hidden_layers": 1})).eval()
+
+
+def t5() -> Any:
+    """A small encoder with decoder."""
+    return BY_NAME["T5"].build(transformers)
+
+
+@pytest.mark.parametrize("make", [llama, t5])
+def test_generation_gives_the_tokens_of_eager(make: Any) -> None:
+    """Greedily and with beams, and with other weights; dynamo compiles a few times, and not for each token."""
+    model, tokens = make(), torch.randint(3, VOCABULARY, (2, 5))
+    ways: list[dict[str, Any]] = [{}, {"num_beams": 2}]
+    fixed = {"do_sample": False, "min_new_tokens": 4, "max_new_tokens": 4}
+
+    def generate() -> list[list[list[int]]]:
+        return [model.generate(tokens, **fixed, **way).tolist() for way in ways]
+
+    expected = generate()
+    model.compile(backend="fxopt")
+    assert generate() == expected
+    graphs = fxopt_compile.history(model)
+    assert sum(graph.calls for graph in graphs) >= 6
+    assert len(graphs) <= 8
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    found = generate()
+    assert len(fxopt_compile.history(model)) <= 10
+    assert found == [each.tolist() for each in _plain_generations(model, tokens, ways, fixed)]
+
+
+def _plain_generations(model: Any, tokens: Tensor, ways: list[dict[str, Any]], fixed: dict[str, Any]) -> list[Tensor]:
+    fxopt_compile.undo(model)
+    return [model.generate(tokens, **fixed, **way) for way in ways]
+
+
+def test_generation_with_a_static_cache() -> None:
+    """Whose tensors the graph writes."""
+    model, tokens = llama(), torch.randint(3, VOCABULARY, (2, 5))
+    options = {"do_sample": False, "max_new_tokens": 4, "cache_implementation": "static", "disable_compile": True}
+    expected = model.generate(tokens, **options).tolist()
+    model.compile(backend="fxopt")
+    assert model.generate(tokens, **options).tolist() == expected
+    assert len(fxopt_compile.history(model)) <= 4
+
+
+# --- Other clients
+
+
+@pytest.fixture
+def bert() -> Any:
+    """A small encoder."""
+    return transformers.BertModel(transformers.BertConfig(**{**ENCODER, "num_hidden_layers": 1})).eval()
+
+
+def test_a_pipeline_of_transformers(bert: Any, tmp_path: Path) -> None:
+    """With texts of several lengths."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    tokenizer = transformers.BertTokenizer(str(tmp_path / "vocab.txt"))
+    extract = transformers.pipeline("feature-extraction", model=bert, tokenizer=tokenizer, device="cpu")
+    texts = ["a b c", "d", "e f g h i"]
+    expected = [torch.tensor(each) for each in extract(texts)]
+    bert.compile(backend="fxopt")
+    for _ in range(2):
+        torch.testing.assert_close([torch.tensor(each) for each in extract(texts)], expected, rtol=1e-4, atol=1e-5)
+    assert sum(graph.calls for graph in fxopt_compile.history(bert)) >= 4
+
+
+def test_a_wrapper_as_sentence_transformers_has_it(bert: Any) -> None:
+    """The model sits in it, and is compiled there, or with it."""
+
+    class Sentences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.auto_model = bert
+
+        def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+            states, mask = self.auto_model(**features).last_hidden_state, features["attention_mask"].unsqueeze(-1)
+            mean = (states * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+            return {**features, "sentence_embedding": nn.functional.normalize(mean, dim=-1)}
+
+    model, features = Sentences(), BY_NAME["BERT"].example(2, 9)
+    with torch.no_grad():
+        expected = model(features)
+        model.compile(backend="fxopt")
+        torch.testing.assert_close(model(features), expected, rtol=1e-4, atol=1e-5)
+        fxopt_compile.undo(model)
+        bert.compile(backend="fxopt")
+        torch.testing.assert_close(model(features), expected, rtol=1e-4, atol=1e-5)
+    assert [graph.calls for graph in fxopt_compile.history(bert)] == [1, 1]
+
+
+def test_a_trainer_trains_and_evaluates(tmp_path: Path) -> None:
+    """To the losses of a model that is not compiled."""
+    pytest.importorskip("accelerate")
+
+    def losses(compiles: bool) -> tuple[float, float]:
+        torch.manual_seed(0)
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(**ENCODER))
+        if compiles:
+            model.compile(backend="fxopt")
+        rows = [{"input_ids": torch.arange(3, 9), "labels": torch.tensor(place % 2)} for place in range(8)]
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=3, per_device_train_batch_size=4, report_to=[], use_cpu=True, save_strategy="no"
+        )
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+        return trainer.train().training_loss, trainer.evaluate()["eval_loss"]
+
+    assert losses(compiles=True) == pytest.approx(losses(compiles=False), rel=1e-4)
+
+
+def test_adapters_of_peft(bert: Any) -> None:
+    """On, off, merged, and unmerged again."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(bert, peft.LoraConfig(r=2, target_modules=["query", "value"])).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter)
+    inputs = BY_NAME["BERT"].example(2, 9)
+    fast: Any = torch.compile(model, backend="fxopt")
+
+    def check() -> None:
+        with torch.no_grad():
+            for _ in range(3):
+                found, expected = fast(**inputs).last_hidden_state, model(**inputs).last_hidden_state
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    check()
+    with model.disable_adapter():
+        check()
+    for change in (model.merge_adapter, model.unmerge_adapter, model.merge_adapter):
+        change()
+        check()
+
+
+class LowRank(nn.Module):
+    """An adapter that merges itself as PEFT does: through ``data``, which leaves no version."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.down = base, nn.Parameter(torch.randn(2, base.in_features))
+        self.up = nn.Parameter(torch.randn(base.out_features, 2))
+        self.merged = False
+
+    def merge(self) -> None:
+        """Add the product to the weight, or take it off again."""
+        delta = (self.up @ self.down).detach()
+        self.base.weight.data += -delta if self.merged else delta
+        self.merged = not self.merged
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the result with the adapter."""
+        result: Tensor = self.base(x)
+        return result if self.merged else result + x @ self.down.T @ self.up.T
+
+
+def test_an_adapter_that_is_merged_through_data(bert: Any) -> None:
+    """Again and again, with other weights in between."""
+    attention = bert.encoder.layer[0].attention.self
+    attention.query = adapter = LowRank(attention.query)
+    inputs = BY_NAME["BERT"].example(2, 9)
+    fast: Any = torch.compile(bert, backend="fxopt", options={"pipeline": EVERYTHING})
+    with torch.no_grad():
+        for _ in range(4):
+            for _ in range(2):
+                found, expected = fast(**inputs).last_hidden_state, bert(**inputs).last_hidden_state
+                torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+            adapter.merge()
+            if not adapter.merged:
+                adapter.up.mul_(2)
+    assert len(fxopt_compile.history(bert)) == 2
