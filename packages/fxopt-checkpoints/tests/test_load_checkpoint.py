@@ -28,7 +28,7 @@ def _meta(make: Callable[[], nn.Module] = Perceptron) -> nn.Module:
 
 
 def _padded(model: nn.Module) -> GraphModule:
-    return PadOutputs()(capture(model, torch.randn(2, 4)))
+    return PadOutputs()(capture(model, torch.randn(2, 4, dtype=next(model.parameters()).dtype)))
 
 
 def _state(module: nn.Module) -> dict[str, tuple[Tensor, Tensor | None, int]]:

@@ -15,7 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import fxopt_compile
 from fxopt_compile.settings import Settings
-from fxopt_core import PassOptionError, PreconditionError, Registry, Transformation, VerificationError
+from fxopt_core import LintAndRecompile, PassOptionError, PreconditionError, Registry, Transformation, VerificationError
 
 
 def test_torch_finds_the_backend_by_its_name() -> None:
@@ -37,6 +37,7 @@ def test_without_options_the_pipeline_fits_the_device() -> None:
     assert rewrites(net)["pack-linears"] >= 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Registry, "pipelines", lambda self: {"inference": "merge-linears"})
+        patch.setattr(Registry, "pipeline", lambda self, text: LintAndRecompile())
         assert Settings().passes([torch.empty(1, device="meta")])[0] == "inference"
         patch.setattr(Registry, "pipelines", lambda self: {})
         with pytest.raises(PreconditionError, match="install fxopt, or name the passes"):
