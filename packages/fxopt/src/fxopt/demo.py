@@ -19,10 +19,11 @@ from rich.table import Table
 from torch import nn
 from torch.fx import GraphModule
 
+from fxopt.optimization import named_pipelines
 from fxopt_capture import capture
 from fxopt_core import NotReversibleError, compose, history, iter_nodes, registry, undo
 from fxopt_rewrite import compare_speed
-from fxopt_tools import verify
+from fxopt_tools import Inputs, compare_pipelines, verify
 from fxopt_tools.verification.report import counted
 
 SENTENCES = [
@@ -149,6 +150,11 @@ def show(subject: Subject, console: Console) -> bool:
     same_keys = keys == list(model.state_dict())
     console.print(f"All {len(keys)} keys of the checkpoint: {'kept' if same_keys else '[red]NOT kept[/]'}")
 
+    console.print("[bold]How much faster it becomes on this machine, in the same rounds as the captured model:")
+    ways = {name: name for name in named_pipelines(captured)}
+    console.print(str(compare_pipelines(captured, ways, Inputs(**inputs), rounds=15)), markup=False)
+
+    console.print(f"[bold]What a pipeline does, and how it is undone: {subject.pipeline}")
     pipeline = registry().pipeline(subject.pipeline)
     graph_module = compose(pipeline, inplace=False)(captured)
     left = sum(type(module).__name__ == subject.counted for module in graph_module.modules())
