@@ -139,11 +139,10 @@ def by_onnxruntime(regime: Regime, *, int8: bool = False) -> Task:
     runtime = onnxruntime()
     if isinstance(runtime, Absent):
         raise ModuleNotFoundError(runtime.reason)
-    first = _First(regime.model)
-    names = list(regime.example)
-    program: Any = torch.onnx.export(
-        first, (), kwargs=dict(regime.example), dynamo=True, verbose=False, dynamic_shapes={"inputs": _sizes(regime)}
-    )
+    given = regime.inputs
+    names = list(given)
+    # At the very sizes that are measured, which is the best that it can be given.
+    program: Any = torch.onnx.export(_First(regime.model), (), kwargs=dict(given), dynamo=True, verbose=False)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4
@@ -153,7 +152,6 @@ def by_onnxruntime(regime: Regime, *, int8: bool = False) -> Task:
         if int8:
             path = _quantized(path)
         session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    given = regime.inputs
     feed = {each.name: given[each.name].numpy() for each in session.get_inputs() if each.name in names}
     return lambda: torch.from_numpy(session.run(None, feed)[0])
 
@@ -171,17 +169,6 @@ class _First(nn.Module):
         while not isinstance(output, Tensor):
             output = output[0]
         return output
-
-
-def _sizes(regime: Regime) -> Any:
-    """What torch.export is told: sizes that differ between the example and the inputs may vary."""
-    return {
-        name: dict.fromkeys(
-            (axis for axis, size in enumerate(value.shape) if regime.inputs[name].shape[axis] != size),
-            torch.export.Dim.AUTO,
-        )
-        for name, value in regime.example.items()
-    }
 
 
 def _quantized(path: Path) -> Path:
@@ -258,7 +245,13 @@ def whisper(threads: int) -> Regime | Absent:
     if isinstance(transformers, Absent):
         return transformers
     torch.manual_seed(0)
-    sizes = {"d_model": 512, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048, "encoder_layers": 2}
+    sizes = {
+        "d_model": 512,
+        "encoder_attention_heads": 8,
+        "decoder_attention_heads": 8,
+        "encoder_ffn_dim": 2048,
+        "encoder_layers": 2,
+    }
     model = transformers.WhisperModel(transformers.WhisperConfig(decoder_layers=1, **sizes)).encoder.eval()
     example, sound = ({"input_features": torch.randn(batch, 80, 3000)} for batch in (2, 1))
     return Regime("Whisper's encoder, 2 layers", model, example, sound, threads, "1 x 80 x 3000 features")
