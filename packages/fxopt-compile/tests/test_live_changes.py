@@ -40,7 +40,7 @@ def set_(net: Net, name: str, value: Callable[[Tensor], Tensor]) -> Tensor:
 CHANGES: dict[str, Callable[[Net], object]] = {
     "one row of q": lambda net: net.attention.q.weight[0].add_(1),
     "one number of v": lambda net: net.attention.v.weight[3, 5].fill_(9),
-    "a bias that is merged": lambda net: net.attention.k.bias.add_(3),
+    "a bias that is merged": lambda net: net.attention.v.bias.add_(3),
     "a layer that is only packed": lambda net: net.attention.o.weight.mul_(-2),
     "a folded convolution": lambda net: net.conv.weight.mul_(2),
     "a mean": lambda net: net.get_buffer("norm.running_mean").add_(1),
