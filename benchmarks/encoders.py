@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,8 @@ from torch import Tensor, nn
 
 import fxopt
 from benchmarks.models import timm_or_absent
-from benchmarks.peers import onnxruntime, peer
+from benchmarks.peers import peer
+from benchmarks.runners import onnx_session
 from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task, set_threads, shuffled_rounds, tried
 
 COLUMNS = ("", "one call", "times as fast as eager", "least cosine")
@@ -136,23 +136,9 @@ def by_compile(regime: Regime) -> Task:
 
 def by_onnxruntime(regime: Regime, *, int8: bool = False) -> Task:
     """torch's ONNX export and onnxruntime; int8 by its dynamic quantization with a scale for each channel."""
-    runtime = onnxruntime()
-    if isinstance(runtime, Absent):
-        raise ModuleNotFoundError(runtime.reason)
     given = regime.inputs
-    names = list(given)
-    # At the very sizes that are measured, which is the best that it can be given.
-    program: Any = torch.onnx.export(_First(regime.model), (), kwargs=dict(given), dynamo=True, verbose=False)
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 4
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        program.save(path)
-        if int8:
-            path = _quantized(path)
-        session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    feed = {each.name: given[each.name].numpy() for each in session.get_inputs() if each.name in names}
+    session = onnx_session(_First(regime.model), kwargs=given, changed=_quantized if int8 else lambda path: path)
+    feed = {each.name: given[each.name].numpy() for each in session.get_inputs() if each.name in given}
     return lambda: torch.from_numpy(session.run(None, feed)[0])
 
 

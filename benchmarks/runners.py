@@ -105,19 +105,37 @@ def by_compile_freezing(model: nn.Module, x: Tensor) -> Task:
 
 def by_onnxruntime(model: nn.Module, x: Tensor) -> Task:
     """torch's ONNX export and onnxruntime, with torch's number of threads."""
+    session = onnx_session(model, (x,))
+    inputs = {session.get_inputs()[0].name: x.numpy()}
+    return lambda: torch.from_numpy(session.run(None, inputs)[0])
+
+
+def onnx_session(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    changed: Callable[[Path], Path] = lambda path: path,
+) -> Any:
+    """An onnxruntime session of a model at the very sizes of these inputs, with torch's number of threads.
+
+    Args:
+        model: the model.
+        args: its inputs by position.
+        kwargs: its inputs by name.
+        changed: takes the exported file, and returns the one to load.
+    """
     runtime = onnxruntime()
     if isinstance(runtime, Absent):
         raise ModuleNotFoundError(runtime.reason)
-    program: Any = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
+    program: Any = torch.onnx.export(model, args, kwargs=dict(kwargs or {}), dynamo=True, verbose=False)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         program.save(path)
-        session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    inputs = {session.get_inputs()[0].name: x.numpy()}
-    return lambda: torch.from_numpy(session.run(None, inputs)[0])
+        return runtime.InferenceSession(changed(path), options, providers=["CPUExecutionProvider"])
 
 
 FOLDING: Mapping[str, Runner] = {

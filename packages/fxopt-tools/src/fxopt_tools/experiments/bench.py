@@ -234,7 +234,7 @@ def compare_pipelines(
         rounds: how often each is measured, at least 8 times.
         seed: seed for the order within rounds.
         clock: returns seconds.
-        progress: called with the number of pipelines applied and their number.
+        progress: called with the number of steps done and their total: one for each pipeline, one for measuring.
 
     Raises:
         PreconditionError: The model cannot be traced or rejects the inputs, or an argument is invalid.
@@ -248,13 +248,15 @@ def compare_pipelines(
     sampler = Sampler(inputs, rounds=rounds, seed=seed, clock=clock)
     original = faithful_copy(as_graph_module(model, "compare_pipelines"))
     ways = {name: as_transformation(each, "compare_pipelines") for name, each in pipelines.items()}
-    tried = [_tried(name, way, original, inputs) for name, way in ways.items()]
+    advance, tried = progress or (lambda done, total: None), list[tuple[GraphModule, Candidate]]()
+    for name, way in ways.items():
+        tried.append(_tried(name, way, original, inputs))
+        advance(len(tried), len(ways) + 1)
     usable = [made for made, candidate in tried if candidate.problem is None]
     first, again, *others = sampler.measure(original, faithful_copy(original), *usable)
     speeds = iter([Ratio.of(first, times) for times in others])
     found = [replace(each, speedup=next(speeds)) if each.problem is None else each for _, each in tried]
-    if progress is not None:
-        progress(len(found), len(found))
+    advance(len(ways) + 1, len(ways) + 1)
     return Comparison(first, noise_of(Ratio.of(first, again)), tuple(found))
 
 
