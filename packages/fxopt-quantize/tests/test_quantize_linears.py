@@ -17,6 +17,7 @@ from fxopt_capture import capture, load, save
 from fxopt_checkpoints import key_map, load_original_state_dict, original_state_dict
 from fxopt_core import FxoptError, NotReversibleError, PassOptionError, compose, history, undo
 from fxopt_quantize import QuantizedLinear, QuantizeLinears
+from fxopt_quantize.quantized_linear import has_wide_sums
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import FORMS, fingerprint, graph_of, refusals, refused, structure
 
@@ -128,7 +129,8 @@ def test_rows_may_have_their_own_scales(tmp_path: Path) -> None:
     assert sqnr(each, model, x[:1]) > 30
     with torch.no_grad():
         errors = [(graph_module(x)[0] - model(x)[0]).norm() for graph_module in (one, each)]
-    assert errors[1] < errors[0]
+    # Without wide sums, inputs are rounded by rows in any case.
+    assert errors[1] < errors[0] if has_wide_sums() else errors[1] == errors[0]
     save(each, tmp_path / "rows.pt2")
     assert torch.equal(load(tmp_path / "rows.pt2")(x), each(x))
 

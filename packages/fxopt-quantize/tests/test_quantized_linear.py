@@ -249,9 +249,11 @@ def test_torchs_engine_is_what_it_was(layer: QuantizedLinear) -> None:
     assert torch.backends.quantized.engine == before
 
 
-def test_processors_without_wide_sums_round_to_seven_bits(
+def test_processors_without_wide_sums_round_to_seven_bits_by_rows(
     monkeypatch: pytest.MonkeyPatch, layer: QuantizedLinear, linear: nn.Linear
 ) -> None:
     monkeypatch.setattr(quantized_linear, "has_wide_sums", lambda: False)
     x = torch.randn(16, IN)
     assert 30 < sqnr(layer(x), linear(x)) < 40
+    x[0] *= 1000
+    assert sqnr(layer(x)[1:], linear(x)[1:]) > 30

@@ -82,6 +82,7 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
             product gains.
         per_row: whether each row of an input, a token say, gets a scale of its own. Then a result depends on its row
             alone, and errors are half as large where rows differ, as in transformers; a product takes a fifth longer.
+            Processors without AVX-512 VNNI round to 7 bits, and always by rows.
         keep_originals: whether the former weights are kept beside the new ones, so that the pass can be undone and the
             original ``state_dict`` be had, for four times the memory that the integers take.
 

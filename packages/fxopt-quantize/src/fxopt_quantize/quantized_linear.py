@@ -48,7 +48,8 @@ def engine() -> str | None:
 def has_wide_sums() -> bool:
     """Return whether this processor adds products of 8-bit integers without saturation at 16 bits (AVX-512 VNNI).
 
-    Without it, inputs are quantized to 7 bits, so that the sum of two products fits.
+    Without it, inputs are rounded to 7 bits, so that the sum of two products fits, and by rows, which gives back the
+    accuracy that the missing bit takes.
     """
     supported = getattr(torch.cpu, "_is_vnni_supported", None)
     return supported is not None and bool(supported())
@@ -115,6 +116,7 @@ class QuantizedLinear(nn.Module):
         out_features: size of the result's last dimension.
         bias: whether it has a bias.
         per_row: whether each row of ``x`` is divided by its largest magnitude first, so that it has its own scale.
+            Processors without AVX-512 VNNI round to 7 bits, and always by rows.
 
     >>> layer = QuantizedLinear(2, 1, bias=False)
     >>> layer.weight.copy_(torch.tensor([[127, -127]])), layer.scale.fill_(1 / 127)
@@ -173,7 +175,7 @@ class QuantizedLinear(nn.Module):
         if len(shape) == 1:
             return self._fast(input.unsqueeze(0)).squeeze(0)
         wide = input if input.dtype is torch.float32 else input.float()
-        if self.per_row:
+        if self.per_row or packing.halved:
             return self._by_rows(input, wide, bias, packing)
         if not shape or shape[-1] != self.in_features or not math.isfinite(wide.sum()) or not input.numel():
             return self._plain(input)  # the operator loses NaN, and one infinity would spoil all other rows
@@ -210,7 +212,7 @@ class QuantizedLinear(nn.Module):
         with torch.no_grad(), _chosen_engine(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch announces that its quantized tensors will go
             made = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
-            added = None if bias is None or self.per_row else bias.detach().float()
+            added = None if bias is None or self.per_row or not has_wide_sums() else bias.detach().float()
             packed = torch.ops.quantized.linear_prepack(made, added)
         self.packing.keep(packed, weight, scale, bias)
         return True
