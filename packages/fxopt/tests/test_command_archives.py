@@ -159,3 +159,16 @@ class TestDiff:
 
     def test_what_cannot_be_undone_needs_two(self, folded: Path) -> None:
         assert "fxopt diff BEFORE" in fxopt("diff", folded, code=8).stderr
+
+
+class TestView:
+    def test_what_passes_did(self, after: Path, tmp_path: Path) -> None:
+        shown = fxopt("view", after, "-o", tmp_path / "page.html").stdout
+        assert "operations: Linear 3 -> 1" in shown and str(tmp_path / "page.html") in shown.replace("\n", "")
+        assert "<h2>Operations</h2>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+    def test_a_program_of_torch(self, tmp_path: Path) -> None:
+        model, inputs = attention()[:2]
+        torch.export.save(torch.export.export(model, inputs), tmp_path / "program.pt2")
+        data = fxopt_json("view", tmp_path / "program.pt2", "-o", tmp_path / "page.html")
+        assert data == {"page": str(tmp_path / "page.html"), "opened": False}

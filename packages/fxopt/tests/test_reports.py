@@ -16,6 +16,7 @@ import torch
 from reporting_models import HOSTILE, Small, hostile, layers, traced
 from torch.fx import GraphModule
 
+from fxopt.reporting.drawn import DrawnGraph
 from fxopt.reporting.markup import hash_source, tag
 from fxopt.reporting.reports import report
 from fxopt_core.errors import PreconditionError
@@ -95,8 +96,9 @@ def small() -> tuple[GraphModule, str]:
 def test_every_part_is_there(small: tuple[GraphModule, str]) -> None:
     page = Page(small[1])
     sections = [section["id"] for section in page.all("section")]
-    assert sections == ["picture", "rewrites", "refusals", "numbers", "costs", "passes"]
+    assert sections == ["picture", "operations", "rewrites", "refusals", "numbers", "costs", "passes"]
     assert [t.get("aria-label") for t in page.all("table")] == [
+        "Operations",
         "Rewrites",
         "Refusals",
         "Numeric errors",
@@ -331,3 +333,16 @@ def test_attributes_and_text_are_escaped_once() -> None:
     assert tag("p", None, ["a", None], hidden=False, title=None) == "<p>a</p>"
     with pytest.raises(TypeError):
         tag("p", 1)  # type: ignore[arg-type]  # numbers are written out by who knows how
+
+
+def test_sites_that_differ_by_a_number_are_one_line() -> None:
+    """And the graph before is known, although a fold cannot be undone, where it was kept as data."""
+    from fxopt_capture.capture import capture
+
+    blocks = (torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1), torch.nn.BatchNorm2d(3)) for _ in range(5))
+    model = torch.nn.Sequential(*blocks).eval()
+    graph_module = capture(model, (torch.randn(2, 3, 4, 4),))
+    before = DrawnGraph.of(graph_module)
+    made = report(model, FuseBatchNorm2dInConv2d()(graph_module), before=before)
+    assert "operations: BatchNorm2d 5 -> 0;" in str(made)
+    assert "*.0 + *.1 rewritten by fuse-batch-norm2d-in-conv2d" in Page(made.html).text

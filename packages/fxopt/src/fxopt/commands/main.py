@@ -23,6 +23,7 @@ from fxopt.commands.show_history import show_history
 from fxopt.commands.tune import tune
 from fxopt.commands.undo import undo
 from fxopt.commands.verify import verify
+from fxopt.commands.view import view
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_passes,
@@ -31,6 +32,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "verify": verify,
     "undo": undo,
     "history": show_history,
+    "view": view,
     "diff": diff,
     "bench": bench,
     "tune": tune,

@@ -107,6 +107,7 @@ def optimize(
 
 
 def _show(terminal: Terminal, data: dict[str, Any], text: str) -> None:
+    from fxopt.reporting.comparison import kinds_text
     from fxopt.reporting.tables import bytes_text
     from fxopt_tools.verification.report import counted
 
@@ -114,7 +115,8 @@ def _show(terminal: Terminal, data: dict[str, Any], text: str) -> None:
     rewritten = sum(len(record["rewritten"]) for record in data["passes"])
     if not rewritten:
         terminal.print("no site was rewritten", style="yellow")
-    counts = f"{data['before']['nodes']} -> {data['after']['nodes']} nodes, {counted(rewritten, 'site')} rewritten"
-    terminal.print(f"{data['output']} ({bytes_text(data['bytes'])}): {counts}")
+    nodes = f"{data['before']['nodes']} -> {data['after']['nodes']} nodes"
+    terminal.print(f"{data['output']} ({bytes_text(data['bytes'])}): {counted(rewritten, 'site')} rewritten, {nodes}")
+    terminal.print(f"operations: {kinds_text(data['operations'])}")
     if data["report"] is not None:
         terminal.print(f"{data['report']}: the report, to open in a browser")

@@ -16,7 +16,8 @@ from fxopt.commands.parameters import Job
 from fxopt.commands.sources import Source, graph_of, read_source
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
-from fxopt.reporting import Report, report as report_on
+from fxopt.reporting import Report, picture, report as report_on
+from fxopt.reporting.drawn import DrawnGraph
 from fxopt_core import History, PassOptionError, Transformation, VerificationError, history, instrumented, registry
 from fxopt_core.passes.call import Demands
 from fxopt_tools import Inputs, Observation, Reproducers, Statistics, Timing, VerificationReport, verify
@@ -47,6 +48,7 @@ def optimized(
     graph_module = graph_of(source, calls[0])
     transformation = transformation or registry().pipeline(default_pipeline(graph_module))
     before, known = size_data(graph_module), len(history(graph_module))
+    drawn = DrawnGraph.of(graph_module)
     step("running passes")
     seen = Observation(Timing(), Statistics())
     graph_module = _transformed(graph_module, transformation, job, seen, path)
@@ -55,7 +57,8 @@ def optimized(
         Demands(expect=job.expect, strict=job.strict).check(transformation.name, records)
     step("verifying")
     verification = _verified(source, graph_module, calls, job) if job.verify else None
-    report = None if page is None else _drawn(step, source, graph_module, verification, seen)
+    # The ledger knows the graph before the passes of earlier commands.
+    report = None if page is None else _drawn(step, source, graph_module, verification, seen, None if known else drawn)
     step("saving")
     data = {
         "source": job.source,
@@ -63,6 +66,7 @@ def optimized(
         "passes": passes_data(graph_module, known),
         "before": before,
         "after": size_data(graph_module),
+        "operations": picture(graph_module, drawn).kinds,
         "verification": None if verification is None else report_data(verification),
         "output": str(path),
         "bytes": write_graph(graph_module, path, calls[0], keep_history=job.history),
@@ -102,11 +106,18 @@ def _verified(source: Source, graph_module: GraphModule, calls: list[Inputs], jo
 
 
 def _drawn(
-    step: Steps, source: Source, graph_module: GraphModule, verification: VerificationReport | None, seen: Observation
+    step: Steps,
+    source: Source,
+    graph_module: GraphModule,
+    verification: VerificationReport | None,
+    seen: Observation,
+    before: DrawnGraph | None,
 ) -> Report:
     step("drawing")
     title = f"{source.text} after fxopt"
-    report = report_on(source.model, graph_module, title=title, verification=verification, observation=seen)
+    report = report_on(
+        source.model, graph_module, title=title, verification=verification, observation=seen, before=before
+    )
     report.html  # noqa: B018  # made now, so that nothing is saved if that fails
     return report
 

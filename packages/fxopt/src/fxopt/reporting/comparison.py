@@ -12,6 +12,8 @@ from fxopt.reporting.drawn import DrawnGraph, DrawnNode
 from fxopt_core import PreconditionError
 
 Side = Literal["both", "before", "after"]
+Kinds = tuple[tuple[str, int, int], ...]
+_MOST_KINDS = 6
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +42,20 @@ class Comparison:
     def refused(self) -> tuple[DrawnSite, ...]:
         """The sites that were refused."""
         return tuple(site for site in self.changes.sites if not site.rewritten)
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """The kinds of operations with their numbers before and after; empty where the graph before is not known.
+
+        Layers come before functions, the largest difference first.
+        """
+        if self.before is None:
+            return ()
+        nodes = (*self.before.nodes.values(), *self.after.nodes.values())
+        layers = {node.label for node in nodes if node.category == "module"}
+        old, new = self.before.kinds(), self.after.kinds()
+        rows = [(kind, old[kind], new[kind]) for kind in {**old, **new}]
+        return tuple(sorted(rows, key=lambda row: (row[0] not in layers, -abs(row[2] - row[1]))))
 
     def node(self, name: str) -> DrawnNode:
         """Return the node of this name in the graph after, or else in the graph before."""
@@ -116,3 +132,14 @@ class Comparison:
         for (one, other), side in self.edges.items():
             if one in inside and other in inside:
                 yield one, other, side
+
+
+def kinds_text(kinds: Kinds) -> str:
+    """Return the largest differences in a line, or "unchanged".
+
+    >>> kinds_text((("Linear", 37, 0), ("PackedLinear", 0, 25), ("add", 3, 3)))
+    'Linear 37 -> 0, PackedLinear 0 -> 25'
+    """
+    changed = [f"{kind} {old} -> {new}" for kind, old, new in kinds if old != new]
+    more = ["..."] if len(changed) > _MOST_KINDS else []
+    return ", ".join([*changed[:_MOST_KINDS], *more]) or "unchanged"

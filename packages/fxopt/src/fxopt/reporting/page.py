@@ -135,12 +135,15 @@ def _card(value: str, name: str, kind: str | None = None) -> Html:
 def _sections(contents: Contents) -> Iterator[Html]:
     picture, sites = contents.picture, contents.picture.changes.sites
     yield _section("picture", "Graph", (tag("p", note, class_="note") for note in picture.notes), _picture(picture))
+    if any(old != new for _, old, new in picture.kinds):
+        yield _section("operations", "Operations", tables.kinds_table(picture.kinds))
     rewritten = any(site.rewritten for site in sites)
     no_rewrite = tag("p", "No site was rewritten.")
-    yield _section("rewrites", "Rewrites", tables.sites_table(sites, rewritten=True) if rewritten else no_rewrite)
+    shown = tables.grouped_sites(sites, rewritten=True) if rewritten else no_rewrite
+    yield _section("rewrites", "Rewrites", shown)
     if picture.refused:
         advice = tag("details", tag("summary", "What to do"), tables.remedies(sites), class_="more")
-        yield _section("refusals", "Refusals", tables.sites_table(sites, rewritten=False), advice)
+        yield _section("refusals", "Refusals", tables.grouped_sites(sites, rewritten=False), advice)
     else:
         yield _section("refusals", "Refusals", tag("p", "No site was refused."))
     if contents.verification is not None:

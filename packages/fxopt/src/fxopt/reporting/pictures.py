@@ -102,13 +102,13 @@ class Picture(Comparison):
         return f'<div style="max-height:640px;overflow:auto">{self.to_svg()}{notes}</div>'
 
 
-def picture(graph_module: GraphModule, original: nn.Module | None = None) -> Picture:
+def picture(graph_module: GraphModule, original: nn.Module | DrawnGraph | None = None) -> Picture:
     """Return a picture of a graph module, and of what passes changed in it.
 
     Args:
         graph_module: the transformed graph module, which is not changed.
-        original: the graph module before the passes. Without it, or if it has no graph, the graph before is read from
-            the ledger, which knows it unless a pass edited the graph directly.
+        original: the graph module before the passes, or what `DrawnGraph.of` kept of it. Otherwise, the graph before
+            is read from the ledger, which knows it unless a pass edited the graph directly.
 
     Raises:
         PreconditionError: There is no graph.
@@ -122,8 +122,8 @@ def picture(graph_module: GraphModule, original: nn.Module | None = None) -> Pic
     after = DrawnGraph.of(graph_module)
     notes: tuple[str, ...] = ()
     before: DrawnGraph | None
-    if isinstance(original, GraphModule):
-        before = DrawnGraph.of(original)
+    if isinstance(original, (GraphModule, DrawnGraph)):
+        before = original if isinstance(original, DrawnGraph) else DrawnGraph.of(original)
     else:
         before, notes = graph_before(graph_module)
     return Picture(after, before, changes_between(before, after, graph_module), notes)

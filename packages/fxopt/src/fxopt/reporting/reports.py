@@ -12,6 +12,8 @@ from pathlib import Path
 from torch import nn
 from torch.fx import GraphModule
 
+from fxopt.reporting.comparison import kinds_text
+from fxopt.reporting.drawn import DrawnGraph
 from fxopt.reporting.page import Contents, page
 from fxopt.reporting.pictures import Picture, picture
 from fxopt_core import PreconditionError, registry
@@ -77,7 +79,7 @@ class Report:
         seen, contents = self.picture, self.contents
         lines = [f"{contents.title}: {counted(len(seen.rewritten), 'site')} rewritten, {len(seen.refused)} refused"]
         before = "?" if seen.before is None else str(len(seen.before.nodes))
-        lines.append(f"nodes: {before} -> {len(seen.after.nodes)}")
+        lines.append(f"operations: {kinds_text(seen.kinds)}; nodes: {before} -> {len(seen.after.nodes)}")
         if contents.verification is not None:
             lines.append(str(contents.verification).partition("\n")[0])
         return "\n".join([*lines, *(f"note: {note}" for note in seen.notes)])
@@ -105,6 +107,7 @@ def report(
     statistics: Statistics | None = None,
     observation: Observation | None = None,
     speed: Mapping[str, Sequence[float]] | None = None,
+    before: DrawnGraph | None = None,
 ) -> Report:
     """Report what passes did to a model: graphs before and after, rewrites, refusals, numbers, time and memory.
 
@@ -119,6 +122,7 @@ def report(
         timing: times of the passes.
         statistics: counts of what the passes did.
         observation: what `observing` yielded, with both of these.
+        before: the graph before, kept by `DrawnGraph.of`, where passes change it in place; it holds no tensors.
         speed: seconds of calls, by what was called: ``{"original": [...], "transformed": [...]}``, original first.
 
     Raises:
@@ -130,14 +134,14 @@ def report(
     >>> graph_module = LintAndRecompile()(torch.fx.symbolic_trace(torch.nn.ReLU()))
     >>> print(report(None, graph_module, title="A model"))
     A model: 0 sites rewritten, 0 refused
-    nodes: 3 -> 3
+    operations: unchanged; nodes: 3 -> 3
     """
     if isinstance(original, GraphModule) and original is transformed:
         original = None  # it was edited in place
     for name, seconds in (speed or {}).items():
         if not len(seconds):
             raise PreconditionError(f"speed[{name!r}] is empty, expected the seconds of at least one call")
-    seen = picture(transformed, original)
+    seen = picture(transformed, original if before is None else before)
     contents = Contents(
         title=f"{type(transformed if original is None else original).__name__} after fxopt" if title is None else title,
         picture=seen,

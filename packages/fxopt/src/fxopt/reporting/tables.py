@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from fxopt.reporting.changes import DrawnSite
+from fxopt.reporting.comparison import Kinds
 from fxopt.reporting.frames import Frame
 from fxopt.reporting.markup import Content, Html, joined, tag
 from fxopt_core import Record
@@ -15,6 +17,8 @@ from fxopt_core.ledger.reasons import meaning
 from fxopt_tools import OutputReport, Size, Statistics, Timing, VerificationReport
 
 _ROWS = 200
+_ALIKE = 4  # so many sites that differ by numbers alone are folded into a line
+_NUMBER = re.compile(r"(\d+)")
 
 
 def table(label: str, headings: Sequence[str], rows: Iterable[Sequence[Content]], ids: Sequence[str] = ()) -> Html:
@@ -44,9 +48,9 @@ def table(label: str, headings: Sequence[str], rows: Iterable[Sequence[Content]]
     return Html(framed(lines[:_ROWS]) + more)
 
 
-def sites_table(sites: Sequence[DrawnSite], *, rewritten: bool) -> Html:
-    """Return the sites that were rewritten, with what became of them, or those that were refused, with the reasons."""
-    chosen = [(place, site) for place, site in enumerate(sites) if site.rewritten == rewritten]
+def sites_table(sites: Sequence[DrawnSite], shown: Container[int], *, rewritten: bool) -> Html:
+    """Return the sites of these identities, with what became of them, or with the reasons why they were refused."""
+    chosen = [(place, site) for place, site in enumerate(sites) if id(site) in shown]
     rows = (
         [
             _show(place, site),
@@ -59,6 +63,31 @@ def sites_table(sites: Sequence[DrawnSite], *, rewritten: bool) -> Html:
     )
     label, headings = ("Rewrites", ["before → after"]) if rewritten else ("Refusals", ["reason", "what was found"])
     return table(label, ["", "pass", "site", *headings, "in the model"], rows, [f"site-{place}" for place, _ in chosen])
+
+
+def grouped_sites(sites: Sequence[DrawnSite], *, rewritten: bool) -> list[Html]:
+    """Return tables of sites; what a pass did alike in layers that differ by their numbers is folded into one line."""
+    groups: dict[tuple[str, ...], list[DrawnSite]] = {}
+    for site in sites:
+        if site.rewritten == rewritten:
+            alike = (_NUMBER.sub("*", text) for text in (site.site, *site.was, *site.became))
+            groups.setdefault((site.record.pass_name, site.record.state, site.reason, *alike), []).append(site)
+    shown, single = [], set[int]()
+    for (name, _, reason, *_), group in groups.items():
+        chosen = {id(each) for each in group}
+        if len(group) < _ALIKE:
+            single |= chosen
+            continue
+        count, result = f"{len(group)} × ", f" {reason or 'rewritten'} by "
+        title = tag("summary", count, tag("code", _in_common(group)), result, tag("code", name))
+        shown.append(tag("details", title, sites_table(sites, chosen, rewritten=rewritten), class_="more"))
+    return [*shown, sites_table(sites, single, rewritten=rewritten)] if single else shown
+
+
+def _in_common(group: Sequence[DrawnSite]) -> str:
+    """Return the name of sites with a star for each number that differs."""
+    parts = zip(*(_NUMBER.split(site.site) for site in group), strict=True)
+    return "".join(part[0] if len({*part}) == 1 else "*" for part in parts)
 
 
 def _refused(site: DrawnSite) -> list[Html]:
@@ -136,6 +165,12 @@ def sizes_table(before: Size | None, after: Size) -> Html:
             change = f"{new / old - 1:+.1%}" if memory else f"{new - old:+,d}"
         rows.append(("memory of parameters" if memory else name, "–" if old is None else show(old), show(new), change))
     return table("Sizes", ("", "#before", "#after", "#change"), rows)
+
+
+def kinds_table(kinds: Kinds) -> Html:
+    """Return the operations by kind whose numbers changed."""
+    rows = [(tag("code", kind), str(old), str(new), f"{new - old:+d}") for kind, old, new in kinds if old != new]
+    return table("Operations", ("operation", "#before", "#after", "#change"), rows)
 
 
 def bytes_text(count: int) -> str:
