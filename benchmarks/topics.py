@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks import capture, correctness, cpu_inference, encoders, folding, loading, memory, merging, passes
+from benchmarks import (
+    approximations,
+    capture,
+    correctness,
+    cpu_inference,
+    encoders,
+    folding,
+    loading,
+    memory,
+    merging,
+    passes,
+)
 from benchmarks.suite import Topic
 
 TOPICS: Mapping[str, Topic] = {
@@ -12,6 +23,7 @@ TOPICS: Mapping[str, Topic] = {
     "folding": folding.tables,
     "cpu-inference": cpu_inference.tables,
     "encoders": encoders.tables,
+    "approximations": approximations.tables,
     "merging": merging.tables,
     "memory": memory.tables,
     "passes": passes.tables,

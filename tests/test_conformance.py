@@ -12,7 +12,7 @@ from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
 from fxopt_onednn import FuseRegions, PackConvolutions, PackLinears
 from fxopt_quantize import QuantizeLinears
-from fxopt_testing import Property, conformance_tests, passes_of
+from fxopt_testing import Property, conformance_tests, passes_of, zoo
 from fxopt_testing.conformance import applicable, check_property, chosen_properties, subjects_of
 from fxopt_testing.plugin import run_check
 from fxopt_testing.trial import Subject
@@ -31,13 +31,15 @@ CHANGE_NOTHING |= {"quantize-linears"}  # the layers of the zoo are small
 
 SUBJECTS = subjects_of(each for name in SHIPPED for each in passes_of(name))  # tried on the zoo once, for all tests
 
-test_merging_with_other_options = conformance_tests(MergeLinears(min_group=3, where="*q*"))
+SOME = zoo()[::3]  # for passes that are tried on all of the zoo by themselves, or with other options
+
+test_merging_with_other_options = conformance_tests(MergeLinears(min_group=3, where="*q*"), models=SOME)
 test_a_composition = conformance_tests(
-    compose(FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), MergeLinears(), inplace=False)
+    compose(FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), MergeLinears(), inplace=False), models=SOME
 )
-test_packing = conformance_tests(compose(PackConvolutions(), PackLinears(), FuseRegions()))
+test_packing = conformance_tests(compose(PackConvolutions(), PackLinears(), FuseRegions()), models=SOME)
 test_quantizing = conformance_tests(QuantizeLinears(min_weights=1, keep_originals=True))
-test_a_reversible_composition = conformance_tests(compose(FuseBiasInLinear(), MergeLinears()))
+test_a_reversible_composition = conformance_tests(compose(FuseBiasInLinear(), MergeLinears()), models=SOME)
 
 
 def name_of(value: Subject | Property) -> str:
