@@ -14,16 +14,16 @@ _HEAD = """# Benchmarks
 
 <!-- Written by `python -m benchmarks --page` from docs/benchmarks/*.json. Edit neither by hand. -->
 
-What fxopt costs and brings, beside its peers. `nox -s benchmarks` measures all of it on your machine, and
-`nox -s benchmarks -- folding merging` these topics; `--quick` runs tiny models for a moment to see that all works.
-How fxopt compares in features, and what these numbers mean, is in the [comparison](comparison.md).
+What fxopt costs and gains, measured beside other tools.
 
-- Peers run in the same process and the same rounds, in an order that is drawn anew each round.
-- A time is the median over the rounds, with the quartiles in parentheses: half of all rounds lie between these.
-- A ratio is taken within each round, and stated the same way. Above 1 is faster than what it is compared with, or more.
-- Where torch finds a GPU, folding, inference and merging are measured on it, too; merging also under `torch.compile`
-  and as CUDA graphs. That code has not met a GPU yet: only its logic is tested, on CPUs.
-- Only ratios within one table compare: topics were run one after the other, on a machine with other work.
+`nox -s benchmarks` measures everything on your machine, `nox -s benchmarks -- folding merging` these topics, and `--quick`
+tests the code on tiny models. The [comparison](comparison.md) explains the numbers and compares features.
+
+- All tools run in the same process and the same rounds, in random order.
+- Times are medians over the rounds, with quartiles in parentheses. Ratios are taken within rounds; above 1 is faster.
+- The second row of a table, where it is a copy of the first, shows the noise.
+- Compare within one table only: topics ran at different times, on a machine with other work.
+- No GPU has been measured. Folding, inference and merging would run on one; that code is tested on CPUs only.
 """
 
 
