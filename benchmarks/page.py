@@ -16,8 +16,8 @@ _HEAD = """# Benchmarks
 
 What fxopt costs and gains, measured beside other tools.
 
-`nox -s benchmarks` measures everything on your machine, `nox -s benchmarks -- folding merging` these topics, and `--quick`
-tests the code on tiny models. The [comparison](comparison.md) explains the numbers and compares features.
+`nox -s benchmarks` measures everything on your machine, `nox -s benchmarks -- folding merging` these topics;
+`--quick` tests the code on tiny models. The [comparison](comparison.md) explains the numbers and compares features.
 
 - All tools run in the same process and the same rounds, in random order.
 - Times are medians over the rounds, with quartiles in parentheses. Ratios are taken within rounds; above 1 is faster.

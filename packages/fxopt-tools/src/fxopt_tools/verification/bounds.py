@@ -75,8 +75,8 @@ def read_bounds(rtol: float | None, atol: float | None, sqnr: float | None = Non
         raise PreconditionError(f"sqnr is {sqnr!r}, expected a ratio in dB from 0, or None for no such bound")
     if sqnr is not None and (rtol, atol) != (None, None):
         raise PreconditionError(
-            f"sqnr={sqnr} is given together with rtol={rtol} and atol={atol}, expected either a ratio for whole outputs or "
-            "tolerances for single elements"
+            f"sqnr={sqnr} is given together with rtol={rtol} and atol={atol}, expected either a ratio for "
+            "whole outputs or tolerances for single elements"
         )
     return Bounds(rtol, atol, sqnr)
 
