@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.machine import Facts
 from benchmarks.results import Results
 from benchmarks.suite import Absent, Cell, Measured, Table
 
@@ -29,7 +30,11 @@ What fxopt costs and gains, measured beside other tools.
 
 def page(results: Iterable[Results]) -> str:
     """Return the page."""
-    return "\n".join([_HEAD, *(line for each in results for line in _topic(each))]).rstrip() + "\n"
+    topics = list(results)
+    facts = topics[0].machine if topics else {}
+    common = {name: value for name, value in facts.items() if all(each.machine.get(name) == value for each in topics)}
+    head = f"{_HEAD}- In all topics: {_facts(common)}.\n"
+    return "\n".join([head, *(line for each in topics for line in _topic(each, common))]).rstrip() + "\n"
 
 
 def markdown(table: Table) -> str:
@@ -61,12 +66,15 @@ def shown(cell: Cell) -> str:
     return f"{value} ({_digits(cell.low / factor)} to {_digits(cell.high / factor)})"
 
 
-def _topic(results: Results) -> Iterator[str]:
+def _topic(results: Results, common: Facts) -> Iterator[str]:
     yield f"## {results.topic.replace('-', ' ').capitalize()}\n"
     yield from map(markdown, results.tables)
-    run = ", ".join(f"{name} {value}" for name, value in results.run.items())
-    machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
-    yield f"Measured: {run}.\nMachine: {machine}.\n"
+    machine = {name: value for name, value in results.machine.items() if name not in common}
+    yield f"Measured {_facts(results.run | machine)}.\n"
+
+
+def _facts(facts: Facts) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def _unit(cell: Measured) -> tuple[float, str]:
