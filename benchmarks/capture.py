@@ -16,8 +16,8 @@ from benchmarks.suite import Absent, Measured, Row, Settings, Table, Task, shuff
 from fxopt_capture import capture
 
 CHOSEN = ("BERT", "GPT-2", "Llama", "Gemma 2", "T5", "ViT", "ResNet", "MobileNetV2", "Whisper")
-TEXT = """The small models of [architectures](architectures.md), all captured in the same run. Processor seconds, \
-since export is single-threaded; `torch.export` is given the dynamic dimensions that `capture` finds by itself."""
+TEXT = """The small models of [architectures](architectures.md), all captured in the same run. CPU time; \
+`torch.export` is given the dynamic dimensions that `capture` finds by itself."""
 
 
 def tables(settings: Settings) -> Iterator[Table]:

@@ -20,8 +20,8 @@ from benchmarks.runners import onnx_session
 from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task, set_threads, shuffled_rounds, tried
 
 COLUMNS = ("", "one call", "times as fast as eager", "least cosine")
-TEXT = """{inputs}, {threads}. The cosine is that of the mean over positions with eager's, the least of the batch. The \
-second row is the same model once more: what is no further from 1 than that is noise."""
+TEXT = """{inputs}, {threads}. The cosine compares the mean over positions with eager's; the lowest of the batch is \
+shown."""
 SENTENCES = (
     "A man is eating a bowl of pasta.",
     "Someone has spaghetti for lunch, and a glass of water with it.",

@@ -13,8 +13,7 @@ from benchmarks.runners import FOLDING, Runner
 from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task, shuffled_rounds, tried
 
 COLUMNS = ("", "one call", "times as fast as eager", "largest relative error")
-TEXT = """One input of {size}, float32. {note} The second row is the same model once more: what is no \
-further from 1 than that is noise."""
+TEXT = """One input of {size}, float32. {note}"""
 
 
 def tables(settings: Settings) -> Iterator[Table]:

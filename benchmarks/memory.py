@@ -17,10 +17,10 @@ from fxopt_core import undo
 from fxopt_linear import MergeLinears
 
 COLUMNS = ("way", "peak / model", "seconds", "times as long as fxopt")
-TEXT = """A decoder of {gigabytes:.2g} GB, query, key and value merged into one, and so gate and up. Each way in a \
-process of its own, in another order in each of {rounds} rounds. The peak is that of resident memory while the pass \
-works, beyond what the process held before the model. Lint and recompile are counted. Where storage is shared, the \
-caller keeps the original parameters, which become views of the merged ones."""
+TEXT = """A decoder of {gigabytes:.2g} GB, query, key and value merged, and gate and up. Each row runs in its own \
+process, in random order in each of {rounds} rounds. The peak is resident memory during the pass, lint and recompile \
+included, minus that before the model was made. With shared storage, the caller keeps the original parameters as \
+views of the merged ones."""
 SHARING = "fxopt, sharing storage with the caller's model"
 WAYS = ("fxopt", SHARING, "fxopt, undoing", "optimum")
 GIGABYTES = 2.0

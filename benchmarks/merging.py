@@ -196,8 +196,8 @@ def undoing(of: Decoder) -> Task:
 
 
 RUN_TEXT = """A decoder of {layers} layers of width {width}, MLP {inner}, {heads} heads of queries and {groups} of \
-keys and values, one token for each sequence, {cached} positions in the cache. Query, key and value are merged into \
-one product, and so are gate and up. Above 1, the merged model is faster. The last column compares the separate model \
-with a copy of itself: what is no further from 1 than that is noise. {note}"""
-TRANSFORM_TEXT = """The same decoder with {millions:.0f} million parameters, merged in place, checked, and its code \
-generated anew. Making the model is not counted. {note}"""
+keys and values, one token for each sequence, {cached} positions in the cache. Query, key and value are merged, and \
+gate and up. Above 1, the merged model is faster. The last column compares the separate model with a copy of itself: \
+smaller differences are noise. {note}"""
+TRANSFORM_TEXT = """The same decoder with {millions:.0f} million parameters, merged in place, linted and recompiled. \
+Making the model is not counted. {note}"""

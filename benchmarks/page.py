@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.machine import Facts
 from benchmarks.results import Results
 from benchmarks.suite import Absent, Cell, Measured, Table
 
@@ -14,22 +15,26 @@ _HEAD = """# Benchmarks
 
 <!-- Written by `python -m benchmarks --page` from docs/benchmarks/*.json. Edit neither by hand. -->
 
-What fxopt costs and brings, beside its peers. `nox -s benchmarks` measures all of it on your machine, and
-`nox -s benchmarks -- folding merging` these topics; `--quick` runs tiny models for a moment to see that all works.
-How fxopt compares in features, and what these numbers mean, is in the [comparison](comparison.md).
+What fxopt costs and gains, measured beside other tools.
 
-- Peers run in the same process and the same rounds, in an order that is drawn anew each round.
-- A time is the median over the rounds, with the quartiles in parentheses: half of all rounds lie between these.
-- A ratio is taken within each round, and stated the same way. Above 1 is faster than what it is compared with, or more.
-- Where torch finds a GPU, folding, inference and merging are measured on it, too; merging also under `torch.compile`
-  and as CUDA graphs. That code has not met a GPU yet: only its logic is tested, on CPUs.
-- Only ratios within one table compare: topics were run one after the other, on a machine with other work.
+`nox -s benchmarks` measures everything on your machine, `nox -s benchmarks -- folding merging` these topics;
+`--quick` tests the code on tiny models. The [comparison](comparison.md) explains the numbers and compares features.
+
+- All tools run in the same process and the same rounds, in random order.
+- Times are medians over the rounds, with quartiles in parentheses. Ratios are taken within rounds; above 1 is faster.
+- The second row of a table, where it is a copy of the first, shows the noise.
+- Compare within one table only: topics ran at different times, on a machine with other work.
+- No GPU has been measured. Folding, inference and merging would run on one; that code is tested on CPUs only.
 """
 
 
 def page(results: Iterable[Results]) -> str:
     """Return the page."""
-    return "\n".join([_HEAD, *(line for each in results for line in _topic(each))]).rstrip() + "\n"
+    topics = list(results)
+    facts = topics[0].machine if topics else {}
+    common = {name: value for name, value in facts.items() if all(each.machine.get(name) == value for each in topics)}
+    head = f"{_HEAD}- In all topics: {_facts(common)}.\n"
+    return "\n".join([head, *(line for each in topics for line in _topic(each, common))]).rstrip() + "\n"
 
 
 def markdown(table: Table) -> str:
@@ -61,12 +66,15 @@ def shown(cell: Cell) -> str:
     return f"{value} ({_digits(cell.low / factor)} to {_digits(cell.high / factor)})"
 
 
-def _topic(results: Results) -> Iterator[str]:
+def _topic(results: Results, common: Facts) -> Iterator[str]:
     yield f"## {results.topic.replace('-', ' ').capitalize()}\n"
     yield from map(markdown, results.tables)
-    run = ", ".join(f"{name} {value}" for name, value in results.run.items())
-    machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
-    yield f"Measured: {run}.\nMachine: {machine}.\n"
+    machine = {name: value for name, value in results.machine.items() if name not in common}
+    yield f"Measured {_facts(results.run | machine)}.\n"
+
+
+def _facts(facts: Facts) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def _unit(cell: Measured) -> tuple[float, str]:

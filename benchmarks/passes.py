@@ -37,11 +37,10 @@ COLUMNS = (
     "optimum",
     "optimum / fxopt",
 )
-TEXT = """Processor seconds of a pass without lint and recompile: its checks, its snapshot for a rollback and its \
-records are in it. The snapshot is also measured alone. Layers have a width of 4, so that the time is that of the \
-graph. In a **hub**, all sites read one value. optimum reads graphs of modules only. {rounds} rounds, fewer on large \
-graphs."""
-MODELS_TEXT = """Captured models, with narrow layers but for ResNet-50, measured in the same way."""
+TEXT = """CPU time of a pass with its checks, snapshot and records, without lint and recompile. The snapshot is also \
+measured alone. Layers have width 4, so the graph dominates. In a **hub**, all sites read one value. optimum reads \
+graphs of modules only. {rounds} rounds, fewer on large graphs."""
+MODELS_TEXT = """Captured models, measured in the same way; all but ResNet-50 have narrow layers."""
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,8 @@ PROMISES: Mapping[str, Promise] = {
     "undo on a deep copy": undone_after_copy,
     "undo on an unpickled copy": undone_after_pickle,
 }
-TEXT = """Over the same cases in evaluation mode, where the contender rewrites something without an error. Undo is \
-asked of the reversible passes; torch's fuse has none. It has to give back all nodes with their names and constants, \
-and all keys of the state_dict in their order, with equal bits."""
+TEXT = """The same cases in evaluation mode, where the tool rewrites something without an error. Undo, of reversible \
+passes only, must restore all nodes with names and constants, and all state_dict keys in order, bit for bit."""
 
 
 def table(cases: Iterable[Case], contenders: Sequence[Contender]) -> Table:

@@ -53,7 +53,7 @@ class Settings:
     @property
     def note(self) -> str:
         """What a table has to say of its seconds."""
-        return "Processor seconds of one thread." if self.busy else f"{self.threads} threads."
+        return "CPU time of one thread." if self.busy else f"{self.threads} threads."
 
     def fewer_rounds(self, most: int) -> int:
         """Return the number of rounds for what takes long: at most so many."""

@@ -153,6 +153,21 @@ def test_the_comparison_has_the_numbers_of_the_files() -> None:
     assert text == summary.with_numbers(text, read_all(TOPICS))
 
 
+def test_the_readme_has_the_numbers_of_the_files() -> None:
+    """A cell is a ratio to eager of the files, and an empty one was not measured."""
+    table = (PAGE.parent.parent / "README.md").read_text(encoding="utf-8").split("## What it gains")[1].split("\n\n")[2]
+    head, _, *rows = ([cell.strip(" *") for cell in line.split("|")[1:-1]] for line in table.splitlines())
+    ways = {"": "", "`torch.compile`, freezing": "torch.compile, freezing", "fxopt": "fxopt, cpu-inference"}
+    ways |= {"fxopt bfloat16": "fxopt, cpu-inference-bf16", "fxopt int8": "fxopt, cpu-inference-int8"}
+    ways |= {"onnxruntime": "onnxruntime", "onnxruntime int8": "onnxruntime, int8"}
+    tables = {each.title: each for results in read_all(("cpu-inference", "encoders")) for each in results.tables}
+    for label, *cells in rows:
+        name, size = label.split(", ")[:2]
+        measured = tables.get(name) or tables[f"{name}, 1 x {size.removesuffix(' tokens')}"]
+        speeds = {row.label: shown(row.cells[1]).partition(" ")[0] for row in measured.rows}
+        assert cells == [speeds.get(ways[each], "") for each in head[1:]], label
+
+
 def test_a_comparison_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="needs the lines"):
         summary.with_numbers("# Comparison\n", [])

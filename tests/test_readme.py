@@ -62,7 +62,8 @@ def test_they_work_on_the_model_itself(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_from_a_checkout_all_that_fxopt_requires_is_installed() -> None:
-    (names,) = re.findall(r"\./packages/fxopt-\{([\w,]+)\}", README)
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    (names,) = re.findall(r"\./packages/fxopt-\{([\w,]+)\}", page)
     declared = (
         (ROOT / "packages" / "fxopt" / "pyproject.toml").read_text(encoding="utf-8").partition("[project.optional")[0]
     )

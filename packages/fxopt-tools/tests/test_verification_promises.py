@@ -107,7 +107,7 @@ def test_a_bound_of_ones_own_replaces_promises_and_tolerances() -> None:
     assert not verify(original, noisy, X, sqnr=50) and verify(original, exact, X, sqnr=45)
     assert verify(original, exact, X, sqnr=45).outputs[0].tolerance_source == "as stated"
     assert not verify(original, noisy, X, rtol=1e-3, atol=0.0)
-    with pytest.raises(PreconditionError, match=r"sqnr=40 is given beside rtol=0.1"):
+    with pytest.raises(PreconditionError, match=r"sqnr=40 is given together with rtol=0.1"):
         verify(original, noisy, X, sqnr=40, rtol=0.1)
     for wrong in (-1.0, math.nan, math.inf, True):
         with pytest.raises(PreconditionError, match="expected a ratio in dB"):

@@ -21,9 +21,9 @@ WRONG = [
     (["optimize", "model", "-o", "out.pt2"], 3, "there is no file or folder 'model'; did you mean model.pt2?"),
     (["optimize", "bret", "-o", "out.pt2"], 3, "there is no file or folder 'bret'; did you mean bert?"),
     (["optimize", "notes", "-o", "out.pt2"], 3, "expected a .pt2 archive, a folder in Hugging Face format, or package"),
-    (["optimize", "shop:make", "-o", "out.pt2", "-p", ""], 2, "the pipeline is empty, so that nothing would be done"),
+    (["optimize", "shop:make", "-o", "out.pt2", "-p", ""], 2, "the pipeline is empty: name passes or a pipeline"),
     (["bench", "shop:make", "-p", " "], 2, "the pipeline is empty"),
-    (["tune", "shop:make", "-p", ""], 2, "name passes, or a pipeline: see `fxopt list`"),
+    (["tune", "shop:make", "-p", ""], 2, "name passes or a pipeline; `fxopt list` shows them"),
     (["bisect", "shop:make", "-p", ""], 2, "the pipeline is empty"),
     (
         ["optimize", "shop:make", "-o", "out.pt2", "--inputs", "input.pt"],

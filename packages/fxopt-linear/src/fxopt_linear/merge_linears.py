@@ -118,10 +118,10 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         "opaque-call": "The layers are inside of a module or operator that the graph calls as a whole. Capture the "
         "model by torch.export, so that the graph shows them.",
         "mixed-mode": "Some of the modules are in train mode and some in eval mode. Call eval() or train() on all.",
-        "group-too-small": "Fewer linear layers share this input than the pass is told to merge. Lower `min_group`, if "
-        "it is above 2; the message says what keeps others out.",
-        "no-measured-benefit": "The pass is told to measure first, and the rewrite is not faster on this machine "
-        "beyond noise. Run it without `only_if_faster`, or measure on the machine that the model is for.",
+        "group-too-small": "Fewer linear layers share this input than `min_group` requires. Lower `min_group` if it is "
+        "above 2; the message says what keeps others out.",
+        "no-measured-benefit": "`only_if_faster` is set, and the rewrite is not faster on this machine beyond noise. "
+        "Run the pass without `only_if_faster`, or measure on the machine that will run the model.",
     }
 
     def __init__(

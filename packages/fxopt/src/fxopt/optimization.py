@@ -45,7 +45,7 @@ def optimize(
         PipelineSyntaxError: The text of the pipeline cannot be read.
         UnknownPassError: No installed family offers a pass of that name.
         PassError: A pass failed.
-        VerificationError: The result computes something else than the model.
+        VerificationError: The result differs from the model.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()

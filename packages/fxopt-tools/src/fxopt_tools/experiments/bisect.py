@@ -83,7 +83,7 @@ class Bisection:
 
     def _reason(self) -> str:
         if self.verdict == "never-fails":
-            return f"the check passes with all {self.total} rewrites, and with fewer wherever it was tried"
+            return f"the check passes with all {self.total} rewrites, and in each trial with fewer"
         if self.verdict == "fails-untransformed":
             return f"the check fails before anything is rewritten: {self._problem(0)}. Fix the model or the check"
         if self.verdict == "unrepeatable":

@@ -68,15 +68,15 @@ def read_bounds(rtol: float | None, atol: float | None, sqnr: float | None = Non
     """Return the bounds that a caller gives.
 
     Raises:
-        PreconditionError: One is negative, infinite or not a number, or a ratio is given beside a tolerance.
+        PreconditionError: One is negative, infinite or not a number, or a ratio is given together with a tolerance.
     """
     check_tolerances(rtol, atol)
     if sqnr is not None and not _is_amount(sqnr):
         raise PreconditionError(f"sqnr is {sqnr!r}, expected a ratio in dB from 0, or None for no such bound")
     if sqnr is not None and (rtol, atol) != (None, None):
         raise PreconditionError(
-            f"sqnr={sqnr} is given beside rtol={rtol} and atol={atol}, expected either a ratio for whole outputs or "
-            "tolerances for single elements"
+            f"sqnr={sqnr} is given together with rtol={rtol} and atol={atol}, expected either a ratio for "
+            "whole outputs or tolerances for single elements"
         )
     return Bounds(rtol, atol, sqnr)
 

@@ -1,4 +1,4 @@
-"""Compares what two runs left behind, value by value."""
+"""Compares the effects of two runs, value by value."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def check_pipeline(text: str | None) -> None:
-    """Raise if a pipeline has nothing in it: whoever runs one wants something done."""
+    """Raise if a pipeline is empty."""
     if text is not None and not text.strip():
-        message = "the pipeline is empty, so that nothing would be done; name passes, or a pipeline: see `fxopt list`"
+        message = "the pipeline is empty: name passes or a pipeline; `fxopt list` shows them"
         raise CommandError(message, ExitCode.USAGE, kind="PipelineSyntaxError")
 
 
 def check_sources(*texts: str, inputs: str | None = None) -> None:
-    """Raise if there is nothing of the name of a SOURCE, or no file of inputs."""
+    """Raise if a SOURCE or the file of inputs does not exist."""
     for text in texts:
         if not Path(text).exists() and FACTORY.fullmatch(text):
             _check_module(text)

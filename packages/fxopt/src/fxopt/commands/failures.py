@@ -105,7 +105,7 @@ def explained(error: BaseException) -> CommandError | None:
 
 
 def _code_of(error: Exception) -> ExitCode | None:
-    """Return the exit code of errors that mean the same wherever they come from."""
+    """Return the exit code of errors whose meaning does not depend on the command."""
     from fxopt_core import NotReversibleError, PipelineSyntaxError, RegistryError, VerificationError
 
     if isinstance(error, PipelineSyntaxError | RegistryError):

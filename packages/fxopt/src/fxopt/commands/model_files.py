@@ -80,7 +80,7 @@ def _class_for(folder: Path, transformers: Any) -> Any:
     """Return the class that the configuration names, or AutoModel where it names none.
 
     Raises:
-        FileError: The configuration cannot be read, or names something else than a model.
+        FileError: The configuration cannot be read, or names something that is not a model.
     """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -43,7 +43,7 @@ def picture_svg(picture: Comparison, context: int | None) -> str:
 
 
 def _packed(rows: dict[str, int]) -> dict[str, int]:
-    """Return rows without gaps, but for one empty row wherever nodes were left out."""
+    """Return rows without gaps, except for one empty row where nodes were left out."""
     packed: dict[int, int] = {}
     last = former = -1
     for row in sorted(set(rows.values())):
