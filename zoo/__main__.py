@@ -16,10 +16,16 @@ from pathlib import Path
 
 from zoo.page import PAGE, page
 from zoo.processes import apart
-from zoo.results import FILE, LIMIT, outcome, read, worse, write
+from zoo.results import FILE, LIMIT, outcome, read, read_known, worse, write
 from zoo.trial import Row, Trial
 
-QUICK = ("transformers/bert",)
+QUICK = (
+    *("transformers/bert", "transformers/llama", "transformers/gemma3_text", "transformers/switch_transformers"),
+    *("transformers/qwen3_vl_moe", "transformers/glm_ocr_vision", "transformers/whisper", "transformers/bros"),
+    *("timm/convnext", "timm/vision_transformer", "timm/hgnet"),
+    *("heads/LlamaForCausalLM+decode", "heads/T5ForConditionalGeneration", "heads/BertForMaskedLM+bf16"),
+    *("heads/ResNetForImageClassification+train", "heads/LlavaForConditionalGeneration+images"),
+)
 """A sample, with the models that were wrong once."""
 
 
@@ -27,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Try what is asked for; return the number of models that got worse."""
     options = parse(arguments)
     if options.page:
-        PAGE.write_text(page(read()), encoding="utf-8")
+        PAGE.write_text(page(read(), read_known()), encoding="utf-8")
         return 0
     prepare()
     names = chosen(options)
@@ -44,12 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     file.write(json.dumps(done[name]) + "\n")
         tried.append(done[name])
         print(f"{number}/{len(names)} {time.monotonic() - start:.0f} s {name}: {outcome(done[name])}", flush=True)
+    subjects = importlib.import_module("zoo.subjects")
     found = worse(read(), tried)
     for line in found:
         print(f"worse: {line}", file=sys.stderr)
     if options.write:
-        write(tried)
-        PAGE.write_text(page(read()), encoding="utf-8")
+        write(tried, {kind: len(subjects.names_of(kind)) for kind in subjects.KINDS})
+        PAGE.write_text(page(read(), read_known()), encoding="utf-8")
     return len(found)
 
 

@@ -95,9 +95,9 @@ def _with_images(model: nn.Module, config: Any) -> Built:
                 model(**made[0])
         except Exception as error:  # whatever the model raises
             message = f"{error}"
-            found = re.search(r"features:? (?:torch.Size\(\[)?(\d+)", message)
-            if found:
-                count = int(found[1]) // (2 if int(found[1]) % 2 == 0 else 1)
+            found = re.search(r"tokens:? (\d+)\D+features:? (\d+)", message)
+            if found and found[1] != found[2]:
+                count = max(1, count * int(found[2]) // max(1, int(found[1])))
             elif "image_grid_thw" not in forms and "grid" in message + str(model.forward.__doc__):
                 forms = {**forms, "pixel_values": 1, "image_grid_thw": 0}
             else:

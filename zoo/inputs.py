@@ -143,7 +143,9 @@ class Maker:
             r"future_values": [lambda: self.floats(batch, self.field(8, "prediction_length"))],
             r"freq|past_is_padding|past_values_padding": [lambda: torch.zeros(batch, context, dtype=torch.int64)],
             r"(.*_)?inputs_embeds|hidden_states|.*_embeds|.*embeddings|query_embeds|encoder_hidden_states": [
-                lambda: self.floats(batch, length, width), lambda: self.floats(batch, 16, width),
+                lambda: self.floats(batch, length, width),
+                lambda: self.floats(batch * 16, channels * temporal * patch * patch),
+                lambda: self.floats(batch, 16, width),
             ],
             r"audio_codes|codes|speech_tokens|.*codes": [
                 lambda: self.tokens(batch, self.field(4, "num_quantizers", "num_codebooks"), length),

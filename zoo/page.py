@@ -26,10 +26,10 @@ capture, a changed model. At other sizes a graph may refuse with a `CaptureError
 """
 
 
-def page(rows: Mapping[str, Row]) -> str:
-    """Return the page."""
+def page(rows: Mapping[str, Row], known: Mapping[str, int]) -> str:
+    """Return the page of rows, of as many models of each kind as are known."""
     kinds = {kind: [row for row in rows.values() if row["name"].startswith(f"{kind}/")] for kind in KINDS}
-    parts = [BEGIN, _summary(kinds), _slow([*rows.values()]), _refusals(rows.values())]
+    parts = [BEGIN, _summary(kinds, known), _slow([*rows.values()]), _refusals(rows.values())]
     parts += [_kind(title, kinds[kind]) for kind, title in KINDS.items()]
     return "\n".join(parts)
 
@@ -48,8 +48,8 @@ def _code(name: object) -> str:
     return f"`{name}`"
 
 
-def _summary(kinds: Mapping[str, list[Row]]) -> str:
-    header = ("", "tried", *ORDER, "refused, yet torch.export takes it", "same at other sizes", "saved")
+def _summary(kinds: Mapping[str, list[Row]], known: Mapping[str, int]) -> str:
+    header = ("", "there are", "tried", *ORDER, "refused, yet torch.export takes it", "same at other sizes", "saved")
     lines = []
     for kind, rows in kinds.items():
         counts = Counter(map(outcome, rows))
@@ -57,7 +57,9 @@ def _summary(kinds: Mapping[str, list[Row]]) -> str:
         sizes = Counter("equal" if "equal" in row.get("sizes", []) else "" for row in captured)
         refused = sum(outcome(row) == "refused" and exportable(row) for row in rows)
         saved = sum("save" in row["seconds"] for row in captured)
-        lines.append((KINDS[kind], len(rows), *(counts[each] for each in ORDER), refused, sizes["equal"], saved))
+        lines.append(
+            (KINDS[kind], known[kind], len(rows), *(counts[each] for each in ORDER), refused, sizes["equal"], saved)
+        )
     return f"## What works\n\n{_table(header, lines)}"
 
 

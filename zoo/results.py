@@ -41,18 +41,27 @@ def read(path: Path = FILE) -> dict[str, Row]:
     """Read the rows by name; none where there is no file."""
     if not path.exists():
         return {}
-    return {row["name"]: row for row in json.loads(path.read_text(encoding="utf-8"))}
+    return {row["name"]: row for row in json.loads(path.read_text(encoding="utf-8"))["models"]}
 
 
-def write(rows: Iterable[Row], path: Path = FILE) -> None:
-    """Write rows over those of the same names; where an outcome is as before, so is the day since when it is so."""
+def read_known(path: Path = FILE) -> dict[str, int]:
+    """Read how many models there are of each kind, tried or not."""
+    known: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))["known"]
+    return known
+
+
+def write(rows: Iterable[Row], known: Mapping[str, int], path: Path = FILE) -> None:
+    """Write rows over those of the same names; where an outcome is as before, so is the day since when it is so.
+
+    `known` is how many models there are of each kind, tried or not.
+    """
     stored, today = read(path), datetime.date.today().isoformat()
     for row in rows:
         former = stored.get(row["name"])
         is_as_before = former is not None and outcome(former) == outcome(row)
         stored[row["name"]] = {**row, "since": former["since"] if former and is_as_before else today}
     text = ",\n".join(json.dumps(stored[name], ensure_ascii=False) for name in sorted(stored))
-    path.write_text(f"[\n{text}\n]\n", encoding="utf-8")
+    path.write_text(f'{{"known": {json.dumps(known)}, "models": [\n{text}\n]}}\n', encoding="utf-8")
 
 
 def worse(stored: Mapping[str, Row], rows: Iterable[Row]) -> list[str]:

@@ -107,8 +107,10 @@ def _new_number(name: str, value: int, chosen: Chosen, tokens: dict[str, int], *
         return 1
     if name in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"):
         return min(value, 1)
-    if re.fullmatch(r".*(layer_period|_period|_pattern|_interval|sparse_step|every_n_layers)", name):
+    if re.fullmatch(r".*(layer_period|_period|_pattern|_interval|every_n_layers)", name):
         return min(value, 2)
+    if name.endswith("sparse_step"):
+        return min(value, 1)
     if name.endswith("layer_offset"):
         return min(value, 1)
     if _LAYERS.fullmatch(name) and not _NOT_LAYERS.fullmatch(name):
