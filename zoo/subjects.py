@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from unittest.mock import patch
 
@@ -139,7 +140,7 @@ def _timm(module: str) -> Built:
             except Exception as error:  # what it does not take
                 failures.append(error)
                 continue
-            for size in (64, 128, int(model.pretrained_cfg.get("input_size", (3, 224))[-1])):
+            for size in (64, 128, int(library.get_pretrained_cfg(name).input_size[-1])):
                 try:
                     images = [torch.randn(batch, 3, size, size) for batch in (2, 3, 1)]
                     with torch.no_grad():
@@ -147,14 +148,10 @@ def _timm(module: str) -> Built:
                 except Exception as error:  # of a size that it does not take
                     failures.append(error)
                     continue
-                forward = next(iter(_arguments(model)))
-                example, *others = ({forward: image} for image in images)
+                argument = next(iter(inspect.signature(model.forward).parameters))
+                example, *others = ({argument: image} for image in images)
                 return Built(model, example, others)
     raise failures[-1] if failures else NoInputsError(f"timm lists no model of {module}")
-
-
-def _arguments(model: nn.Module) -> Iterable[str]:
-    return model.forward.__code__.co_varnames[1:]  # type: ignore[union-attr]  # a method has code
 
 
 def _heaviness(name: str) -> tuple[int, int]:

@@ -15,9 +15,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class _AllAreHit(TorchFunctionMode):
-    """Lets ``nonzero()`` of one number for each expert return all experts.
+    """Lets a loop over ``nonzero()`` of one number for each expert run over all experts.
 
-    The loops add what an expert returns to the rows of its tokens: one without tokens adds nothing.
+    The loops add what an expert returns to the rows of its tokens: one without tokens adds nothing. The experts are
+    tensors of one number each, which an export knows, and which go into names of modules as numbers.
     """
 
     def __init__(self, experts: int) -> None:
@@ -36,7 +37,9 @@ class _AllAreHit(TorchFunctionMode):
             func in (torch.Tensor.nonzero, torch.nonzero) and len(args) == 1 and not kwargs and args[0].dim() == 1
         )
         if is_count and args[0].shape[0] in (self.experts, self.experts + 1):
-            return torch.tensor([[expert] for expert in range(self.experts)], device=args[0].device)
+            return [torch.tensor([expert], device=args[0].device) for expert in range(self.experts)]
+        if func is torch.Tensor.__format__ and args[0].dim() == 0:
+            return format(args[0].item(), *args[1:])
         return func(*args, **kwargs)
 
 
@@ -44,10 +47,28 @@ class _AllAreHit(TorchFunctionMode):
 def all_experts(model: nn.Module) -> Iterator[None]:
     """Let the loops of a model over experts run over all of them, whatever the tokens."""
     with ExitStack() as stack:
+        stack.enter_context(patch.object(nn.Module, "to", _to_what_it_is_not(nn.Module.to)))
         for cls in {type(module) for module in model.modules()}:
             if _loops(cls):
                 stack.enter_context(patch.object(cls, "forward", _looping(cls.forward)))
         yield
+
+
+def _to_what_it_is_not(to: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Let a module be the same where it has a dtype already: routers convert their layer in each call.
+
+    Converting swaps the tensors of parameters, which those of an export do not allow.
+    """
+
+    @functools.wraps(to)
+    def converted(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype):
+            tensors = (*self.parameters(), *self.buffers())
+            if all(tensor.dtype == args[0] or not tensor.is_floating_point() for tensor in tensors):
+                return self
+        return to(self, *args, **kwargs)
+
+    return converted
 
 
 def _loops(cls: type[nn.Module]) -> bool:
