@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.inputs import EXAMPLE, OTHERS, Inputs, NoInputsError, Recipe, Size, find_recipe
-from zoo.shrink import shrink
+from zoo.inputs import EXAMPLE, OTHERS, Inputs, Maker, NoInputsError, Recipe, Size, find_recipe
+from zoo.shrink import WIDTH, shrink
 from zoo.trial import Built
 
 HEADS: tuple[str, ...] = (
@@ -96,11 +96,12 @@ def _with_images(model: nn.Module, config: Any) -> Built:
         except Exception as error:  # whatever the model raises
             message = f"{error}"
             found = re.search(r"tokens:? (\d+)\D+features:? (\d+)", message)
-            if found and found[1] != found[2]:
-                count = max(1, count * int(found[2]) // max(1, int(found[1])))
+            if found:  # some count the tokens, and the numbers of the features
+                tokens, features = int(found[1]), int(found[2])
+                count = max(1, count // WIDTH if tokens == features else count * features // max(1, tokens))
             elif "image_grid_thw" not in forms and "grid" in message + str(model.forward.__doc__):
                 forms = {**forms, "pixel_values": 1, "image_grid_thw": 0}
-            else:
+            elif forms["pixel_values"] + 1 < len(Maker(config, EXAMPLE).forms("pixel_values")):
                 forms["pixel_values"] += 1
             continue
         return Built(model, made[0], made[1:])

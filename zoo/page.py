@@ -69,7 +69,7 @@ def _slow(rows: list[Row]) -> str:
     slowest = sorted(rows, key=lambda row: -float(row["seconds"].get("capture", 0)))[:10]
     lines = [(_code(row["name"]), row.get("nodes", ""), row["seconds"]["capture"], row["seconds"].get("export", ""))
              for row in slowest if "capture" in row["seconds"]]  # fmt: skip
-    text = f"The median of {len(ratios)} ratios is {statistics.median(ratios):.2f}.\n" if ratios else ""
+    text = f"The median of {len(ratios)} ratios is {statistics.median(ratios):.2f}.\n" if len(ratios) >= 10 else ""
     return (
         "## The slowest\n\nSeconds of `capture`, the comparison with the model included, beside `torch.export.export` "
         f"alone, on a busy machine. {text}\n{_table(('model', 'nodes', 'capture', 'export'), lines)}"
@@ -101,4 +101,4 @@ def _reason(row: Row) -> str:
     problems = "; ".join(f"{step}: {text}" for step, text in row["problems"].items())
     refused = " ".join(row["refused"]) if "refused" in row else ""
     taken = " (torch.export takes it)" if outcome(row) == "refused" and exportable(row) else ""
-    return (problems or refused)[:240] + taken
+    return (refused or problems)[:240] + taken

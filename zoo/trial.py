@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tempfile
 import time
 from collections import Counter
@@ -141,9 +142,9 @@ class Trial:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the first line of an error that says something."""
+    """Return the first line of an error that says something, without the place where the libraries are installed."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
+    return re.sub(r"\S*/site-packages/", "", lines[0] if lines else type(error).__name__)[:300]
 
 
 def same(model: nn.Module, other: nn.Module, inputs: Mapping[str, Any]) -> None:
