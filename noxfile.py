@@ -113,6 +113,14 @@ def benchmarks(session: nox.Session) -> None:
 
 
 @nox.session(requires=["torch", "wheels"])
+def zoo(session: nox.Session) -> None:
+    """Small models of all architectures of transformers and timm, into docs/zoo.md; hours. --quick: in 3 minutes."""
+    install(session, [], PACKAGES)
+    install_models(session)
+    session.run("python", "-m", "zoo", *session.posargs, env=ENVIRONMENT | {"PYTHONPATH": "tests"})
+
+
+@nox.session(requires=["torch", "wheels"])
 def demo(session: nox.Session) -> None:
     """Install fxopt with real models and run its demonstration."""
     install(session, [], PACKAGES)
@@ -124,7 +132,7 @@ def demo(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy --strict over packages, tests, typing cases, documented examples and this file."""
     install(session, ["types"], [])
-    places = ["noxfile.py", "benchmarks", "docs", "tests", *glob("packages/*/src"), *glob("packages/*/tests")]
+    places = ["noxfile.py", "benchmarks", "zoo", "docs", "tests", *glob("packages/*/src"), *glob("packages/*/tests")]
     # One run of mypy takes one file of a name, and pytest fixes that of conftest.py: these are checked as copies.
     copies = Path(session.create_tmp(), "conftests").resolve()
     shutil.rmtree(copies, ignore_errors=True)

@@ -184,7 +184,7 @@ def test_speeds_are_one_line_for_each_way_to_run_a_model() -> None:
 
 
 def test_every_file_is_one_of_a_topic_measured_in_full() -> None:
-    paths = sorted(FOLDER.glob("*.json"))
+    paths = sorted(path for path in FOLDER.glob("*.json") if path.stem != "zoo")  # which has a test of its own
     assert {path.stem for path in paths} <= set(TOPICS)
     for path in paths:
         results = read(path)

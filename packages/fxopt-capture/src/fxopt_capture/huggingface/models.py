@@ -18,6 +18,7 @@ from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.caches import register_cache_types
 from fxopt_capture.export.strategy import Preparation
 from fxopt_capture.huggingface.configurations import configurations, configurations_kept
+from fxopt_capture.huggingface.experts import all_experts
 
 _SEQUENCE = frozenset({"inputs_embeds", "decoder_inputs_embeds", "encoder_hidden_states", "encoder_outputs"})
 _EXPORTABLE_EXPERTS = "batched_mm"
@@ -90,6 +91,7 @@ def _prepared(model: nn.Module, *, patched: bool, eager: bool = False) -> Iterat
     with ExitStack() as stack:
         stack.enter_context(configurations_kept(model))
         stack.enter_context(_plain_masks())
+        stack.enter_context(all_experts(model))
         for config in configurations(model):
             if getattr(config, "_experts_implementation", None) is not None:
                 config._experts_implementation = _EXPORTABLE_EXPERTS

@@ -1,0 +1,127 @@
+"""The zoo: its models go through the same functions here, its page is that of its file, and nothing in it is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from zoo import results, subjects
+from zoo.page import PAGE, page
+from zoo.processes import apart
+from zoo.results import LIMIT, outcome, read, read_known, worse, write
+from zoo.trial import Built, Row, Trial
+
+KNOWN = {"transformers": 2, "timm": 2, "heads": 2}
+
+
+def tried(name: str, build: Callable[[], Built], *, thorough: bool = False) -> Row:
+    reported: list[str] = []
+    trial = Trial(name, lambda row: reported.append(json.dumps(row)), thorough=thorough)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries
+        row = trial.run(build)
+    assert json.loads(reported[-1]) == row
+    return row
+
+
+@pytest.mark.parametrize("name", ["transformers/bert", "heads/LlamaForCausalLM+decode", "timm/convnext"])
+def test_models_of_the_zoo_are_as_the_file_says(name: str, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("transformers", minversion="5")
+    if name.startswith("timm/"):
+        request.getfixturevalue("timm")
+    row = tried(name, lambda: subjects.build(name))
+    assert outcome(row) == "captured", row
+    assert "equal" in row["sizes"]
+    assert not worse(read(), [row])
+
+
+class Steps(nn.Module):
+    """Does what it is told to at each call."""
+
+    def __init__(self, does: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.does, self.linear = does, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.does(self, self.linear(x))
+
+
+def test_a_trial_says_what_is_wrong_and_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = {"x": torch.randn(2, 4)}
+
+    def by_value(model: nn.Module, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+    row = tried("branch", lambda: Built(Steps(by_value).eval(), x))
+    assert outcome(row) == "refused"
+    assert row["refused"][:2] == ["capture", "CaptureError"]
+    assert not results.exportable(row)
+
+    def broken() -> Built:
+        raise ValueError("no size\nmore")
+
+    row = tried("broken", broken)
+    assert (outcome(row), row["refused"]) == ("not built", ["build", "ValueError", "no size"])
+
+    def relu(model: nn.Module, x: Tensor) -> Tensor:
+        return x.relu()
+
+    def undo_wrongly(graph_module: GraphModule) -> GraphModule:
+        with torch.no_grad():
+            next(graph_module.parameters()).add_(1)
+        return graph_module
+
+    monkeypatch.setattr("zoo.trial.undo", undo_wrongly)
+    row = tried("wrong", lambda: Built(Steps(relu).eval(), x, [{"x": torch.randn(3, 4)}, {"x": torch.randn(3, 5)}]))
+    assert outcome(row) == "wrong"
+    assert row["sizes"] == ["equal", "model"]
+    assert "undo left other" in row["problems"]["undo inference"]
+
+
+def test_a_child_ends_with_its_time_and_leaves_what_it_has_reported() -> None:
+    def slow(report: Callable[[Row], None]) -> None:
+        report({"name": "slow", "problems": {}, "running": "save"})
+        time.sleep(60)
+
+    start = time.monotonic()
+    assert apart(slow, 0.5) == {"name": "slow", "problems": {"save": LIMIT}}
+    assert time.monotonic() - start < 20
+
+    def crashing(report: Callable[[Row], None]) -> None:
+        report({"name": "quick", "problems": {}, "running": "capture"})
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert apart(crashing, 20)["refused"] == ["capture", "crash", "crashed with SIGTERM"]
+
+
+def test_what_got_worse_is_named(tmp_path: Path) -> None:
+    good = {"name": "transformers/a", "seconds": {}, "problems": {}, "sizes": ["equal", "equal"]}
+    refused = {**good, "refused": ["capture", "CaptureError", "no graph"]}
+    file = tmp_path / "zoo.json"
+    write([good], KNOWN, file)
+    stored = read(file)
+    assert worse(stored, [good]) == []
+    assert worse(stored, [refused]) == ["transformers/a: capture CaptureError no graph"]
+    assert worse(stored, [{**good, "problems": {"save": "other values"}}]) == ["transformers/a: save: other values"]
+    assert worse(stored, [{**good, "sizes": ["equal", "refused"]}])[0].startswith("transformers/a: other sizes")
+    assert worse({"transformers/a": refused}, [good]) == []
+    stored["transformers/a"]["since"] = "2020-01-01"
+    file.write_text(json.dumps({"known": KNOWN, "models": list(stored.values())}), encoding="utf-8")
+    write([{**good, "nodes": 3}, {**refused, "name": "timm/b"}], KNOWN, file)
+    assert (read(file)["transformers/a"]["since"], read(file)["transformers/a"]["nodes"]) == ("2020-01-01", 3)
+    assert "| `b` | refused | capture CaptureError no graph |" in page(read(file), KNOWN)
+
+
+def test_the_page_is_that_of_the_file_and_nothing_in_it_is_wrong() -> None:
+    rows = read()
+    assert PAGE.read_text(encoding="utf-8") == page(rows, read_known())
+    assert [name for name, row in rows.items() if outcome(row) == "wrong"] == []

@@ -1,0 +1,104 @@
+"""The page of the zoo, from its file."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from zoo.results import ORDER, exportable, outcome
+from zoo.trial import Row
+
+PAGE = Path(__file__).parent.parent / "docs" / "zoo.md"
+KINDS = {"transformers": "Base models of transformers", "timm": "Modules of timm", "heads": "Models with heads"}
+BEGIN = """# The zoo: every architecture of transformers and timm
+
+`nox -s zoo` builds a small model of each architecture by its own means (the library's default configuration with small
+sizes, random weights, inputs by the names of its arguments), and tries on it all that fxopt offers: capture, comparison
+at the example and at other sizes, the exact pipelines and their undo, saving and loading, and whether the caller's
+model is as before. This page is made of the last results; `nox -s zoo` ends with an error where a model got worse.
+
+*Not built* is a gap of the zoo and not of capture: it found no small configuration, or no inputs. *Refused* is a
+`CaptureError`, or a limit of time or memory. *Wrong* is anything else: other values, an error after a successful
+capture, a changed model. At other sizes a graph may refuse with a `CaptureError`, never compute something else.
+"""
+
+
+def page(rows: Mapping[str, Row], known: Mapping[str, int]) -> str:
+    """Return the page of rows, of as many models of each kind as are known."""
+    kinds = {kind: [row for row in rows.values() if row["name"].startswith(f"{kind}/")] for kind in KINDS}
+    parts = [BEGIN, _summary(kinds, known), _slow([*rows.values()]), _refusals(rows.values())]
+    parts += [_kind(title, kinds[kind]) for kind, title in KINDS.items()]
+    return "\n".join(parts)
+
+
+def _table(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
+    names = list(header)
+    body = [f"| {' | '.join(map(str, line))} |" for line in lines]
+    return "\n".join([f"| {' | '.join(names)} |", f"|{'---|' * len(names)}", *body, ""])
+
+
+def _cell(value: object) -> str:
+    return re.sub(r"([|<*`\[]|__)", r"\\\1", str(value))
+
+
+def _code(name: object) -> str:
+    return f"`{name}`"
+
+
+def _summary(kinds: Mapping[str, list[Row]], known: Mapping[str, int]) -> str:
+    header = ("", "there are", "tried", *ORDER, "refused, yet torch.export takes it", "same at other sizes", "saved")
+    lines = []
+    for kind, rows in kinds.items():
+        counts = Counter(map(outcome, rows))
+        captured = [row for row in rows if outcome(row) == "captured"]
+        sizes = Counter("equal" if "equal" in row.get("sizes", []) else "" for row in captured)
+        refused = sum(outcome(row) == "refused" and exportable(row) for row in rows)
+        saved = sum("save" in row["seconds"] for row in captured)
+        lines.append(
+            (KINDS[kind], known[kind], len(rows), *(counts[each] for each in ORDER), refused, sizes["equal"], saved)
+        )
+    return f"## What works\n\n{_table(header, lines)}"
+
+
+def _slow(rows: list[Row]) -> str:
+    both = [row for row in rows if outcome(row) == "captured" and exportable(row)]
+    ratios = [row["seconds"]["capture"] / max(row["seconds"]["export"], 0.01) for row in both]
+    slowest = sorted(rows, key=lambda row: -float(row["seconds"].get("capture", 0)))[:10]
+    lines = [(_code(row["name"]), row.get("nodes", ""), row["seconds"]["capture"], row["seconds"].get("export", ""))
+             for row in slowest if "capture" in row["seconds"]]  # fmt: skip
+    text = f"The median of {len(ratios)} ratios is {statistics.median(ratios):.2f}.\n" if len(ratios) >= 10 else ""
+    return (
+        "## The slowest\n\nSeconds of `capture`, the comparison with the model included, beside `torch.export.export` "
+        f"alone, on a busy machine. {text}\n{_table(('model', 'nodes', 'capture', 'export'), lines)}"
+    )
+
+
+def _refusals(rows: Iterable[Row]) -> str:
+    sites: Counter[str] = Counter()
+    models: Counter[str] = Counter()
+    for row in rows:
+        sites.update(row.get("refusals", {}))
+        models.update(set(row.get("refusals", {})))
+    lines = [(*map(_code, name.split(": ")), number, models[name]) for name, number in sites.most_common(20)]
+    return "## What passes leave alone\n\nRefusals over the zoo; [why](refusals.md) explains the reasons.\n\n" + _table(
+        ("pass", "reason", "sites", "models"), lines
+    )
+
+
+def _kind(title: str, rows: list[Row]) -> str:
+    ordered = sorted(rows, key=lambda row: str(row["name"]))
+    works = [row["name"].partition("/")[2] for row in ordered if outcome(row) == "captured"]
+    others = [(_code(row["name"].partition("/")[2]), outcome(row), _cell(_reason(row)), row["since"]) for row in ordered
+              if outcome(row) != "captured"]  # fmt: skip
+    text = f"## {title}\n\nCaptured, {len(works)}: {', '.join(map(_code, works))}.\n"
+    return text + ("\n" + _table(("model", "outcome", "why", "since"), others) if others else "")
+
+
+def _reason(row: Row) -> str:
+    problems = "; ".join(f"{step}: {text}" for step, text in row["problems"].items())
+    refused = " ".join(row["refused"]) if "refused" in row else ""
+    taken = " (torch.export takes it)" if outcome(row) == "refused" and exportable(row) else ""
+    return (refused or problems)[:240] + taken

@@ -1,0 +1,176 @@
+"""The models of the zoo by name: base models and heads of transformers, one architecture for each module of timm."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from zoo import heads
+from zoo.inputs import EXAMPLE, OTHERS, NoInputsError, find_recipe
+from zoo.shrink import add_sections, is_wide, shrink
+from zoo.trial import Built
+
+KINDS = ("transformers", "timm", "heads")
+_SMALL = (
+    "atto",
+    "femto",
+    "pico",
+    "nano",
+    "xxs",
+    "micro",
+    "zepto",
+    "xs",
+    "tiny",
+    "mini",
+    "small",
+    "lite",
+    "s0",
+    "b0",
+    "m0",
+)
+_LESS: tuple[Mapping[str, Any], ...] = (
+    {"img_size": 64, "depth": 1},
+    {"img_size": 64, "depths": (1, 1, 1, 1)},
+    {"img_size": 64},
+    {"depths": (1, 1, 1, 1)},
+    {"layers": (1, 1, 1, 1)},
+    {},
+)
+"""What makes models of timm smaller, where they take it."""
+
+
+def names() -> list[str]:
+    """Return the names of all models."""
+    return [name for kind in KINDS for name in names_of(kind)]
+
+
+def names_of(kind: str) -> list[str]:
+    """Return the names of all models of a kind, such as ``transformers/bert``."""
+    if kind == "timm":
+        modules = timm().list_modules()
+        return [f"timm/{module}" for module in sorted(modules)]
+    if kind == "heads":
+        return sorted(f"heads/{name}" for name in heads.HEADS)
+    mapping = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING_NAMES
+    return [f"transformers/{name}" for name in sorted(mapping)]
+
+
+def build(name: str) -> Built:
+    """Build a model of the zoo, with an example and other inputs."""
+    kind, _, name = name.partition("/")
+    torch.manual_seed(0)
+    builders = {"timm": _timm, "heads": heads.build, "transformers": _transformers}
+    return builders[kind](name)
+
+
+def smallest() -> Built:
+    """Return a model whose trial imports what others need."""
+    return Built(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), {"input": torch.randn(2, 4)})
+
+
+def _transformers(name: str) -> Built:
+    configurations = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    models = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING
+    kind = configurations[name]
+    cls = models[kind]
+    return from_config(kind, cls[0] if isinstance(cls, tuple | list) else cls)
+
+
+def from_config(kind: Callable[[], Any], cls: Any) -> Built:
+    """Build a model of a class from a small configuration; only as narrow as it can be."""
+    failures: list[Exception] = []
+    for width, sections in ((True, False), (True, True), (False, True)):
+        config = shrink(kind(), width=width)
+        if sections:
+            add_sections(config)
+        if sections and (is_wide(config) or (width and not needs_sections(failures[0]))):
+            continue
+        try:
+            model = randomised(cls(config).eval())
+            recipe = find_recipe(model, config)
+        except Exception as error:  # whatever the model raises
+            failures.append(error)
+            continue
+        return Built(model, recipe.make(config, EXAMPLE), [recipe.make(config, size) for size in OTHERS])
+    raise failures[0]
+
+
+def timm() -> Any:
+    """Return timm, which imports torchvision for what no model needs."""
+    if "timm" not in sys.modules and importlib.util.find_spec("torchvision") is None:
+        from stand_ins import stand_in_for  # that of the tests, which are on the path
+
+        with stand_in_for("torchvision"):
+            library = importlib.import_module("timm")
+        _let_transformers_use_it()
+        return library
+    return importlib.import_module("timm")
+
+
+def needs_sections(error: Exception) -> bool:
+    """Whether a model has failed since the sections of its rotary embeddings are not those of its heads."""
+    return "mrope_section" in str(error) or "split_with_sizes" in str(error)
+
+
+def _let_transformers_use_it() -> None:
+    """Let transformers see that timm is there, which it looks for once, together with torchvision."""
+    utilities: Any = importlib.import_module("transformers.utils.import_utils")
+    with patch.object(utilities, "is_torchvision_available", lambda: True):
+        utilities.is_timm_available.cache_clear()
+        utilities.is_timm_available()
+
+
+def _timm(module: str) -> Built:
+    library = timm()
+    listed = sorted(library.list_models(module=module), key=_heaviness)
+    failures: list[Exception] = []
+    for name in listed[:3]:
+        for less in _LESS:
+            try:
+                model = randomised(library.create_model(name, pretrained=False, num_classes=10, **less).eval())
+            except Exception as error:  # what it does not take
+                failures.append(error)
+                continue
+            for size in (64, 128, int(library.get_pretrained_cfg(name).input_size[-1])):
+                try:
+                    images = [torch.randn(batch, 3, size, size) for batch in (2, 3, 1)]
+                    with torch.no_grad():
+                        model(images[0])
+                except Exception as error:  # of a size that it does not take
+                    failures.append(error)
+                    continue
+                argument = next(iter(inspect.signature(model.forward).parameters))
+                example, *others = ({argument: image} for image in images)
+                return Built(model, example, others)
+    raise failures[-1] if failures else NoInputsError(f"timm lists no model of {module}")
+
+
+def _heaviness(name: str) -> tuple[int, int]:
+    """Return what sorts small models first, by their names."""
+    words = re.split(r"[_.]", name)
+    ranks = [rank for rank, word in enumerate(_SMALL) if word in words]
+    return (min(ranks, default=len(_SMALL)), len(name))
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    """Give batch norms statistics that a fold cannot ignore, and parameters of one value others that show a mistake."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
+                    if tensor is not None:
+                        tensor.uniform_(0.5, 1.5, generator=generator)
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and parameter.dim() == 1 and parameter.numel() > 1:
+                parameter.add_(torch.empty_like(parameter).uniform_(-0.1, 0.1, generator=generator))
+    return model
