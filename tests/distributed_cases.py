@@ -25,12 +25,14 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save as dcp_save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fxopt
+import fxopt_compile
 from fxopt_core import NotReversibleError
 from fxopt_core.errors import CheckpointError, FxoptError
 
@@ -73,6 +75,7 @@ def work(rank: int, world: int, names: list[str], folder: Path, store: Path) -> 
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # which returns a view
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")  # by dynamo
     warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # by torch, in its own checkpoints
     timeout = datetime.timedelta(seconds=SECONDS / 3)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout)
@@ -332,3 +335,52 @@ def failures_and_undo(folder: Path) -> None:
             fxopt.ChangeTrueDivToMulByInverse()(graph_module, expect=2)
             fxopt.undo(graph_module)
         same(graph_module(images()), model()(images()))
+
+
+# Live models that are sharded
+
+
+def follow(live: nn.Module, plain: nn.Module) -> None:
+    """Outputs, gradients and steps of a compiled model are those of the plain one; no rewritten graph ran."""
+    torch._dynamo.reset()
+    live.compile(backend="fxopt")
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (live, plain)]
+    for step in range(2):
+        x = images(step)
+        with torch.no_grad():
+            same(whole(live(x)), plain(x))
+        whole(live(x)).square().mean().backward()
+        plain(x).square().mean().backward()
+        for (name, found), expected in zip(live.named_parameters(), plain.parameters(), strict=True):
+            assert (found.grad is None) == (expected.grad is None), name
+            if found.grad is not None and expected.grad is not None:
+                same(whole(found.grad), expected.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    with torch.no_grad():
+        same(whole(live(x)), plain(x))
+    left_alone = [graph.reason.reason for graph in fxopt_compile.history() if graph.reason]
+    assert "sharded" in left_alone, fxopt_compile.history()
+    assert set(left_alone) <= {"sharded", "training"}, left_alone
+
+
+@case
+def live_fully_sharded(folder: Path) -> None:
+    """Block by block, and then the rest."""
+    live, plain = model(), model()
+    for block in live.blocks:
+        fully_shard(block)
+    fully_shard(live)
+    follow(live, plain)
+
+
+@case
+def live_tensor_parallel(folder: Path) -> None:
+    """Columns, then rows; what was not parallelized stays plain."""
+    live, plain = model(), model()
+    mesh = init_device_mesh("cpu", (world(),))
+    for block in live.blocks:
+        plan = {"q": ColwiseParallel(output_layouts=Replicate()), "o": RowwiseParallel(input_layouts=Replicate())}
+        parallelize_module(block, mesh, plan)
+    follow(live, plain)

@@ -15,7 +15,7 @@ import distributed_cases
 JOBS = (
     (2, ("save", "save_later", "refuse_trained_stand_ins", "train", "states", "failures_and_undo")),
     (4, ("load", "save")),
-    (2, ("load_nested",)),
+    (2, ("load_nested", "live_fully_sharded", "live_tensor_parallel")),
     (1, ("load_into_plain", "load")),
 )
 FOUND: dict[tuple[int, int], dict[str, str]] = {}
