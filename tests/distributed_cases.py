@@ -349,7 +349,8 @@ def follow(live: nn.Module, plain: nn.Module) -> None:
         x = images(step)
         with torch.no_grad():
             same(whole(live(x)), plain(x))
-        whole(live(x)).square().mean().backward()
+        loss: Any = whole(live(x)).square().mean()
+        loss.backward()
         plain(x).square().mean().backward()
         for (name, found), expected in zip(live.named_parameters(), plain.parameters(), strict=True):
             assert (found.grad is None) == (expected.grad is None), name

@@ -62,7 +62,7 @@ def test_two_processes_go_on_where_one_was_stopped(
 
 def _once(replace: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
     """Return a function that renames one file, and is interrupted at the next."""
-    done = []
+    done: list[Path] = []
 
     def once(path: Path, target: Path) -> Path:
         if done:
