@@ -114,6 +114,18 @@ def test_what_is_not_for_inference_on_a_cpu_gets_the_pipeline_for_everywhere(mod
     assert not any(isinstance(module, fxopt.PackedLinear) for module in graph_module.modules())
 
 
+def test_optimize_keeps_the_sizes_of_images_dynamic_where_asked() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)).eval()
+    any_size = torch.export.Dim.AUTO
+    shapes = ({0: any_size, 2: any_size, 3: any_size},)
+    graph_module = fxopt.optimize(model, (torch.randn(2, 3, 16, 24),), dynamic_shapes=shapes)
+    for size in ((24, 16), (33, 47)):
+        images = torch.randn(3, 3, *size)
+        torch.testing.assert_close(graph_module(images), model(images))
+    with pytest.raises(fxopt.PreconditionError, match="give it to capture"):
+        fxopt.optimize(graph_module, dynamic_shapes=shapes)
+
+
 @pytest.mark.parametrize("pipeline", ["merge-linears", "merge-linears,fold-batch-norm", MergeLinears()])
 def test_optimize_takes_text_names_and_passes(model: Model, pipeline: Any) -> None:
     graph_module = optimize(model, (torch.randn(3, 3, 6, 6),), pipeline=pipeline)

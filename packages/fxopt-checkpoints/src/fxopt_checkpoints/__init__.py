@@ -1,5 +1,6 @@
 """Checkpoints of the original model, in and out of models that fxopt rewrote."""
 
+from fxopt_checkpoints.distributed import distributed_state_dict
 from fxopt_checkpoints.key_map import KeyMap
 from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
 from fxopt_checkpoints.streaming.loader import load_checkpoint
@@ -12,6 +13,7 @@ __all__ = [
     "Destination",
     "KeyMap",
     "OriginalTensor",
+    "distributed_state_dict",
     "key_map",
     "load_checkpoint",
     "load_original_state_dict",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fxopt_checkpoints.agreement import disagreement, nudged
+from fxopt_checkpoints.sharding import holds, is_sharded, write
 from fxopt_checkpoints.tensor_map import (
     Assembly,
     Derivation,
@@ -20,11 +21,11 @@ from fxopt_checkpoints.tensor_map import (
     Step,
     TensorMap,
     listed,
-    region,
 )
 from fxopt_core.errors import CheckpointError, NotReversibleError
 from fxopt_rewrite.dtypes import dtype_kind
 from fxopt_rewrite.journal.arithmetic import registered_functions, unregistered
+from fxopt_rewrite.journal.edits import Neutral
 
 Inputs = Mapping[str, Tensor | None]
 """What a function is given, by the names of its parameters."""
@@ -45,11 +46,9 @@ class Computed:
 
     def write(self, tensor: Tensor) -> Tensor:
         """Write the regions into a tensor, which casts them to its dtype; return it."""
-        with torch.no_grad():
-            for pieces, values in self.parts:
-                region(tensor, pieces).copy_(values)
-            for pieces, value in self.fills:
-                region(tensor, pieces).fill_(value)
+        regions: Iterable[tuple[Pieces, Tensor | float]] = (*self.parts, *self.fills)
+        for pieces, values in regions:
+            write(self.target.name, tensor, pieces, values)
         return tensor
 
     def build(self) -> Tensor:
@@ -179,6 +178,15 @@ _REMEDY = (
 )
 
 
+def trained_stand_in(step: Assembly, fill: Neutral) -> str:
+    """Say that a region without an original does not hold its constant any more."""
+    return (
+        f"`{step.target.name}` (pass `{step.pass_name}`) holds stand-in values, for which the original model has no "
+        f"parameter, and they are no longer {fill.value:g}: they were trained or loaded. Set them to {fill.value:g}, "
+        "or save graph_module.state_dict()"
+    )
+
+
 class OriginalTensors:
     """Takes original tensors out of new ones, ``current`` by full name; ``dtypes`` are those of what functions read.
 
@@ -199,7 +207,8 @@ class OriginalTensors:
                 self._take_apart(step)
             else:
                 self._restore(step)
-        if not self.problems and any(isinstance(step, Derivation) for step in tensor_map.steps):
+        derives = any(isinstance(step, Derivation) for step in tensor_map.steps)
+        if not self.problems and derives and not any(map(is_sharded, self._values.values())):
             self._check()
 
     def error(self, problems: Iterable[str] = ()) -> NotReversibleError | None:
@@ -221,6 +230,8 @@ class OriginalTensors:
         """Return the values of an original tensor in memory of their own; zeros where nothing holds them."""
         if self.has(row):
             values = self._values[self._map.source_of(row.key)]
+            if is_sharded(values):
+                return values.clone(memory_format=torch.contiguous_format)
             whole = values.is_contiguous() and values.untyped_storage().nbytes() == values.nbytes
             if whole and values.data_ptr() in self._fresh:
                 self._fresh.remove(values.data_ptr())
@@ -249,13 +260,8 @@ class OriginalTensors:
             return
         for fill in step.fills:
             found = fill.piece.take(whole)
-            if not found.is_meta and not bool((found == fill.value).all()):
-                self._problem(
-                    step,
-                    f"`{step.target.name}` (pass `{step.pass_name}`) holds stand-in values, for which the original "
-                    f"model has no parameter, and they are no longer {fill.value:g}: they were trained or loaded. Set "
-                    f"them to {fill.value:g}, or save graph_module.state_dict()",
-                )
+            if not found.is_meta and not holds((found == fill.value).all()):
+                self._problem(step, trained_stand_in(step, fill))
         for part in step.parts:
             self._put(part.source, part.piece.take(whole))
 
@@ -285,7 +291,8 @@ class OriginalTensors:
             return
         function = _function(step.restore, step)
         outputs = [None if target is None else self._values[target.label].clone() for target in step.outputs]
-        self._fresh |= {values.data_ptr() for values in outputs if values is not None and values.numel()}
+        owned = (each for each in outputs if each is not None and each.numel() and not is_sharded(each))
+        self._fresh |= {each.data_ptr() for each in owned}
         shapes = {name: self._shape(label) for name, label in step.inputs}
         try:
             with torch.no_grad():
@@ -294,7 +301,11 @@ class OriginalTensors:
             self._problem(step, f"{names} (pass `{step.pass_name}`): {error}")
             return
         except Exception as error:  # whatever a pass's own function raises
-            self._wrong(step, f"`{step.restore}` failed ({type(error).__name__}: {error})")
+            text = f"`{step.restore}` failed ({type(error).__name__}: {error})"
+            if any(map(is_sharded, outputs)):  # for which torch lacks some operators
+                self._problem(step, f"{names} are sharded, and {text}: save graph_module.state_dict()")
+            else:
+                self._wrong(step, text)
             return
         wrong = _misfits(step, values, shapes, self._dtypes)
         for text in wrong:

@@ -12,17 +12,24 @@ from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
+from fxopt_checkpoints.sharding import is_sharded
 from fxopt_core.state.snapshot import Snapshot
 
 _PLAIN_LOADERS = (nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)
 
 
 def has_custom_loading(module: nn.Module) -> bool:
-    """Return whether loading a module is more than copying its tensors one by one."""
+    """Return whether loading a module is more than copying its tensors one by one, by this process."""
+    hooked = bool(module._load_state_dict_pre_hooks)
+    return hooked or _loads_itself(module) or any(map(is_sharded, _own_tensors(module)))
+
+
+def _loads_itself(module: nn.Module) -> bool:
+    """Return whether a module has code of its own that copies, or tensors that are copied by other rules."""
     cls = type(module)
     custom = "_load_from_state_dict" in vars(module) or cls._load_from_state_dict not in _PLAIN_LOADERS
-    custom = custom or cls.get_extra_state is not nn.Module.get_extra_state or bool(module._load_state_dict_pre_hooks)
-    return custom or any(map(is_unusual, _own_tensors(module)))
+    custom = custom or cls.get_extra_state is not nn.Module.get_extra_state
+    return custom or any(is_unusual(tensor) and not is_sharded(tensor) for tensor in _own_tensors(module))
 
 
 def is_unusual(tensor: Tensor) -> bool:
@@ -41,13 +48,16 @@ def _own_tensors(module: nn.Module) -> list[Tensor]:
 
 
 class CustomLoading:
-    """Lets such modules load, notes what they complain of, and can roll that back."""
+    """Lets such modules load, runs the hooks of others, notes what they complain of, and can roll that back."""
 
     def __init__(self, graph_module: GraphModule) -> None:
         self._graph_module = graph_module
         named = dict(graph_module.named_modules(remove_duplicate=False))
         self._names = set(named)
-        self._modules = {name: module for name, module in named.items() if has_custom_loading(module)}
+        self._modules = {name: module for name, module in named.items() if _loads_itself(module)}
+        self._taking_part = {
+            name: module for name, module in named.items() if name in self._modules or module._load_state_dict_pre_hooks
+        }
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.problems: list[str] = []
@@ -64,18 +74,23 @@ class CustomLoading:
     def load(self, state_dict: dict[str, Any], metadata: Mapping[str, Any] | None, assign: bool) -> None:
         """Let them load; as in torch, hooks may change ``state_dict``."""
         modules = self._modules.values()
-        if modules:
-            tensors = [tensor for module in modules for tensor in _own_tensors(module)]
+        if self._taking_part:
+            own = (tensor for module in self._taking_part.values() for tensor in _own_tensors(module))
+            tensors = [tensor for tensor in own if not is_sharded(tensor)]  # of which no hook writes the values
             self._before = Snapshot.take(self._graph_module, protect_values=tensors)
         self._extra = [(each, copy.deepcopy(each.get_extra_state())) for each in modules if _has_extra_state(each)]
-        for name, module in self._modules.items():
+        for name, module in self._taking_part.items():
             local = dict((metadata or {}).get(name, {}))
             if assign:
                 local["assign_to_params_buffers"] = True
+            prefix = f"{name}." if name else ""
+            given = state_dict, prefix, local, True, self.missing, self.unexpected, self.problems
             try:
-                module._load_from_state_dict(
-                    state_dict, f"{name}." if name else "", local, True, self.missing, self.unexpected, self.problems
-                )
+                if name in self._modules:  # which runs its hooks
+                    module._load_from_state_dict(*given)
+                    continue
+                for hook in module._load_state_dict_pre_hooks.values():
+                    hook(*given)
             except Exception as error:  # whatever a module's own code raises
                 self.problems.append(f"module `{name}` cannot load its part ({type(error).__name__}: {error})")
 

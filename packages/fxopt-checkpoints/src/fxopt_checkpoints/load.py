@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fxopt_checkpoints.arithmetic import Computed, NewTensors, OriginalTensors, 
 from fxopt_checkpoints.custom_loading import CustomLoading
 from fxopt_checkpoints.key_map import KeyMap
 from fxopt_checkpoints.rollback import Rollback
+from fxopt_checkpoints.sharding import is_sharded, write
 from fxopt_checkpoints.tensor_map import OriginalTensor, region
 from fxopt_checkpoints.trace import is_baked, key_map
 from fxopt_checkpoints.validation import Validation, copying_problem
@@ -71,9 +72,9 @@ def load_original_state_dict(
     working = dict(state_dict)
     validation, custom = Validation(names, working, metadata), CustomLoading(graph_module)
     rollback = Rollback(protect_values)
-    loading = _Loading(graph_module, names, validation, assign, rollback)
     try:
         custom.load(working, metadata, assign)
+        loading = _Loading(graph_module, names, validation, assign, rollback)  # hooks of FSDP2 put tensors in place
         validation.check(custom)
         loading.rehearse(strict)
         error = validation.error(strict, loading.current)
@@ -129,7 +130,8 @@ class _Loading:
             found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds))
             return f"would be put together from tensors of several kinds, {found}: convert them, or load without assign"
         target = self.current[computed.target.name]
-        parts = ((values, region(target, pieces)) for pieces, values in computed.parts)
+        whole = is_sharded(target)  # a region of it would be gathered
+        parts = ((values, target if whole else region(target, pieces)) for pieces, values in computed.parts)
         return next(filter(None, (copying_problem(values, place, self.assign) for values, place in parts)), None)
 
     def load(self, custom: CustomLoading) -> None:
@@ -144,8 +146,7 @@ class _Loading:
             elif source not in assigned:
                 assigned[source] = values
                 self.rollback.keep(self.current[key])
-                with torch.no_grad():
-                    self.current[key].copy_(values)
+                write(key, self.current[key], (), values)
         for computed in NewTensors(self.names, self.validation.values_of, self._prepare):
             self._write(computed, computed.target.name)
 
@@ -200,27 +201,16 @@ def original_state_dict(graph_module: GraphModule) -> dict[str, Any]:
     ['0.weight', '0.bias']
     """
     check_graph_module(graph_module, "original_state_dict")
+    saved: dict[str, Any] = graph_module.state_dict()  # first: its hooks free what FSDP2 gathered for a forward
     names = key_map(graph_module)
     current = current_tensors(graph_module)
     taken = OriginalTensors(names, current, present_dtypes(names, current))
     rows = [row for row in names.originals if row.in_state_dict]
-    lost = [
-        f"`{row.key}` was taken out, and nothing holds its values; keep the original checkpoint"
-        for row in rows
-        if not row.kept and row.shape is not None and not taken.has(row) and not _is_counter(row)
-    ]
-    saved: dict[str, Any] = graph_module.state_dict()
-    made = {target.name for target in names.new_tensors}
-    lost += [
-        f"`{key}` was put in by a pass that does not say what it is made of (by `Editor.drop`, `Editor.neutral` or "
-        "`Editor.derived`); save graph_module.state_dict()"
-        for key in saved
-        if key in current and key not in made and key not in names.by_key and not is_baked(key)
-    ]
-    error = taken.error([] if taken.problems else lost)
+    error = taken.error([] if taken.problems else unsaved(names, saved, current, taken.has))
     if error is not None:
         raise error
-    result = _in_order(rows, saved, made)
+    made = {target.name for target in names.new_tensors}
+    result = in_order(rows, saved, made)
     copies: dict[str, Tensor] = {}
     for row in rows:
         if not row.kept and row.key in result:
@@ -235,12 +225,30 @@ def original_state_dict(graph_module: GraphModule) -> dict[str, Any]:
     return result
 
 
-def _is_counter(row: OriginalTensor) -> bool:
+def unsaved(
+    names: KeyMap, saved: Mapping[str, Any], current: Mapping[str, Tensor], has: Callable[[OriginalTensor], bool]
+) -> list[str]:
+    """Say which original values nothing holds, by ``has``, and which tensors in ``saved`` are of unknown origin."""
+    lost = [
+        f"`{row.key}` was taken out, and nothing holds its values; keep the original checkpoint"
+        for row in names.originals
+        if row.in_state_dict and not row.kept and row.shape is not None and not has(row) and not is_counter(row)
+    ]
+    known = {target.name for target in names.new_tensors} | names.by_key.keys()
+    return lost + [
+        f"`{key}` was put in by a pass that does not say what it is made of (by `Editor.drop`, `Editor.neutral` or "
+        "`Editor.derived`); save graph_module.state_dict()"
+        for key in saved
+        if key in current and key not in known and not is_baked(key)
+    ]
+
+
+def is_counter(row: OriginalTensor) -> bool:
     """Return whether a tensor is the counter of a folded batch norm, which starts again at zero."""
     return row.beside is not None and row.dtype is not None and dtype_kind(row.dtype) in ("integer", "bool")
 
 
-def _in_order(rows: list[OriginalTensor], saved: Mapping[str, Any], made: set[str]) -> OrderedDict[str, Any]:
+def in_order(rows: list[OriginalTensor], saved: Mapping[str, Any], made: set[str]) -> OrderedDict[str, Any]:
     """Return what is saved now with places for the originals; keys that hooks add stay after those before them."""
     originals = {row.key for row in rows}
     others: dict[str, list[str]] = {}  # by the original key before them

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxopt_checkpoints.sharding import is_sharded
+
 
 class Rollback:
     """What tensors and modules held before each write.
@@ -30,7 +32,8 @@ class Rollback:
         self._places: list[tuple[dict[str, Any], str, Any]] = []
 
     def keep(self, tensor: Tensor) -> None:
-        """Keep the values of a tensor that is about to be overwritten, the first time."""
+        """Keep the values of a tensor that is about to be overwritten, the first time: those of this process."""
+        tensor = tensor.to_local() if is_sharded(tensor) else tensor
         if self._keeps_values and id(tensor) not in self._values and not tensor.is_meta:
             self._values[id(tensor)] = tensor, tensor.detach().to("cpu", copy=True)
 

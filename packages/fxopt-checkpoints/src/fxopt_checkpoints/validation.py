@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fxopt_checkpoints.arithmetic import Computed, Inputs, NewTensors
 from fxopt_checkpoints.custom_loading import CustomLoading, is_unusual
+from fxopt_checkpoints.sharding import holds, is_sharded
 from fxopt_checkpoints.tensor_map import Derivation, OriginalTensor, TensorMap, listed
 from fxopt_checkpoints.trace import is_baked
 from fxopt_core.errors import CheckpointError
@@ -137,7 +138,7 @@ class Validation:
         """
 
         def inspect(step: Derivation, inputs: Inputs, results: list[Tensor]) -> None:
-            problem = _range_problem(step, results)
+            problem = range_problem(step, results)
             self.problems += [problem] if problem else []
 
         done = set()
@@ -188,6 +189,8 @@ def _problem(values: object, row: OriginalTensor) -> str | None:
 
 def copying_problem(values: Tensor, target: Tensor, assign: bool) -> str | None:
     """Say why values cannot take the place of those of a tensor, if they cannot."""
+    if assign and is_sharded(target):
+        return "is sharded in the model, over processes that keep their tensors: load without assign"
     if assign:
         wrong = target.requires_grad and not (values.is_floating_point() or values.is_complex())
         return f"is {values.dtype}, and a parameter that is trained cannot be" if wrong else None
@@ -197,7 +200,7 @@ def copying_problem(values: Tensor, target: Tensor, assign: bool) -> str | None:
         return "was made in inference mode in the model, and can be written in that mode alone: pass assign=True"
     if values.is_meta and not target.is_meta:
         return "is on the meta device in the checkpoint and holds nothing: read the checkpoint onto another device"
-    if is_unusual(values):
+    if is_unusual(values) and not is_sharded(values):
         try:
             torch.empty_like(target).copy_(values)
         except Exception as error:  # whatever a subclass makes of it
@@ -205,10 +208,10 @@ def copying_problem(values: Tensor, target: Tensor, assign: bool) -> str | None:
     return None
 
 
-def _range_problem(step: Derivation, results: Iterable[Tensor]) -> str | None:
+def range_problem(step: Derivation, results: Iterable[Tensor]) -> str | None:
     """Say which computed weights would not be finite, if some would not."""
     floats = (values for values in results if values.is_floating_point() and not values.is_meta)
-    wrong = next((values for values in floats if not bool(values.isfinite().all())), None)
+    wrong = next((values for values in floats if not holds(values.isfinite().all())), None)
     if wrong is None:
         return None
     return (

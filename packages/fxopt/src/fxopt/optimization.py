@@ -22,6 +22,7 @@ def optimize(
     kwargs: Mapping[str, Any] | None = None,
     *,
     pipeline: str | Transformation | None = None,
+    dynamic_shapes: Any = None,
     verify: bool = True,
     sqnr: float | None = None,
 ) -> GraphModule:
@@ -33,6 +34,7 @@ def optimize(
         kwargs: example inputs by name.
         pipeline: pipeline text, the name of a pipeline or of a pass, or a pass; by default `default_pipeline` of the
             model.
+        dynamic_shapes: which sizes may vary, as `capture` takes it: those of images, say.
         verify: whether to compare the captured graph and the result with the model on the example inputs; a pass that
             approximates is held to the signal-to-noise ratio that it promises.
         sqnr: the least signal-to-noise ratio in dB, in place of that and of the tolerances.
@@ -42,6 +44,7 @@ def optimize(
 
     Raises:
         CaptureError: The model cannot be captured.
+        PreconditionError: Options do not fit, such as dynamic_shapes for a graph module.
         PipelineSyntaxError: The text of the pipeline cannot be read.
         UnknownPassError: No installed family offers a pass of that name.
         PassError: A pass failed.
@@ -57,12 +60,19 @@ def optimize(
         raise PreconditionError(
             f"args is a {type(args).__name__}, expected a tuple of inputs: write optimize(model, (x,))"
         )
+    if dynamic_shapes is not None and isinstance(model, GraphModule):
+        raise PreconditionError(
+            "dynamic_shapes is given with a graph module, whose sizes are those that it was captured with: give it to "
+            "capture, or give optimize the model"
+        )
     transformation = None if pipeline is None else _transformation(pipeline)
     with one_at_a_time():  # to the end: verifying calls the model, which a capture in another thread changes meanwhile
         if isinstance(model, GraphModule):
             graph_module = faithful_copy(model)
         else:
-            graph_module = capture(model, tuple(args), dict(kwargs or {}), compare=verify)
+            graph_module = capture(
+                model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, compare=verify
+            )
         if transformation is None:
             transformation = registry().pipeline(default_pipeline(graph_module))
         graph_module = transformation(graph_module)

@@ -110,6 +110,12 @@ def in_transaction(
     transformation: Runnable, graph_module: GraphModule, protect_values: bool, body: Callable[[Run], GraphModule]
 ) -> GraphModule:
     """Return ``body(run)``; if anything raises, restore the graph module and raise a `PassError` with the cause."""
+    if any(cls.__name__ == "FSDPModule" for cls in type(graph_module).__mro__):
+        text = (
+            f"pass `{transformation.name}`: the graph module was given to fully_shard, after which torch cannot "
+            "generate its code anew. Rewrite and undo before that"
+        )
+        raise PreconditionError(text, pass_name=transformation.name)
     handled = sys.exc_info()[1]
     snapshot = Snapshot.take(graph_module, protect_values=protect_values)
     number, total = ledger_of(graph_module).next_run, len(leaves(transformation))
@@ -130,10 +136,8 @@ def _roll_back(snapshot: Snapshot, transformation: Runnable, error: BaseExceptio
     note = f" {written_note(written)}" if written else ""
     if isinstance(error, PassError):
         error.pass_name = error.pass_name or transformation.name
-        if note:
-            error.args = (f"{error}{note}",)
-        raise error
-    if not isinstance(error, Exception):  # an interrupt goes on as it is
+        error.args = (f"{error}{note}",) if note else error.args
+    if isinstance(error, PassError) or not isinstance(error, Exception):  # an interrupt goes on as it is
         raise error
     raise PassError(
         f"pass `{transformation.name}` failed and was rolled back: {type(error).__name__}: {error}{note}",
@@ -260,10 +264,8 @@ def observed(
 
 
 def _as_a_whole(veto: VetoError) -> VetoError:
-    message = (
-        f"{veto}. undo takes back a run as a whole, so nothing was changed: reverse single passes by "
-        "transformation(graph_module, reverse=True), or undo without that instrument"
-    )
+    message = f"{veto}. undo takes back a run as a whole, so nothing was changed: reverse single passes by "
+    message += "transformation(graph_module, reverse=True), or undo without that instrument"
     return VetoError(message, pass_name=veto.pass_name, index=veto.index)
 
 
@@ -271,8 +273,7 @@ def _take_back(guard: Snapshot | None, veto: VetoError) -> None:
     """Restore what was before a vetoed pass; where that is not possible, the whole run is rolled back."""
     if guard is None:
         raise VetoError(f"{veto}, which core was not prepared for: an instrument that vetoes declares may_veto = True")
-    written = guard.restore()
-    if written:
+    if written := guard.restore():
         raise VetoError(f"{veto}, and cannot be taken back alone. {written_note(written)}")
 
 
@@ -284,9 +285,9 @@ def _raise_named(error: Exception, info: PassRun) -> NoReturn:
         raise error
     before = f" after {', '.join(f'`{name}`' for name in info.before)}" if info.before else ""
     place = f" (pass {info.index} of the composition{before})" if info.index is not None else ""
-    what = "undoing it" if info.reverse else "it"
     raise PassError(
-        f"pass `{info.name}`{place} failed, and {what} was rolled back: {type(error).__name__}: {error}",
+        f"pass `{info.name}`{place} failed, and {'undoing ' * info.reverse}it was rolled back: "
+        f"{type(error).__name__}: {error}",
         pass_name=info.name,
         index=info.index,
     ) from error
@@ -298,8 +299,7 @@ def transform_by_hand(transformation: Runnable, graph_module: GraphModule) -> Gr
     No transaction is opened, and no instrument sees it: what was called is a method, and not the pass.
     """
     check_graph_module(graph_module, f"pass `{transformation.name}`")
-    frame = current_frame(graph_module)
-    if frame is not None:
+    if (frame := current_frame(graph_module)) is not None:
         frame.flush()
     info = PassRun(transformation, parent=current_run())
     with inside(info):

@@ -219,6 +219,11 @@ class Live(edits.EditVisitor):
     def module_added(self, edit: edits.ModuleAdded) -> None:
         """Delete the module."""
         module, name = self._module(edit.name), edit.name
+        if any(type(tensor).__name__ == "DTensor" for tensor in module.parameters()):
+            raise self.refuse(
+                f"module `{name}`, which the pass made, is sharded over several processes now; undo before sharding, "
+                "or load fxopt_checkpoints.distributed_state_dict of it into the original model"
+            )
         problem = module_problem(module, (type(module),))
         if class_path(type(module)) != edit.cls or problem is not None:
             found = problem[1] if problem is not None else f"is a {type(module).__name__} now"

@@ -1,0 +1,294 @@
+"""What ``torch.distributed.checkpoint`` saves and loads, under the original keys, without gathering a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fxopt_checkpoints.arithmetic import Inputs, NewTensors, OriginalTensors, present_dtypes, trained_stand_in
+from fxopt_checkpoints.key_map import KeyMap
+from fxopt_checkpoints.load import current_tensors, in_order, unsaved
+from fxopt_checkpoints.sharding import LocalRegion, holds_constant, is_sharded, local_region, write
+from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, OriginalTensor, Step, TensorMap, listed
+from fxopt_checkpoints.trace import key_map
+from fxopt_checkpoints.validation import range_problem
+from fxopt_core.errors import CheckpointError
+from fxopt_core.graph import check_graph_module
+
+
+def distributed_state_dict(graph_module: GraphModule) -> dict[str, Any]:
+    """Return what ``torch.distributed.checkpoint`` saves and loads, under the keys of the original model.
+
+    ``dcp.save(state, checkpoint_id=path)`` writes what `original_state_dict` has, and ``dcp.load(state,
+    checkpoint_id=path)`` reads a checkpoint of the original model into the module; both take ``{"model": state}`` too.
+    Each process writes and reads what it holds of a merged tensor. No tensor is gathered, and only what a fold was
+    computed from is copied. The numbers of processes may differ, and so may the model: plain, rewritten, sharded.
+
+    Args:
+        graph_module: the rewritten module: whole, sharded by FSDP2, or parallel over tensors.
+
+    Returns:
+        The module's own tensors, parts of them, and tensors that are used when they were loaded. Make it anew for each
+        save or load: an optimizer step may put other tensors into the module.
+
+    Raises:
+        CheckpointError: Tensors are on the meta device, or sharded in a way that does not go back to the original keys.
+        NotReversibleError: As in `original_state_dict`.
+        FxoptError: See `key_map`.
+
+    >>> list(distributed_state_dict(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 3)))))
+    ['0.weight', '0.bias']
+    """
+    check_graph_module(graph_module, "distributed_state_dict")
+    saved: dict[str, Any] = graph_module.state_dict()  # first: its hooks free what FSDP2 gathered for a forward
+    names, current = key_map(graph_module), current_tensors(graph_module)
+    empty = [key for key in current if current[key].is_meta]
+    if empty:
+        raise CheckpointError(
+            f"{listed(empty[:3])} {'is' if len(empty) == 1 else 'are'} on the meta device and cannot be saved or "
+            "loaded in place: call graph_module.to_empty(device=...) first"
+        )
+    return _Originals(graph_module, names, saved, current)
+
+
+class _Originals(dict[str, Any]):
+    """The tensors of the original model; as a value of another mapping, torch asks it for its ``state_dict``."""
+
+    def __init__(
+        self, graph_module: GraphModule, names: KeyMap, saved: Mapping[str, Any], current: Mapping[str, Tensor]
+    ) -> None:
+        super().__init__()
+        self._names, self._current = names, current
+        self._groups = dict[str, _Group]()  # by the label of what goes into a function, or into several tensors
+        computed = _computed_steps(names)
+        self._refuse_sharded_chains(computed)
+        for group in _connected(computed):
+            found = _Group(TensorMap(names.originals, group), current)
+            self._groups |= dict.fromkeys((source for step in group for source in step.sources), found)
+        partial = TensorMap(names.originals, tuple(computed), names.ties)
+        taken = OriginalTensors(partial, current, present_dtypes(names, current))
+
+        def has(row: OriginalTensor) -> bool:
+            return taken.has(row) or any(not place.derived for place in names.destinations(row.key))
+
+        error = taken.error([] if taken.problems else [*self._stand_ins(), *unsaved(names, saved, current, has)])
+        if error is not None:
+            raise error
+        rows = [row for row in names.originals if row.in_state_dict]
+        self.update(in_order(rows, saved, {target.name for target in names.new_tensors}))
+        for row in rows:
+            if row.key in self:
+                self[row.key] = self._value(graph_module, row, self[row.key], taken)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what torch is to save, or to load into."""
+        return {key: value.state_dict() if isinstance(value, _Entry) else value for key, value in self.items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Use what torch has loaded."""
+        for key, value in self.items():
+            if isinstance(value, _Entry):
+                value.load_state_dict(state_dict[key])
+
+    def _value(self, graph_module: GraphModule, row: OriginalTensor, saved: Any, taken: OriginalTensors) -> Any:
+        if row.kind == "extra-state":
+            return _Entry(saved, graph_module.get_submodule(row.key.rpartition(".")[0]).set_extra_state)
+        source, places = self._names.source_of(row.key), self._names.destinations(row.key)
+        here = [place for place in places if not place.derived]
+        if source not in self._groups and len(here) == 1:
+            return saved if row.kept else self._part(row, here[0])
+        if source in self._groups:
+            group = self._groups[source]
+            if source not in group.values:
+                group.values[source] = saved if row.kept else _like_outputs(taken.copy_of(row), group)
+            return _Entry(group.values[source], lambda _: group.loaded(source))
+        if not here:  # a counter of batches
+            return taken.copy_of(row)
+        if any(is_sharded(self._current[place.key]) for place in here):
+            raise CheckpointError(
+                f"`{row.key}` went to several places, {listed(place.key for place in here)}, and is sharded there: "
+                "save graph_module.state_dict()"
+            )
+        first = here[0].take(self._current[here[0].key].detach())
+
+        def spread(values: Tensor) -> None:
+            for place in here[1:]:
+                write(place.key, self._current[place.key], place.pieces, values)
+
+        return _Entry(first, spread)
+
+    def _part(self, row: OriginalTensor, place: Destination) -> Tensor:
+        whole = self._current[place.key].detach()
+        if not is_sharded(whole):
+            return place.take(whole)
+        return _Part(torch.Size(row.shape or ()), local_region(place.key, whole, place.pieces), row.key)
+
+    def _refuse_sharded_chains(self, steps: list[Step]) -> None:
+        for step in steps:
+            for target in step.targets if isinstance(step, Assembly) else ():
+                if any(is_sharded(self._current[place.key]) for place in self._names.places_of(target)):
+                    raise CheckpointError(
+                        f"`{target.name}` is sharded, and was merged (pass `{step.pass_name}`) from what a function "
+                        "computes: its original values cannot be computed by each process alone. Save "
+                        "graph_module.state_dict()"
+                    )
+
+    def _stand_ins(self) -> Iterator[str]:
+        """Say which regions without an original do not hold their constants any more."""
+        for step in self._names.assemblies.values():
+            for fill in step.fills:
+                for place in self._names.places_of(step.target):
+                    pieces = (*place.pieces, fill.piece)
+                    if not holds_constant(place.key, self._current[place.key].detach(), pieces, fill.value):
+                        yield trained_stand_in(step, fill)
+
+
+class _Entry:
+    """A value of which torch is to say when it was loaded."""
+
+    def __init__(self, value: Any, loaded: Callable[[Any], None]) -> None:
+        self._value, self._loaded = value, loaded
+
+    def state_dict(self) -> Any:
+        """Return the value."""
+        return self._value
+
+    def load_state_dict(self, value: Any) -> None:
+        """Use what was loaded."""
+        self._loaded(value)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise CheckpointError(
+            "distributed_state_dict is for torch.distributed.checkpoint, by itself or as one value of a mapping: "
+            "dcp.save({'model': state}). For other files use original_state_dict"
+        )
+
+
+class _Group:
+    """Functions that hang together, and the values of what goes into them."""
+
+    def __init__(self, steps: TensorMap, current: Mapping[str, Tensor]) -> None:
+        self.steps, self.current = steps, current
+        self.values: dict[str, Tensor] = {}  # by label
+        self._loaded: set[str] = set()
+
+    def loaded(self, label: str) -> None:
+        """Compute the new tensors again, and where all is loaded, check that they are finite."""
+        self._loaded.add(label)
+        problems: list[str | None] = []
+
+        def inspect(step: Derivation, inputs: Inputs, results: list[Tensor]) -> None:
+            problems.append(range_problem(step, results))
+
+        complete = self._loaded == self.values.keys()
+        new = NewTensors(
+            self.steps,
+            lambda label: self.values.get(label, self.current.get(label)),
+            inspect=inspect if complete else lambda *_: None,
+        )
+        for computed in new:
+            computed.write(self.current[computed.target.name])
+        self._loaded = set() if complete else self._loaded
+        found = [problem for problem in problems if problem is not None]
+        if found:
+            raise CheckpointError("\n  ".join(["this checkpoint does not fit the rewritten model:", *found]))
+
+
+def _computed_steps(names: TensorMap) -> list[Step]:
+    """Return the functions, and what puts tensors together that they read or make."""
+    wanted: dict[int, Step] = {id(step): step for step in names.steps if isinstance(step, Derivation)}
+    labels = {target.label for step in wanted.values() for target in step.targets}
+    labels |= {source for step in wanted.values() for source in step.sources}
+    while True:
+        found = [step for step in names.assemblies.values() if id(step) not in wanted and _touches(step, labels, names)]
+        if not found:
+            return [step for step in names.steps if id(step) in wanted]
+        wanted |= {id(step): step for step in found}
+        labels |= {label for step in found for label in (step.target.label, *step.sources)}
+
+
+def _touches(step: Assembly, labels: set[str], names: TensorMap) -> bool:
+    made = (source for source in step.sources if source in names.made)
+    return step.target.label in labels or any(source in labels for source in made)
+
+
+def _connected(steps: list[Step]) -> Iterator[tuple[Step, ...]]:
+    """Yield the steps in groups: two that read or make the same tensor are in one."""
+    group_of: dict[str, list[Step]] = {}
+    for step in steps:
+        labels = [*step.sources, *(target.label for target in step.targets)]
+        groups = {id(group_of[label]): group_of[label] for label in labels if label in group_of}
+        joined = [each for group in groups.values() for each in group] + [step]
+        for each in joined:
+            group_of |= dict.fromkeys((*each.sources, *(target.label for target in each.targets)), joined)
+    order = {id(step): number for number, step in enumerate(steps)}
+    for group in {id(group): group for group in group_of.values()}.values():
+        yield tuple(sorted(group, key=lambda step: order[id(step)]))
+
+
+def _like_outputs(values: Tensor, group: _Group) -> Tensor:
+    """Return values as a group of sharded tensors takes them: sharded as one of the same shape, or replicated."""
+    outputs = [group.current[target.name] for step in group.steps.steps for target in step.targets if target.key]
+    sharded = [each for each in outputs if is_sharded(each)]
+    if not sharded or is_sharded(values):
+        return values
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = sharded[0].device_mesh
+    return DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+class _Part(Tensor):
+    """An original tensor of which this process holds some rows, inside of a sharded merged one."""
+
+    _here: LocalRegion
+    _key: str
+
+    @staticmethod
+    def __new__(cls, shape: torch.Size, here: LocalRegion, key: str) -> _Part:
+        values = here.values
+        part: _Part = Tensor._make_wrapper_subclass(cls, shape, dtype=values.dtype, device=values.device)
+        part._here, part._key = here, key
+        return part
+
+    def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:
+        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+        properties = TensorProperties.create_from_tensor(self._here.values)
+        return [
+            WriteItem(
+                MetadataIndex(fqn, chunk.offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.shape),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __create_chunk_list__(self) -> list[Any]:
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+        here = self._here
+        return [ChunkStorageMetadata(torch.Size(here.offsets), here.values.shape)] if here.values.numel() else []
+
+    def __get_tensor_shard__(self, index: Any) -> Tensor:
+        return self._here.values
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch types what it has in place of one
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        aten = torch.ops.aten
+        if func not in (aten.detach.default, aten.new_empty.default):  # a save that goes on later fills the latter
+            raise NotImplementedError(
+                f"{func} on `{args[0]!r}`, which distributed_state_dict made for torch.distributed.checkpoint alone"
+            )
+        part = next(each for each in args if isinstance(each, _Part))
+        return _Part(part.shape, part._here, part._key)
+
+    def __repr__(self) -> str:  # type: ignore[override]  # torch's own takes contents to show
+        return f"<{tuple(self._here.values.shape)} of `{self._key}`, {tuple(self.shape)}, from {self._here.offsets}>"
