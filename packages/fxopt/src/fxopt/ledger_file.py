@@ -151,7 +151,7 @@ def _fields(data: Any, kind: str, known: frozenset[str]) -> Mapping[str, Any]:
 
 
 def _typed(kind: type, value: Any) -> Any:
-    if type(value) is not kind or (kind is int and not -(2**63) <= value < 2**63):
+    if type(value) is not kind or (isinstance(value, int) and not -(2**63) <= value < 2**63):
         raise _UnlikeOurs
     return value
 
