@@ -81,7 +81,7 @@ def together(session: nox.Session) -> None:
 
 @nox.session(requires=["wheels"])
 def newest(session: nox.Session) -> None:
-    """Core, what rewrites and captures, and the documents with the newest torch that the index has."""
+    """Core, what rewrites and captures, and the documents with the newest torch that pip would install."""
     # What pip would install, which is not always the newest that the index has: pip may be constrained.
     options = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-")
     printed = str(session.run("python", "-m", "pip", "install", *options, "torch", silent=True))
