@@ -11,6 +11,7 @@ in with it.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 import sys
@@ -80,13 +81,13 @@ def together(session: nox.Session) -> None:
 
 @nox.session(requires=["wheels"])
 def newest(session: nox.Session) -> None:
-    """Core, what rewrites and captures, and the documents with the newest torch that the index has."""
-    printed = str(session.run("python", "-m", "pip", "index", "versions", "torch", silent=True))
-    found = re.search(r"^torch \((\S+)\)$", printed, re.MULTILINE)
-    if found is None:
-        session.error(f"pip found no torch: {printed}")
-    directory = torch_directory(session, found[1])
-    share_torch(session, directory, f"torch=={found[1]}")
+    """Core, what rewrites and captures, and the documents with the newest torch that pip would install."""
+    # What pip would install, which is not always the newest that the index has: pip may be constrained.
+    options = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-")
+    printed = str(session.run("python", "-m", "pip", "install", *options, "torch", silent=True))
+    version = json.loads(printed[printed.index("{") :])["install"][0]["metadata"]["version"]
+    directory = torch_directory(session, version)
+    share_torch(session, directory, f"torch=={version}")
     install(session, ["test", "processes", "documents", "models"], PACKAGES, newest_torch=directory)
     tested = [str(path / "tests") for name, path in PACKAGES.items() if name not in DRIVERS]
     documents = ["tests/test_documents.py", "tests/test_readme.py"]

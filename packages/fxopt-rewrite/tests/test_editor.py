@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from fxopt_core import Derived, PassError, Transformation, history, iter_nodes, undo
 from fxopt_core.ledger.marks import tag_of
+from fxopt_core.ledger.records import Memo
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.journal.edits import Piece, Ref
@@ -301,7 +302,10 @@ def take_back(graph_module: GraphModule) -> None:
     """Take the first journal back, and nothing else."""
     record = history(graph_module)[0]
     assert record.journal is not None
-    record.journal.take_back(graph_module, record.pass_name)
+    memo: Memo = {}
+    record.journal.take_back(graph_module, record.pass_name, memo)
+    for finish in memo.values():
+        finish()
 
 
 def walk(item: Any) -> Iterator[object]:

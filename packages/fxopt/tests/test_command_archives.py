@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import warnings
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from command_models import attention, seeded
-from command_runs import fxopt, fxopt_json
+from command_runs import environment, fxopt, fxopt_json
+from torch import Tensor, nn
 
+from fxopt.ledger_file import read_history
 from fxopt_capture.archive.files import load, save
 from fxopt_capture.capture import capture
 from fxopt_core.ledger.history import history
+from fxopt_core.passes.compose import compose
 from fxopt_linear.fuse_bias import FuseBiasInLinear
 from fxopt_linear.merge_linears import MergeLinears
+from fxopt_norm.linear import FuseBatchNorm1dInLinear
+
+
+class Pair(nn.Module):
+    """Two layers that merge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.q(x) + self.k(x)
 
 
 @pytest.fixture
@@ -78,15 +99,54 @@ class TestVerify:
 
 class TestHistory:
     def test_table(self, after: Path) -> None:
-        assert fxopt("history", after).stdout == f"{history(load(after))}\n"
+        assert fxopt("history", "--verbose", after).stdout == f"{history(load(after))}\n"
 
     def test_data(self, after: Path) -> None:
-        data = fxopt_json("history", after)
-        assert [entry["pass"] for entry in data["passes"]] == ["merge-linears", "fuse-bias-in-linear"]
-        assert data["history_version"] == 1
+        assert fxopt_json("history", after) == json.loads(history(load(after)).to_json())
 
     def test_nothing(self, before: Path) -> None:
         assert fxopt("history", before).stdout == "nothing was applied\n"
+
+    def test_sites_are_summarised(self, tmp_path: Path) -> None:
+        path = tmp_path / "pairs.pt2"
+        pairs = nn.Sequential(Pair(), Pair(), Pair())
+        save(compose(FuseBatchNorm1dInLinear(), MergeLinears())(capture(pairs, torch.ones(2, 4))), path)
+        heading, merged, sites, idle = fxopt("history", path).stdout.splitlines()
+        assert (heading[:3], merged.split()[:2]) == ("run", ["0.1", "merge-linears"])
+        assert sites == "     + 0: q + k -> q_k_merged, and 2 more sites"
+        assert idle == "1 pass found nothing to do: fuse-batch-norm1d-in-linear"
+        assert len(fxopt("history", path, "-v").stdout.splitlines()) == 6
+
+    def test_it_does_not_wait_for_torch(self, after: Path) -> None:
+        script = (
+            "import sys; from typer.testing import CliRunner; from fxopt.commands.main import build_app; "
+            "result = CliRunner().invoke(build_app(plain=True), ['history', sys.argv[1]]); "
+            "assert 'q_k_v_merged' in result.stdout, result.output; assert 'torch' not in sys.modules"
+        )
+        subprocess.run([sys.executable, "-W", "ignore", "-c", script, after], check=True, env=environment())
+
+    def test_what_is_not_as_it_was_saved_is_left_to_load(self, after: Path, tmp_path: Path) -> None:
+        """One of two entries, a compressed one, and a document of a newer version: the light reader takes none."""
+        with zipfile.ZipFile(after) as archive:
+            entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+        (name,) = (name for name in entries if name.endswith("/extra/fxopt.json"))
+        newer = {**entries, name: json.dumps({**json.loads(entries[name]), "format": 99}).encode()}
+        model = {key: value for key, value in entries.items() if not key.endswith("models/model.json")}
+        wrong = tmp_path / "wrong.pt2"
+        for content, further, compression in [
+            (entries, [name], zipfile.ZIP_STORED),
+            (entries, [name.upper()], zipfile.ZIP_STORED),
+            (entries, [], zipfile.ZIP_DEFLATED),
+            (newer, [], zipfile.ZIP_STORED),
+            (model, [], zipfile.ZIP_STORED),
+        ]:
+            with zipfile.ZipFile(wrong, "w", compression) as archive, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of two entries of one name
+                for key, value in [*content.items(), *((key, b"{}") for key in further)]:
+                    archive.writestr(key, value)
+            assert read_history(wrong) is None
+            if content is newer:
+                assert "was written in format 99" in fxopt("history", wrong, code=3).stderr
 
 
 class TestUndo:

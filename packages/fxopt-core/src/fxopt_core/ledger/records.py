@@ -7,7 +7,7 @@ a pass from the tensors that the rewritten module has now, and to map its keys t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +20,7 @@ from fxopt_core.ledger.marks import META_KEY, set_tag, tag_of
 
 LEDGER_VERSION = 1
 State = Literal["applied", "undone", "vetoed"]
+Memo = dict[object, Callable[[], object]]  # what journals keep from one to the next, and call after the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ class Journal(ABC):
         """Return the number of edits."""
 
     @abstractmethod
-    def take_back(self, graph_module: GraphModule, pass_name: str) -> None:
-        """Undo the edits, from the last to the first.
+    def take_back(self, graph_module: GraphModule, pass_name: str, memo: Memo) -> None:
+        """Undo the edits, from the last to the first, but for what the functions in ``memo`` do at the end.
 
         Raises:
             UndoError: Something does not fit any more; the graph module is half undone then.
@@ -267,23 +268,21 @@ def set_ledger(graph_module: GraphModule, ledger: Ledger) -> None:
     """Give a graph module its ledger, and its first node while anything in there may be undone."""
     graph_module.meta[META_KEY] = ledger
     first = first_node(graph_module.graph)
-    newer = ledger.version > LEDGER_VERSION
-    applied = newer or any(record.state == "applied" and record.changed for record in ledger.records)
+    applied = ledger.version > LEDGER_VERSION or any(r.state == "applied" and r.changed for r in ledger.records)
     set_tag(first, replace(tag_of(first), ledger=ledger if applied else None))
 
 
 def append_record(graph_module: GraphModule, record: Record) -> None:
     """Add a record at the end of the ledger."""
     ledger = ledger_of(graph_module)
-    next_run = max(ledger.next_run, record.run + 1)
-    set_ledger(graph_module, replace(ledger, records=(*ledger.records, record), next_run=next_run))
+    records, next_run = (*ledger.records, record), max(ledger.next_run, record.run + 1)
+    set_ledger(graph_module, replace(ledger, records=records, next_run=next_run))
 
 
 def adopt_records(graph_module: GraphModule, known: int, run: int) -> None:
     """Make the records behind the first ``known`` ones part of a run: its pass called others inside of itself."""
     ledger = ledger_of(graph_module)
-    fresh = ledger.records[known:]
-    if fresh:
+    if fresh := ledger.records[known:]:
         records = (*ledger.records[:known], *(replace(record, run=run) for record in fresh))
         set_ledger(graph_module, replace(ledger, records=records, next_run=run + 1))
 
@@ -296,8 +295,7 @@ def applied_records(graph_module: GraphModule, signature: str) -> list[Record]:
 
 def mark_undone(graph_module: GraphModule, records: Iterable[Record]) -> None:
     """Set the state of records to "undone", and drop from them what only undoing needed."""
-    undone = {id(record) for record in records}
-    ledger = ledger_of(graph_module)
+    undone, ledger = {id(record) for record in records}, ledger_of(graph_module)
     kept = [
         replace(record, state="undone", journal=None, derived=()) if id(record) in undone else record
         for record in ledger.records

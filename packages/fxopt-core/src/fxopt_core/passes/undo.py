@@ -15,7 +15,7 @@ from fxopt_core.errors import NotReversibleError, PreconditionError, UndoError
 from fxopt_core.graph import check_graph_module, iter_nodes
 from fxopt_core.ledger.marks import forget_ids, has_mark, tag_of
 from fxopt_core.ledger.records import (
-    Journal,
+    Memo,
     Record,
     applied_records,
     has_ledger,
@@ -86,29 +86,33 @@ def _undo_steps(
     run: Run, graph_module: GraphModule, steps: Sequence[tuple[Record, ReversibleTransformation | None]]
 ) -> GraphModule:
     """Undo records, each by its journal or by the pass beside it; instruments see a run of its pass, in reverse."""
+    memo: Memo | None = None if active_instruments() or any(record.journal is None for record, _ in steps) else {}
     for record, transformation in steps:
         if not any(each is record for each in ledger_of(graph_module).records):
             continue  # a pass that called it has undone it
         if transformation is None and active_instruments():  # only they need the pass
             with suppress(UndoError):
                 transformation = _pass_of(record)
-        shown = transformation or RecordedPass(record)
-        info = PassRun(shown, record.index, tuple(run.names), True, current_run())
-        step = partial(_undo_step, run, info, graph_module, record)
+        info = PassRun(transformation or RecordedPass(record), record.index, tuple(run.names), True, current_run())
+        step = partial(_undo_step, run, info, graph_module, record, memo)
         graph_module, _ = observed(run, info, graph_module, step, as_a_whole=True)
         run.names.append(record.pass_name)
+    for finish in (memo or {}).values():
+        finish()
     return graph_module
 
 
-def _undo_step(run: Run, info: PassRun, graph_module: GraphModule, record: Record) -> tuple[GraphModule, Record]:
+def _undo_step(
+    run: Run, info: PassRun, graph_module: GraphModule, record: Record, memo: Memo | None
+) -> tuple[GraphModule, Record]:
     """Undo one record, by its journal, or by the pass that made it; return the record of that."""
     if record.journal is None:
         return apply_pass(run, info, graph_module)
     started = time.perf_counter()
-    _take_back(graph_module, [record])
+    _take_back(graph_module, [record], memo)
     mark_undone(graph_module, (record,))
-    undone = as_undone(record, (record,))
-    return graph_module, replace(undone, refusals=(), seconds=time.perf_counter() - started, run=run.number)
+    seconds = time.perf_counter() - started
+    return graph_module, replace(as_undone(record, (record,)), refusals=(), seconds=seconds, run=run.number)
 
 
 def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
@@ -130,23 +134,21 @@ def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
     return graph_module
 
 
-def _take_back(graph_module: GraphModule, records: Sequence[Record]) -> None:
+def _take_back(graph_module: GraphModule, records: Sequence[Record], memo: Memo | None = None) -> None:
     """Take back the journals of records, last first; after an error the graph module is half undone."""
-    taken, later = {id(record) for record in records}, list[Record]()
+    taken, later, kept = {id(record) for record in records}, list[Record](), {} if memo is None else memo
     for record in reversed(ledger_of(graph_module).records):
         if id(record) not in taken:
             later += [record] * (record.state == "applied")
         elif record.journal:
-            _check_independent(record, record.journal, later)
-            record.journal.take_back(graph_module, record.pass_name)
-
-
-def _check_independent(record: Record, journal: Journal, later: Sequence[Record]) -> None:
-    dependent = journal.dependent(each.journal for each in later if each.journal is not None)
-    if dependent is not None:
-        name = next(each.pass_name for each in later if each.journal is dependent)
-        found = f"pass `{name}` ran after it and builds on its result"
-        raise undo_error(record.pass_name, found, f"undo `{name}` first")
+            dependent = record.journal.dependent(each.journal for each in later if each.journal is not None)
+            if dependent is not None:
+                name = next(each.pass_name for each in later if each.journal is dependent)
+                found = f"pass `{name}` ran after it and builds on its result"
+                raise undo_error(record.pass_name, found, f"undo `{name}` first")
+            record.journal.take_back(graph_module, record.pass_name, kept)
+    for finish in kept.values() if memo is None else ():
+        finish()
 
 
 def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> None:

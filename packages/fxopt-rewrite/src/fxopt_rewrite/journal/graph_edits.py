@@ -123,9 +123,12 @@ def nodes_by_id(graph: Graph) -> dict[int, list[Node]]:
         number = tag_of(node).id
         if number is not None:
             found.setdefault(number, []).append(node)
-    return {
-        number: [node for node in nodes if node.name == tag_of(node).name] or nodes for number, nodes in found.items()
-    }
+    return {number: by_name(nodes) for number, nodes in found.items()}
+
+
+def by_name(nodes: list[Node]) -> list[Node]:
+    """Return those of the nodes with one number that have the name that came with it; all, where none has."""
+    return nodes if len(nodes) == 1 else [node for node in nodes if node.name == tag_of(node).name] or nodes
 
 
 def identities(root: nn.Module) -> Iterator[int]:

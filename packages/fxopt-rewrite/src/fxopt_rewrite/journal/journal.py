@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch.fx import GraphModule
 
 from fxopt_core.ledger.codec import stored
-from fxopt_core.ledger.records import Journal, Record
+from fxopt_core.ledger.records import Journal, Memo, Record
 from fxopt_rewrite.journal import edits
 from fxopt_rewrite.journal.edits import Edit, EditVisitor
-from fxopt_rewrite.journal.replay import Live
+from fxopt_rewrite.journal.replay import Live, Tables
 from fxopt_rewrite.journal.resolve import refs_of
 
 
@@ -25,9 +25,13 @@ class Edits(Journal):
     def __len__(self) -> int:
         return len(self.edits)
 
-    def take_back(self, graph_module: GraphModule, pass_name: str) -> None:
+    def take_back(self, graph_module: GraphModule, pass_name: str, memo: Memo) -> None:
         """Undo the edits, from the last to the first; after an `UndoError` the graph module is half undone."""
-        Live(graph_module, self.edits, pass_name).run()
+        if Tables not in memo:
+            memo[Tables] = Tables(graph_module)
+        tables = memo[Tables]
+        assert isinstance(tables, Tables)
+        Live(graph_module, self.edits, pass_name, tables).run()
 
     def dependent(self, later: Iterable[Journal]) -> Journal | None:
         """Return the first of later journals that used, replaced or removed what these edits made or need."""

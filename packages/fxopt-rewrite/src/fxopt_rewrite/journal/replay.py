@@ -27,30 +27,58 @@ from fxopt_core.passes.context import release
 from fxopt_core.values.names import class_path, import_class
 from fxopt_rewrite.journal import edits
 from fxopt_rewrite.journal.dead import left_out
-from fxopt_rewrite.journal.graph_edits import TargetNodes, identities, nodes_by_id
+from fxopt_rewrite.journal.graph_edits import TargetNodes, by_name, identities, nodes_by_id
 from fxopt_rewrite.journal.order import KeyOrders
 from fxopt_rewrite.journal.resolve import module_of, recall, recall_meta
 from fxopt_rewrite.journal.rewiring import Rewiring, set_places
 from fxopt_rewrite.layers import module_problem
-from fxopt_rewrite.shapes.infer import describe_values
+from fxopt_rewrite.shapes.infer import describe_values, fake_values
 from fxopt_rewrite.shapes.meta import value_entries
 
 
-class Live(edits.EditVisitor):
-    """A graph module on which the edits of one pass are taken back."""
+class Tables:
+    """What `Live` looks up in a graph module: made once, and kept up while one journal after another is taken back."""
 
-    def __init__(self, graph_module: GraphModule, steps: Sequence[edits.Edit], pass_name: str) -> None:
-        self.graph_module, self.graph = graph_module, graph_module.graph
-        self.steps, self.pass_name = steps, pass_name
+    def __init__(self, graph_module: GraphModule) -> None:
+        self.graph = graph_module.graph
         self.by_id = nodes_by_id(self.graph)
         self.names = {node.name for node in iter_nodes(self.graph)}
         self.counts: dict[str, int] = dict(name_counts(self.graph))
         self.targets = TargetNodes(self.graph)
         self.uses = Counter(identities(graph_module))
+        self.fakes = fake_values(self.graph)
+        self.modules = KeyOrders()
+
+    def __call__(self) -> None:
+        """Bring the graph module up to date, after the last journal."""
+        name_counts(self.graph).clear()
+        name_counts(self.graph).update(self.counts)
+        self.modules.apply()
+
+    def settle(self, created: Iterable[Node]) -> None:
+        """Where another node has the number of a restored one, let the one of the right name be found alone."""
+        for node in created:
+            number = tag_of(node).id
+            if number in self.by_id:
+                self.by_id[number] = by_name(self.by_id[number])
+
+
+class Live(edits.EditVisitor):
+    """A graph module on which the edits of one pass are taken back."""
+
+    def __init__(
+        self, graph_module: GraphModule, steps: Sequence[edits.Edit], pass_name: str, tables: Tables | None = None
+    ) -> None:
+        self.graph_module, self.graph = graph_module, graph_module.graph
+        self.steps, self.pass_name = steps, pass_name
+        self.tables = tables or Tables(graph_module)
+        self.by_id, self.names, self.counts = self.tables.by_id, self.tables.names, self.tables.counts
+        self.targets, self.uses = self.tables.targets, self.tables.uses
         self.left_out = left_out(steps, lambda number: bool(self.by_id.get(number)))
         self.replacements = {edit.old: edit.new for edit in edits.of_kind(steps, edits.NodeReplaced)}
         self.parts: dict[str, list[tuple[edits.Piece, Tensor]]] = {}  # what was cut out of each new tensor
         self.created: dict[Node, None] = {}
+        self.erased: set[Node] = set()
         self.touched: dict[Node, None] = {}  # nodes whose users may have another order now
         self.redirected: set[Node] = set()  # users whose inputs are among those
         self.ranks: dict[int | None, dict[int | None, int]] = {}  # of users that were not in order
@@ -58,16 +86,18 @@ class Live(edits.EditVisitor):
         self.rewiring = Rewiring()
 
     def run(self) -> None:
-        """Take everything back; after an `UndoError` the graph module is half undone."""
+        """Take everything back; after an `UndoError` the graph module is half undone.
+
+        What takes time for each of its nodes is left to the call of the tables.
+        """
         self._rebuild_containers()
         for edit in reversed(self.steps):
             edit.accept(self)
-        name_counts(self.graph).clear()
-        name_counts(self.graph).update(self.counts)
         self._orders.apply()
         self.rewiring.flush()
         self._order_users()
-        describe_values(self.graph_module, self.created)
+        self.tables.settle(self.created)
+        describe_values(self.graph_module, self.created, self.tables.fakes)
 
     def node_added(self, edit: edits.NodeAdded) -> None:
         """Erase the node."""
@@ -92,12 +122,11 @@ class Live(edits.EditVisitor):
 
     def _order_users(self) -> None:
         """Bring users into their former order; refuse where a value would be read before it is computed."""
-        position = {node: place for place, node in enumerate(iter_nodes(self.graph))}
         for node in self.touched:
-            if node not in position:
+            if node in self.erased:
                 continue
-            users = sorted(node.users, key=position.__getitem__)
-            if users and position[users[0]] < position[node]:
+            users = sorted(node.users)
+            if users and users[0] < node:
                 raise self.refuse(f"node `{users[0].name}` would read `{node.name}` before it is computed")
             ranks = self.ranks.get(tag_of(node).id, {})
             if all(tag_of(user).id in ranks for user in users):  # else others have changed them since
@@ -146,6 +175,7 @@ class Live(edits.EditVisitor):
             raise self.refuse(f"node `{node.name}`, which the original does not have, is read by {users} now")
         self.touched.update(dict.fromkeys(node.all_input_nodes))
         self.graph.erase_node(node)
+        self.erased.add(node)
         self.targets.discard(node)
         self.names.discard(node.name)
         taken_names(self.graph).difference_update({node.name, row.name} - self.names)  # so that it may come again
@@ -236,8 +266,15 @@ class Live(edits.EditVisitor):
         for key, tensor in tensors.items():
             if tensor is not None:
                 self._release(f"{name}.{key}", tensor)
-        parent, _, key = name.rpartition(".")
-        self._orders.of(self._module(parent)._modules).remove(key)
+        parent_name, _, key = name.rpartition(".")
+        parent = self._module(parent_name)
+        self._count(parent, module, -1)
+        self.tables.modules.of(parent._modules).remove(key)
+
+    def _count(self, parent: nn.Module, module: nn.Module, times: int) -> None:
+        """Take notice of the names of a module, and of what it holds: as many as its parent has."""
+        for item in identities(module):
+            self.uses[item] += times * self.uses[id(parent)]
 
     def _release(self, name: str, tensor: Tensor) -> None:
         """Free the memory of a tensor that a rollback can join from what was cut out of it."""
@@ -309,7 +346,9 @@ class Live(edits.EditVisitor):
         if key in owner._parameters or key in owner._buffers or key in owner._modules:
             raise self.refuse(f"there is another `{row.name}` now")
         values: dict[str, Any] = owner._parameters if row.is_parameter else owner._buffers
-        self._orders.of(values).insert_after(row.previous, key, self._current(row))
+        made = self._current(row)
+        self.uses[id(made)] += self.uses[id(owner)]
+        self._orders.of(values).insert_after(row.previous, key, made)
         if not row.persistent:
             owner._non_persistent_buffers_set.add(key)
 
@@ -333,7 +372,8 @@ class Live(edits.EditVisitor):
         parent = self._module(parent_name)
         if hasattr(parent, key):
             raise self.refuse(f"there is another `{row.name}` now")
-        self._orders.of(parent._modules).insert_after(row.previous, key, module)
+        self.tables.modules.of(parent._modules).insert_after(row.previous, key, module)
+        self._count(parent, module, 1)
 
     def neutral(self, edit: edits.Neutral) -> None:
         """Check that the region holds its constant still."""

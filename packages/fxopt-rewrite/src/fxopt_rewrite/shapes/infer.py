@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import SymInt, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from fxopt_core._torch import PyTreeCodeGen, codegen_of
 from fxopt_core.errors import PreconditionError
@@ -61,12 +61,16 @@ def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> 
     return graph_module
 
 
-def describe_values(graph_module: GraphModule, nodes: Iterable[Node]) -> None:
-    """Note the values of restored nodes, in a graph whose other nodes note fake tensors.
+def fake_values(graph: Graph) -> list[FakeTensor]:
+    """Return the fake tensors that the nodes of a graph note as their values."""
+    return [value for node in iter_nodes(graph) if isinstance(value := node.meta.get("val"), FakeTensor)]
+
+
+def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Sequence[FakeTensor]) -> None:
+    """Note the values of restored nodes, in a graph whose other nodes note fake tensors, or noted them before.
 
     No guard is added to symbolic sizes. A node that cannot run on the values of its inputs stays without one.
     """
-    fakes = [value for node in iter_nodes(graph_module.graph) if isinstance(value := node.meta.get("val"), FakeTensor)]
     nodes = sorted(node for node in nodes if "val" not in node.meta) if fakes else []
     if not nodes:
         return

@@ -40,6 +40,8 @@ def check_archives(*texts: str | None) -> None:
     for text in texts:
         if text is not None:
             _check_path(text, "expected a .pt2 archive")
+            if Path(text).is_dir():
+                raise FileError(f"{text!r} is a directory, and no file; expected a .pt2 archive")
 
 
 def check_reproducer(text: str) -> None:
@@ -72,6 +74,9 @@ def _check_path(text: str, expected: str) -> None:
     path = Path(text)
     if path.suffix == ".py" and path.is_file():
         raise FileError(f"{text} is Python source; name the function in it that makes the model: {_in_module(path)}")
+    if path.is_fifo() or path.is_socket() or path.is_char_device() or path.is_block_device():
+        kind = "a FIFO" if path.is_fifo() else "a socket" if path.is_socket() else "a device"
+        raise FileError(f"{text!r} is {kind}, and no file; {expected}")
     if path.exists():
         return
     if _HUB_NAME.fullmatch(text) and not path.parent.is_dir():

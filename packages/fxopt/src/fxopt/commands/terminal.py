@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich import box
@@ -88,9 +88,7 @@ class Terminal:
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
         """Print a table: framed, and as wide as the terminal allows; elsewhere columns two spaces apart."""
         if not self.out.is_terminal:
-            from fxopt_core.text import text_table  # importing core loads torch, which help and mistakes do not need
-
-            self.print("\n".join([*([title] if title else []), *text_table([headings, *rows])]))
+            self.print("\n".join([*([title] if title else []), *columns([headings, *rows])]))
             return
         table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for row in rows:
@@ -101,6 +99,24 @@ class Terminal:
         """Print lines of a difference, coloured by their first character."""
         for line in lines:
             self.print(line, style=_STYLES.get(line[:1]))
+
+
+def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+    """Return the lines of a table, as `fxopt_core.text` does, which loads torch.
+
+    >>> columns([("pass", "runs"), ("merge-linears", "2")], right=[1])
+    ['pass           runs', 'merge-linears     2']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[-1] *= len(widths) - 1 in right  # nothing follows what is aligned at the left
+    aligned = (
+        [
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    )
+    return ["  ".join(cells).rstrip() for cells in aligned]
 
 
 def _writable(text: str) -> str:
