@@ -123,6 +123,7 @@ class CastToBfloat16(SitePass[LayerSite | BetweenSite]):
         about half the time, above all packed: `pack-linears`, `pack-convolutions`. It cannot be undone.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)).eval()
+    >>> model = model.to("meta")  # as on a processor with instructions for bfloat16
     >>> graph_module = CastToBfloat16()(torch.fx.symbolic_trace(model))
     >>> [str(node.target) for node in graph_module.graph.nodes if node.op.startswith("call_")]
     ['to', '0_bfloat16', '1', '2_bfloat16', 'to']
@@ -215,7 +216,7 @@ class CastToBfloat16(SitePass[LayerSite | BetweenSite]):
             return "unsupported-dtype", f"is {weight.dtype}; bfloat16 stands in for torch.float32"
         if weight.device.type not in ("cpu", "meta"):
             return "not-on-cpu", f"is on {weight.device}; convert the model there, by `model.bfloat16()`"
-        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if weight.is_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return "no-operators", "would be slower in bfloat16: this processor has no instructions for it"
         return None
 
