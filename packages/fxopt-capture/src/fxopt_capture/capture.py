@@ -33,6 +33,7 @@ from fxopt_capture.graph.raising import raise_layers
 from fxopt_capture.graph.regions import hidden_note
 from fxopt_capture.graph.shells import attribute, owner_of, registered, shell_tree
 from fxopt_capture.graph.tidy import place_attributes, tidy
+from fxopt_capture.huggingface.clients import keep_attributes
 from fxopt_capture.huggingface.computed_buffers import computed_buffers
 from fxopt_capture.huggingface.configurations import configurations_kept
 from fxopt_capture.huggingface.models import cache_choice, dynamic_dimensions, is_pretrained, no_cache, preparations
@@ -188,6 +189,7 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
     captured = build_captured(model, replace(exported, guards=guards), binding)
     if is_pretrained(model):
         keep_stored_names(captured, model)
+        keep_attributes(captured, model)
         computed = computed_buffers(model, device_for(model, inputs)) if is_weightless(model) else {}
         for name, values in computed.items():
             owner, key = owner_of(captured, name)

@@ -16,6 +16,7 @@ from torch.fx.graph import PythonCode
 from fxopt_capture.call.arguments import InputBinding
 from fxopt_capture.call.guards import GUARDS, InputGuards, check_mode
 from fxopt_capture.export.failure import first_line
+from fxopt_capture.huggingface.clients import add_attributes, without_defaults
 from fxopt_core.errors import CaptureError
 from fxopt_core.travel import pickling
 
@@ -39,6 +40,7 @@ class CapturedModule(GraphModule):
         if facts := _facts(self._graph):
             forward = _refusing(forward, facts)
         type(self).forward = forward  # torch makes one class for each instance
+        add_attributes(self)
         return code
 
     def train(self, mode: bool = True) -> CapturedModule:
@@ -88,6 +90,8 @@ def _bound(compute: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(compute)
     def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            kwargs = without_defaults(self, kwargs, self._input_binding.form.fixed)
         inputs = self._input_binding(args, kwargs)
         return compute(self, *args, **kwargs) if inputs is None else compute(self, **inputs)
 

@@ -28,6 +28,7 @@ from fxopt_capture.call.arguments import CallForm, Parameter
 from fxopt_capture.call.caches import CacheReturn
 from fxopt_capture.call.guards import GUARDS, GuardedCall
 from fxopt_capture.captured import CapturedModule, assemble
+from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note
 from fxopt_core._torch import PyTreeCodeGen, codegen_of, generator_class
 from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_core.graph import iter_nodes
@@ -76,6 +77,7 @@ def write_document(
         "caches": _cache_rows(graph_module),
         "modules": _module_forms(graph_module),
         "graph": _graph_form(graph_module.graph),
+        "pretrained": graph_module.meta.get(NOTE),
         "ledger": _ledger_text(graph_module),
     }
     return json.dumps(document, allow_nan=False)
@@ -254,6 +256,9 @@ def _restore(document: Form, program: ExportedProgram) -> CapturedModule:
     if document["caches"]:
         places = {str(name): _read(place) for name, place in document["caches"]}
         restored.register_forward_hook(CacheReturn(places), with_kwargs=True)
+    if document.get("pretrained") is not None:
+        restored.meta[NOTE] = checked_note(document["pretrained"])
+        add_attributes(restored)
     if document["ledger"] is not None:
         set_ledger(restored, read_ledger(document["ledger"]))
     try:
