@@ -162,7 +162,7 @@ class TestFailures:
         def broken(*arguments: Any, **options: Any) -> None:
             raise AssertionError("a mistake")
 
-        monkeypatch.setattr("fxopt.commands.sources.capture", broken)
+        monkeypatch.setattr("fxopt.commands.models.sources.capture", broken)
         result = fxopt("optimize", ATTENTION, "-o", out, code=1)
         assert "Traceback" in result.stderr
         assert "unexpected AssertionError: a mistake" in result.stderr
@@ -183,7 +183,7 @@ class TestInterrupts:
         assert [path.name for path in out.parent.iterdir()] == ["out.pt2"]
         assert out.read_text() == "mine"
 
-    @pytest.mark.parametrize("place", ["fxopt.commands.sources.capture", "fxopt.commands.optimized.verify"])
+    @pytest.mark.parametrize("place", ["fxopt.commands.models.sources.capture", "fxopt.commands.optimized.verify"])
     def test_elsewhere(self, place: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*arguments: Any, **options: Any) -> None:
             raise KeyboardInterrupt
@@ -209,7 +209,7 @@ class TestCommandLine:
         assert "min-group" in result.stderr
 
     def test_mistakes_are_found_before_the_work_begins(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fxopt.commands.sources.read_source", None)
+        monkeypatch.setattr("fxopt.commands.models.sources.read_source", None)
         fxopt("optimize", ATTENTION, "-p", "merge-linear", "-o", out, code=2)
         fxopt("optimize", ATTENTION, "-o", out.with_suffix(".onnx"), code=3)
 

@@ -14,8 +14,8 @@ from command_models import attention, seeded
 from command_runs import fxopt, fxopt_json
 from torch import Tensor, nn
 
-from fxopt.commands.factories import brief_traceback
-from fxopt.commands.model_inputs import drawn
+from fxopt.commands.models.factories import brief_traceback
+from fxopt.commands.models.inputs import drawn
 from fxopt_capture.archive.files import load, save
 from fxopt_capture.capture import capture
 from fxopt_linear.merge_linears import MergeLinears

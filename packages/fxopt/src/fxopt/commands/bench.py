@@ -49,7 +49,7 @@ def bench(
         check_pipeline(pipeline)
         check_sources(source, inputs=inputs)
         with terminal.steps(4) as step:
-            from fxopt.commands.model_inputs import prepared
+            from fxopt.commands.models.inputs import prepared
             from fxopt.optimization import named_pipelines
             from fxopt_tools import bench as measure, compare_pipelines
 

@@ -62,8 +62,8 @@ def bisect(
             message = "--rtol, --atol and --sqnr are for comparing outputs; --check does not use them"
             raise CommandError(message, ExitCode.USAGE)
         with terminal.steps(4) as step:
-            from fxopt.commands.factories import named_function
-            from fxopt.commands.model_inputs import prepared
+            from fxopt.commands.models.factories import named_function
+            from fxopt.commands.models.inputs import prepared
             from fxopt_tools import bisect as search
 
             function = None if check is None else named_function(check)

@@ -51,7 +51,7 @@ def diff(
     def work(terminal: Terminal) -> Answer:
         check_archives(before, after)
         with terminal.steps(4) as step:
-            from fxopt.commands.sources import read_archive
+            from fxopt.commands.models.sources import read_archive
 
             step("reading the first")
             first = read_archive(before, run_pickled_code=run_pickled_code)

@@ -10,10 +10,10 @@ from torch.fx import GraphModule
 
 from fxopt.commands.data import passes_data, report_data, size_data
 from fxopt.commands.failures import CommandError, ExitCode, blaming
-from fxopt.commands.model_inputs import inputs_for
+from fxopt.commands.models.inputs import inputs_for
+from fxopt.commands.models.sources import Source, graph_of, read_source
 from fxopt.commands.outputs import write_graph
 from fxopt.commands.parameters import Job
-from fxopt.commands.sources import Source, graph_of, read_source
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
 from fxopt.reporting import Report, picture, report as report_on

@@ -29,7 +29,7 @@ def reproduce(file: FileArgument, run_pickled_code: PickleOption = False, as_jso
     def work(terminal: Terminal) -> Answer:
         check_reproducer(file)
         with terminal.steps(2) as step:
-            from fxopt.commands.model_files import FLAG
+            from fxopt.commands.models.files import FLAG
             from fxopt_core import PreconditionError, RegistryError
             from fxopt_tools import reproduce as run_again
 

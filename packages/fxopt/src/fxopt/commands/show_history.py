@@ -47,7 +47,7 @@ def show_history(
 
 def _loaded_history(terminal: Terminal, archive: str, run_pickled_code: bool) -> dict[str, Any]:
     with terminal.steps(2) as step:
-        from fxopt.commands.sources import read_archive
+        from fxopt.commands.models.sources import read_archive
         from fxopt_core import history
 
         step("reading")

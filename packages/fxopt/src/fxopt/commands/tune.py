@@ -40,7 +40,7 @@ def tune(
         check_pipeline(pipeline)
         check_sources(source, inputs=inputs)
         with terminal.steps(4) as step:
-            from fxopt.commands.model_inputs import prepared
+            from fxopt.commands.models.inputs import prepared
             from fxopt_tools import tune as measure
 
             model = prepared(step, source, pipeline, inputs, seed, run_pickled_code=run_pickled_code)

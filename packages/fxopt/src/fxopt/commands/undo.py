@@ -38,8 +38,8 @@ def undo(
         path = check_output(output, force=force)
         with terminal.steps(4) as step:
             from fxopt.commands.data import size_data
+            from fxopt.commands.models.sources import read_archive
             from fxopt.commands.outputs import write_graph
-            from fxopt.commands.sources import read_archive
 
             step("reading")
             graph_module = read_archive(archive, run_pickled_code=run_pickled_code)

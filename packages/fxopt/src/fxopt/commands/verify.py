@@ -42,8 +42,8 @@ def verify(
         check_sources(original, transformed, inputs=inputs)
         with terminal.steps(4) as step:
             from fxopt.commands.data import report_data
-            from fxopt.commands.model_inputs import inputs_for
-            from fxopt.commands.sources import read_source
+            from fxopt.commands.models.inputs import inputs_for
+            from fxopt.commands.models.sources import read_source
             from fxopt_tools import verify as compare
 
             step("reading the original")

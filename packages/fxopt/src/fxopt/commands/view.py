@@ -38,7 +38,7 @@ def view(
 
         path = None if output is None else check_output(output, force=force, suffix=".html")
         with terminal.steps(2) as step:
-            from fxopt.commands.sources import read_archive
+            from fxopt.commands.models.sources import read_archive
             from fxopt.reporting import report
 
             step("reading")

@@ -13,8 +13,8 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxopt.commands.failures import FileError
-from fxopt.commands.model_files import FLAG
-from fxopt.commands.sources import Source, graph_of, read_source
+from fxopt.commands.models.files import FLAG
+from fxopt.commands.models.sources import Source, graph_of, read_source
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
 from fxopt_capture.archive.call import call_to_save

@@ -9,9 +9,9 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt.commands.checks import check_archives, check_sources
-from fxopt.commands.factories import from_factory
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
-from fxopt.commands.model_files import FLAG, from_folder, from_pickle, is_program
+from fxopt.commands.models.factories import from_factory
+from fxopt.commands.models.files import FLAG, from_folder, from_pickle, is_program
 from fxopt_capture import capture, load
 from fxopt_core import CaptureError, faithful_copy
 from fxopt_tools import Inputs
