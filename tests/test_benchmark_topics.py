@@ -187,7 +187,7 @@ def test_a_busy_machine_is_measured_by_processor_seconds_of_one_thread() -> None
     assert busy.clock("cpu") is process_time
     assert busy.clock("cuda") is device_clock
     assert Settings().clock("cpu") is perf_counter
-    assert "Processor seconds of one thread" in busy.note
+    assert "CPU time of one thread" in busy.note
     assert Settings().note == "2 threads."
 
 

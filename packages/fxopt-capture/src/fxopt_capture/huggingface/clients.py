@@ -69,12 +69,11 @@ def add_attributes(graph_module: GraphModule) -> None:
 
 def without_defaults(graph_module: GraphModule, kwargs: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call without those that repeat the configuration, and are not ``known`` otherwise."""
-    note = graph_module.meta.get(NOTE)
-    if note is None or kwargs.keys().isdisjoint(_REPEATED):
+    repeated = [name for name in kwargs if name in _REPEATED and name not in known]  # in words that dynamo reads
+    if not repeated or NOTE not in graph_module.meta:
         return kwargs
-    config = note["config"]
-    repeated = {name for name in _REPEATED.keys() & kwargs.keys() if name not in known}
-    same = {name for name in repeated if kwargs[name] is config.get(name, _REPEATED[name])}
+    config = graph_module.meta[NOTE]["config"]
+    same = [name for name in repeated if kwargs[name] is config.get(name, _REPEATED[name])]
     return {name: value for name, value in kwargs.items() if name not in same}
 
 
