@@ -174,7 +174,7 @@ def test_calls_may_repeat_the_configuration(llama: Any) -> None:
         captured(ids, use_cache=False, output_attentions=True)
 
 
-def test_attributes_that_a_file_cannot_have_are_refused() -> None:
+def test_attributes_that_a_file_cannot_have_are_refused(transformers: ModuleType) -> None:
     note: dict[str, Any] = {
         "config": {},
         "config_class": "os:system",
