@@ -129,8 +129,7 @@ def test_output_types_are_found_in_another_process(transformers: ModuleType, tmp
         import sys
         sys.modules["transformers"] = None
         from fxopt_capture.archive.files import load
-        from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note
-from fxopt_core.errors import CaptureError
+        from fxopt_core.errors import CaptureError
         try:
             load("model.pt2")
         except CaptureError as error:
