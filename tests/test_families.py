@@ -108,6 +108,8 @@ def test_a_pipeline_across_families_computes_the_same(text: str, model: nn.Modul
 def test_a_pass_that_approximates_keeps_its_promise(name: str, options: str, model: nn.Module) -> None:
     """The ratio of signal to error is no smaller than what its class declares."""
     transformed = registry().pipeline(name + options)(torch.fx.symbolic_trace(model))
+    if name == "cast-to-bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no instructions for bfloat16")
     assert history(transformed)[-1].rewrites
     images = torch.randn(4, 3, 9, 9)
     with torch.no_grad():
