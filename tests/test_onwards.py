@@ -34,6 +34,7 @@ class Case:
     inputs: Callable[[int, int], Inputs]
     dynamic: dict[str, Any]
     fixed: Inputs
+    atol: float = 1e-5
 
     def agrees(self, found: object, batch: Inputs) -> None:
         """Compare results with the model's own."""
@@ -41,7 +42,7 @@ class Case:
             expected = self.model(**batch, **self.fixed)
         assert type(found) is type(expected)
         for one, other in zip(tensors(found), tensors(expected), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=self.atol)
 
 
 def tensors(result: object) -> list[Tensor]:
@@ -137,7 +138,7 @@ def lite() -> Case:
         return {"inputs": torch.randn(batch, 3, 96, 96, generator=torch.Generator().manual_seed(batch))}
 
     graph_module = registry().pipeline("inference")(capture(model, kwargs=inputs(2, 0)))
-    return Case(graph_module, model, inputs, {"inputs": {0: "batch"}}, {})
+    return Case(graph_module, model, inputs, {"inputs": {0: "batch"}}, {}, atol=1e-4)  # rounding of 49 folds
 
 
 CASES: dict[str, Callable[[], Case]] = {
