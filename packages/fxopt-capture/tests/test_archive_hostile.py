@@ -137,7 +137,7 @@ def test_damaged_archives_are_refused_or_right(valid: Entries, tmp_path: Path, m
     """Bits, entries and values of JSON that changed at random give one error, or a module that can be called."""
     monkeypatch.chdir(tmp_path)
     content, random, refused = packed(valid), Random(14), 0
-    with bounded(seconds=CASES * 0.5, mebibytes=300 + CASES // 10):  # 52 kB of each stay, such as generated code
+    with bounded(seconds=CASES * 0.5, mebibytes=300 + (CASES - 300) // 10):  # 52 kB of each stay, such as code
         for case in range(CASES):
             message = load_and_call(damaged(content, valid, random), ledger=case % 2 == 0)
             refused += bool(message)

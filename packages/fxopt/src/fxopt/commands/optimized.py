@@ -16,7 +16,8 @@ from fxopt.commands.outputs import write_graph
 from fxopt.commands.parameters import Job
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
-from fxopt.reporting import Report, picture, report as report_on
+from fxopt.reporting import Report, report as report_on
+from fxopt.reporting.comparison import kinds_between
 from fxopt.reporting.drawn import DrawnGraph
 from fxopt_core import History, PassOptionError, Transformation, VerificationError, history, instrumented, registry
 from fxopt_core.passes.call import Demands
@@ -66,7 +67,7 @@ def optimized(
         "passes": passes_data(graph_module, known),
         "before": before,
         "after": size_data(graph_module),
-        "operations": picture(graph_module, drawn).kinds,
+        "operations": kinds_between(drawn, DrawnGraph.of(graph_module)),
         "verification": None if verification is None else report_data(verification),
         "output": str(path),
         "bytes": write_graph(graph_module, path, calls[0], keep_history=job.history),

@@ -45,17 +45,8 @@ class Comparison:
 
     @cached_property
     def kinds(self) -> Kinds:
-        """The kinds of operations with their numbers before and after; empty where the graph before is not known.
-
-        Layers come before functions, the largest difference first.
-        """
-        if self.before is None:
-            return ()
-        nodes = (*self.before.nodes.values(), *self.after.nodes.values())
-        layers = {node.label for node in nodes if node.category == "module"}
-        old, new = self.before.kinds(), self.after.kinds()
-        rows = [(kind, old[kind], new[kind]) for kind in {**old, **new}]
-        return tuple(sorted(rows, key=lambda row: (row[0] not in layers, -abs(row[2] - row[1]))))
+        """The kinds of operations, as `kinds_between` has them; empty where the graph before is not known."""
+        return () if self.before is None else kinds_between(self.before, self.after)
 
     def node(self, name: str) -> DrawnNode:
         """Return the node of this name in the graph after, or else in the graph before."""
@@ -132,6 +123,15 @@ class Comparison:
         for (one, other), side in self.edges.items():
             if one in inside and other in inside:
                 yield one, other, side
+
+
+def kinds_between(before: DrawnGraph, after: DrawnGraph) -> Kinds:
+    """Return the kinds of operations with their numbers before and after: layers first, then by difference."""
+    nodes = (*before.nodes.values(), *after.nodes.values())
+    layers = {node.label for node in nodes if node.category == "module"}
+    old, new = before.kinds(), after.kinds()
+    rows = [(kind, old[kind], new[kind]) for kind in {**old, **new}]
+    return tuple(sorted(rows, key=lambda row: (row[0] not in layers, -abs(row[2] - row[1]))))
 
 
 def kinds_text(kinds: Kinds) -> str:
