@@ -5,7 +5,7 @@ One package's tests: `nox -s "alone(fxopt-core)"`. Environments are made anew un
 
 Torch is large, so it is installed once per Python version into a directory of its own, which the environments see
 through a `.pth` file. It holds torch and what torch itself depends on, and nothing else: no undeclared dependency slips
-in with it.
+in with it. The sessions `alone` share pytest in the same way.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def tests(session: nox.Session) -> None:
     session.log("every package passed its tests, alone and together")
 
 
-@nox.session(requires=["torch", "wheels"])
+@nox.session(requires=["torch", "tools", "wheels"])
 @nox.parametrize("name", [nox.param(name, id=name) for name in DISTRIBUTIONS])
 def alone(session: nox.Session, name: str) -> None:
     """One package's tests, with only what it declares (as wheels), pytest, pytest-xdist and hypothesis."""
     directory = DISTRIBUTIONS[name]
     names = [name, *siblings_for_tests(name)]
-    install(session, ["test", "processes"], names)
+    install(session, ["test", "processes"], names, tools_directory(session))
     session.run("python", "tests/isolation.py", *names, env=ENVIRONMENT)
     if not any(directory.glob("tests/**/test_*.py")):
         session.warn(f"{name} has no tests yet")
@@ -96,9 +96,10 @@ def newest(session: nox.Session) -> None:
 
 @nox.session(requires=["torch", "wheels"])
 def nightly(session: nox.Session) -> None:
-    """Properties of more than five thousand drawn models, others each time, faults, and damaged archives."""
-    install(session, ["test", "documents"], PACKAGES)
+    """Models that CI leaves out, thousands of drawn models (others each time), faults, and damaged archives."""
+    install(session, ["test", "processes", "documents"], PACKAGES)
     install_models(session)
+    run_pytest(session, *IN_PROCESSES, "-m", "nightly", "tests", *glob("packages/*/tests"), threads=1)
     names = ("properties", "checkpoints_real", "edited_ledgers", "faults", "checkpoint_faults")
     files = [*(f"tests/test_{name}.py" for name in names), "packages/fxopt-capture/tests/test_archive_hostile.py"]
     run_pytest(session, "--hypothesis-show-statistics", *files, profile="nightly")
@@ -189,6 +190,13 @@ def wheels(session: nox.Session) -> None:
     session.run("python", "-m", "pip", "wheel", *options, *sources)
 
 
+@nox.session(requires=["torch"])
+def tools(session: nox.Session) -> None:
+    """Install pytest, pytest-xdist and Hypothesis once, for the sessions `alone` to share."""
+    shutil.rmtree(tools_directory(session), ignore_errors=True)
+    session.install("-q", "--target", str(tools_directory(session)), *requirements("test", "processes"))
+
+
 def share_torch(session: nox.Session, directory: Path, *requirement: str) -> None:
     """Install torch into a directory, unless it is there."""
     if directory.exists():
@@ -201,12 +209,13 @@ def share_torch(session: nox.Session, directory: Path, *requirement: str) -> Non
 
 
 def install(
-    session: nox.Session, groups: Iterable[str], names: Iterable[str], newest_torch: Path | None = None
+    session: nox.Session, groups: Iterable[str], names: Iterable[str], *shared: Path, newest_torch: Path | None = None
 ) -> None:
-    """Install dependency groups and packages, with the siblings these declare, beside the shared torch."""
+    """Install dependency groups and packages, with the siblings these declare, beside torch and what else is shared."""
     script = "import sysconfig; print(sysconfig.get_path('purelib'))"
     purelib = Path(str(session.run("python", "-c", script, silent=True)).strip())
-    (purelib / "shared_torch.pth").write_text(f"{newest_torch or torch_directory(session)}\n", encoding="utf-8")
+    seen = (newest_torch or torch_directory(session), *shared)
+    (purelib / "shared.pth").write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
     files = [str(wheel_of(session, name)) for name in with_siblings(names)]
     used_again = any(purelib.glob("fxopt*.dist-info"))
     constraints = () if newest_torch else ("-c", "constraints.txt")
@@ -261,7 +270,7 @@ def run_pytest(session: nox.Session, *arguments: str, profile: str = "ci", threa
     codes = [0, 5] if session.posargs else [0]
     # With "ci", Hypothesis draws the same examples each time and sets no deadline; a plain `pytest` looks for new ones.
     settings = ["-c", "pyproject.toml", f"--rootdir={ROOT}", f"--hypothesis-profile={profile}"]
-    session.run("pytest", *settings, *arguments, *session.posargs, env=environment, success_codes=codes)
+    session.run("python", "-m", "pytest", *settings, *arguments, *session.posargs, env=environment, success_codes=codes)
 
 
 def left_by_alone(name: str) -> Iterator[str]:
@@ -295,6 +304,11 @@ def torch_directory(session: nox.Session, version: str = "") -> Path:
     """Where torch is shared from: another Python, another version or another constraint is another directory."""
     key = version or hashlib.sha256(Path("constraints.txt").read_bytes()).hexdigest()[:8]
     return Path(session.cache_dir, f"torch-{sys.version_info.major}.{sys.version_info.minor}-{key}").resolve()
+
+
+def tools_directory(session: nox.Session) -> Path:
+    """Where the tools of tests are shared from."""
+    return Path(session.cache_dir, f"tools-{sys.version_info.major}.{sys.version_info.minor}").resolve()
 
 
 def wheel_directory(session: nox.Session) -> Path:

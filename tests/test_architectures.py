@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES, Architecture, Inputs
+from nightly import mostly_nightly
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
@@ -68,10 +69,19 @@ def library(request: pytest.FixtureRequest, architecture: Architecture) -> Modul
     return importlib.import_module("transformers")
 
 
-every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+def named(architecture: Architecture) -> str:
+    """Its name."""
+    return architecture.name
 
 
-@every_architecture
+@pytest.mark.parametrize(
+    "architecture",
+    mostly_nightly(
+        ARCHITECTURES,
+        ["BERT", "GPT-2", "Llama", "Mixtral", "T5", "ViT", "MobileNetV2", "CLIP", "timm ResNet-18", "plain: attention"],
+        named,
+    ),
+)
 def test_architecture(
     architecture: Architecture,
     library: ModuleType | None,
@@ -102,8 +112,7 @@ def test_architecture(
 
 @pytest.mark.parametrize(
     "architecture",
-    [architecture for architecture in ARCHITECTURES if "sdpa" in architecture.attentions],
-    ids=lambda architecture: architecture.name,
+    mostly_nightly((each for each in ARCHITECTURES if "sdpa" in each.attentions), ["BERT", "Mixtral", "Whisper"], named),
 )
 def test_eager_attention(architecture: Architecture, library: ModuleType | None) -> None:
     """The other implementation of attention is captured as well."""
@@ -115,8 +124,7 @@ HALVES = ("BERT", "DeBERTa-v2", "GPT-2", "Llama", "Gemma 2", "Mixtral", "T5", "R
 
 @pytest.mark.parametrize(
     "architecture",
-    [architecture for architecture in ARCHITECTURES if architecture.name in HALVES],
-    ids=lambda architecture: architecture.name,
+    mostly_nightly((each for each in ARCHITECTURES if each.name in HALVES), ["Gemma 2", "ResNet", "CLIP"], named),
 )
 def test_bfloat16(architecture: Architecture, library: ModuleType | None) -> None:
     """Models in half the precision are captured bit for bit."""

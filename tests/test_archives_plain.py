@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from archives_elsewhere import tensors
+from nightly import mostly_nightly
 from published_weights import efficientnet
 from torch import nn
 from torch.export import Dim
@@ -138,7 +139,12 @@ def elsewhere(what: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [*((name, "exported") for name in MAKERS), ("MiniLM", "decomposed"), ("ResNet-18", "decomposed")]
+    ("name", "form"),
+    mostly_nightly(
+        [*((name, "exported") for name in MAKERS), ("MiniLM", "decomposed"), ("ResNet-18", "decomposed")],
+        ["Llama-exported", "ResNet-18-decomposed"],
+        "-".join,
+    ),
 )
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch copies trees, and warns of itself
 def test_torch_exports_and_others_rewrite_and_undo(

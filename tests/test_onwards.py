@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from nightly import mostly_nightly
 from published_weights import efficientnet
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -152,7 +153,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=mostly_nightly(CASES, ["llama", "loaded", "captured convolutions"]))
 def case(request: pytest.FixtureRequest) -> Case:
     """Each of the models."""
     torch.manual_seed(0)

@@ -132,7 +132,7 @@ def check_everything(model: Generated, transformation: Transformation, form: str
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("transformation", ON_LINEAR, ids=repr)
-@drawn(15)
+@drawn(6)
 @given(data=st.data())
 def test_linear_models(transformation: Transformation, form: str, data: st.DataObject) -> None:
     check_everything(data.draw(linear_models()), transformation, form, data)
@@ -140,7 +140,7 @@ def test_linear_models(transformation: Transformation, form: str, data: st.DataO
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("transformation", ON_CONVOLUTIONS, ids=repr)
-@drawn(15)
+@drawn(6)
 @given(data=st.data())
 def test_convolution_models(transformation: Transformation, form: str, data: st.DataObject) -> None:
     check_everything(data.draw(convolution_models()), transformation, form, data)
@@ -281,14 +281,14 @@ def check_undo(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@drawn(40)
+@drawn(15)
 @given(model=linear_models(), pipeline=pipelines(LINEAR_PASSES), data=st.data())
 def test_any_order_on_linear_models(form: str, model: Generated, pipeline: Transformation, data: st.DataObject) -> None:
     check_pipeline(model, pipeline, form, data)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@drawn(15)
+@drawn(8)
 @given(model=convolution_models(), pipeline=pipelines(CONVOLUTION_PASSES), data=st.data())
 def test_any_order_on_convolution_models(
     form: str, model: Generated, pipeline: Transformation, data: st.DataObject
@@ -364,7 +364,7 @@ def test_equal_passes_of_a_composition_undo_each_what_it_did(passes: tuple[Rever
 
 
 @pytest.mark.parametrize("transformation", [*ON_LINEAR, ON_CONVOLUTIONS[0]], ids=repr)
-@drawn(15)
+@drawn(6)
 @given(data=st.data())
 def test_a_failure_leaves_no_trace(transformation: Transformation, data: st.DataObject) -> None:
     on_convolutions = transformation is ON_CONVOLUTIONS[0]

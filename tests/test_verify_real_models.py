@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from nightly import mostly_nightly
 
 from benchmarks import verification
 from fxopt_capture import capture
@@ -16,7 +17,7 @@ SEEDS = 3
 FOUND = ("one element wrong by 3 means", "one sample times 1.5")
 
 
-@pytest.fixture(scope="module", params=list(verification.MODELS))
+@pytest.fixture(scope="module", params=mostly_nightly(verification.MODELS, ["Llama", "EfficientNet-Lite0"]))
 def model(request: pytest.FixtureRequest) -> Any:
     try:
         return verification.MODELS[request.param]()

@@ -91,7 +91,12 @@ def without_gradients() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", MODELS)
+IN_CI = ("GPT2LMHeadModel", "Gemma2ForCausalLM", "T5ForConditionalGeneration")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.nightly) for name in MODELS]
+)
 def test_prefill_and_three_steps(transformers: ModuleType, name: str) -> None:
     """The graph of the first call makes the cache, that of a step takes it and adds to it, as the model does."""
     model = build(transformers, name)

@@ -156,7 +156,12 @@ def test_values_in_place_of_inputs_on_meta() -> None:
     assert found["y"] is inputs["y"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+IN_CI = ("LlamaForCausalLM", "CLIPModel")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.nightly) for name in MODELS]
+)
 def test_hugging_face_models_on_meta(transformers: ModuleType, name: str) -> None:
     options, inputs, _ = MODELS[name]
     cls = getattr(transformers, name)
