@@ -112,7 +112,9 @@ def test_architecture(
 
 @pytest.mark.parametrize(
     "architecture",
-    mostly_nightly((each for each in ARCHITECTURES if "sdpa" in each.attentions), ["BERT", "Mixtral", "Whisper"], named),
+    mostly_nightly(
+        (each for each in ARCHITECTURES if "sdpa" in each.attentions), ["BERT", "Mixtral", "Whisper"], named
+    ),
 )
 def test_eager_attention(architecture: Architecture, library: ModuleType | None) -> None:
     """The other implementation of attention is captured as well."""
