@@ -40,14 +40,15 @@ def bench(
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how much faster a pipeline makes a model on this machine; without one, compare the named ones.
+    """Measure how much faster pipelines make a model here.
 
-    The captured model and the transformed ones take turns, in random order. Nothing is saved.
+    Without -p, the named pipelines for the device of the model are compared. The captured
+    model and the transformed ones take turns, in random order. Nothing is saved.
     """
 
     def work(terminal: Terminal) -> Answer:
         check_pipeline(pipeline)
-        check_sources(source, inputs=inputs)
+        check_sources(source, inputs=inputs, trusted=run_pickled_code)
         with terminal.steps(4) as step:
             from fxopt.commands.models.inputs import prepared
             from fxopt.optimization import named_pipelines

@@ -1,18 +1,25 @@
-"""What is checked before torch is imported: paths, names of factories, and that there is a pipeline at all."""
+"""What is checked before torch is imported, which takes seconds: paths, what kind of file they lead to, factories.
+
+What a check here lets through is checked again, in full, where it is read.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import json
 import os
 import re
 import sys
+import zipfile
 from pathlib import Path
 
 from fxopt.commands.failures import CommandError, ExitCode, FileError
 
+FLAG = "--trusted"
 FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _EXPECTED = "expected a .pt2 archive, a folder in Hugging Face format, or package.module:factory"
+_ARCHIVE = "give a file that torch.export.save or fxopt has written"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -23,25 +30,37 @@ def check_pipeline(text: str | None) -> None:
         raise CommandError(message, ExitCode.USAGE, kind="PipelineSyntaxError")
 
 
-def check_sources(*texts: str, inputs: str | None = None) -> None:
-    """Raise if a SOURCE or the file of inputs does not exist."""
+def check_sources(*texts: str, inputs: str | None = None, trusted: bool = False) -> None:
+    """Raise if a SOURCE does not exist or holds no model at first sight, or if the file of inputs does not exist.
+
+    Args:
+        texts: what each SOURCE is given as.
+        inputs: the file of inputs, or None.
+        trusted: whether a file may also be a pickle.
+    """
     for text in texts:
         if not Path(text).exists() and FACTORY.fullmatch(text):
             _check_module(text)
-        else:
-            _check_path(text, _EXPECTED)
+            continue
+        _check_path(text, _EXPECTED)
+        if Path(text).is_dir():
+            _check_folder(Path(text))
+        elif not trusted:
+            _check_archive(Path(text))
     if inputs is not None and (not Path(inputs).exists() or Path(inputs).is_dir()):
         close = _close(inputs, (".pt", ".pth", ".safetensors")) or "; expected one of torch.save, or safetensors"
         raise FileError(f"there is no file {inputs!r} with inputs{close}")
 
 
-def check_archives(*texts: str | None) -> None:
-    """Raise if there is no file of the name of an archive."""
+def check_archives(*texts: str | None, trusted: bool = False) -> None:
+    """Raise if there is no file of the name of an archive, or if it is none at first sight and may not be a pickle."""
     for text in texts:
         if text is not None:
             _check_path(text, "expected a .pt2 archive")
             if Path(text).is_dir():
                 raise FileError(f"{text!r} is a directory, and no file; expected a .pt2 archive")
+            if not trusted:
+                _check_archive(Path(text))
 
 
 def check_reproducer(text: str) -> None:
@@ -74,15 +93,60 @@ def _check_path(text: str, expected: str) -> None:
     path = Path(text)
     if path.suffix == ".py" and path.is_file():
         raise FileError(f"{text} is Python source; name the function in it that makes the model: {_in_module(path)}")
-    if path.is_fifo() or path.is_socket() or path.is_char_device() or path.is_block_device():
-        kind = "a FIFO" if path.is_fifo() else "a socket" if path.is_socket() else "a device"
-        raise FileError(f"{text!r} is {kind}, and no file; {expected}")
+    if _special(path):
+        raise FileError(f"{text!r} is {_special(path)}, and no file; {expected}")
     if path.exists():
         return
     if _HUB_NAME.fullmatch(text) and not path.parent.is_dir():
         expected += ". Nothing is downloaded: download a model from a hub first (`hf download NAME --local-dir FOLDER`)"
     close = _close(text, (".pt2", ".pt", ".pth", ".py"))
     raise FileError(f"there is no file or folder {text!r}{close or f'; {expected}'}")
+
+
+def _check_archive(path: Path) -> None:
+    """Raise if a file is not one that `torch.export.save` can have written."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(2)
+            names = {name.partition("/")[2] for name in zipfile.ZipFile(file).namelist()}
+    except OSError:
+        return  # reading it says why
+    except Exception as error:  # whatever zipfile raises for what is no zip file, or damaged
+        what = "is cut off or damaged" if start == b"PK" else "is no archive"
+        raise FileError(f"{str(path)!r} {what} ({error}); {_ARCHIVE}") from error
+    if "data.pkl" in names and "constants.pkl" not in names:
+        raise FileError(
+            f"{str(path)!r} was written by torch.save, and holds no program; {_ARCHIVE}. {FLAG} opens pickles, and "
+            "runs the code in them"
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise if a folder is not as `save_pretrained` writes it, or if transformers is not there to read it."""
+    expected = "in Hugging Face format, as save_pretrained writes it"
+    config = folder / "config.json"
+    special = next((path for path in folder.iterdir() if _special(path)), None)
+    if special is not None:
+        raise FileError(f"{special} is {_special(special)}; expected a folder of files {expected}")
+    if not config.is_file():
+        raise FileError(f"{folder} has no config.json; expected a folder {expected}")
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{config} is not valid JSON: {error}") from error
+    if importlib.util.find_spec("transformers") is None:
+        raise FileError(
+            f"loading {folder} needs transformers, which is not installed: pip install 'fxopt[transformers]'"
+        )
+
+
+def _special(path: Path) -> str:
+    """Return what a path is, if it is neither a file nor a folder; reading a FIFO waits for a writer."""
+    if path.is_fifo():
+        return "a FIFO"
+    if path.is_socket():
+        return "a socket"
+    return "a device" if path.is_char_device() or path.is_block_device() else ""
 
 
 def _in_module(path: Path) -> str:

@@ -46,10 +46,13 @@ def diff(
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which nodes and tensors changed: from one archive to another, or what the passes did to one archive."""
+    """Show which nodes and tensors differ between two archives.
+
+    With one archive: what its passes changed.
+    """
 
     def work(terminal: Terminal) -> Answer:
-        check_archives(before, after)
+        check_archives(before, after, trusted=run_pickled_code)
         with terminal.steps(4) as step:
             from fxopt.commands.models.sources import read_archive
 

@@ -23,7 +23,7 @@ FamilyOption = Annotated[
 
 
 def list_passes(family: FamilyOption = None, as_json: JsonOption = False) -> None:
-    """List passes by family with their versions, named pipelines, and plugins that failed to load, with the reason."""
+    """List passes, named pipelines, and plugins that failed to load."""
     answer(lambda terminal: _listed(terminal, family), as_json=as_json)
 
 
@@ -113,7 +113,10 @@ PassArgument = Annotated[
 
 
 def show_pass(name: PassArgument, as_json: JsonOption = False) -> None:
-    """Show what a pass does, its options, the reasons for which it leaves a site alone, and where its docs are."""
+    """Show what a pass does, its options, and why it refuses sites.
+
+    It also says whether the pass can be undone, and where it is documented.
+    """
     answer(lambda terminal: _found(terminal, name), as_json=as_json)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.checks import check_reproducer
+from fxopt.commands.checks import FLAG, check_reproducer
 from fxopt.commands.failures import CommandError, ExitCode, FileError
 from fxopt.commands.parameters import JsonOption, PickleOption
 from fxopt.commands.terminal import Terminal
@@ -21,15 +21,15 @@ FileArgument = Annotated[
 
 
 def reproduce(file: FileArgument, run_pickled_code: PickleOption = False, as_json: JsonOption = False) -> None:
-    """Run a pass that failed on the graph that it failed on; exit with 9 if it does not fail in the same way.
+    """Run a failed pass again on the graph that it failed on.
 
-    A pass that no installed family offers needs --trusted, since its module is imported.
+    The exit code is 9 if it does not fail in the same way. A pass that no installed family offers needs
+    --trusted, since its module is imported.
     """
 
     def work(terminal: Terminal) -> Answer:
         check_reproducer(file)
         with terminal.steps(2) as step:
-            from fxopt.commands.models.files import FLAG
             from fxopt_core import PreconditionError, RegistryError
             from fxopt_tools import reproduce as run_again
 

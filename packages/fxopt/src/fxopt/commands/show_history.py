@@ -30,13 +30,13 @@ def show_history(
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which passes ran on an archive, what they rewrote, and what they left alone and why.
+    """Show what passes rewrote in an archive, and what they refused.
 
-    Only the history in the file is read, without the model. A file that is no archive of fxopt is loaded.
+    Only the history in the file is read, without the model. An archive that fxopt did not write is loaded.
     """
 
     def work(terminal: Terminal) -> Answer:
-        check_archives(archive)
+        check_archives(archive, trusted=run_pickled_code)
         data = None if run_pickled_code else read_history(Path(archive))
         if data is None:
             data = _loaded_history(terminal, archive, run_pickled_code)

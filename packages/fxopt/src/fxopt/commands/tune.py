@@ -31,14 +31,15 @@ def tune(
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep the passes of a pipeline whose benefit exceeds the noise on this machine; exit with 9 if there are none.
+    """Keep the passes of a pipeline that make a model faster here.
 
-    Prints the pipeline that is kept, for `fxopt optimize -p`. Nothing is saved.
+    Kept are those whose benefit exceeds the noise; the exit code is 9 if there are none. Prints the
+    remaining pipeline, for `fxopt optimize -p`. Nothing is saved.
     """
 
     def work(terminal: Terminal) -> Answer:
         check_pipeline(pipeline)
-        check_sources(source, inputs=inputs)
+        check_sources(source, inputs=inputs, trusted=run_pickled_code)
         with terminal.steps(4) as step:
             from fxopt.commands.models.inputs import prepared
             from fxopt_tools import tune as measure

@@ -26,13 +26,13 @@ def undo(
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Undo the last run on an archive, be it of a pass or of a pipeline, and save the result.
+    """Undo the last run of a pass or pipeline on an archive.
 
     Keys, names and values are the original ones, bit for bit.
     """
 
     def work(terminal: Terminal) -> Answer:
-        check_archives(archive)
+        check_archives(archive, trusted=run_pickled_code)
         from fxopt.commands.outputs import check_output
 
         path = check_output(output, force=force)

@@ -36,10 +36,13 @@ def verify(
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run two models on the same inputs and compare everything that they return; exit with 7 if they differ."""
+    """Run two models on the same inputs and compare their outputs.
+
+    The exit code is 7 if they differ.
+    """
 
     def work(terminal: Terminal) -> Answer:
-        check_sources(original, transformed, inputs=inputs)
+        check_sources(original, transformed, inputs=inputs, trusted=run_pickled_code)
         with terminal.steps(4) as step:
             from fxopt.commands.data import report_data
             from fxopt.commands.models.inputs import inputs_for

@@ -30,10 +30,13 @@ def view(
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the graph of an archive in the browser, and what passes did to it: one page that needs no network."""
+    """Show the graph of an archive in the browser.
+
+    The page also shows what passes did to the graph, and needs no network.
+    """
 
     def work(terminal: Terminal) -> Answer:
-        check_archives(archive)
+        check_archives(archive, trusted=run_pickled_code)
         from fxopt.commands.outputs import check_output
 
         path = None if output is None else check_output(output, force=force, suffix=".html")

@@ -12,8 +12,8 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fxopt.commands.checks import FLAG
 from fxopt.commands.failures import FileError
-from fxopt.commands.models.files import FLAG
 from fxopt.commands.models.sources import Source, graph_of, read_source
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline

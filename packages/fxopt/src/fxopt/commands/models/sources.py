@@ -8,10 +8,10 @@ from pathlib import Path
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt.commands.checks import check_archives, check_sources
+from fxopt.commands.checks import FLAG, check_archives, check_sources
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
 from fxopt.commands.models.factories import from_factory
-from fxopt.commands.models.files import FLAG, from_folder, from_pickle, is_program
+from fxopt.commands.models.files import from_folder, from_pickle, is_program
 from fxopt_capture import capture, load
 from fxopt_core import CaptureError, faithful_copy
 from fxopt_tools import Inputs
@@ -42,7 +42,7 @@ def read_source(text: str, *, run_pickled_code: bool = False) -> Source:
     Raises:
         CommandError: There is nothing of that name, or it holds no model.
     """
-    check_sources(text)
+    check_sources(text, trusted=run_pickled_code)
     path = Path(text)
     if path.is_dir():
         return Source(text, from_folder(path))
@@ -57,7 +57,7 @@ def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
     Raises:
         CommandError: There is none.
     """
-    check_archives(text)
+    check_archives(text, trusted=run_pickled_code)
     model = read_file(Path(text), run_pickled_code=run_pickled_code)
     if not isinstance(model, GraphModule):
         raise FileError(
