@@ -20,7 +20,7 @@ WRONG = [
     (["optimize", "nowhere:make", "-o", "out.pt2"], 3, "there is no module 'nowhere' for nowhere:make"),
     (["optimize", "model", "-o", "out.pt2"], 3, "there is no file or folder 'model'; did you mean model.pt2?"),
     (["optimize", "bret", "-o", "out.pt2"], 3, "there is no file or folder 'bret'; did you mean bert?"),
-    (["optimize", "notes", "-o", "out.pt2"], 3, "expected a .pt2 archive, a folder in Hugging Face format, or package"),
+    (["optimize", "notes", "-o", "out.pt2"], 3, "Hugging Face format, owner/name on the hub, or package"),
     (["optimize", "shop:make", "-o", "out.pt2", "-p", ""], 2, "the pipeline is empty: name passes or a pipeline"),
     (["bench", "shop:make", "-p", " "], 2, "the pipeline is empty"),
     (["tune", "shop:make", "-p", ""], 2, "name passes or a pipeline; `fxopt list` shows them"),
@@ -46,7 +46,7 @@ WRONG = [
         3,
         "did you mean 0_pass.reproducer.zip?",
     ),
-    (["history", "someone/model"], 3, "Nothing is downloaded"),
+    (["history", "someone/model"], 3, "expected a .pt2 archive"),
 ]
 
 SCRIPT = """

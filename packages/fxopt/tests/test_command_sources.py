@@ -51,9 +51,6 @@ class TestFiles:
         assert "expected a .pt2 archive, a folder" in failure("xyz")
         assert "did you mean" in fxopt("history", "modle.pt2", code=3).stderr
 
-    def test_a_name_of_a_hub_is_not_downloaded(self) -> None:
-        assert "Nothing is downloaded" in failure("someone/some-model")
-
     def test_a_file_that_is_no_archive(self, folder: Path) -> None:
         (folder / "notes.pt2").write_text("notes")
         assert "is no archive" in failure("notes.pt2")

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.checks import check_pipeline, check_sources
+from fxopt.commands.checks import check_dynamic, check_pipeline, check_sources
 from fxopt.commands.failures import ExitCode, blaming
 from fxopt.commands.parameters import (
+    DeviceOption,
+    DtypeOption,
+    DynamicOption,
     InputsOption,
     JsonOption,
     PickleOption,
@@ -37,6 +40,9 @@ def bench(
     rounds: RoundsOption = 30,
     inputs: InputsOption = None,
     seed: SeedOption = 0,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    dynamic: DynamicOption = None,
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,14 +54,22 @@ def bench(
 
     def work(terminal: Terminal) -> Answer:
         check_pipeline(pipeline)
+        varying = check_dynamic(dynamic or ())
         check_sources(source, inputs=inputs, trusted=run_pickled_code)
         with terminal.steps(4) as step:
             from fxopt.commands.models.inputs import prepared
+            from fxopt.commands.models.wanted import Wanted
             from fxopt.optimization import named_pipelines
             from fxopt_tools import bench as measure, compare_pipelines
 
             graph_module, transformation, calls = prepared(
-                step, source, pipeline, inputs, seed, run_pickled_code=run_pickled_code
+                step,
+                source,
+                pipeline,
+                inputs,
+                seed,
+                run_pickled_code=run_pickled_code,
+                wanted=Wanted.read(dtype, device, varying),
             )
             step("measuring")
             with blaming(ExitCode.PASS):

@@ -12,15 +12,22 @@ import os
 import re
 import sys
 import zipfile
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from fxopt.commands.failures import CommandError, ExitCode, FileError
 
 FLAG = "--trusted"
 FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_EXPECTED = "expected a .pt2 archive, a folder in Hugging Face format, or package.module:factory"
+ARCHIVE = "model.pt2"
+"""The name of the archive in a folder that `fxopt optimize` writes."""
+DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")
+"""The files of a folder in Hugging Face format that describe model and tokenizer, and hold no weights."""
+_EXPECTED = "expected a .pt2 archive, a folder in Hugging Face format, owner/name on the hub, or package.module:factory"
 _ARCHIVE = "give a file that torch.export.save or fxopt has written"
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_DYNAMIC = re.compile(r"[^\W\d]\w*=\d{1,2}(,\d{1,2})*")
 
 
 def check_pipeline(text: str | None) -> None:
@@ -41,26 +48,91 @@ def check_sources(*texts: str, inputs: str | None = None, trusted: bool = False)
     for text in texts:
         if not Path(text).exists() and FACTORY.fullmatch(text):
             _check_module(text)
-            continue
-        _check_path(text, _EXPECTED)
-        if Path(text).is_dir():
-            _check_folder(Path(text))
-        elif not trusted:
-            _check_archive(Path(text))
+        elif not is_hub_name(text):
+            _check_path(text, _EXPECTED)
     if inputs is not None and (not Path(inputs).exists() or Path(inputs).is_dir()):
         close = _close(inputs, (".pt", ".pth", ".safetensors")) or "; expected one of torch.save, or safetensors"
         raise FileError(f"there is no file {inputs!r} with inputs{close}")
+    for path in (source_path(text) for text in texts if Path(text).exists() or is_hub_name(text)):
+        if path.is_dir():
+            _check_folder(path)
+        elif not trusted:
+            _check_archive(path)
 
 
 def check_archives(*texts: str | None, trusted: bool = False) -> None:
     """Raise if there is no file of the name of an archive, or if it is none at first sight and may not be a pickle."""
+    given = [text for text in texts if text is not None]
+    for text in given:
+        _check_path(text, "expected a .pt2 archive")
+        if archive_path(text).is_dir():
+            raise FileError(f"{text!r} is a directory, and no file; expected a .pt2 archive")
+    for path in map(archive_path, () if trusted else given):
+        _check_archive(path)
+
+
+def archive_path(text: str) -> Path:
+    """Return the path of an archive that is given by its own path, or by the folder that `fxopt optimize` wrote."""
+    inside = Path(text, ARCHIVE)
+    return inside if inside.is_file() and (Path(text) / "config.json").is_file() else Path(text)
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a SOURCE that is no path is the name of a model on the hub, ``owner/name``."""
+    return not Path(text).exists() and bool(_HUB_NAME.fullmatch(text)) and not Path(text).parent.is_dir()
+
+
+def source_path(text: str) -> Path:
+    """Return the path of a SOURCE that is no factory; a model of the hub is downloaded, or found in the hub's cache.
+
+    Raises:
+        FileError: It cannot be downloaded.
+    """
+    return archive_path(str(downloaded(text)) if is_hub_name(text) else text)
+
+
+@cache
+def downloaded(name: str) -> Path:
+    """Return the folder that huggingface_hub keeps a model in, with its configuration, tokenizer and safetensors.
+
+    Raises:
+        FileError: huggingface_hub is not installed, or cannot download the model and has not got it.
+    """
+    there_is_none = f"there is no file or folder {name!r}, and a model of that name cannot be downloaded"
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError as error:
+        message = f"{there_is_none}: huggingface_hub is not installed: pip install 'fxopt[transformers]'"
+        raise FileError(message) from error
+    try:
+        return Path(
+            hub.snapshot_download(name, allow_patterns=[*DESCRIBING, "*.safetensors", "*.safetensors.index.json"])
+        )
+    except Exception as error:  # what the hub, the network and the cache may raise
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise FileError(
+            f"{there_is_none} ({type(error).__name__}: {reason}). Where the hub can be reached, run `hf download "
+            f"{name} --local-dir FOLDER`, and give FOLDER"
+        ) from error
+
+
+def check_dynamic(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the dimensions by input of ``--dynamic NAME=DIMENSION,...``.
+
+    Raises:
+        CommandError: A text has another form.
+
+    >>> check_dynamic(["pixel_values=0,2,3"])
+    {'pixel_values': (0, 2, 3)}
+    """
+    found = {}
     for text in texts:
-        if text is not None:
-            _check_path(text, "expected a .pt2 archive")
-            if Path(text).is_dir():
-                raise FileError(f"{text!r} is a directory, and no file; expected a .pt2 archive")
-            if not trusted:
-                _check_archive(Path(text))
+        if not _DYNAMIC.fullmatch(text):
+            message = f"--dynamic {text!r} is not NAME=DIMENSION,...; expected such as pixel_values=0,2,3"
+            raise CommandError(message, ExitCode.USAGE)
+        name, _, dimensions = text.partition("=")
+        found[name] = tuple(map(int, dimensions.split(",")))
+    return found
 
 
 def check_reproducer(text: str) -> None:
@@ -97,8 +169,6 @@ def _check_path(text: str, expected: str) -> None:
         raise FileError(f"{text!r} is {_special(path)}, and no file; {expected}")
     if path.exists():
         return
-    if _HUB_NAME.fullmatch(text) and not path.parent.is_dir():
-        expected += ". Nothing is downloaded: download a model from a hub first (`hf download NAME --local-dir FOLDER`)"
     close = _close(text, (".pt2", ".pt", ".pth", ".py"))
     raise FileError(f"there is no file or folder {text!r}{close or f'; {expected}'}")
 

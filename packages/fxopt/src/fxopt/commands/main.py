@@ -15,11 +15,13 @@ import fxopt
 from fxopt.commands.bench import bench
 from fxopt.commands.bisect import bisect
 from fxopt.commands.diff import diff
+from fxopt.commands.export import export
 from fxopt.commands.failures import Terminated, came
 from fxopt.commands.optimize import optimize
 from fxopt.commands.passes import list_passes, show_pass
 from fxopt.commands.reproduce import reproduce
 from fxopt.commands.show_history import show_history
+from fxopt.commands.terminal import silence_imports
 from fxopt.commands.tune import tune
 from fxopt.commands.undo import undo
 from fxopt.commands.verify import verify
@@ -30,6 +32,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "show": show_pass,
     "optimize": optimize,
     "verify": verify,
+    "export": export,
     "undo": undo,
     "history": show_history,
     "view": view,
@@ -85,6 +88,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, _interrupted)
     # Without NumPy, which fxopt does not need, torch warns on stderr.
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
+    silence_imports()
     build_app(plain=not (sys.stdout.isatty() and sys.stderr.isatty()))()
 
 

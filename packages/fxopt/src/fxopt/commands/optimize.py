@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.checks import check_pipeline, check_sources
+from fxopt.commands.checks import check_dynamic, check_pipeline, check_sources
 from fxopt.commands.parameters import (
     AtolOption,
+    DeviceOption,
+    DtypeOption,
+    DynamicOption,
     ForceOption,
     InputsOption,
     Job,
     JsonOption,
-    OutputOption,
     PickleOption,
     PipelineOption,
     RtolOption,
@@ -24,6 +27,16 @@ from fxopt.commands.parameters import (
 )
 from fxopt.commands.terminal import Terminal
 
+OutOption = Annotated[
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="OUT",
+        help="The .pt2 archive to write; or, for a folder in Hugging Face format, a folder: the archive as model.pt2 "
+        "beside the configuration and the tokenizer.",
+    ),
+]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Fail if a pass leaves a site alone.")]
 ExpectOption = Annotated[
     int | None, typer.Option("--expect", min=0, metavar="N", help="Fail unless exactly N sites are rewritten.")
@@ -51,7 +64,7 @@ ReproducersOption = Annotated[
 
 def optimize(
     source: SourceArgument,
-    output: OutputOption,
+    output: OutOption,
     pipeline: PipelineOption = None,
     inputs: InputsOption = None,
     seed: SeedOption = 0,
@@ -61,6 +74,9 @@ def optimize(
     rtol: RtolOption = None,
     atol: AtolOption = None,
     sqnr: SqnrOption = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    dynamic: DynamicOption = None,
     history: HistoryOption = True,
     report: ReportOption = None,
     reproducers: ReproducersOption = None,
@@ -72,29 +88,34 @@ def optimize(
 
     No archive is written if a pass fails, a demand is not met, or the numbers differ.
     """
-    job = Job(
-        source=source,
-        pipeline=pipeline,
-        inputs=inputs,
-        seed=seed,
-        verify=verify,
-        strict=strict,
-        expect=expect,
-        rtol=rtol,
-        atol=atol,
-        sqnr=sqnr,
-        history=history,
-        reproducers=reproducers,
-        run_pickled_code=run_pickled_code,
-    )
 
     def work(terminal: Terminal) -> Answer:
         check_pipeline(pipeline)
+        varying = check_dynamic(dynamic or ())
         check_sources(source, inputs=inputs, trusted=run_pickled_code)
-        from fxopt.commands.outputs import check_output
+        from fxopt.commands.outputs import check_output, check_output_folder, is_folder_name
 
-        path = check_output(output, force=force)
+        check = partial(check_output_folder, source=source) if is_folder_name(output) else check_output
+        path = check(output, force=force)
         page = None if report is None else check_output(report, force=force, suffix=".html")
+        job = Job(
+            source=source,
+            pipeline=pipeline,
+            inputs=inputs,
+            seed=seed,
+            verify=verify,
+            strict=strict,
+            expect=expect,
+            rtol=rtol,
+            atol=atol,
+            sqnr=sqnr,
+            history=history,
+            reproducers=reproducers,
+            run_pickled_code=run_pickled_code,
+            dtype=dtype,
+            device=device,
+            dynamic=varying,
+        )
         with terminal.steps(6 if page is None else 7) as step:
             from fxopt.commands.optimized import optimized
             from fxopt_core import registry

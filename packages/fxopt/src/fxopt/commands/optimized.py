@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from fxopt.commands.data import passes_data, report_data, size_data
 from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.models.inputs import inputs_for
 from fxopt.commands.models.sources import Source, graph_of, read_source
-from fxopt.commands.outputs import write_graph
+from fxopt.commands.models.wanted import Wanted
+from fxopt.commands.outputs import write_folder, write_graph
 from fxopt.commands.parameters import Job
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
@@ -43,10 +45,11 @@ def optimized(
         CommandError: Anything that goes wrong; then nothing is saved.
     """
     step("reading")
-    source = read_source(job.source, run_pickled_code=job.run_pickled_code)
-    calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=job.run_pickled_code)
+    wanted = Wanted.read(job.dtype, job.device, job.dynamic)
+    source = read_source(job.source, run_pickled_code=job.run_pickled_code, wanted=wanted)
+    calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=job.run_pickled_code, wanted=wanted)
     step("capturing")
-    graph_module = graph_of(source, calls[0])
+    graph_module = graph_of(source, calls[0], wanted.dynamic)
     transformation = transformation or registry().pipeline(default_pipeline(graph_module))
     before, known = size_data(graph_module), len(history(graph_module))
     drawn = DrawnGraph.of(graph_module)
@@ -61,6 +64,7 @@ def optimized(
     # The ledger knows the graph before the passes of earlier commands.
     report = None if page is None else _drawn(step, source, graph_module, verification, seen, None if known else drawn)
     step("saving")
+    write = write_graph if path.suffix == ".pt2" else partial(write_folder, source=job.source)
     data = {
         "source": job.source,
         "pipeline": _pipeline_text(transformation, job.pipeline or transformation.name),
@@ -70,7 +74,7 @@ def optimized(
         "operations": kinds_between(drawn, DrawnGraph.of(graph_module)),
         "verification": None if verification is None else report_data(verification),
         "output": str(path),
-        "bytes": write_graph(graph_module, path, calls[0], keep_history=job.history),
+        "bytes": write(graph_module, path, calls[0], keep_history=job.history),
         "report": None if page is None else str(page),
     }
     if page is not None and report is not None:

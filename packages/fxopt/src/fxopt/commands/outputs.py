@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from fxopt.commands.checks import ARCHIVE, DESCRIBING, downloaded, is_hub_name
 from fxopt.commands.failures import ExitCode, FileError, blaming
 
 if TYPE_CHECKING:
@@ -33,6 +35,40 @@ def check_output(text: str, *, force: bool, suffix: str = ".pt2") -> Path:
         raise FileError(f"the output {text!r} {found}; give the path of a file")
     if not os.access(path.parent, os.W_OK):
         raise FileError(f"the output {text!r} cannot be written: the folder {str(path.parent)!r} is read-only")
+    if path.exists() and not force:
+        _ask(path)
+    return path
+
+
+def is_folder_name(text: str) -> bool:
+    """Whether an output names a folder: it has no suffix, or ends in a slash.
+
+    >>> is_folder_name("fast"), is_folder_name("v1.5/"), is_folder_name("fast.pt2")
+    (True, True, False)
+    """
+    return not Path(text).suffix or text.endswith(("/", os.sep))
+
+
+def check_output_folder(text: str, *, source: str, force: bool) -> Path:
+    """Return the path of the folder to write, after checking that it may be written.
+
+    A folder is replaced only if it holds an archive of fxopt, so that nothing else is lost.
+
+    Raises:
+        FileError: SOURCE is no folder in Hugging Face format, or something else is at the path.
+    """
+    path = Path(text)
+    if not is_hub_name(source) and not Path(source, "config.json").is_file():
+        raise FileError(
+            f"the output {text!r} has no suffix, so that it names a folder, and {source} is no folder in Hugging Face "
+            f"format, whose files it would hold; give the path of a file, such as {path.name}.pt2"
+        )
+    if not path.absolute().parent.is_dir():
+        raise FileError(f"the output {text!r} cannot be written: there is no folder {str(path.parent)!r}")
+    if path.exists() and not (path / ARCHIVE).is_file():
+        raise FileError(f"the output {text!r} exists and was not written by fxopt, which keeps it; give another path")
+    if path.exists() and Path(source).exists() and path.samefile(source):
+        raise FileError(f"the output {text!r} is SOURCE; give another path")
     if path.exists() and not force:
         _ask(path)
     return path
@@ -71,7 +107,7 @@ def write_graph(
 
     with blaming(ExitCode.CAPTURE):
         try:
-            call = () if inputs is None or _knows_its_inputs(graph_module) else (inputs.args, inputs.kwargs)
+            call = () if inputs is None or knows_its_inputs(graph_module) else (inputs.args, inputs.kwargs)
             save(graph_module, path, *call, ledger=keep_history)
         except CaptureError as error:
             if isinstance(error.__cause__, OSError):
@@ -80,7 +116,40 @@ def write_graph(
     return path.stat().st_size
 
 
-def _knows_its_inputs(graph_module: GraphModule) -> bool:
+def write_folder(
+    graph_module: GraphModule, path: Path, inputs: Inputs | None = None, *, source: str, keep_history: bool = True
+) -> int:
+    """Save a graph module in a folder, beside the files of SOURCE that describe the model and its tokenizer.
+
+    A folder at the path is replaced only once the new one is complete.
+
+    Returns:
+        The size of the archive in bytes.
+
+    Raises:
+        CommandError: It cannot be saved, or not at this path.
+    """
+    folder, former = (path.with_name(f".{path.name}.{os.getpid()}.{word}") for word in ("part", "former"))
+    try:
+        folder.mkdir()
+        origin = Path(source) if Path(source).exists() else downloaded(source)
+        for file in (found for pattern in DESCRIBING for found in origin.glob(pattern)):
+            if file.is_file() and not file.name.endswith(".index.json"):  # which is of weights in several files
+                shutil.copyfile(file, folder / file.name)
+        size = write_graph(graph_module, folder / ARCHIVE, inputs, keep_history=keep_history)
+        if path.exists():
+            path.rename(former)
+        folder.rename(path)
+    finally:
+        if former.exists() and not path.exists():
+            former.rename(path)
+        for left in (folder, former):
+            shutil.rmtree(left, ignore_errors=True)
+    return size
+
+
+def knows_its_inputs(graph_module: GraphModule) -> bool:
+    """Whether a graph module knows the shapes of its inputs, as captured ones do."""
     from fxopt_capture.archive.call import guards_in
     from fxopt_core import iter_nodes
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import typer
 
 from fxopt.commands.completion import complete_pipeline
 
-SOURCE_HELP = "A .pt2 archive, a folder in Hugging Face format, or package.module:factory."
+SOURCE_HELP = "A .pt2 archive, a folder in Hugging Face format, owner/name on its hub, or package.module:factory."
 
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
 ArchiveArgument = Annotated[
@@ -56,6 +57,22 @@ PickleOption = Annotated[
         "A pickle runs whatever code its author put into it: only for files that you trust like a program.",
     ),
 ]
+DtypeOption = Annotated[
+    Literal["float64", "float32", "bfloat16", "float16"] | None,
+    typer.Option("--dtype", help="Convert the model to this dtype before it is captured."),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", metavar="DEVICE", help="Move the model to this device, such as cuda, first.")
+]
+DynamicOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dynamic",
+        metavar="NAME=DIMS",
+        help="Dimensions of an input that vary, such as pixel_values=0,2,3; once for each input, and all others are "
+        "fixed. By default the first, and for text the second too.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -76,3 +93,6 @@ class Job:
     history: bool
     reproducers: str | None
     run_pickled_code: bool
+    dtype: str | None = None
+    device: str | None = None
+    dynamic: Mapping[str, Sequence[int]] = field(default_factory=dict)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.checks import check_archives
+from fxopt.commands.checks import archive_path, check_archives
 from fxopt.commands.failures import ExitCode, blaming
 from fxopt.commands.parameters import ArchiveArgument, JsonOption, PickleOption
 from fxopt.commands.terminal import Terminal, columns
@@ -37,7 +36,7 @@ def show_history(
 
     def work(terminal: Terminal) -> Answer:
         check_archives(archive, trusted=run_pickled_code)
-        data = None if run_pickled_code else read_history(Path(archive))
+        data = None if run_pickled_code else read_history(archive_path(archive))
         if data is None:
             data = _loaded_history(terminal, archive, run_pickled_code)
         return Answer(data, lambda terminal: terminal.raw("\n".join(_lines(data["passes"], verbose))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -15,6 +16,14 @@ from rich.text import Text
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
+
+_TALKATIVE = ("torchao", "torch.utils._pytree", "torch.onnx._internal.exporter._registration")
+
+
+def silence_imports() -> None:
+    """Let libraries not warn, on import, of parts that are not there and that nothing here needs."""
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class Steps:

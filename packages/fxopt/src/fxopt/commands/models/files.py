@@ -42,7 +42,7 @@ def from_pickle(path: Path) -> nn.Module:
     return found
 
 
-def from_folder(folder: Path) -> nn.Module:
+def from_folder(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
     """Return the model of a folder that `check_sources` let through, of the class that it names, in eval mode.
 
     Raises:
@@ -52,7 +52,10 @@ def from_folder(folder: Path) -> nn.Module:
     transformers.utils.logging.disable_progress_bar()
     model_class = _class_for(folder, transformers)
     try:
-        model: nn.Module = model_class.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        chosen = {} if dtype is None else {"dtype": dtype}
+        model: nn.Module = model_class.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, **chosen
+        )
     except Exception as error:  # transformers raises errors of many kinds
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise FileError(

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from fxopt.commands.checks import FLAG
 from fxopt.commands.failures import FileError
 from fxopt.commands.models.sources import Source, graph_of, read_source
+from fxopt.commands.models.wanted import Wanted
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
 from fxopt_capture.archive.call import call_to_save
@@ -30,7 +31,9 @@ _EMBEDDINGS = (torch.ops.aten.embedding.default, torch.nn.functional.embedding)
 _REACH = 200  # how many nodes to search for the embedding that an input indexes
 
 
-def inputs_for(source: Source, file: str | None, seed: int, *, run_pickled_code: bool = False) -> list[Inputs]:
+def inputs_for(
+    source: Source, file: str | None, seed: int, *, run_pickled_code: bool = False, wanted: Wanted | None = None
+) -> list[Inputs]:
     """Return the inputs of one or several calls.
 
     Args:
@@ -38,12 +41,14 @@ def inputs_for(source: Source, file: str | None, seed: int, *, run_pickled_code:
         file: the file of ``--inputs``, or None.
         seed: seed of random inputs.
         run_pickled_code: whether pickles may be opened.
+        wanted: the dtype and device of inputs that are read from a file; by default as they are there.
 
     Raises:
         FileError: The file cannot be used, or none is given and the model does not say what it takes.
     """
     if file is not None:
-        return read_file_of_inputs(Path(file), run_pickled_code=run_pickled_code)
+        found = read_file_of_inputs(Path(file), run_pickled_code=run_pickled_code)
+        return [wanted.moved(inputs) for inputs in found] if wanted else found
     if source.inputs is not None:
         return [source.inputs]
     try:
@@ -167,7 +172,14 @@ def _rows(user: Node, index: Node, module: nn.Module) -> int | None:
 
 
 def prepared(
-    step: Steps, text: str, pipeline: str | None, inputs: str | None, seed: int, *, run_pickled_code: bool
+    step: Steps,
+    text: str,
+    pipeline: str | None,
+    inputs: str | None,
+    seed: int,
+    *,
+    run_pickled_code: bool,
+    wanted: Wanted | None = None,
 ) -> tuple[GraphModule, Transformation, list[Inputs]]:
     """Return the graph of a source, a pipeline, and inputs; the steps "reading" and "capturing" are announced.
 
@@ -176,8 +188,8 @@ def prepared(
     """
     chosen = None if pipeline is None else registry().pipeline(pipeline)
     step("reading")
-    source = read_source(text, run_pickled_code=run_pickled_code)
-    calls = inputs_for(source, inputs, seed, run_pickled_code=run_pickled_code)
+    source = read_source(text, run_pickled_code=run_pickled_code, wanted=wanted)
+    calls = inputs_for(source, inputs, seed, run_pickled_code=run_pickled_code, wanted=wanted)
     step("capturing")
-    graph_module = graph_of(source, calls[0])
+    graph_module = graph_of(source, calls[0], None if wanted is None else wanted.dynamic)
     return graph_module, chosen or registry().pipeline(default_pipeline(graph_module)), calls

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
+from torch.export import Dim
 from torch.fx import GraphModule
 
-from fxopt.commands.checks import FLAG, check_archives, check_sources
+from fxopt.commands.checks import FLAG, archive_path, check_archives, check_sources, is_hub_name, source_path
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
 from fxopt.commands.models.factories import from_factory
 from fxopt.commands.models.files import from_folder, from_pickle, is_program
+from fxopt.commands.models.wanted import Wanted
 from fxopt_capture import capture, load
 from fxopt_core import CaptureError, faithful_copy
 from fxopt_tools import Inputs
@@ -32,23 +35,26 @@ class Source:
     inputs: Inputs | None = None
 
 
-def read_source(text: str, *, run_pickled_code: bool = False) -> Source:
+def read_source(text: str, *, run_pickled_code: bool = False, wanted: Wanted | None = None) -> Source:
     """Read SOURCE.
 
     Args:
-        text: a path, or ``package.module:factory``.
+        text: a path, the name of a model on the hub, or ``package.module:factory``.
         run_pickled_code: whether pickles may be opened.
+        wanted: the dtype and device of the model; by default its own.
 
     Raises:
         CommandError: There is nothing of that name, or it holds no model.
     """
     check_sources(text, trusted=run_pickled_code)
-    path = Path(text)
-    if path.is_dir():
-        return Source(text, from_folder(path))
-    if path.exists():
-        return Source(text, read_file(path, run_pickled_code=run_pickled_code))
-    return Source(text, *from_factory(text))
+    wanted = wanted or Wanted()
+    if not Path(text).exists() and not is_hub_name(text):
+        model, inputs = from_factory(text)
+    else:
+        path, inputs = source_path(text), None
+        is_folder = path.is_dir()
+        model = from_folder(path, wanted.dtype) if is_folder else read_file(path, run_pickled_code=run_pickled_code)
+    return Source(text, *wanted.placed(text, model, inputs))
 
 
 def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
@@ -58,7 +64,7 @@ def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
         CommandError: There is none.
     """
     check_archives(text, trusted=run_pickled_code)
-    model = read_file(Path(text), run_pickled_code=run_pickled_code)
+    model = read_file(archive_path(text), run_pickled_code=run_pickled_code)
     if not isinstance(model, GraphModule):
         raise FileError(
             f"{text} holds a {type(model).__name__}, expected a graph module, as `fxopt optimize` writes it"
@@ -81,8 +87,13 @@ def read_file(path: Path, *, run_pickled_code: bool) -> nn.Module:
         raise FileError(f"{error}{hint}") from error
 
 
-def graph_of(source: Source, inputs: Inputs) -> GraphModule:
+def graph_of(source: Source, inputs: Inputs, dynamic: Mapping[str, Sequence[int]] | None = None) -> GraphModule:
     """Return a graph of a source, which is not changed itself.
+
+    Args:
+        source: the model.
+        inputs: what it is captured with.
+        dynamic: the dimensions that vary, by input; by default what `capture` chooses.
 
     Raises:
         CommandError: It cannot be captured, or does not take the inputs.
@@ -91,7 +102,8 @@ def graph_of(source: Source, inputs: Inputs) -> GraphModule:
         return faithful_copy(source.model)
     with blaming(ExitCode.CAPTURE):
         try:
-            return capture(source.model, inputs.args, inputs.kwargs)
+            shapes = {name: dict.fromkeys(each, Dim.DYNAMIC) for name, each in (dynamic or {}).items()}
+            return capture(source.model, inputs.args, inputs.kwargs, dynamic_shapes=shapes or None)
         except RecursionError as error:
             raise CommandError(
                 f"{source.text} is nested too deeply to be captured: {error}", ExitCode.CAPTURE

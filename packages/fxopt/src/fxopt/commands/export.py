@@ -1,0 +1,169 @@
+"""`fxopt export SOURCE --onnx FILE`: a model or an archive as ONNX, compared with onnxruntime."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import warnings
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fxopt.commands.answer import Answer, answer
+from fxopt.commands.checks import check_sources
+from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
+from fxopt.commands.parameters import ForceOption, InputsOption, JsonOption, PickleOption, SeedOption, SourceArgument
+from fxopt.commands.terminal import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch.fx import GraphModule
+
+    from fxopt_tools import Inputs
+
+_RTOL, _ATOL = 1e-3, 1e-4  # onnxruntime computes in other orders
+OnnxOption = Annotated[str, typer.Option("--onnx", metavar="FILE", help="The .onnx file to write.")]
+
+
+def export(
+    source: SourceArgument,
+    onnx: OnnxOption,
+    inputs: InputsOption = None,
+    seed: SeedOption = 0,
+    force: ForceOption = False,
+    run_pickled_code: PickleOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model or an optimized archive as ONNX.
+
+    Sizes that vary in the graph vary in the file. Where onnxruntime is installed, it runs the file, which is kept only
+    if the outputs agree. The file has no history.
+    """
+
+    def work(terminal: Terminal) -> Answer:
+        check_sources(source, inputs=inputs, trusted=run_pickled_code)
+        missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+        if missing:
+            raise FileError(f"writing ONNX needs {' and '.join(missing)}: pip install onnx onnxscript")
+        from fxopt.commands.outputs import check_output
+
+        path = check_output(onnx, force=force, suffix=".onnx")
+        with terminal.steps(5) as step:
+            from fxopt.commands.models.inputs import inputs_for
+            from fxopt.commands.models.sources import graph_of, read_source
+
+            step("reading")
+            model = read_source(source, run_pickled_code=run_pickled_code)
+            calls = inputs_for(model, inputs, seed, run_pickled_code=run_pickled_code)
+            step("capturing")
+            graph_module = graph_of(model, calls[0])
+            step("exporting")
+            data = _exported(graph_module, calls[0], path)
+        return Answer(data, lambda terminal: _show(terminal, data))
+
+    answer(work, as_json=as_json)
+
+
+def _exported(graph_module: GraphModule, inputs: Inputs, path: Path) -> dict[str, Any]:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    from fxopt.commands.outputs import knows_its_inputs
+    from fxopt_capture.archive.call import call_to_save, guards_to_state
+    from fxopt_capture.archive.export import export_graph
+
+    with torch.inference_mode(), blaming(ExitCode.FILE):
+        leaves = pytree.tree_leaves_with_path(graph_module(*inputs.args, **inputs.kwargs))
+    expected = {_name(key): leaf for key, leaf in leaves if isinstance(leaf, torch.Tensor)}
+    with blaming(ExitCode.CAPTURE):
+        known = knows_its_inputs(graph_module)
+        call, _ = call_to_save(graph_module, None if known else inputs.args, None if known else inputs.kwargs, None)
+        program = export_graph(graph_module, call, guards_to_state(graph_module, call))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
+            made: Any = torch.onnx.export(program, (), dynamo=True, verbose=False, output_names=list(expected))
+    except Exception as error:  # torch.onnx raises errors of many kinds
+        reason = str(error).partition("\n")[0]
+        raise CommandError(
+            f"torch.onnx.export cannot export the graph: {type(error).__name__}: {reason}. A pass may have put "
+            "operators into it that ONNX lacks: try the archive of `fxopt optimize -p inference`",
+            ExitCode.CAPTURE,
+        ) from error
+    with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.absolute().parent) as folder:
+        file = Path(folder, path.name)
+        made.save(file)
+        found = _ran(file, graph_module, inputs)
+        difference = None if found is None else _error(found, list(expected.values()))
+        for each in sorted(Path(folder).iterdir(), reverse=True):  # weights beyond 2 GB have a file of their own
+            each.replace(path.with_name(each.name))
+    return {
+        "output": str(path),
+        "bytes": path.stat().st_size,
+        "outputs": list(expected),
+        "max_absolute_error": difference,
+    }
+
+
+def _name(path: Any) -> str:
+    """Return a name for an output from its place in what the model returns."""
+    from torch.utils import _pytree as pytree
+
+    return "_".join(re.findall(r"\w+", pytree.keystr(path))) or "output"
+
+
+def _ran(path: Path, graph_module: GraphModule, inputs: Inputs) -> list[torch.Tensor] | None:
+    """Return what onnxruntime computes; None where it is not installed, or has no tensors of a dtype."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    tensors = [
+        leaf for leaf in pytree.tree_leaves((inputs.args, dict(inputs.kwargs))) if isinstance(leaf, torch.Tensor)
+    ]
+    dtypes = {tensor.dtype for tensor in (*tensors, *graph_module.parameters())}
+    if find_spec("onnxruntime") is None or torch.bfloat16 in dtypes:
+        return None
+    session = import_module("onnxruntime").InferenceSession(path)
+    names = [each.name for each in session.get_inputs()]
+    values = {name: tensor.cpu().numpy() for name, tensor in zip(names, tensors, strict=True)}
+    return [torch.from_numpy(found) for found in session.run(None, values)]
+
+
+def _error(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """Return the largest difference.
+
+    Raises:
+        CommandError: It is larger than allowed.
+    """
+    import torch
+
+    for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if not torch.allclose(one, other.cpu(), rtol=_RTOL, atol=_ATOL):
+            raise CommandError(
+                f"output {place} of the ONNX file differs in onnxruntime by up to {_distance(one, other):.3g}, more "
+                f"than rtol {_RTOL} and atol {_ATOL} allow; nothing was written",
+                ExitCode.DIFFERS,
+            )
+    return max(map(_distance, found, expected), default=0.0)
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.double() - other.cpu().double()).abs().max()) if one.numel() else 0.0
+
+
+def _show(terminal: Terminal, data: dict[str, Any]) -> None:
+    from fxopt.reporting.tables import bytes_text
+
+    error = data["max_absolute_error"]
+    checked = (
+        "not verified: onnxruntime is not installed, or lacks the dtype"
+        if error is None
+        else (f"passed: onnxruntime differs by at most {error:.3g}")
+    )
+    terminal.print(f"{data['output']} ({bytes_text(data['bytes'])}): {', '.join(data['outputs'])}")
+    terminal.print(checked)

@@ -1,0 +1,60 @@
+"""`--dtype`, `--device`, `--dynamic`, and outputs that are folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from command_runs import fxopt, fxopt_json
+
+from fxopt_capture.archive.files import load
+
+ATTENTION = "command_models:attention"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_model_and_its_inputs_have_the_dtype_and_the_named_sizes_vary(folder: Path) -> None:
+    wanted = ("--dtype", "float64", "--device", "cpu", "--dynamic", "x=1")
+    data = fxopt_json("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.pt2", *wanted)
+    assert [output["dtype"] for output in data["verification"]["outputs"]] == ["float64"]
+    program = load("out.pt2")
+    assert next(program.parameters()).element_size() == 8
+    x = torch.zeros(2, 9, 8, dtype=torch.float64)
+    assert program(x).shape == (2, 9, 4)
+    with pytest.raises(Exception, match="has size 3 in dimension 0, where the graph was captured for 2"):
+        program(x[:1].expand(3, 9, 8))
+    again = fxopt("bench", "out.pt2", "--dtype", "float32", code=2).stderr
+    assert "out.pt2 is a graph already, whose dtype, device and dynamic sizes are those of its capture" in again
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words", "code"),
+    [
+        ("--dtype", "int8", "is not one of", 2),
+        ("--device", "nowhere", "--device nowhere cannot be used here", 2),
+        ("--device", "meta", "has no values to optimize", 2),
+        ("--dynamic", "x", "is not NAME=DIMENSION,...; expected such as pixel_values=0,2,3", 2),
+        ("--dynamic", "y=0", "dynamic_shapes names 'y', which is not among the tensor inputs", 4),
+    ],
+)
+def test_what_cannot_be_had(option: str, value: str, words: str, code: int, folder: Path) -> None:
+    assert words in " ".join(fxopt("optimize", ATTENTION, "-o", "out.pt2", option, value, code=code).stderr.split())
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_is_written_for_a_folder_alone_and_replaces_no_other(folder: Path) -> None:
+    said = fxopt("optimize", ATTENTION, "-o", "out", code=3).stderr
+    assert "names a folder, and command_models:attention is no folder in Hugging Face format" in said
+    (folder / "bert").mkdir()
+    (folder / "bert" / "config.json").write_text("{}")
+    (folder / "mine").mkdir()
+    pytest.importorskip("transformers")
+    assert "was not written by fxopt, which keeps it" in fxopt("optimize", "bert", "-o", "mine", code=3).stderr
+    assert "there is no folder 'nowhere'" in fxopt("optimize", "bert", "-o", "nowhere/out", code=3).stderr

