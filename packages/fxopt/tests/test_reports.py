@@ -316,7 +316,7 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
     page = Page(made._repr_html_())
     ((name, attributes),) = page.elements
     assert name == "iframe"
-    assert attributes["sandbox"] == "allow-scripts"
+    assert attributes["sandbox"] == "allow-scripts allow-downloads"
     assert attributes["srcdoc"] == made.html
     assert repr(made) == "<report '\"quoted\" <title>' on <picture of 10 nodes before and 10 after>>"
 

@@ -52,6 +52,14 @@ ReportOption = Annotated[
     str | None,
     typer.Option("--report", metavar="FILE", help="Also write a report: an .html file for a browser."),
 ]
+TimesOption = Annotated[
+    bool,
+    typer.Option(
+        "--times",
+        help="Also measure calls of SOURCE and of the result on the first inputs, taking turns, for the answer and the "
+        "report.",
+    ),
+]
 ReproducersOption = Annotated[
     str | None,
     typer.Option(
@@ -79,6 +87,7 @@ def optimize(
     dynamic: DynamicOption = None,
     history: HistoryOption = True,
     report: ReportOption = None,
+    times: TimesOption = False,
     reproducers: ReproducersOption = None,
     force: ForceOption = False,
     run_pickled_code: PickleOption = False,
@@ -115,8 +124,9 @@ def optimize(
             dtype=dtype,
             device=device,
             dynamic=varying,
+            times=times,
         )
-        with terminal.steps(6 if page is None else 7) as step:
+        with terminal.steps(6 + (page is not None) + times) as step:
             from fxopt.commands.optimized import optimized
             from fxopt_core import registry
 
@@ -139,5 +149,11 @@ def _show(terminal: Terminal, data: dict[str, Any], text: str) -> None:
     nodes = f"{data['before']['nodes']} -> {data['after']['nodes']} nodes"
     terminal.print(f"{data['output']} ({bytes_text(data['bytes'])}): {counted(rewritten, 'site')} rewritten, {nodes}")
     terminal.print(f"operations: {kinds_text(data['operations'])}")
+    if data["times"] is not None:
+        from fxopt_rewrite.speed import Times
+
+        before, after = (Times(tuple(seconds)) for seconds in data["times"].values())
+        ratio = f"{before.median / after.median:.2f} times as fast"
+        terminal.print(f"calls of SOURCE: {before}; of the result: {after}; {ratio}")
     if data["report"] is not None:
         terminal.print(f"{data['report']}: the report, to open in a browser")

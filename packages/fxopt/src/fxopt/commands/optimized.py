@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from fxopt.reporting.drawn import DrawnGraph
 from fxopt_core import History, PassOptionError, Transformation, VerificationError, history, instrumented, registry
 from fxopt_core.passes.call import Demands
 from fxopt_tools import Inputs, Observation, Reproducers, Statistics, Timing, VerificationReport, verify
+from fxopt_tools.experiments.bench import Sampler
+
+_ROUNDS = 30
 
 
 def optimized(
@@ -61,8 +65,10 @@ def optimized(
         Demands(expect=job.expect, strict=job.strict).check(transformation.name, records)
     step("verifying")
     verification = _verified(source, graph_module, calls, job) if job.verify else None
+    times = _times(step, source, graph_module, calls[0], job.seed) if job.times else None
     # The ledger knows the graph before the passes of earlier commands.
-    report = None if page is None else _drawn(step, source, graph_module, verification, seen, None if known else drawn)
+    former = None if known else drawn
+    report = None if page is None else _drawn(step, source, graph_module, verification, seen, former, times)
     step("saving")
     write = write_graph if path.suffix == ".pt2" else partial(write_folder, source=job.source)
     data = {
@@ -72,6 +78,7 @@ def optimized(
         "before": before,
         "after": size_data(graph_module),
         "operations": kinds_between(drawn, DrawnGraph.of(graph_module)),
+        "times": times,
         "verification": None if verification is None else report_data(verification),
         "output": str(path),
         "bytes": write(graph_module, path, calls[0], keep_history=job.history),
@@ -110,6 +117,16 @@ def _verified(source: Source, graph_module: GraphModule, calls: list[Inputs], jo
     return found
 
 
+def _times(
+    step: Steps, source: Source, graph_module: GraphModule, inputs: Inputs, seed: int
+) -> dict[str, tuple[float, ...]]:
+    """Return the seconds of calls of SOURCE as it is and of the result, measured in the same rounds."""
+    step("measuring")
+    with blaming(ExitCode.FILE):
+        found = Sampler(inputs, rounds=_ROUNDS, seed=seed).measure(source.model, graph_module)
+    return {name: times.seconds for name, times in zip(("original", "transformed"), found, strict=True)}
+
+
 def _drawn(
     step: Steps,
     source: Source,
@@ -117,11 +134,18 @@ def _drawn(
     verification: VerificationReport | None,
     seen: Observation,
     before: DrawnGraph | None,
+    times: Mapping[str, Sequence[float]] | None,
 ) -> Report:
     step("drawing")
     title = f"{source.text} after fxopt"
     report = report_on(
-        source.model, graph_module, title=title, verification=verification, observation=seen, before=before
+        source.model,
+        graph_module,
+        title=title,
+        verification=verification,
+        observation=seen,
+        before=before,
+        speed=times,
     )
     report.html  # noqa: B018  # made now, so that nothing is saved if that fails
     return report

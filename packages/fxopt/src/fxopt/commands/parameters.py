@@ -96,3 +96,4 @@ class Job:
     dtype: str | None = None
     device: str | None = None
     dynamic: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    times: bool = False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +9,8 @@ import typer
 
 from fxopt.commands.answer import Answer, answer
 from fxopt.commands.checks import check_archives
-from fxopt.commands.failures import ExitCode, blaming
+from fxopt.commands.failures import ExitCode, FileError, blaming
+from fxopt.commands.one_page import show_once
 from fxopt.commands.parameters import ForceOption, JsonOption, PickleOption
 from fxopt.commands.terminal import Terminal
 
@@ -49,10 +48,13 @@ def view(
             step("drawing")
             with blaming(ExitCode.FILE):
                 page = report(None, graph_module, title=Path(archive).name)
-                if path is None:
-                    path = Path(tempfile.mkdtemp(prefix="fxopt-"), f"{Path(archive).stem}.html")
-                page.save(path, force=True)
-        opened = output is None and webbrowser.open(path.as_uri())
-        return Answer({"page": str(path), "opened": opened}, lambda terminal: terminal.print(f"{page}\n{path}"))
+                if path is not None:
+                    page.save(path, force=True)
+                html = page.html
+        if path is None and not show_once(html):
+            raise FileError("no browser fetched the page; write it to a file instead: -o FILE.html")
+        where = None if path is None else str(path)
+        text = f"{page}\n{where or 'shown in the browser'}"
+        return Answer({"page": where, "opened": path is None}, lambda terminal: terminal.print(text))
 
     answer(work, as_json=as_json)

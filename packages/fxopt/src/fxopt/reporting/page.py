@@ -49,6 +49,7 @@ class Contents:
         timing: times of the passes.
         statistics: counts of what the passes did.
         speed: seconds of calls, by what was called; the first is the original.
+        weights: what to say of the weights of a module or tensor after the passes, by target.
     """
 
     title: str
@@ -60,6 +61,7 @@ class Contents:
     timing: Timing | None = None
     statistics: Statistics | None = None
     speed: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)
 
 
 def page(contents: Contents) -> str:
@@ -67,6 +69,7 @@ def page(contents: Contents) -> str:
     style, script = asset("report.css"), asset("report.js")
     policy = (
         f"default-src 'none'; style-src {hash_source(style)}; script-src {hash_source(script)}; "
+        "img-src data:; "  # the drawing, on its way to a PNG
         "base-uri 'none'; form-action 'none'"
     )
     head = tag(
@@ -84,7 +87,7 @@ def page(contents: Contents) -> str:
         _header(contents),
         tag("main", *_sections(contents)),
         _footer(),
-        tag("script", drawing_json(contents.picture), type="application/json", id="fxopt-data"),
+        tag("script", drawing_json(contents.picture, contents.weights), type="application/json", id="fxopt-data"),
         tag("script", Html(script)),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
@@ -200,6 +203,8 @@ def _tools(both: bool) -> Html:
     zooms = (("out", "−", "Zoom out"), ("one", "1:1", "Full size"), ("in", "+", "Zoom in"), ("fit", "fit", "Show all"))
     zoom = tag("span", (_button(name, text, label) for name, text, label in zooms), class_="group")
     label = "Search nodes and modules"
+    kinds = (("svg", "SVG", "Save the graph as SVG"), ("png", "PNG", "Save the graph as PNG"))
+    saving = tag("span", (_button(name, text, label) for name, text, label in kinds), class_="group")
     search = tag("input", type="search", id="search", placeholder=label, aria_label=label)
     views = (("both", "Both", "true"), ("pane-before", "Before", "false"), ("pane-after", "After", "false"))
     view = (tag("button", text, type="button", data_open=name, aria_pressed=pressed) for name, text, pressed in views)
@@ -212,6 +217,7 @@ def _tools(both: bool) -> Html:
         search,
         tag("output", "", id="found", aria_live="polite"),
         tag("span", view, class_="group") if both else None,
+        saving,
         class_="tools",
     )
 

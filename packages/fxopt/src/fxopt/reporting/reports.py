@@ -16,6 +16,7 @@ from fxopt.reporting.comparison import kinds_text
 from fxopt.reporting.drawn import DrawnGraph
 from fxopt.reporting.page import Contents, page
 from fxopt.reporting.pictures import Picture, picture
+from fxopt.reporting.weights import weights_of
 from fxopt_core import PreconditionError, registry
 from fxopt_core.ledger.records import ledger_of
 from fxopt_tools import Observation, Size, Statistics, Timing, VerificationReport
@@ -91,7 +92,7 @@ class Report:
     def _repr_html_(self) -> str:
         """Return the page for a notebook, in a frame of its own that isolates its styles and scripts."""
         return (
-            f'<iframe sandbox="allow-scripts" title="{html.escape(self.contents.title)}" width="100%" '
+            f'<iframe sandbox="allow-scripts allow-downloads" title="{html.escape(self.contents.title)}" width="100%" '
             f'height="{_FRAME_HEIGHT}" style="border:1px solid #8885;border-radius:6px" '
             f'srcdoc="{html.escape(self.html)}"></iframe>'
         )
@@ -151,6 +152,7 @@ def report(
         verification=verification,
         timing=timing if timing is not None or observation is None else observation.timing,
         statistics=statistics if statistics is not None or observation is None else observation.statistics,
+        weights=weights_of(transformed),
         speed={name: tuple(map(float, seconds)) for name, seconds in (speed or {}).items()},
     )
     return Report(contents)

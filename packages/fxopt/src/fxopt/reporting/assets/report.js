@@ -67,6 +67,9 @@
     return path;
   };
 
+  // "float32[2, 8, 384]" as it stands beside an edge: 2 × 8 × 384.
+  const sizes = (value) => { const found = /\[(.+)\]$/.exec(value); return found ? found[1].split(", ").map((size) => (size.length > 6 ? "…" : size)).join(" × ") : ""; };
+
   function drawNode(pane, i, parent) {
     const node = pane.nodes[i], width = pane.widths[i], status = mark(node), base = look(node);
     const group = make("g", { class: `node ${nodes.category[node]} ${base}${status !== base ? " " + status : ""}`,
@@ -78,6 +81,8 @@
     make("text", { x: 13, y: nodes.caption[node] ? 17 : 24 }, group, nodes.label[node]);
     if (nodes.caption[node]) make("text", { class: "caption", x: 13, y: 32 }, group, nodes.caption[node]);
     if (SIGNS[base]) make("text", { class: "sign", x: width - 7, y: 16 }, group, SIGNS[base]);
+    const shape = sizes(nodes.value[node]);
+    if (shape && (pane.users.get(node) || []).length) make("text", { class: "shape", x: width / 2 + 5, y: data.height + 11 }, group, shape);
     const far = pane.far.get(node);
     if (far) {
       const more = far.length > 1 ? ` +${far.length - 1}` : "", name = nodes.name[far[0]];
@@ -257,6 +262,7 @@
     links(status === "removed" ? "Became" : "Came from", nodes.links[node].filter((each) => each !== node));
     fact("Operation", `${nodes.op[node]} ${nodes.target[node]}`);
     fact("Module", nodes.module[node]);
+    fact("Weights", nodes.weights[node]);
     fact("Value", nodes.value[node]);
     fact("Arguments", nodes.arguments[node]);
     fact("Arguments before", nodes.former[node]);
@@ -364,7 +370,50 @@
       pane.ruler.onpointerup = () => { pane.ruler.onpointermove = null; };
     });
   }
-  const actions = { in: () => zoom(1.3), out: () => zoom(1 / 1.3), fit, one: () => setScale(1), next: () => step(1), previous: () => step(-1) };
+  // The graphs that are open, whole, as a drawing of its own: in the colours of the page, with no script.
+  function drawing() {
+    const shown = open(), margin = 20, title = 26;
+    const width = shown.reduce((sum, pane) => sum + pane.width + 2 * margin, 0), height = data.total + 2 * margin + title;
+    const svg = make("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}` });
+    const colours = getComputedStyle(document.documentElement);
+    const rules = [...document.styleSheets[0].cssRules].map((rule) => rule.cssText).filter((text) => text.startsWith("svg "));
+    make("style", {}, svg, rules.join("\n").replace(/var\((--[\w-]+)\)/g, (_, name) => colours.getPropertyValue(name).trim()));
+    make("rect", { width, height, fill: colours.getPropertyValue("--page").trim() }, svg);
+    let left = margin;
+    for (const pane of shown) {
+      make("text", { x: left, y: margin, "font-family": "system-ui, sans-serif", "font-size": 14, fill: colours.getPropertyValue("--muted").trim() }, svg, pane.frame.querySelector("h3").textContent);
+      const world = make("g", { transform: `translate(${left} ${margin + title})` }, svg);
+      const copy = { ...pane, lines: make("g", {}, world), boxes: make("g", {}, world) };
+      drawEdges(copy, -Infinity, Infinity, true);
+      pane.nodes.forEach((_, i) => drawNode(copy, i, copy.boxes));
+      left += pane.width + 2 * margin;
+    }
+    return { text: new XMLSerializer().serializeToString(svg), width, height };
+  }
+  function keep(blob, suffix) {
+    const link = html("a"), name = document.title.replace(/[^\w.-]+/g, "-").replace(/^-+|-+$/g, "") || "graph";
+    link.href = URL.createObjectURL(blob);
+    link.download = `${name}.${suffix}`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+  }
+  const saveSvg = () => keep(new Blob([drawing().text], { type: "image/svg+xml" }), "svg");
+  function savePng() {
+    const { text, width, height } = drawing(), image = new Image();
+    // Browsers have no larger canvases.
+    const scale = Math.min(2, 16000 / width, 16000 / height, Math.sqrt(1e8 / (width * height)));
+    image.onload = () => {
+      const canvas = html("canvas");
+      canvas.width = Math.max(1, Math.floor(width * scale));
+      canvas.height = Math.max(1, Math.floor(height * scale));
+      canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+      canvas.toBlob((blob) => keep(blob, "png"), "image/png");
+    };
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+  }
+  const actions = {
+    svg: saveSvg, png: savePng, in: () => zoom(1.3), out: () => zoom(1 / 1.3), fit, one: () => setScale(1), next: () => step(1), previous: () => step(-1),
+  };
   document.querySelectorAll("[data-do]").forEach((button) => button.addEventListener("click", () => actions[button.dataset.do]()));
   document.querySelectorAll("[data-open]").forEach((button) => button.addEventListener("click", () => {
     for (const pane of panes) pane.frame.hidden = button.dataset.open !== "both" && button.dataset.open !== pane.id;
