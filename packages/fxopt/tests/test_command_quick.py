@@ -33,6 +33,7 @@ def test_errors_about_files_do_not_wait_for_torch(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo" / "model.safetensors")
     cases = {
         ("history", "nowhere.pt2"): "there is no file or folder 'nowhere.pt2'",
+        ("bench", "nowhere/model.pt2"): "there is no file or folder 'nowhere/model.pt2'; expected a .pt2 archive",
         ("history", "notes.pt2"): "'notes.pt2' is no archive (File is not a zip file)",
         ("undo", "half.pt2", "-o", "out.pt2"): "'half.pt2' is cut off or damaged",
         ("view", "empty"): "'empty' is a directory, and no file",

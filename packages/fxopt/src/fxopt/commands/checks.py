@@ -26,7 +26,7 @@ DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")
 """The files of a folder in Hugging Face format that describe model and tokenizer, and hold no weights."""
 _EXPECTED = "expected a .pt2 archive, a folder in Hugging Face format, owner/name on the hub, or package.module:factory"
 _ARCHIVE = "give a file that torch.export.save or fxopt has written"
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_NAME = re.compile(r"(?!.*\.(pt2|pt|pth|py|safetensors|onnx)$)[\w-][\w.-]*/[\w-][\w.-]*")
 _DYNAMIC = re.compile(r"[^\W\d]\w*=\d{1,2}(,\d{1,2})*")
 
 
