@@ -22,7 +22,7 @@ from fxopt_capture.call.nesting import nesting_of
 from fxopt_capture.call.structures import name_inputs, register_structures, return_sizes, separate_names, structures_of
 from fxopt_capture.captured import CapturedModule, assemble
 from fxopt_capture.export.compare import GraphError, difference, effect_of
-from fxopt_capture.export.dynamic import distinct_tensors
+from fxopt_capture.export.dynamic import batch_dimension, distinct_tensors
 from fxopt_capture.export.failure import first_line, source_of
 from fxopt_capture.export.modes import training_note
 from fxopt_capture.export.observer import Observer
@@ -36,7 +36,15 @@ from fxopt_capture.graph.tidy import place_attributes, tidy
 from fxopt_capture.huggingface.clients import keep_attributes
 from fxopt_capture.huggingface.computed_buffers import computed_buffers
 from fxopt_capture.huggingface.configurations import configurations_kept
-from fxopt_capture.huggingface.models import cache_choice, dynamic_dimensions, is_pretrained, no_cache, preparations
+from fxopt_capture.huggingface.models import (
+    cache_choice,
+    dynamic_dimensions,
+    dynamic_dimensions_around,
+    is_pretrained,
+    no_cache,
+    preparations,
+    pretrained_models,
+)
 from fxopt_capture.huggingface.stored_names import keep_stored_names
 from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_capture.weightless import device_for, is_weightless, off_meta, with_values
@@ -87,7 +95,8 @@ def capture(
         kwargs: keyword example arguments. Tensors, and containers with tensors, become inputs of the graph; all else is
             baked in.
         dynamic_shapes: which sizes may vary, as in ``torch.export.export``, by argument name. None: the first dimension
-            of every tensor where the model allows it, and for Hugging Face models that of the sequence too.
+            of every tensor, the length of texts for Hugging Face models, also inside of others, and height and width of
+            images that convolutions read, where the model allows it.
         compare: whether to compare model and graph on the example. Without it, a graph that computes something else is
             not noticed; for models so large that a call of them takes too long.
 
@@ -153,9 +162,10 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: 
 def _captured(request: Request, *, compare: bool) -> CapturedModule:
     """Capture with a cache where the model makes one, and that can be captured."""
     model, form = request.model, request.form
-    if not is_pretrained(model):
+    if not pretrained_models(model):
         return _capture_request(request, compare=compare)
-    request = replace(request, dimensions_of=dynamic_dimensions, preparations=preparations(model))
+    dimensions = (dynamic_dimensions,) if is_pretrained(model) else (dynamic_dimensions_around, batch_dimension)
+    request = replace(request, dimensions=dimensions, preparations=preparations(model))
     try:
         return _capture_request(request, compare=compare)
     except CaptureError as error:

@@ -25,6 +25,7 @@ _NAMES = """
 """
 _FUNCTIONS = frozenset(_NAMES.split())
 _CHOICES = frozenset({"Max", "Min"})  # which sympy compares with each other, two and two
+_SUMS = frozenset({"Add", "Mul", "Identity"})  # what is multiplied out; other functions are one factor
 _POWERS = frozenset({"FloatPow", "Pow", "PowByNatural"})
 _NUMBERS = frozenset({"Float", "Integer", "Rational"})
 _TRUTHS = frozenset({"true", "false", "True", "False"})
@@ -74,6 +75,10 @@ def _power(base: Bounds, exponent: ast.expr) -> Bounds:
         raise _Refused
     times = max(1.0, abs(float(value)))  # type: ignore[arg-type]  # as above
     return _bounded((base[0] * times, base[1] ** times))
+
+
+def _named(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 class _Grammar:
@@ -138,8 +143,20 @@ class _Sizes(_Grammar):
             return _power(self.bounds(base), exponent)
         if name not in _FUNCTIONS | _NUMBERS:
             raise _Refused
+        if name in _CHOICES:
+            bits, terms = self._choice(node)
+            _bounded((bits, terms**2))
+            return bits, 1.0
         bits, terms = _joined([self.bounds(each) for each in node.args], multiplied=name == "Mul")
-        return _bounded((bits, terms**2 if name in _CHOICES else terms))
+        return bits, terms if name in _SUMS else 1.0
+
+    def _choice(self, node: ast.expr) -> Bounds:
+        """Return the bounds of what a choice compares, with choices among its arguments, which sympy makes one of."""
+        if not isinstance(node, ast.Call) or _named(node.func) not in _CHOICES:
+            return self.bounds(node)
+        if node.keywords:
+            raise _Refused
+        return _joined([self._choice(each) for each in node.args], multiplied=False)
 
 
 @lru_cache(maxsize=4096)
@@ -160,10 +177,6 @@ _MODULES = {
     "math": frozenset({"ceil", "fabs", "floor", "sqrt", "trunc"}),
     "torch": frozenset({"sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "_sym_sqrt", "sym_sqrt"}),
 }
-
-
-def _named(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 class _Conditions(_Grammar):

@@ -69,6 +69,16 @@ def difference(
     )
 
 
+def takes(model: nn.Module, form: CallForm, inputs: Mapping[str, object], weights: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a model raises no exception when it is called as in `difference`."""
+    given = _cloned(inputs)
+    try:
+        _run(model, *form.arguments(given), given, weights, gradients=False)
+    except Exception:  # whatever the model raises
+        return False
+    return True
+
+
 def _run(
     module: nn.Module,
     args: Sequence[object],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.export import Dim, ShapesCollection
 from torch.utils import _pytree as pytree
 
 from fxopt_capture.call.arguments import CallForm
+from fxopt_capture.export.images import SMALLEST, Place
 from fxopt_core.errors import CaptureError
 
 DimensionsOf = Callable[[str, torch.Tensor], Sequence[int]]
@@ -20,14 +21,19 @@ def batch_dimension(name: str, tensor: torch.Tensor) -> Sequence[int]:
     return (0,) if tensor.dim() else ()
 
 
-def automatic_shapes(inputs: Mapping[str, object], dimensions_of: DimensionsOf) -> ShapesCollection:
-    """Return dynamic shapes that let torch find out which of the named dimensions can be dynamic.
+def automatic_shapes(
+    inputs: Mapping[str, object], dimensions_of: DimensionsOf, images: Collection[Place] = ()
+) -> ShapesCollection:
+    """Return dynamic shapes that let torch find out which of the named dimensions, and of `images`, can be dynamic.
 
     Dimensions of size 0 or 1 stay static: the example says nothing about how they vary with others.
     """
     shapes = ShapesCollection()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    for name, tensor in _tensors(inputs):
+    for place, (name, tensor) in enumerate(_named_leaves(inputs)):
+        if not isinstance(tensor, torch.Tensor):
+            continue
         dynamic = {dim: Dim.AUTO for dim in dimensions_of(name, tensor) if tensor.size(dim) > 1}
+        dynamic |= {dim: Dim.AUTO(min=SMALLEST) for leaf, dim in images if leaf == place}
         if dynamic:
             shapes[tensor] = dynamic
     return shapes
@@ -70,12 +76,11 @@ def _doubled(name: str, value: object, dim: int, dimensions_of: DimensionsOf) ->
 
 
 def _tensors(inputs: Mapping[str, object]) -> list[tuple[str, torch.Tensor]]:
-    return [
-        (name, leaf)
-        for name, value in inputs.items()
-        for leaf in pytree.tree_leaves(value)
-        if isinstance(leaf, torch.Tensor)
-    ]
+    return [(name, leaf) for name, leaf in _named_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+
+
+def _named_leaves(inputs: Mapping[str, object]) -> list[tuple[str, object]]:
+    return [(name, leaf) for name, value in inputs.items() for leaf in pytree.tree_leaves(value)]
 
 
 def requested_shapes(form: CallForm, dynamic_shapes: Any, inputs: Mapping[str, object]) -> Any:

@@ -156,11 +156,11 @@ def refuted(
         narrowed = question.applied(leaves)
         flipped = [_flipped(leaf) for leaf in narrowed]
         plain = pytree.tree_unflatten(narrowed, spec)
-        if not _equal(model, form, graph_module, plain, weights):
+        if not is_equal(model, form, graph_module, plain, weights):
             wrong.append(question)
         elif not all(map(_same, narrowed, flipped)):
             other = pytree.tree_unflatten(flipped, spec)
-            if not _equal(model, form, graph_module, other, weights, lenient=True):
+            if not is_equal(model, form, graph_module, other, weights, lenient=True):
                 wrong.append(question)
     return wrong
 
@@ -178,7 +178,7 @@ def _flipped(leaf: object) -> object:
     return leaf.detach().flip(list(range(1, leaf.dim())))
 
 
-def _equal(
+def is_equal(
     model: nn.Module,
     form: CallForm,
     graph_module: nn.Module,

@@ -16,6 +16,7 @@ from fxopt_capture._torch import graph_module_of
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.guards import Condition, InputGuards
 from fxopt_capture.call.names import unknown_names
+from fxopt_capture.export.compare import takes
 from fxopt_capture.export.conditions import read_guards
 from fxopt_capture.export.dynamic import (
     DimensionsOf,
@@ -27,13 +28,14 @@ from fxopt_capture.export.dynamic import (
     widened,
 )
 from fxopt_capture.export.failure import capture_error, first_line, is_about_values, source_of
+from fxopt_capture.export.images import Place, enlarged, image_sizes
 from fxopt_capture.export.inequalities import beyond_small_sizes, distinct, is_plain
 from fxopt_capture.export.modes import captured_mode
 from fxopt_capture.export.observer import Observer
 from fxopt_capture.export.program import export_program
-from fxopt_capture.export.small_sizes import Question, at_zero, open_questions, refuted
+from fxopt_capture.export.small_sizes import Question, at_zero, is_equal, open_questions, refuted
 from fxopt_capture.one_at_a_time import raise_interrupt
-from fxopt_capture.weightless import device_for, hollow, put_back
+from fxopt_capture.weightless import device_for, hollow, is_too_large, put_back, random_weights
 from fxopt_core.graph import iter_nodes
 
 
@@ -56,7 +58,7 @@ class Request:
     """What is to be exported.
 
     Attributes:
-        dimensions_of: the dimensions to make dynamic where the caller gave no `dynamic_shapes`.
+        dimensions: the dimensions to make dynamic where the caller gave no `dynamic_shapes`, and fewer to try next.
         preparations: contexts to export in; the next is tried where the one before does not help.
         observer: notes what the graph does not say.
         errors: what exports were refused for so far.
@@ -66,7 +68,7 @@ class Request:
     form: CallForm
     inputs: Mapping[str, object]
     dynamic_shapes: Any
-    dimensions_of: DimensionsOf = batch_dimension
+    dimensions: Sequence[DimensionsOf] = (batch_dimension,)
     preparations: Sequence[Preparation] = (Preparation(),)
     observer: Observer = field(default_factory=Observer)
     errors: list[Exception] = field(default_factory=list)
@@ -92,14 +94,15 @@ def export(request: Request) -> Export:
     What fails as it did in another preparation is not tried again with other sizes.
     """
     errors, first = request.errors, len(request.errors)
+    attempts = _attempts(request)
     for preparation in request.preparations:
         if not preparation.helps(errors):
             continue
-        for inputs, shapes in _attempts(request):
+        for inputs, shapes, larger in attempts:
             before = len(errors)
             with preparation.context():
                 found = _export_for_all_sizes(request, inputs, shapes)
-                if found is not None:
+                if found is not None and (larger is None or _is_right(request, found, larger)):
                     asked = at_zero(found.values, found.guards, pytree.tree_leaves(dict(found.inputs)))
                     return replace(_refusing_wrong(request, found, asked), note=preparation.note)
             if any(_seen(error, errors[:before]) for error in errors[before:]):
@@ -115,19 +118,51 @@ def _seen(error: Exception, others: Sequence[Exception]) -> bool:
 
 def _hints(request: Request) -> list[str]:
     """Return sentences about what in the call may be why no export was possible."""
-    dimensions_of = request.dimensions_of
+    dimensions_of = request.dimensions[0]
     if request.dynamic_shapes is not None:
         dimensions_of = dimensions_requested(requested_shapes(request.form, request.dynamic_shapes, request.inputs))
     return [*unknown_names(request.model, request.form), *single_sizes(request.inputs, dimensions_of)]
 
 
-def _attempts(request: Request) -> list[tuple[Mapping[str, object], Any]]:
-    """Return example inputs and dynamic shapes to try, the most general first."""
+Inputs = Mapping[str, object]
+
+
+def _attempts(request: Request) -> list[tuple[Inputs, Any, Inputs | None]]:
+    """Return example inputs and dynamic shapes to try, the most general first, and inputs with larger images if any."""
     if request.dynamic_shapes is not None:
         shapes = requested_shapes(request.form, request.dynamic_shapes, request.inputs)
-        return [(widened(request.inputs, dimensions_requested(shapes)), shapes)]
-    wide = widened(request.inputs, request.dimensions_of)
-    return [(wide, automatic_shapes(wide, request.dimensions_of)), (request.inputs, None)]
+        return [(widened(request.inputs, dimensions_requested(shapes)), shapes, None)]
+    images, larger = _larger_images(request)
+    found: list[tuple[Inputs, Any, Inputs | None]] = []
+    for dimensions_of in request.dimensions:
+        wide = widened(request.inputs, dimensions_of)
+        if images:
+            found.append((wide, automatic_shapes(wide, dimensions_of, images), larger))
+        found.append((wide, automatic_shapes(wide, dimensions_of), None))
+    return [*found, (request.inputs, None, None)]
+
+
+def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
+    """Return the sizes of images, none if the model does not take others, and the inputs with larger ones.
+
+    A model that takes only one size says so at once when it is called; an export with sizes that vary may take several
+    times as long as without, to find the same.
+    """
+    images = image_sizes(request.model, request.inputs)
+    larger = enlarged(request.inputs, images)
+    if images and not is_too_large(request.model):
+        weights = random_weights(request.model, device_for(request.model, request.inputs))
+        if takes(request.model, request.form, larger, weights):
+            return images, larger
+    return [], larger
+
+
+def _is_right(request: Request, found: Export, larger: Inputs) -> bool:
+    """Whether a graph refuses larger images, or computes with them what the model does."""
+    weights = random_weights(request.model, device_for(request.model, request.inputs))
+    return not found.guards.accepts(pytree.tree_leaves(dict(larger))) or is_equal(
+        request.model, request.form, found.module, larger, weights
+    )
 
 
 def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes: Any) -> Export | None:
@@ -135,7 +170,9 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
 
     The export for small sizes is tried first. Where it refuses some of them, the guards on them give way to a
     comparison at these sizes. If it fails, or if its guards mix small sizes with others in a way that cannot be told
-    apart and refuse some at which the graph is right, the usual export says what to demand of sizes from 2.
+    apart and refuse some at which the graph is right, the usual export says what to demand of sizes from 2. Nothing is
+    asked about small images: what the guards demand of heights and widths stays. An empty batch of images is worth
+    no second export, which takes as long again.
     """
     if shapes is None:
         return _try(request, inputs, shapes, small_sizes=False)
@@ -150,8 +187,9 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
             return None
         guards = _with(usual.guards, beyond_small_sizes(usual.guards.conditions))
         return _compared(request, replace(usual, guards=guards), None, leaves)
-    anything = _with(cautious.guards, ())
-    if not open_questions(cautious.values, anything, cautious.guards, leaves):
+    images = _smallest_images(request, cautious)
+    asked = open_questions(cautious.values, _with(cautious.guards, images), cautious.guards, leaves)
+    if all(images and 0 in question.sizes.values() for question in asked):
         return cautious
     guards = _with(cautious.guards, beyond_small_sizes(cautious.guards.conditions))
     plain = _with(guards, [condition for condition in guards.conditions if is_plain(condition)])
@@ -160,6 +198,14 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     if any(not refuted([question], request.model, request.form, usual.module, inputs) for question in asked):
         usual = _try(request, inputs, shapes, small_sizes=False)
     return cautious if usual is None else _compared(request, usual, cautious.guards, leaves)
+
+
+def _smallest_images(request: Request, found: Export) -> list[Condition]:
+    """Return the conditions that a height or width of an image is not below some number."""
+    if request.dynamic_shapes is not None:
+        return []
+    starts = tuple(f"i[{place}].size()[{dim}] >= " for place, dim in image_sizes(request.model, found.inputs))
+    return [condition for condition in found.guards.conditions if condition.code.startswith(starts)]
 
 
 def _compared(request: Request, usual: Export, strict: InputGuards | None, leaves: Sequence[object]) -> Export:

@@ -31,6 +31,13 @@ def is_pretrained(model: nn.Module) -> bool:
     return utilities is not None and isinstance(model, utilities.PreTrainedModel)
 
 
+def pretrained_models(model: nn.Module) -> list[nn.Module]:
+    """Return the models of transformers that a module is or has in it, without those within another one."""
+    if is_pretrained(model):
+        return [model]
+    return [found for child in model.children() for found in pretrained_models(child)]
+
+
 def cache_choice(model: nn.Module, form: CallForm) -> dict[str, object]:
     """Return ``use_cache`` as the model itself decides on it, where it has that argument and was not given it."""
     default = getattr(getattr(model, "config", None), "use_cache", None)
@@ -63,6 +70,16 @@ def dynamic_dimensions(name: str, tensor: torch.Tensor) -> Sequence[int]:
     if tensor.dim() > 1 and "pixel" not in name and (is_text or "attention_mask" in name):
         return (0, 1, 2) if tensor.dim() == 3 and name != "bbox" and not tensor.is_floating_point() else (0, 1)
     return (0,)
+
+
+def dynamic_dimensions_around(name: str, tensor: torch.Tensor) -> Sequence[int]:
+    """Return the dimensions that may be dynamic of an input of a module with a Hugging Face model in it.
+
+    What its arguments are called says nothing, so that the second dimension counts as one of lengths wherever there may
+    be one. torch leaves a dimension static which the model needs to be of one size.
+    """
+    found = dynamic_dimensions(name, tensor)
+    return (0, 1) if tuple(found) == (0,) and tensor.dim() in (2, 3) else found
 
 
 def preparations(model: nn.Module) -> list[Preparation]:
@@ -102,7 +119,8 @@ def _prepared(model: nn.Module, *, patched: bool, eager: bool = False) -> Iterat
             from transformers.exporters.utils import apply_patches
 
             register_cache_types()
-            exporter_dynamo.register_cache_pytrees_for_model(model)
+            for pretrained in pretrained_models(model):
+                exporter_dynamo.register_cache_pytrees_for_model(pretrained)
             stack.enter_context(apply_patches("dynamo"))
             stack.enter_context(exporter_dynamo.reset_model_state(model))
             stack.enter_context(_normed_projections(model))
