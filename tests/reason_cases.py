@@ -38,9 +38,11 @@ from reason_models import (
     Adapted,
     AddsZero,
     Apart,
+    Attends,
     Biased,
     ByZero,
     CalledTwice,
+    CappedAttention,
     Convolution,
     Decomposed,
     Dense,
@@ -80,7 +82,7 @@ from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
 from fxopt_onednn import ConvertToChannelsLast, PackConvolutions, PackLinears
 from fxopt_quantize import QuantizeLinears
-from fxopt_simplify import EliminateDeadCode, RemoveNoOps
+from fxopt_simplify import EliminateDeadCode, FuseScaledDotProductAttention, RemoveNoOps
 
 FORMS = ("modules", "functions", "export")
 MERGE, BIAS, DIVIDE = MergeLinears(), FuseBiasInLinear(), ChangeTrueDivToMulByInverse()
@@ -232,4 +234,14 @@ _OF_NO_USE = [
     *_in_all_forms("signed-zero", RemoveNoOps(), AddsZero, ("add",), mend=set_to("adds", False)),
     Case("holds-weights", EliminateDeadCode(), Unread, ("fc",), mend=set_to("fc", nn.Identity())),
 ]
-CASES = [*_OF_MODULES, *_OF_TENSORS, *_OF_VALUES, *_OF_QUOTIENTS, *_OF_OPERATORS, *_OF_NO_USE]
+_OF_ATTENTION = [
+    *_in_all_forms(
+        "masked-rows",
+        FuseScaledDotProductAttention(),
+        Attends,
+        (),
+        mend=set_to("hidden", torch.finfo(torch.float32).min),
+    ),
+    *_in_all_forms("other-attention", FuseScaledDotProductAttention(), CappedAttention, ("tanh",)),
+]
+CASES = [*_OF_MODULES, *_OF_TENSORS, *_OF_VALUES, *_OF_QUOTIENTS, *_OF_OPERATORS, *_OF_NO_USE, *_OF_ATTENTION]

@@ -388,3 +388,24 @@ class Unread(nn.Module):
     def forward(self, x: Tensor) -> Any:
         self.fc(x)
         return x.relu()
+
+
+class Attends(nn.Module):
+    """Attention that is written out, and hides what follows a row by minus infinity."""
+
+    shape: ClassVar[tuple[int, ...]] = (2, 3, 4)
+    hidden = -float("inf")
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return what the softmax takes."""
+        return (x @ x.transpose(-2, -1)).masked_fill(x[..., :1] > 0, self.hidden)
+
+    def forward(self, x: Tensor) -> Any:
+        return (torch.softmax(self.scores(x), -1) @ x) * 2.0
+
+
+class CappedAttention(Attends):
+    """The scores are capped."""
+
+    def scores(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ x.transpose(-2, -1)) * 30.0

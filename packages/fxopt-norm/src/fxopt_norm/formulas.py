@@ -204,6 +204,61 @@ def _solution(weight: Tensor, bias: Tensor) -> Tensor:
     return shift.to(weight.device, _precise(weight).dtype)
 
 
+def fold_affine(norm_weight: Tensor | None, norm_bias: Tensor | None, **layers: Tensor | None) -> tuple[Tensor, ...]:
+    """Return weight and bias of each ``layer(norm_weight * x + norm_bias)`` as one linear layer.
+
+    Args:
+        norm_weight: (in,), or None for ones.
+        norm_bias: (in,), or None for zeros.
+        layers: ``weight_0``, (out, in), ``bias_0``, (out,) or None, ``weight_1`` and so on.
+
+    Returns:
+        For each layer its weight, and its bias if it or the norm has one.
+
+    >>> weight, bias = fold_affine(torch.tensor([2.0]), torch.ones(1), weight_0=torch.ones(1, 1), bias_0=None)
+    >>> weight.item(), bias.item()
+    (2.0, 1.0)
+    """
+    found = []
+    for place in range(len(layers) // 2):
+        weight, bias = layers[f"weight_{place}"], layers[f"bias_{place}"]
+        assert weight is not None
+        ones, zeros = (_precise(make(weight.shape[1], device=weight.device)) for make in (torch.ones, torch.zeros))
+        scale = ones if norm_weight is None else _precise(norm_weight)
+        shift = zeros if norm_bias is None else _precise(norm_bias)
+        new_weight, new_bias = scaled_before(weight, bias, scale, shift)
+        found += [new_weight] if bias is None and norm_bias is None else [new_weight, new_bias]
+    return tuple(found)
+
+
+def restore_affine(*tensors: Tensor, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Tensor]:
+    """Return tensors from which `fold_affine` computes these again.
+
+    The layers get the folded tensors, and the norm ones and zeros. Where layers have no bias and the norm has one, that
+    is the solution for all of them, and is taken off the biases that there are.
+
+    Raises:
+        NotReversibleError: Layers have no bias, and no bias of the norm gives the folded ones.
+    """
+    rest, found = list(tensors), {}
+    shifted = shapes["norm_bias"] is not None
+    folded: list[tuple[str, Tensor, Tensor | None]] = []
+    for key in (key for key in shapes if key.startswith("weight_")):
+        weight, bias_key = rest.pop(0), key.replace("weight", "bias")
+        folded.append((bias_key, weight, rest.pop(0) if shifted or shapes[bias_key] is not None else None))
+        found[key] = weight
+    unbiased = [(weight, bias) for key, weight, bias in folded if shapes[key] is None and bias is not None]
+    shift = _precise(tensors[0].new_zeros(tensors[0].shape[1]))
+    if unbiased:
+        shift = _solution(*(torch.cat(each) for each in zip(*unbiased, strict=True)))
+    for key, weight, bias in folded:
+        if shapes[key] is not None and bias is not None:
+            found[key] = (_precise(bias) - _precise(weight) @ shift).to(bias.dtype) if unbiased else bias
+    if shapes["norm_weight"] is not None:
+        found["norm_weight"] = torch.ones_like(shift)
+    return found | ({"norm_bias": shift} if shifted else {})
+
+
 def _precise(tensor: Tensor) -> Tensor:
     """Return a tensor in the widest floating dtype of its device."""
     return tensor.detach().to(torch.float32 if tensor.device.type == "mps" else torch.float64)

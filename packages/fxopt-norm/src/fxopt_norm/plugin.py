@@ -9,7 +9,7 @@ from fxopt_core import Transformation, hookimpl
 
 @hookimpl
 def fxopt_transformations() -> Iterable[type[Transformation]]:
-    """Return the folds of batch norm."""
+    """Return the folds of normalisations."""
     import fxopt_norm
 
     return (
@@ -18,11 +18,12 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
         fxopt_norm.FuseBatchNorm3dInConv3d,
         fxopt_norm.FuseBatchNormInConvTranspose,
         fxopt_norm.FuseBatchNorm1dInLinear,
+        fxopt_norm.FoldLayerNormAffine,
     )
 
 
 @hookimpl
 def fxopt_pipelines() -> Mapping[str, str]:
-    """Return the pipeline of all folds."""
+    """Return the pipeline of all folds of batch norm."""
     folds = ["2d-in-conv2d", "1d-in-conv1d", "3d-in-conv3d", "-in-conv-transpose", "1d-in-linear"]
     return {"fold-batch-norm": ",".join(f"fuse-batch-norm{fold}" for fold in folds)}

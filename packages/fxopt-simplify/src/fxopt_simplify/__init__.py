@@ -1,5 +1,6 @@
-"""fxopt passes that make graphs smaller: no-ops, common subexpressions, constants and tables, dead code."""
+"""fxopt passes that make graphs smaller: no-ops, common subexpressions, constants and tables, dead code, attention."""
 
+from fxopt_simplify.attention.fuse import FuseScaledDotProductAttention
 from fxopt_simplify.cache_shape_tables import CacheShapeTables
 from fxopt_simplify.eliminate_common_subexpressions import EliminateCommonSubexpressions
 from fxopt_simplify.eliminate_dead_code import EliminateDeadCode
@@ -14,6 +15,7 @@ __all__ = [
     "EliminateCommonSubexpressions",
     "EliminateDeadCode",
     "FoldConstants",
+    "FuseScaledDotProductAttention",
     "RemoveNoOps",
     "ShapeTables",
 ]

@@ -18,11 +18,12 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
         fxopt_simplify.FoldConstants,
         fxopt_simplify.CacheShapeTables,
         fxopt_simplify.EliminateDeadCode,
+        fxopt_simplify.FuseScaledDotProductAttention,
     )
 
 
 @hookimpl
 def fxopt_pipelines() -> Mapping[str, str]:
-    """Return the pipeline of all of them, in the order in which each finds the most."""
+    """Return the pipeline of those that keep every bit, in the order in which each finds the most."""
     smaller = ["remove-no-ops", "eliminate-common-subexpressions", "eliminate-dead-code"]
     return {"simplify": ",".join([*smaller, "cache-shape-tables"])}

@@ -19,6 +19,7 @@ from fxopt_rewrite.calls.records import (
     TRANSPOSED,
     BatchNormCall,
     ConvolutionCall,
+    LayerNormCall,
     LinearCall,
     Obstacle,
     TensorRef,
@@ -28,7 +29,7 @@ from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.layers import conv1d_class, module_problem, tensor_problem
 from fxopt_rewrite.ops import forms
 
-CallT = TypeVar("CallT", LinearCall, ConvolutionCall, BatchNormCall)
+CallT = TypeVar("CallT", LinearCall, ConvolutionCall, BatchNormCall, LayerNormCall)
 
 
 def named_arguments(node: Node, names: Sequence[str], renamed: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -186,6 +186,27 @@ class BatchNormCall(ParameterisedCall):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class LayerNormCall(ParameterisedCall):
+    """``(input - mean) / sqrt(variance + eps) * weight + bias`` over the last dimensions, with statistics of its own.
+
+    Attributes:
+        normalized_shape: the sizes of those dimensions.
+        eps: added to the variance; None for that of the dtype, in RMS norms alone.
+        centred: whether the mean is subtracted; False for an RMS norm.
+    """
+
+    normalized_shape: tuple[int, ...]
+    eps: float | None
+    centred: bool
+
+    def build(self) -> nn.Module:
+        """Return a new module that normalises alike, without weight and bias."""
+        cls: Any = nn.LayerNorm if self.centred else nn.RMSNorm
+        module: nn.Module = cls(self.normalized_shape, eps=self.eps, elementwise_affine=False)
+        return module.train(self.training)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class TrueDivision:
     """``input / divisor`` without rounding: an operator, a function or a method, in place or not.
 

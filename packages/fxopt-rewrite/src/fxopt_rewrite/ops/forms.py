@@ -63,6 +63,15 @@ DECOMPOSED_BATCH_NORMS: frozenset[Any] = frozenset(
         *(getattr(aten, f"{kind}_batch_norm").default for kind in ("native", "cudnn", "miopen")),
     )
 )
+LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable")
+RMS_NORM = ("input", "normalized_shape", "weight", "eps")
+LAYER_NORM_TARGETS: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys((F.layer_norm, torch.layer_norm, aten.layer_norm.default), LAYER_NORM),
+    **dict.fromkeys((F.rms_norm, torch.rms_norm, aten.rms_norm.default), RMS_NORM),
+}
+DECOMPOSED_LAYER_NORMS: frozenset[Any] = frozenset(
+    (aten.native_layer_norm.default, aten._fused_rms_norm.default, torch.native_layer_norm)
+)
 PRODUCTS: dict[Any, Any] = {
     operator.truediv: operator.mul,
     operator.itruediv: operator.imul,

@@ -1,0 +1,1 @@
+"""Attention that is written out, read as one operation."""

@@ -1,0 +1,157 @@
+"""Which masks leave every row of scores something to attend to.
+
+Softmax over a row of ``-inf`` gives NaN, and ``scaled_dot_product_attention`` gives zeros there. A mask of finite
+numbers is added to the scores by both: a row of the smallest number gives equal weights in both. So what is asked of a
+mask is whether all its elements are finite, or else whether its first column masks nothing.
+
+Values that are computed from parameters by layers, and products of matrices, count as finite and as small beside the
+largest number of their dtype. Inputs of the graph and buffers may hold anything.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.ops.names import MISSING, argument
+from fxopt_rewrite.ops.tables import names
+from fxopt_rewrite.shapes.facts import tensor_facts
+from fxopt_simplify.known_values import KnownValues
+
+_SAME_ELEMENTS = names(
+    """
+    view reshape unsqueeze squeeze expand expand_as slice select getitem transpose permute flatten contiguous clone
+    detach alias repeat narrow index index_select gather to _to_copy type_as float double roll
+    """
+)
+_LEADING = names("expand contiguous clone detach alias to _to_copy bool float double")
+_COMPUTED = names("nn.Embedding embedding nn.Linear linear matmul bmm sigmoid nn.Sigmoid tanh nn.Tanh softmax")
+_LONGEST = 64
+
+
+class Bounds(NamedTuple):
+    """The least and the greatest value that an element may have."""
+
+    low: float
+    high: float
+
+    def __or__(self, other: Bounds) -> Bounds:
+        """Return the bounds of what is one or the other."""
+        return Bounds(min(self.low, other.low), max(self.high, other.high))
+
+    def plus(self, other: Bounds) -> Bounds:
+        """Return the bounds of the sum."""
+        return Bounds(self.low + other.low, self.high + other.high)
+
+    def times(self, other: Bounds) -> Bounds:
+        """Return the bounds of the product; 0 times infinity counts as unknown."""
+        ends = [one * two for one in self for two in other]
+        return _UNKNOWN if any(math.isnan(end) for end in ends) else Bounds(min(ends), max(ends))
+
+    def fit(self, dtype: torch.dtype) -> bool:
+        """Return whether all values are finite in a dtype."""
+        return -torch.finfo(dtype).max <= self.low <= self.high <= torch.finfo(dtype).max
+
+
+_UNKNOWN, _SMALL = Bounds(-math.inf, math.inf), Bounds(0.0, 0.0)
+
+
+class MaskValues:
+    """What is known of the values of a graph's masks."""
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._index = index
+        self._found: dict[Node, Bounds] = {}
+
+    @cached_property
+    def _known(self) -> KnownValues:
+        return KnownValues(self._index)
+
+    def number(self, value: object) -> float | None:
+        """Return a literal number, or the value of all elements of a tensor where it is known."""
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        known = self._known.value(value)
+        return None if known is None else float(known)
+
+    def bounds(self, value: object, depth: int = _LONGEST) -> Bounds:
+        """Return between which values all elements of a mask are."""
+        number = self.number(value)
+        if number is not None or not isinstance(value, Node):
+            return _UNKNOWN if number is None else Bounds(number, number)
+        if value not in self._found:
+            self._found[value] = self._read(value, depth - 1) if depth else _UNKNOWN
+        return self._found[value]
+
+    def _read(self, node: Node, depth: int) -> Bounds:
+        facts, effect = tensor_facts(node), self._index.effects.effect(node)
+        if isinstance(self._index.attribute_of(node), nn.Parameter) or effect.operation in _COMPUTED:
+            return _UNKNOWN if self._changes(node) else _SMALL
+        if facts is not None and facts.dtype is torch.bool:
+            return Bounds(0.0, 1.0)
+        if self._changes(node) or facts is None or not facts.dtype.is_floating_point:
+            return _UNKNOWN
+        found = self._operation(node, effect.operation or "", depth)
+        return found if found.fit(facts.dtype) or found.high <= 0 else _UNKNOWN
+
+    def _changes(self, node: Node) -> bool:
+        """Return whether a call may write, or its result be written later."""
+        effect = self._index.effects.effect(node)
+        written = self._index.effects.written_between(node, node, self._index.nodes[-1])
+        return effect.opaque or bool(effect.writes) or written
+
+    def _operation(self, node: Node, name: str, depth: int) -> Bounds:
+        operands = [self.bounds(each, depth) for each in node.args[:3]]
+        if name in _SAME_ELEMENTS and operands:
+            return operands[0]
+        if name in ("where", "masked_fill") and len(operands) == 3 and not node.kwargs:
+            return (operands[1] if name == "where" else operands[0]) | operands[2]
+        if name in ("tril", "triu") and operands:
+            return operands[0] | _SMALL
+        if len(node.args) != 2 or node.kwargs:
+            return _UNKNOWN
+        first, second = operands
+        if name in ("sub", "rsub"):
+            first, second = (first, second) if name == "sub" else (second, first)
+            return first.plus(Bounds(-second.high, -second.low))
+        return first.plus(second) if name == "add" else first.times(second) if name == "mul" else _UNKNOWN
+
+    def spares_first_column(self, value: object, *, zero: bool = True) -> bool:
+        """Return whether the first column of a mask holds zeros, or with ``zero=False`` numbers other than zero."""
+        for _ in range(_LONGEST):
+            if not isinstance(value, Node):
+                return False
+            effect = self._index.effects.effect(value)
+            name, diagonal = effect.operation or "", argument(value, 1, "diagonal")
+            if self._changes(value) or not value.args:
+                return False
+            if name == "triu":
+                return zero and type(diagonal) is int and diagonal > 0
+            if name == "tril":
+                filled = self.number(value.args[0])
+                return not zero and filled not in (None, 0.0) and (diagonal is MISSING or diagonal == 0)
+            if name in ("logical_not", "bitwise_not", "invert") or (name == "eq" and value.args[1:] == (0,)):
+                zero = not zero
+            elif name not in _LEADING and not _adds_leading(value, name):
+                return False
+            value = value.args[0]
+        return False
+
+
+def _adds_leading(node: Node, name: str) -> bool:
+    """Return whether a call takes everything, and puts dimensions before the last two."""
+    facts = tensor_facts(node)
+    if name == "unsqueeze":
+        dim = argument(node, 1, "dim")
+        return facts is not None and type(dim) is int and 0 <= dim < facts.rank - 2
+    index: Any = argument(node, 1, "index") if name == "getitem" else ()
+    items = list(index) if isinstance(index, tuple) else [index]
+    while items and items[0] is None:
+        items.pop(0)
+    return name == "getitem" and all(item is ... or item == slice(None) for item in items)

@@ -1,0 +1,276 @@
+"""Reads ``softmax(q @ k.T * scale + mask) @ v`` back from its softmax, in every form of graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from fxopt_core import Refusal
+from fxopt_rewrite.calls.any_form import operands_of
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.ops.names import MISSING, argument
+from fxopt_rewrite.ops.tables import DROPOUTS, names
+from fxopt_rewrite.shapes.facts import tensor_facts
+from fxopt_simplify.attention.masks import MaskValues
+
+_ONE_NAME = {"iadd": "add", "imul": "mul", "itruediv": "div", "truediv": "div", "true_divide": "div", "bmm": "matmul"}
+_ONE_NAME |= {"multiply": "mul", "divide": "div", "linalg_matmul": "matmul", "nn.Softmax": "softmax"}
+_ONE_NAME |= dict.fromkeys(("nn.Dropout", *DROPOUTS), "dropout")
+_CASTS = names("to _to_copy type type_as float double")
+_CHECK = "_assert_tensor_metadata"
+_MOST_BETWEEN = 8
+
+
+class Mask(NamedTuple):
+    """What is added to the scores, or filled in where it is true.
+
+    Attributes:
+        value: the summand, or the boolean mask.
+        fill: what is filled in; None for a summand.
+        node: the call that reads it.
+    """
+
+    value: Node
+    fill: object
+    node: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """``query @ keys * scale + masks``.
+
+    Attributes:
+        query: (..., L, E).
+        keys: the transposed keys, (..., E, S).
+        scale: the factor of the scores.
+        masks: in the order in which they are applied.
+        calls: all its calls, the last first.
+    """
+
+    query: Node
+    keys: Node
+    scale: float
+    masks: tuple[Mask, ...]
+    calls: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """``softmax(scores) @ value``.
+
+    Attributes:
+        scores: what the softmax takes.
+        weights: the softmax, and the casts and dropouts behind it.
+        value: (..., S, V).
+        product: the last call.
+        values: what is known of the masks of its graph.
+    """
+
+    scores: Scores
+    weights: tuple[Node, ...]
+    value: Node
+    product: Node
+    values: MaskValues
+
+    @property
+    def label(self) -> str:
+        """The name of the last call."""
+        return self.product.name
+
+    @property
+    def between(self) -> tuple[Node, ...]:
+        """All calls before the last one, the last of them first."""
+        return (*self.weights[::-1], *self.scores.calls)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All calls, in the order of the graph."""
+        return (*self.between[::-1], self.product)
+
+
+class _Unlike(NamedTuple):
+    """A call between the product of queries and keys and the softmax that attention does not have."""
+
+    node: Node
+    what: str
+
+
+class AttentionReader:
+    """Reads the attentions of one graph."""
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._index = index
+        self._values = MaskValues(index)
+
+    def read(self, softmax: Node) -> Attention | Refusal | None:
+        """Read an attention by its softmax; a refusal for a near miss, None for any other node."""
+        if self.name(softmax) != "softmax":
+            return None
+        weights = list(self._weights(softmax))
+        product = next((user for user in weights[-1].users if self._multiplies(user, weights[-1])), None)
+        before = self._input(softmax)
+        scores = None if product is None or before is None else self._scores(before)
+        if product is None or scores is None:
+            return None
+        refusal = self._refusal(softmax, weights, product)
+        if refusal is not None:
+            return refusal
+        if isinstance(scores, _Unlike):
+            message = f"node `{scores.node.name}` {scores.what}, which scaled_dot_product_attention has no place for"
+            return self._index.refuse(product.name, "other-attention", message, softmax, product)
+        return self._whole(Attention(scores, tuple(weights), operands_of(product)[1], product, self._values))
+
+    def name(self, node: Node) -> str:
+        """Return the name of what a node calls, the same in every form; "" where it is not known."""
+        effect = self._index.effects.effect(node)
+        name = "" if effect.opaque else effect.operation or ""
+        name = name if name.startswith("_") else name.rstrip("_")
+        return _ONE_NAME.get(name, name)
+
+    def readers(self, node: Node) -> list[Node]:
+        """Return the users of a node without the checks of its dtype that an export puts in."""
+        return [user for user in node.users if self.name(user) != _CHECK]
+
+    def checks(self, node: Node) -> list[Node]:
+        """Return the checks of a node's dtype."""
+        return [user for user in node.users if self.name(user) == _CHECK]
+
+    def _input(self, node: Node) -> Node | None:
+        value = node.args[0] if node.args else node.kwargs.get("input")
+        return value if isinstance(value, Node) else None
+
+    def _weights(self, softmax: Node) -> Iterator[Node]:
+        """Yield the softmax, and the casts and dropouts that follow it."""
+        value: Node | None = softmax
+        for _ in range(_MOST_BETWEEN):
+            if value is None:
+                return
+            yield value
+            names_of = {self.name(user): user for user in value.users}
+            value = next((names_of[name] for name in ("dropout", *_CASTS) if name in names_of), None)
+
+    def _multiplies(self, user: Node, weights: Node) -> bool:
+        if self.name(user) != "matmul":
+            return False
+        operands = operands_of(user)
+        return len(operands) == 2 and operands[0] is weights and isinstance(operands[1], Node)
+
+    def _refusal(self, softmax: Node, weights: list[Node], product: Node) -> Refusal | None:
+        module, facts = self._index.module_of(softmax), tensor_facts(softmax)
+        dim: Any = argument(softmax, 1, "dim") if module is None else getattr(module, "dim", None)
+        if dim != -1 and (facts is None or dim != facts.rank - 1):
+            message = f"node `{softmax.name}` is a softmax over dimension {dim}, and attention has it over the last one"
+            return self._index.refuse(product.name, "other-attention", message, softmax, product)
+        for node in weights:
+            if self.name(node) == "dropout" and self._drops(node):
+                message = f"dropout at node `{node.name}` drops weights of the attention"
+                return self._index.refuse(product.name, "training", message, softmax, product)
+        return None
+
+    def _drops(self, node: Node) -> bool:
+        module: Any = self._index.module_of(node)
+        if module is not None:
+            return bool(module.training and module.p != 0)
+        flags = (argument(node, 2, "training"), argument(node, 2, "train"))
+        return argument(node, 1, "p") not in (0, 0.0) and not any(flag is False for flag in flags)
+
+    def _whole(self, found: Attention) -> Attention | Refusal:
+        """Refuse weights or scores that are also read elsewhere, as by ``output_attentions``."""
+        for node in found.between:
+            users = self.readers(node)
+            other = next((user for user in users if user is not found.product and user not in found.between), None)
+            if other is not None:
+                message = f"node `{node.name}` of the attention is also used at node `{other.name}`, and would be gone"
+                return self._index.refuse(found.label, "several-users", message, *found.nodes)
+        return found
+
+    def _scores(self, value: Node, depth: int = _MOST_BETWEEN) -> Scores | _Unlike | None:
+        """Read ``query @ keys * scale + masks``."""
+        name = self.name(value)
+        if not depth:
+            return None
+        if name == "matmul":
+            operands = operands_of(value)
+            if len(operands) != 2 or not all(isinstance(each, Node) and each.op != "get_attr" for each in operands):
+                return None
+            return Scores(*operands, 1.0, (), (value,))
+        if name in ("add", "masked_fill") and not value.kwargs:
+            return self._masked(value, name, depth - 1)
+        if name in ("mul", "div") and not value.kwargs:
+            return self._scaled(value, name, depth - 1)
+        source = self._input(value)
+        if name in _CASTS and source is not None:
+            found = self._scores(source, depth - 1)
+            return _then(found, value) if isinstance(found, Scores) else found
+        return _Unlike(value, f"calls `{name or value.target}`") if self._follows_product(source) else None
+
+    def _masked(self, value: Node, name: str, depth: int) -> Scores | _Unlike | None:
+        operands: tuple[Any, ...] = value.args
+        pairs = [operands[:2], operands[1::-1]] if name == "add" else [operands[:2]]
+        unlike = None
+        for scores, mask in pairs:
+            found = self._scores(scores, depth) if isinstance(scores, Node) else None
+            if isinstance(found, Scores):
+                if not isinstance(mask, Node):
+                    return _Unlike(value, "adds a number")
+                if mask in self._index.effects.writes(value):
+                    return _Unlike(value, f"writes its result to `{mask.name}`")
+                fill = operands[2] if name == "masked_fill" else None
+                return _then(found, value, masks=(*found.masks, Mask(mask, fill, value)))
+            unlike = unlike or found
+        return unlike
+
+    def _scaled(self, value: Node, name: str, depth: int) -> Scores | _Unlike | None:
+        operands: tuple[Any, ...] = value.args
+        unlike = None
+        for scores, factor in [operands[:2], operands[1::-1]][: 1 if name == "div" else 2]:
+            found = self._scores(scores, depth) if isinstance(scores, Node) else None
+            if not isinstance(found, Scores):
+                unlike = unlike or found
+            elif type(factor) not in (int, float) or not factor > 0 or not math.isfinite(factor):
+                return _Unlike(value, f"scales the scores by `{factor}`, no positive number")
+            elif found.masks:
+                return _Unlike(value, "scales the scores after they were masked")
+            else:
+                scale = found.scale / factor if name == "div" else found.scale * factor
+                return _then(found, value, scale=scale)
+        return unlike
+
+    def _follows_product(self, value: Node | None) -> bool:
+        """Return whether a value is computed element by element from a product of two computed matrices."""
+        for _ in range(_MOST_BETWEEN):
+            if value is None or value.op not in ("call_function", "call_method", "call_module"):
+                return False
+            if self.name(value) == "matmul":
+                return all(isinstance(each, Node) and each.op != "get_attr" for each in operands_of(value))
+            value = self._input(value)
+        return False
+
+
+def _then(found: Scores, node: Node, **changes: Any) -> Scores:
+    return replace(found, calls=(node, *found.calls), **changes)
+
+
+def is_last_transpose(node: Node, name: str, rank: int) -> bool:
+    """Return whether a call of this name exchanges the last two dimensions."""
+    if name == "mT":
+        return True
+    if name == "getattr":
+        return argument(node, 1, "name") == "mT"
+    given: Any = node.args[1:]
+    if name == "permute":
+        given = given[0] if len(given) == 1 and isinstance(given[0], (list, tuple)) else given
+        order = [place % rank for place in given if type(place) is int]
+        return order == [*range(rank - 2), rank - 1, rank - 2]
+    dims = [argument(node, 1, "dim0"), argument(node, 2, "dim1")]
+    literal = name == "transpose" and MISSING not in dims and all(type(dim) is int for dim in dims)
+    return literal and {dim % rank for dim in dims} == {rank - 2, rank - 1}  # type: ignore[operator]  # integers
+
+
+FLOATS = (torch.float32, torch.float64)
+"""The dtypes in which scores that are written out are as exact as those inside of the kernel."""
