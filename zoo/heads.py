@@ -92,9 +92,11 @@ def _with_images(model: nn.Module, config: Any) -> Built:
     recipe = find_recipe(model, config)
     token = next(vars(config)[name] for name in ("image_token_id", "image_token_index") if name in vars(config))
     types = {"token_type_ids": 0} if "token_type_ids" in inspect.signature(model.forward).parameters else {}
-    forms, count, message = {**recipe.forms, **types, "pixel_values": 0}, 4, ""
+    form, count, message = 0, 4, ""
+    forms = {**recipe.forms, **types}
     for _ in range(12):
-        made = [_placed(Recipe(forms).make(config, Size(batch, count + 4)), token, count) for batch in (2, 3)]
+        recipe = Recipe({**forms, "pixel_values": form})
+        made = [_placed(recipe.make(config, Size(batch, count + 4)), token, count) for batch in (2, 3)]
         try:
             with torch.no_grad():
                 model(**made[0])
@@ -105,9 +107,9 @@ def _with_images(model: nn.Module, config: Any) -> Built:
                 tokens, features = int(found[1]), int(found[2])
                 count = max(1, count // WIDTH if tokens == features else count * features // max(1, tokens))
             elif "image_grid_thw" not in forms and "grid" in message + str(model.forward.__doc__):
-                forms = {**forms, "pixel_values": 1, "image_grid_thw": 0}
-            elif forms["pixel_values"] + 1 < len(Maker(config, EXAMPLE).forms("pixel_values")):
-                forms["pixel_values"] += 1
+                forms, form = {**forms, "image_grid_thw": 0}, 1
+            elif form + 1 < len(Maker(config, EXAMPLE).forms("pixel_values")):
+                form += 1
             continue
         return Built(model, made[0], made[1:])
     raise NoInputsError(f"no images that the model takes: {message}")

@@ -62,7 +62,7 @@ FILLED = {
 """Values of fields that some models do not take None for."""
 
 
-def small(kind: Callable[[], Any], build: Callable[[Any], Built], *, seconds: float = 15) -> Built:
+def small(kind: Callable[[], Any], build: Callable[[Any], Built], *, seconds: float = 30) -> Built:
     """Return what is built of the first small configuration that works, or raise the first error."""
     failures: list[Exception] = []
     end = time.process_time() + seconds
@@ -87,9 +87,9 @@ _SMALL: tuple[Callable[[Callable[[], Any]], Any], ...] = (
     lambda kind: shrink(kind()),
     lambda kind: _with_sections(fill(shrink(kind()))),
     lambda kind: rebuilt(shrink(kind())),
+    lambda kind: _with_sections(fill(shrink(kind(), width=False))),
     lambda kind: fill(rebuilt(shrink(kind(), layers=4))),
     lambda kind: fill(shrink(kind(), layers=4)),
-    lambda kind: _with_sections(fill(shrink(kind(), width=False))),
     lambda kind: fill(rebuilt(shrink(kind(), width=False, layers=4))),
     lambda kind: fill(kind()),
 )
@@ -117,7 +117,8 @@ def rebuilt(config: Any) -> Any:
 
     Numbers without a default are left to the constructor, as is what is no field.
     """
-    default, arguments = type(config)(), {}
+    default = type(config)()
+    arguments: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = vars(config).get(field.name)
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
@@ -253,7 +254,8 @@ def _rope(value: dict[str, Any]) -> dict[str, Any]:
     """Scale the sections of multi-axis rotary embeddings to the size of a head."""
     made = {key: _rope(each) if isinstance(each, dict) else each for key, each in value.items()}
     if isinstance(section := made.get("mrope_section"), list | tuple):
-        half = int(HEAD * made.get("partial_rotary_factor", 1)) // 2
+        factor: Any = made.get("partial_rotary_factor", 1)
+        half = int(HEAD * factor) // 2
         scaled = [max(1, half * each // max(1, sum(section))) for each in section]
         made["mrope_section"] = [half - sum(scaled[1:]), *scaled[1:]]
     return made
@@ -263,7 +265,7 @@ def add_sections(config: Any) -> None:
     """Add the sections of multi-axis rotary embeddings, which defaults of some configurations leave out."""
     for each in nested(config):
         if isinstance(rope := vars(each).get("rope_parameters"), dict):
-            half = int(HEAD * rope.get("partial_rotary_factor", 1)) // 2
+            half = int(HEAD * float(rope.get("partial_rotary_factor", 1))) // 2
             rope.setdefault("mrope_section", [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8])
 
 
