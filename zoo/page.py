@@ -62,7 +62,14 @@ def _summary(kinds: Mapping[str, list[Row]], known: Mapping[str, int]) -> str:
         lines.append(
             (KINDS[kind], known[kind], len(rows), *(counts[each] for each in ORDER), refused, sizes["equal"], saved)
         )
-    return f"## What works\n\n{_table(header, lines)}"
+    tried = [row for rows in kinds.values() for row in rows]
+    stopped = [_code(row["name"]) for row in tried if outcome(row) == "captured" and row["problems"]]
+    text = (
+        f"\nA step after the capture ended at a limit, {len(stopped)}: {', '.join(sorted(stopped))}.\n"
+        if stopped
+        else ""
+    )
+    return f"## What works\n\n{_table(header, lines)}{text}"
 
 
 def _slow(rows: list[Row]) -> str:
@@ -73,8 +80,9 @@ def _slow(rows: list[Row]) -> str:
              for row in slowest if "capture" in row["seconds"]]  # fmt: skip
     text = f"The median of {len(ratios)} ratios is {statistics.median(ratios):.2f}.\n" if len(ratios) >= 10 else ""
     return (
-        "## The slowest\n\nSeconds of `capture`, the comparison with the model included, beside `torch.export.export` "
-        f"alone, on a busy machine. {text}\n{_table(('model', 'nodes', 'capture', 'export'), lines)}"
+        "## The slowest\n\nSeconds of `capture`, the comparison with the model included, and of "
+        f"`torch.export.export` alone, later in the same process and so warmer, on a busy machine. "
+        f"{text}\n{_table(('model', 'nodes', 'capture', 'export'), lines)}"
     )
 
 
