@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tried: list[Row] = []
     start = time.monotonic()
     for number, name in enumerate(names, 1):
-        if name not in done and options.limit and time.monotonic() - start > options.limit:
+        if name not in done and options.limit is not None and time.monotonic() - start >= options.limit:
             continue
         if name not in done:
             done[name] = attempt(name, options.seconds, thorough=random.Random(name).random() < options.share)
@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=Path, help="a file of JSON lines: what is in it is not tried again")
     parser.add_argument("--write", action="store_true", help=f"write {FILE.name} and {PAGE.name}")
     parser.add_argument("--share", type=float, default=1, help="of the models that are saved, and exported alone")
-    parser.add_argument("--limit", type=float, help="seconds after which no other model is begun")
+    parser.add_argument("--limit", type=float, help="seconds after which no other model is begun; 0: none")
     parser.add_argument("--page", action="store_true", help="write the page from the file, and try nothing")
     return parser.parse_args(arguments)
 
@@ -86,7 +86,7 @@ def prepare() -> None:
     subjects = importlib.import_module("zoo.subjects")
     subjects.timm()
     warmed = importlib.import_module("zoo.trial").Trial("warm", lambda row: None, thorough=False)
-    warmed.run(subjects.smallest)
+    warmed.run(lambda: subjects.build("transformers/bert"))
 
 
 def chosen(options: argparse.Namespace) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.inputs import EXAMPLE, OTHERS, Inputs, Maker, NoInputsError, Recipe, Size, find_recipe
-from zoo.shrink import WIDTH, shrink
+from zoo.shrink import WIDTH, small
 from zoo.trial import Built
 
 HEADS: tuple[str, ...] = (
@@ -42,7 +43,10 @@ def build(name: str) -> Built:
     """Build a head by its name in `HEADS`."""
     cls, _, way = name.partition("+")
     head = getattr(importlib.import_module("transformers"), cls)
-    config = shrink(head.config_class())
+    return small(head.config_class, lambda config: _built(head, config, way))
+
+
+def _built(head: Any, config: Any, way: str) -> Built:
     config.use_cache = way == "decode" or config.__dict__.get("use_cache", False)
     if way == "train":
         without_dropout(config)
@@ -87,9 +91,12 @@ def _with_images(model: nn.Module, config: Any) -> Built:
     """Put as many tokens of images into the text as the model says that an image needs."""
     recipe = find_recipe(model, config)
     token = next(vars(config)[name] for name in ("image_token_id", "image_token_index") if name in vars(config))
-    forms, count, message = {**recipe.forms, "pixel_values": 0}, 4, ""
+    types = {"token_type_ids": 0} if "token_type_ids" in inspect.signature(model.forward).parameters else {}
+    form, count, message = 0, 4, ""
+    forms = {**recipe.forms, **types}
     for _ in range(12):
-        made = [_placed(Recipe(forms).make(config, Size(batch, count + 4)), token, count) for batch in (2, 3)]
+        recipe = Recipe({**forms, "pixel_values": form})
+        made = [_placed(recipe.make(config, Size(batch, count + 4)), token, count) for batch in (2, 3)]
         try:
             with torch.no_grad():
                 model(**made[0])
@@ -100,9 +107,9 @@ def _with_images(model: nn.Module, config: Any) -> Built:
                 tokens, features = int(found[1]), int(found[2])
                 count = max(1, count // WIDTH if tokens == features else count * features // max(1, tokens))
             elif "image_grid_thw" not in forms and "grid" in message + str(model.forward.__doc__):
-                forms = {**forms, "pixel_values": 1, "image_grid_thw": 0}
-            elif forms["pixel_values"] + 1 < len(Maker(config, EXAMPLE).forms("pixel_values")):
-                forms["pixel_values"] += 1
+                forms, form = {**forms, "image_grid_thw": 0}, 1
+            elif form + 1 < len(Maker(config, EXAMPLE).forms("pixel_values")):
+                form += 1
             continue
         return Built(model, made[0], made[1:])
     raise NoInputsError(f"no images that the model takes: {message}")

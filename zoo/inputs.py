@@ -6,9 +6,10 @@ import inspect
 import itertools
 import re
 import time
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from zoo.shrink import nested
 WORDS = 90
 """Ordinary tokens are 3 to 89."""
 Inputs = dict[str, Any]
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,9 @@ class NoInputsError(Exception):
 class Maker:
     """Makes inputs by the name of an argument, in one of several forms that models ask for."""
 
-    def __init__(self, config: Any, size: Size) -> None:
+    def __init__(self, config: Any, size: Size, image: Shape = ()) -> None:
         self.configs, self.size = nested(config), size
+        self.image = image or self._image()
         self.generator = torch.Generator().manual_seed(1000 * size.batch + size.length)
 
     def field(self, default: int, *names: str) -> int:
@@ -68,9 +71,9 @@ class Maker:
     def forms(self, name: str) -> list[Callable[[], Any]]:
         """Return ways to make the argument of this name, the most common first; none for a name that nobody knows."""
         batch, length = self.size.batch, self.size.length
-        image = self.field(64, "image_size", "img_size", "input_size", "pretrain_image_size")
+        image = self.image
         channels = self.field(3, "num_channels", "in_channels", "in_chans")
-        patch, frames = self.field(16, "patch_size"), min(8, self.field(4, "num_frames", "frames_per_clip"))
+        patch, frames = self.field(16, "patch_size"), self.field(4, "num_frames", "frames_per_clip")
         mel = self.field(80, "num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "input_dim")
         times = 2 * self.field(64, "max_source_positions") if self._has("max_source_positions") else 128
         width = self.field(64, "hidden_size", "d_model", "n_embd")
@@ -88,18 +91,18 @@ class Maker:
             r"(.*_)?attention_mask": [lambda: self._mask(batch, length)],
             r"token_type_ids|langs": [lambda: torch.zeros(batch, length, dtype=torch.int64)],
             r"bbox": [lambda: self._boxes(batch, length), lambda: self._boxes(batch, length).float() / 100],
-            r"pixel_mask": [lambda: self.ones(batch, image, image)],
+            r"pixel_mask": [lambda: self.ones(batch, *image)],
             r"(pixel_values|images?|x)(_vid.*)?|input_image|.*pixel_values": [
-                *([lambda: self.floats(batch, frames, channels, image, image)] if "vid" in name else []),
-                lambda: self.floats(batch, channels, image, image),
+                *([lambda: self.floats(batch, frames, channels, *image)] if "vid" in name else []),
+                lambda: self.floats(batch, channels, *image),
                 lambda: self.floats(batch * 16, channels * temporal * patch * patch),
-                lambda: self.floats(batch, frames, channels, image, image),
+                lambda: self.floats(batch, frames, channels, *image),
                 lambda: self.floats(batch, 16, channels * patch * patch),
                 lambda: self.floats(batch * 16, channels, patch, patch),
                 lambda: self.floats(batch, channels, 64, 64),
                 lambda: self.floats(batch, channels, 224, 224),
-                lambda: self.floats(batch, 1, image, image),
-                lambda: self.floats(batch, 2, channels, image, image),
+                lambda: self.floats(batch, 1, *image),
+                lambda: self.floats(batch, 2, channels, *image),
             ],
             r".*grid_thw|.*grid_thw.*|grids?|tgt_sizes|image_grid.*": [
                 lambda: torch.tensor(grid), lambda: torch.tensor(grid)[:, 1:],
@@ -110,7 +113,7 @@ class Maker:
                 .reshape(1, 16, 2)
                 .repeat(batch, 1, 1)
             ],
-            r"pixel_attention_mask": [lambda: self.ones(batch, 16), lambda: self.ones(batch, image, image)],
+            r"pixel_attention_mask": [lambda: self.ones(batch, 16), lambda: self.ones(batch, *image)],
             r"(.*_)?input_features|audio_features|audio_values|audio|audio_mel": [
                 lambda: self.floats(batch, mel, times),
                 lambda: self.floats(batch, times, mel),
@@ -142,7 +145,7 @@ class Maker:
             ],
             r"future_values": [lambda: self.floats(batch, self.field(8, "prediction_length"))],
             r"freq|past_is_padding|past_values_padding": [lambda: torch.zeros(batch, context, dtype=torch.int64)],
-            r"(.*_)?inputs_embeds|hidden_states|.*_embeds|.*embeddings|query_embeds|encoder_hidden_states": [
+            r"(.*_)?inputs_embeds|.*hidden_states|.*_embeds|.*embeddings": [
                 lambda: self.floats(batch, length, width),
                 lambda: self.floats(batch * 16, channels * temporal * patch * patch),
                 lambda: self.floats(batch, 16, width),
@@ -162,6 +165,7 @@ class Maker:
             r"prompt_(pixel_values|masks)|bool_masked_pos|.*mask.*": [
                 lambda: torch.zeros(batch, 16, dtype=torch.bool), lambda: self.ones(batch, length)
             ],
+            r"classes_structure|merge_sizes": [lambda: torch.ones(batch, dtype=torch.int64)],
             r"noise|latents?|input_latents": [lambda: self.floats(batch, length, width)],
             r"task_inputs": [lambda: self.tokens(batch, self.field(77, "task_seq_len"))],
             r"keypoints": [lambda: self.floats(batch, 2, length, 2)],
@@ -169,6 +173,18 @@ class Maker:
             r"position_ids|.*positions": [lambda: torch.arange(length).repeat(batch, 1)],
         }  # fmt: skip
         return next((forms for pattern, forms in table.items() if re.fullmatch(pattern, name)), [])
+
+    def _image(self) -> Shape:
+        """Return the height and the width of images."""
+        for name, each in itertools.product(
+            ("image_size", "img_size", "input_size", "pretrain_image_size"), self.configs
+        ):
+            value = vars(each).get(name)
+            if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(side, int) for side in value):
+                return tuple(value)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value, value
+        return 64, 64
 
     def _has(self, name: str) -> bool:
         return any(name in vars(config) for config in self.configs)
@@ -190,41 +206,52 @@ class Maker:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The arguments that a model takes, each with the number of the form that it takes it in."""
+    """The arguments that a model takes, each with the number of the form that it takes it in, or with its shape.
 
-    forms: Mapping[str, int]
+    A shape is that of one sample, or where it begins with 0, that of the 16 rows of one. `image` is the size of images
+    where the configuration does not say it.
+    """
+
+    forms: Mapping[str, int | Shape]
+    image: Shape = ()
 
     def make(self, config: Any, size: Size) -> Inputs:
         """Make inputs of a size, the same every time."""
-        maker = Maker(config, size)
-        return {name: maker.forms(name)[form]() for name, form in self.forms.items()}
+        maker = Maker(config, size, self.image)
+        return {name: self._made(maker, name, form) for name, form in self.forms.items()}
+
+    def _made(self, maker: Maker, name: str, form: int | Shape) -> Any:
+        if isinstance(form, int):
+            return maker.forms(name)[form]()
+        rows = (16 * maker.size.batch, *form[1:]) if form[0] == 0 else (maker.size.batch, *form)
+        return maker.floats(*rows)
 
 
-def find_recipe(model: nn.Module, config: Any, *, seconds: float = 5) -> Recipe:
+def find_recipe(model: nn.Module, config: Any, *, seconds: float = 3) -> Recipe:
     """Return the first recipe that the model runs with.
 
     Raises:
         NoInputsError: the model ran with none; the message is that of the first failure of the model.
     """
     first: Exception | None = None
-    tried: list[dict[str, int]] = []
-    waiting = [dict.fromkeys(_needed(model), 0)]
+    tried: list[Recipe] = []
+    waiting = [Recipe(dict.fromkeys(_needed(model), 0))]
     end = time.process_time() + seconds
     while waiting and time.process_time() < end:
-        forms = waiting.pop(0)
-        if forms in tried:
+        recipe = waiting.pop(0)
+        if recipe in tried:
             continue
-        tried.append(forms)
+        tried.append(recipe)
         try:
-            inputs = Recipe(forms).make(config, EXAMPLE)
+            inputs = recipe.make(config, EXAMPLE)
             with torch.no_grad():
                 model(**inputs)
         except Exception as error:  # whatever the model raises
             first = first or error
-            likely, others = _mended(model, config, forms, f"{error}")
+            likely, others = _mended(model, config, recipe, error)
             waiting = [*likely, *waiting, *others]
             continue
-        return Recipe(forms)
+        return recipe
     raise NoInputsError(f"{type(first).__name__}: {first}")
 
 
@@ -239,12 +266,13 @@ def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
 def _needed(model: nn.Module) -> list[str]:
     """Return the main input, what has no default, and what belongs to these."""
     parameters, main = _parameters(model), getattr(model, "main_input_name", "input_ids")
+    mains = {main} if isinstance(main, str) else set(main)
     maker = Maker(model.config, EXAMPLE)
     names = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
-    names |= {main} & set(parameters)
+    names |= mains & set(parameters)
     if "input_ids" in parameters and maker.forms("input_ids"):
         names.add("input_ids")
-    if "input_ids" in names and "attention_mask" in parameters and main == "input_ids":
+    if "input_ids" in names and "attention_mask" in parameters and "input_ids" in mains:
         names.add("attention_mask")
     if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
         names.add("decoder_input_ids")
@@ -253,18 +281,42 @@ def _needed(model: nn.Module) -> list[str]:
     return [name for name in parameters if name in names and maker.forms(name)]
 
 
-def _mended(
-    model: nn.Module, config: Any, forms: dict[str, int], message: str
-) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
-    """Return recipes to try after a failure: those that the message asks for, and others."""
-    maker = Maker(config, EXAMPLE)
+def _mended(model: nn.Module, config: Any, recipe: Recipe, error: Exception) -> tuple[list[Recipe], list[Recipe]]:
+    """Return recipes to try after a failure: those that the message or the failing line asks for, and others."""
+    maker, forms, message = Maker(config, EXAMPLE), dict(recipe.forms), f"{error}"
     absent = [name for name in _parameters(model) if name not in forms and maker.forms(name)]
     modal = [name for name in absent if re.fullmatch(r"pixel_values|decoder_input_ids|bbox|.*grid_thw|input_\w+", name)]
-    named = [name for name in absent if re.search(rf"\b{name}\b", message)]
+    named = [name for name in absent if re.search(rf"\b{name}\b", f"{message} {_failing_line(error)}")]
     likely = [{**forms, name: 0} for name in (named or (modal if "None" in message else []))]
     others = [{**forms, name: 0} for name in modal]
-    others += [{**forms, name: form + 1} for name, form in forms.items() if form + 1 < len(maker.forms(name))]
+    numbered = {name: form for name, form in forms.items() if isinstance(form, int)}
+    others += [{**forms, name: form + 1} for name, form in numbered.items() if form + 1 < len(maker.forms(name))]
     if len(forms) > 1:
         optional = [name for name in ("attention_mask", "input_ids") if name in forms]
         others += [{other: form for other, form in forms.items() if other != name} for name in optional]
-    return likely, others
+    hinted = [] if recipe.image else _hinted(recipe, message)
+    return [*hinted, *(replace(recipe, forms=each) for each in likely)], [
+        replace(recipe, forms=each) for each in others
+    ]
+
+
+def _failing_line(error: Exception) -> str:
+    """Return the innermost line of a model's own source."""
+    lines = [f"{frame.line}" for frame in traceback.extract_tb(error.__traceback__) if "/models/" in frame.filename]
+    return lines[-1] if lines else ""
+
+
+def _hinted(recipe: Recipe, message: str) -> list[Recipe]:
+    """Return recipes with the size of images or the number of features that a message asks for."""
+    if found := re.search(r"doesn't match model \(?(\d+)(?:\*(\d+))?", message):
+        return [replace(recipe, image=(int(found[1]), int(found[2] or found[1])))]
+    shapes: list[Shape] = []
+    if found := re.search(r"shapes cannot be multiplied \(\d+x\d+ and (\d+)x\d+\)|normalized_shape=\[(\d+)\]", message):
+        features = int(found[1] or found[2])
+        shapes = [(16, features), (0, features), (128, features)]
+    if found := re.search(r"weight of size \[\d+, (\d+), \d+\]", message):
+        shapes = [(int(found[1]), 1920), (int(found[1]), 128)]
+    floats = [name for name in recipe.forms if re.search(r"values|features|images|frames|inputs$", name)]
+    if any(isinstance(recipe.forms[name], tuple) for name in floats):
+        return []
+    return [replace(recipe, forms={**recipe.forms, name: shape}) for shape in shapes for name in floats]

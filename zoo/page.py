@@ -21,8 +21,9 @@ at the example and at other sizes, the exact pipelines and their undo, saving an
 model is as before. This page is made of the last results; `nox -s zoo` ends with an error where a model got worse.
 
 *Not built* is a gap of the zoo and not of capture: it found no small configuration, or no inputs. *Refused* is a
-`CaptureError`, or a limit of time or memory. *Wrong* is anything else: other values, an error after a successful
-capture, a changed model. At other sizes a graph may refuse with a `CaptureError`, never compute something else.
+`CaptureError`, or a limit of time or memory on the machine that tried it. *Wrong* is anything else: other values, an
+error after a successful capture, a changed model. At other sizes a graph may refuse with a `CaptureError`, but never
+compute something else.
 """
 
 
@@ -49,18 +50,26 @@ def _code(name: object) -> str:
 
 
 def _summary(kinds: Mapping[str, list[Row]], known: Mapping[str, int]) -> str:
-    header = ("", "there are", "tried", *ORDER, "refused, yet torch.export takes it", "same at other sizes", "saved")
+    last = ("refused, yet torch.export takes it", "same at other sizes", "saved and loaded")
+    header = ("", "there are", "tried", *ORDER, *last)
     lines = []
     for kind, rows in kinds.items():
         counts = Counter(map(outcome, rows))
         captured = [row for row in rows if outcome(row) == "captured"]
         sizes = Counter("equal" if "equal" in row.get("sizes", []) else "" for row in captured)
         refused = sum(outcome(row) == "refused" and exportable(row) for row in rows)
-        saved = sum("save" in row["seconds"] for row in captured)
+        saved = sum("save" in row["seconds"] and "unsaved" not in row for row in captured)
         lines.append(
             (KINDS[kind], known[kind], len(rows), *(counts[each] for each in ORDER), refused, sizes["equal"], saved)
         )
-    return f"## What works\n\n{_table(header, lines)}"
+    tried = [row for rows in kinds.values() for row in rows]
+    stopped = [_code(row["name"]) for row in tried if outcome(row) == "captured" and row["problems"]]
+    text = (
+        f"\nA step after the capture ended at a limit, {len(stopped)}: {', '.join(sorted(stopped))}.\n"
+        if stopped
+        else ""
+    )
+    return f"## What works\n\n{_table(header, lines)}{text}"
 
 
 def _slow(rows: list[Row]) -> str:
@@ -71,8 +80,9 @@ def _slow(rows: list[Row]) -> str:
              for row in slowest if "capture" in row["seconds"]]  # fmt: skip
     text = f"The median of {len(ratios)} ratios is {statistics.median(ratios):.2f}.\n" if len(ratios) >= 10 else ""
     return (
-        "## The slowest\n\nSeconds of `capture`, the comparison with the model included, beside `torch.export.export` "
-        f"alone, on a busy machine. {text}\n{_table(('model', 'nodes', 'capture', 'export'), lines)}"
+        "## The slowest\n\nSeconds of `capture`, the comparison with the model included, and of "
+        f"`torch.export.export` alone, later in the same process and so warmer, on a busy machine. "
+        f"{text}\n{_table(('model', 'nodes', 'capture', 'export'), lines)}"
     )
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+Built = TypeVar("Built")
 
 WIDTH, HEADS, HEAD, INNER, VOCABULARY, POSITIONS, EXPERTS, LAYERS = 64, 4, 16, 128, 128, 128, 4, 1
 FIRST_SPECIAL = 100
@@ -35,6 +39,63 @@ _CHOSEN = re.compile(r".*(experts_per_tok.*|top_?k|moe_k|num_selected_experts|nu
 _TOKEN = re.compile(r".*_token_(id|index)s?|.*_token|.*_id|.*_(ids|index)")
 
 
+FILLED = {
+    "pad_token_id": 0,
+    "num_shared_experts": 1,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "prediction_length": 8,
+    "context_length": 16,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": EXPERTS,
+    "num_key_value_heads": HEADS,
+    "head_dim": HEAD,
+    "vocab_size": VOCABULARY,
+    "moe_intermediate_size": INNER,
+    "top_k_experts": 2,
+    "num_experts": EXPERTS,
+    "vocabulary_map": {"<image>": FIRST_SPECIAL, "<|extra_200|>": FIRST_SPECIAL + 1},
+    "backbone": "resnet18",
+    "attn_layer_indices": [0],
+}
+"""Values of fields that some models do not take None for."""
+
+
+def small(kind: Callable[[], Any], build: Callable[[Any], Built], *, seconds: float = 30) -> Built:
+    """Return what is built of the first small configuration that works, or raise the first error."""
+    failures: list[Exception] = []
+    end = time.process_time() + seconds
+    for make in _SMALL:
+        if time.process_time() > end:
+            break
+        try:
+            config = make(kind)
+            if not is_wide(config):
+                return build(config)
+        except Exception as error:  # whatever the model raises
+            failures.append(error)
+    raise failures[0]
+
+
+def _with_sections(config: Any) -> Any:
+    add_sections(config)
+    return config
+
+
+_SMALL: tuple[Callable[[Callable[[], Any]], Any], ...] = (
+    lambda kind: shrink(kind()),
+    lambda kind: _with_sections(fill(shrink(kind()))),
+    lambda kind: rebuilt(shrink(kind())),
+    lambda kind: _with_sections(fill(shrink(kind(), width=False))),
+    lambda kind: fill(rebuilt(shrink(kind(), layers=4))),
+    lambda kind: fill(shrink(kind(), layers=4)),
+    lambda kind: fill(rebuilt(shrink(kind(), width=False, layers=4))),
+    lambda kind: fill(kind()),
+)
+"""Small configurations, each for models that do not take those before; the last are wide and deep."""
+
+
 class Chosen(list[int]):
     """The layers that are kept, of a number."""
 
@@ -43,11 +104,36 @@ class Chosen(list[int]):
         self.of = of
 
 
-def shrink(config: Any, *, width: bool = True) -> Any:
+def shrink(config: Any, *, width: bool = True, layers: int = LAYERS) -> Any:
     """Make a configuration small in place, with all it contains; without `width`, only layers, positions and words."""
     tokens: dict[str, int] = {}
     for each in nested(config):
-        _shrink_one(each, tokens, width=width)
+        _shrink_one(each, tokens, width=width, layers=layers)
+    return config
+
+
+def rebuilt(config: Any) -> Any:
+    """Return a configuration that is made of the fields of a small one, so that what follows from them fits.
+
+    Numbers without a default are left to the constructor, as is what is no field.
+    """
+    default = type(config)()
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = vars(config).get(field.name)
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            arguments[field.name] = rebuilt(value)
+        elif value != vars(default).get(field.name) and (field.default is not None or isinstance(value, list)):
+            arguments[field.name] = value
+    return type(config)(**arguments)
+
+
+def fill(config: Any) -> Any:
+    """Give fields that a model cannot do without values in place of None, by their names, in all parts."""
+    for each in nested(config):
+        for name, value in vars(each).items():
+            if value is None and name in FILLED:
+                vars(each)[name] = FILLED[name]
     return config
 
 
@@ -62,9 +148,9 @@ def nested(config: Any) -> list[Any]:
     return found
 
 
-def _shrink_one(config: Any, tokens: dict[str, int], *, width: bool) -> None:
+def _shrink_one(config: Any, tokens: dict[str, int], *, width: bool, layers: int) -> None:
     fields = {name: value for name, value in vars(config).items() if name not in ("id2label", "label2id")}
-    chosen = _chosen_layers(fields)
+    chosen = _chosen_layers(fields, layers)
     for name, value in fields.items():
         new = _new_value(name, value, chosen, tokens, width=width)
         if new is not value and new != value:
@@ -116,6 +202,8 @@ def _new_number(name: str, value: int, chosen: Chosen, tokens: dict[str, int], *
     if _LAYERS.fullmatch(name) and not _NOT_LAYERS.fullmatch(name):
         main = name in ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth")
         return min(value, len(chosen) if main and chosen else LAYERS)
+    if name in ("num_frames", "frames_per_clip"):
+        return min(value, 8)
     if name in ("num_queries", "num_query_tokens", "num_denoising", "two_stage_num_proposals"):
         return min(value, 8)
     if not width:
@@ -128,7 +216,7 @@ def _new_number(name: str, value: int, chosen: Chosen, tokens: dict[str, int], *
         return min(value, 2 * HEAD if name == "qk_head_dim" else HEAD)
     if _INNER.fullmatch(name):
         return min(value, INNER)
-    if _WIDTH.fullmatch(name) and not _NOT_WIDTH.fullmatch(name):
+    if name.endswith("_groups") or (_WIDTH.fullmatch(name) and not _NOT_WIDTH.fullmatch(name)):
         return min(value, WIDTH)
     return value
 
@@ -139,7 +227,16 @@ def image_size(value: int) -> int:
 
 
 def _new_numbers(name: str, values: Sequence[int], chosen: Chosen, tokens: dict[str, int], *, width: bool) -> list[int]:
-    if name in ("depths", "layers", "num_blocks", "stage_num_blocks", "blocks", "layer_depths", "stage_blocks"):
+    if name in (
+        "depth",
+        "depths",
+        "layers",
+        "num_blocks",
+        "stage_num_blocks",
+        "blocks",
+        "layer_depths",
+        "stage_blocks",
+    ):
         return [min(value, 1) for value in values]
     if re.fullmatch(r".*(visual_indexes|att_block_indexes|attn_indexes)", name):
         return [0] if name != "deepstack_visual_indexes" else list(range(min(len(values), LAYERS)))
@@ -157,7 +254,8 @@ def _rope(value: dict[str, Any]) -> dict[str, Any]:
     """Scale the sections of multi-axis rotary embeddings to the size of a head."""
     made = {key: _rope(each) if isinstance(each, dict) else each for key, each in value.items()}
     if isinstance(section := made.get("mrope_section"), list | tuple):
-        half = HEAD // 2
+        factor: Any = made.get("partial_rotary_factor", 1)
+        half = int(HEAD * factor) // 2
         scaled = [max(1, half * each // max(1, sum(section))) for each in section]
         made["mrope_section"] = [half - sum(scaled[1:]), *scaled[1:]]
     return made
@@ -167,7 +265,7 @@ def add_sections(config: Any) -> None:
     """Add the sections of multi-axis rotary embeddings, which defaults of some configurations leave out."""
     for each in nested(config):
         if isinstance(rope := vars(each).get("rope_parameters"), dict):
-            half = HEAD // 2
+            half = int(HEAD * float(rope.get("partial_rotary_factor", 1))) // 2
             rope.setdefault("mrope_section", [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8])
 
 
@@ -183,14 +281,14 @@ def _layer_count(fields: dict[str, Any]) -> int:
     return next((fields[name] for name in names if isinstance(fields.get(name), int)), 0)
 
 
-def _chosen_layers(fields: dict[str, Any]) -> Chosen:
+def _chosen_layers(fields: dict[str, Any], layers: int) -> Chosen:
     """Return the layers to keep: one of each kind that lists with an entry for each layer tell apart."""
     count = _layer_count(fields)
     lists = [value for value in fields.values() if isinstance(value, list | tuple) and len(value) == count]
     kinds: dict[str, int] = {}
     for index in range(count):
         kinds.setdefault(str([value[index] for value in lists if isinstance(value[index], str | int)]), index)
-    least = min(count, max(LAYERS, len(fields.get("_out_indices") or [])))
+    least = min(count, max(layers, len(fields.get("_out_indices") or [])))
     chosen = sorted(kinds.values())[:2]
     more = [index for index in range(count) if index not in chosen][: max(0, least - len(chosen))]
     return Chosen(sorted({*chosen, *more}), count)

@@ -12,11 +12,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from architectures import randomise_statistics  # of the tests, which are on the path
 from torch import nn
 
 from zoo import heads
 from zoo.inputs import EXAMPLE, OTHERS, NoInputsError, find_recipe
-from zoo.shrink import add_sections, is_wide, shrink
+from zoo.shrink import small
 from zoo.trial import Built
 
 KINDS = ("transformers", "timm", "heads")
@@ -72,11 +73,6 @@ def build(name: str) -> Built:
     return builders[kind](name)
 
 
-def smallest() -> Built:
-    """Return a model whose trial imports what others need."""
-    return Built(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), {"input": torch.randn(2, 4)})
-
-
 def _transformers(name: str) -> Built:
     configurations = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     models = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING
@@ -87,38 +83,25 @@ def _transformers(name: str) -> Built:
 
 def from_config(kind: Callable[[], Any], cls: Any) -> Built:
     """Build a model of a class from a small configuration; only as narrow as it can be."""
-    failures: list[Exception] = []
-    for width, sections in ((True, False), (True, True), (False, True)):
-        config = shrink(kind(), width=width)
-        if sections:
-            add_sections(config)
-        if sections and (is_wide(config) or (width and not needs_sections(failures[0]))):
-            continue
-        try:
-            model = randomised(cls(config).eval())
-            recipe = find_recipe(model, config)
-        except Exception as error:  # whatever the model raises
-            failures.append(error)
-            continue
+
+    def build(config: Any) -> Built:
+        model = randomised(cls(config).eval())
+        recipe = find_recipe(model, config)
         return Built(model, recipe.make(config, EXAMPLE), [recipe.make(config, size) for size in OTHERS])
-    raise failures[0]
+
+    return small(kind, build)
 
 
 def timm() -> Any:
     """Return timm, which imports torchvision for what no model needs."""
     if "timm" not in sys.modules and importlib.util.find_spec("torchvision") is None:
-        from stand_ins import stand_in_for  # that of the tests, which are on the path
+        from stand_ins import stand_in_for
 
         with stand_in_for("torchvision"):
             library = importlib.import_module("timm")
         _let_transformers_use_it()
         return library
     return importlib.import_module("timm")
-
-
-def needs_sections(error: Exception) -> bool:
-    """Whether a model has failed since the sections of its rotary embeddings are not those of its heads."""
-    return "mrope_section" in str(error) or "split_with_sizes" in str(error)
 
 
 def _let_transformers_use_it() -> None:
@@ -165,12 +148,7 @@ def randomised(model: nn.Module) -> nn.Module:
     """Give batch norms statistics that a fold cannot ignore, and parameters of one value others that show a mistake."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
-                    if tensor is not None:
-                        tensor.uniform_(0.5, 1.5, generator=generator)
-        for parameter in model.parameters():
+        for parameter in randomise_statistics(model).parameters():
             if parameter.is_floating_point() and parameter.dim() == 1 and parameter.numel() > 1:
                 parameter.add_(torch.empty_like(parameter).uniform_(-0.1, 0.1, generator=generator))
     return model

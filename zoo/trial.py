@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,6 +30,7 @@ from fxopt import (
     undo,
     verify,
 )
+from fxopt_core.state.snapshot import kept
 
 PIPELINES = ("inference", "cpu-inference")
 Row: TypeAlias = dict[str, Any]
@@ -50,7 +51,7 @@ class Trial:
 
     A row has `class`, `parameters`, `seconds` by step, `refused` (the step that ended the trial, with its reason),
     `sizes` (what other sizes gave), `problems` (what is wrong, by step) and `refusals` of passes by reason. A trial
-    that is not `thorough` neither saves nor exports what was captured.
+    that is not `thorough` neither saves nor exports what was captured. `unsaved` is why a file cannot hold it.
     """
 
     def __init__(self, name: str, report: Callable[[Row], None], *, thorough: bool = True) -> None:
@@ -112,30 +113,37 @@ class Trial:
             with self._problem(f"undo {pipeline}"):
                 self.row.setdefault("undone", {})[pipeline] = is_undone(optimized, captured)
 
-    @contextmanager
-    def _step(self, step: str) -> Iterator[None]:
+    def _step(self, step: str) -> AbstractContextManager[None]:
         """A step that ends the trial where it fails."""
-        self._report({**self.row, "running": step})
-        start = time.perf_counter()
-        try:
-            yield
-        except Exception as error:  # whatever a model or torch raises
+
+        def refuse(error: Exception) -> None:
             if step == "export":
                 self.row["export"] = reason_of(error)
             else:
                 self.row["refused"] = [step, type(error).__name__, reason_of(error)]
-        self.row["seconds"][step] = round(time.perf_counter() - start, 2)
-        self._report(self.row)
+
+        return self._timed(step, refuse)
+
+    def _problem(self, step: str) -> AbstractContextManager[None]:
+        """A step whose failure is a mistake of ours, but for a file that says what it cannot hold."""
+
+        def note(error: Exception) -> None:
+            if step == "save" and isinstance(error, CaptureError):
+                self.row["unsaved"] = reason_of(error)
+            else:
+                self.row["problems"][step] = f"{type(error).__name__}: {reason_of(error)}"
+
+        return self._timed(step, note)
 
     @contextmanager
-    def _problem(self, step: str) -> Iterator[None]:
-        """A step whose failure is a mistake of ours."""
+    def _timed(self, step: str, failed: Callable[[Exception], None]) -> Iterator[None]:
+        """Report that a step is running, and then what came of it and after how many seconds."""
         self._report({**self.row, "running": step})
         start = time.perf_counter()
         try:
             yield
-        except Exception as error:  # a mistake, of whatever type
-            self.row["problems"][step] = f"{type(error).__name__}: {reason_of(error)}"
+        except Exception as error:  # whatever a model, torch or a pass raises
+            failed(error)
         if not step.startswith("undo"):
             self.row["seconds"][step] = round(time.perf_counter() - start + self.row["seconds"].get(step, 0), 2)
         self._report(self.row)
@@ -148,13 +156,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def same(model: nn.Module, other: nn.Module, inputs: Mapping[str, Any]) -> None:
-    """Raise what `verify` raises where two models differ on inputs."""
-    verify(model, other, Inputs(**inputs)).raise_if_failed()
+    """Raise what `verify` raises where two models differ on inputs; what the model notes of a call is taken back."""
+    with kept(model):
+        verify(model, other, Inputs(**inputs)).raise_if_failed()
 
 
 def at_size(model: nn.Module, captured: GraphModule, inputs: Mapping[str, Any]) -> str:
     """Say what a graph does at another size: `equal`, `refused`, or `model` where the model takes none such."""
-    with torch.no_grad():
+    with torch.no_grad(), kept(model):
         try:
             model(**copy.deepcopy(dict(inputs)))  # to caches models add in place
         except Exception:  # whatever the model raises

@@ -39,10 +39,16 @@ def pretrained_models(model: nn.Module) -> list[nn.Module]:
 
 
 def cache_choice(model: nn.Module, form: CallForm) -> dict[str, object]:
-    """Return ``use_cache`` as the model itself decides on it, where it has that argument and was not given it."""
+    """Return ``use_cache`` as the model's configuration says, where the model has that argument and was not given it.
+
+    Where the configuration says no and one of a part says yes, the model decides: which of them it reads is its own.
+    """
     default = getattr(getattr(model, "config", None), "use_cache", None)
-    is_open = default is not None and _takes_use_cache(form) and "use_cache" not in form.fixed
-    return {"use_cache": bool(default)} if is_open else {}
+    if default is None or not _takes_use_cache(form) or "use_cache" in form.fixed:
+        return {}
+    asked = [config for config in configurations(model) if hasattr(config, "model_type")]  # not those of generation
+    parts = any(getattr(config, "use_cache", None) for config in asked)
+    return {} if parts and not default else {"use_cache": bool(default)}
 
 
 def no_cache(form: CallForm) -> dict[str, object]:
