@@ -51,7 +51,8 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Any], int]] = {
     "viewed": (lambda m, x: m.c(m.b(m.a(x)).view(-1, 3, 4, 16)) + m.d(x).view(-1, 3, 4, 16), 4),
     "reshaped": (lambda m, x: m.b(m.a(x)).reshape(-1, 192) @ torch.ones(192, 2), 2),
     "in place": (lambda m, x: m.b(m.a(x).relu_().add_(x)), 2),
-    "permuted": (lambda m, x: F.layer_norm(m.b(m.a(x)).permute(0, 2, 3, 1), (3,)).permute(0, 3, 1, 2), 1),
+    # Three numbers that are nearly the same have next to no variance, by which rounding would be divided.
+    "permuted": (lambda m, x: F.layer_norm(m.b(m.a(x)).permute(0, 2, 3, 1), (3,), eps=0.1).permute(0, 3, 1, 2), 1),
     "permuted and returned": (lambda m, x: m.b(m.a(x)).permute(0, 2, 3, 1), 2),
     "chunks": (lambda m, x: (lambda y: m.c(y[0] * y[1] + y[2]))(m.b(m.a(x)).repeat(1, 3, 1, 1).chunk(3, 1)), 4),
     "attention": (lambda m, x: (lambda y: m.b(y * torch.sigmoid(m.c(y.mean((2, 3), keepdim=True)))))(m.a(x)), 2),

@@ -65,6 +65,7 @@ def check(laid: Layout, rows: dict[str, int], edges: Edges, widths: dict[str, fl
 
 
 @given(graph=graphs())
+@settings(max_examples=40)
 def test_every_node_stands_below_what_it_reads(graph: tuple[list[str], Edges, dict[str, float]]) -> None:
     names, edges, _ = graph
     read = {other for _, other in edges}
