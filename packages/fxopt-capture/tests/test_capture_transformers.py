@@ -170,10 +170,11 @@ def test_calls_that_the_graph_is_not_valid_for(traced: GraphModule) -> None:
         traced(**example(["input_ids", "attention_mask"], 1, 513))
 
 
-def test_image_size_is_static(transformers: ModuleType) -> None:
-    traced = symbolic_trace(build(transformers, "ResNetModel"))
-    with pytest.raises(CaptureError, match="dimension 2"):
-        traced(torch.randn(2, 3, 64, 64))
+def test_images_of_other_sizes(transformers: ModuleType) -> None:
+    model = build(transformers, "ResNetModel")
+    traced = symbolic_trace(model)
+    for height, width in ((64, 64), (48, 96)):
+        check_same(model, traced, {"pixel_values": torch.randn(2, 3, height, width)})
 
 
 def test_flags_given_at_capture(bert: nn.Module) -> None:
