@@ -45,7 +45,9 @@ def sources() -> list[str]:
     return [path for path in sys.path if path and Path(path).is_dir()]
 
 
-@pytest.mark.parametrize("answers", [{}, ANSWERS], ids=["defaults", "answers"])
+@pytest.mark.parametrize(
+    "answers", [pytest.param({}, id="defaults", marks=pytest.mark.nightly), pytest.param(ANSWERS, id="answers")]
+)
 def test_what_it_generates_passes_its_tests(tmp_path: Path, answers: dict[str, str]) -> None:
     """As a wheel, built by what its pyproject.toml names, beside the packages that are installed."""
     place, site = generated(tmp_path / "plugin", **answers), tmp_path / "site"
