@@ -80,9 +80,7 @@ CLASSIFIERS = (
 )
 
 
-@pytest.mark.parametrize(
-    "name", mostly_nightly(CLASSIFIERS, ["resnet18", "mobilenetv3_small_050", "convnext_atto"])
-)
+@pytest.mark.parametrize("name", mostly_nightly(CLASSIFIERS, ["resnet18", "mobilenetv3_small_050", "convnext_atto"]))
 def test_models_of_timm_compute_what_they_did(timm: ModuleType, name: str) -> None:
     """Every convolution over images is packed, and the largest difference stays below a thousandth."""
     torch.manual_seed(0)
