@@ -154,8 +154,13 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(requires=["torch", "wheels"])
 def docs(session: nox.Session) -> None:
-    """Build the site into site/, with a page for each pass, every warning and broken link an error."""
-    install(session, ["docs"], PACKAGES)
+    """Build the site into site/, with a page for each pass, every warning and broken link an error.
+
+    The pictures of reports are taken anew where there is a Chromium.
+    """
+    install(session, ["docs", "reports"], PACKAGES)
+    install_models(session)
+    session.run("python", "docs/screenshots.py", env=ENVIRONMENT)
     shutil.rmtree(ROOT / "site", ignore_errors=True)
     options = ["--quiet", "--fail-on-warning", "--fresh-env", "--doctree-dir", str(Path(session.cache_dir, "doctrees"))]
     session.run("sphinx-build", *options, *session.posargs, "docs", "site", env=ENVIRONMENT)

