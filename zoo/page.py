@@ -24,6 +24,9 @@ model is as before. This page is made of the last results; `nox -s zoo` ends wit
 `CaptureError`, or a limit of time or memory on the machine that tried it. *Wrong* is anything else: other values, an
 error after a successful capture, a changed model. At other sizes a graph may refuse with a `CaptureError`, but never
 compute something else.
+
+The tables leave out one model that was tried: `heads/DFineForObjectDetection`, which differs after `inference` and
+fails the comparison. Why is not known yet.
 """
 
 

@@ -52,7 +52,7 @@ def is_folder_name(text: str) -> bool:
 def check_output_folder(text: str, *, source: str, force: bool) -> Path:
     """Return the path of the folder to write, after checking that it may be written.
 
-    A folder is replaced only if it holds an archive of fxopt, so that nothing else is lost.
+    A folder is replaced only if it holds nothing but an archive and files that describe a model and its tokenizer.
 
     Raises:
         FileError: SOURCE is no folder in Hugging Face format, or something else is at the path.
@@ -67,6 +67,9 @@ def check_output_folder(text: str, *, source: str, force: bool) -> Path:
         raise FileError(f"the output {text!r} cannot be written: there is no folder {str(path.parent)!r}")
     if path.exists() and not (path / ARCHIVE).is_file():
         raise FileError(f"the output {text!r} exists and was not written by fxopt, which keeps it; give another path")
+    other = next((file for file in path.glob("*") if not any(map(file.match, (ARCHIVE, *DESCRIBING)))), None)
+    if other is not None:
+        raise FileError(f"the output {text!r} holds {other.name!r}, which would be lost; give another path")
     if path.exists() and Path(source).exists() and path.samefile(source):
         raise FileError(f"the output {text!r} is SOURCE; give another path")
     if path.exists() and not force:
