@@ -59,9 +59,8 @@ def alone(session: nox.Session, name: str) -> None:
     if not any(directory.glob("tests/**/test_*.py")):
         session.warn(f"{name} has no tests yet")
         return
-    # The conftest of the whole may ask for more than the package declares.
     report = REPORTS[name] = Path(session.cache_dir, f"alone-{name}.xml").resolve()
-    options = (*IN_PROCESSES, f"--confcutdir={directory}", f"--junitxml={report}", "--override-ini=junit_family=xunit1")
+    options = (*IN_PROCESSES, f"--junitxml={report}", "--override-ini=junit_family=xunit1")
     run_pytest(session, *options, str(directory / "tests"), threads=1)
 
 
@@ -139,7 +138,7 @@ def types(session: nox.Session) -> None:
     copies = Path(session.create_tmp(), "conftests").resolve()
     shutil.rmtree(copies, ignore_errors=True)
     copies.mkdir()
-    for conftest in {*glob("tests/conftest.py"), *glob("[!.]*/**/tests/conftest.py")}:
+    for conftest in {"conftest.py", *glob("tests/conftest.py"), *glob("[!.]*/**/tests/conftest.py")}:
         shutil.copy(conftest, copies / f"{re.sub(r'[^a-z0-9]', '_', conftest.removesuffix('.py'))}.py")
     session.run("mypy", *session.posargs, *(place for place in places if holds_python(Path(place))), str(copies))
 
