@@ -1,21 +1,33 @@
-"""What every test shares: the numbers that torch draws are the same in each run."""
+"""What all tests share: modules beside them, and the same random numbers in each run."""
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
-import torch
 
+ROOT = Path(__file__).parent
 SEED = int(os.environ.get("FXOPT_TEST_SEED", "0"))
+
+# The process that only hands out tests reads this file too: it has no need of torch, which takes seconds.
+sys.path[:0] = map(str, sorted(ROOT.glob("packages/*/tests")))
 
 
 def pytest_collectstart() -> None:
     """Seed what a module of tests draws while it is imported."""
-    torch.manual_seed(SEED)
+    seed()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Seed what a test and its fixtures draw, whichever tests ran before it."""
+    seed()
+
+
+def seed() -> None:
+    """Seed torch's generators."""
+    import torch
+
     torch.manual_seed(SEED)

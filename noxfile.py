@@ -307,12 +307,17 @@ def holds_python(place: Path) -> bool:
 def torch_directory(session: nox.Session, version: str = "") -> Path:
     """Where torch is shared from: another Python, another version or another constraint is another directory."""
     key = version or hashlib.sha256(Path("constraints.txt").read_bytes()).hexdigest()[:8]
-    return Path(session.cache_dir, f"torch-{sys.version_info.major}.{sys.version_info.minor}-{key}").resolve()
+    return shared_directory(session, f"torch-{sys.version_info.major}.{sys.version_info.minor}-{key}")
 
 
 def tools_directory(session: nox.Session) -> Path:
     """Where the tools of tests are shared from."""
-    return Path(session.cache_dir, f"tools-{sys.version_info.major}.{sys.version_info.minor}").resolve()
+    return shared_directory(session, f"tools-{sys.version_info.major}.{sys.version_info.minor}")
+
+
+def shared_directory(session: nox.Session, name: str) -> Path:
+    """Where packages are shared from: Hypothesis reads the source of every module that is not in site-packages."""
+    return Path(session.cache_dir, name, "site-packages").resolve()
 
 
 def wheel_directory(session: nox.Session) -> Path:

@@ -1,4 +1,4 @@
-"""Imports for tests: what stands beside them, and optional libraries past a torchvision that does not load."""
+"""Imports for tests: optional libraries past a torchvision that does not load."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 def _torchvision_loads() -> bool:

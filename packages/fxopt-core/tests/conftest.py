@@ -1,11 +1,10 @@
-"""What the tests share: modules beside them, and a count of steps, for what has to be linear."""
+"""What the tests share: a count of steps, for what has to be linear."""
 
 from __future__ import annotations
 
 import gc
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,6 @@ from torch.fx import Node
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

@@ -1,16 +1,12 @@
-"""What the tests share: modules beside them, and a count of steps, for what has to be linear."""
+"""What the tests share: a count of steps, for what has to be linear."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from fxopt_testing.steps import count_steps
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

@@ -285,7 +285,7 @@ def test_the_drawing_has_every_node_once(small: tuple[GraphModule, GraphModule])
 
 def test_notebooks_show_a_drawing_or_text(small: tuple[GraphModule, GraphModule]) -> None:
     assert "<svg" in picture(small[1])._repr_html_()
-    large = layers(8000)
+    large = layers(1800)
     MergeLinears()(large)
     assert picture(large)._repr_html_() == f"<pre>{html.escape(str(picture(large)))}</pre>"
     assert picture(traced(nn.Sequential()))._repr_html_() == "<pre>nothing changed</pre>"

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from fxopt_core import FxoptError, PreconditionError, Record, registry
 from fxopt_core.ledger.records import ledger_of
 from fxopt_core.values.names import known_class
+from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,9 @@ def check_tolerances(rtol: float | None, atol: float | None) -> None:
 def records_of(module: nn.Module) -> tuple[Record, ...]:
     """Return the records of all passes that were applied to a module or to graph modules inside of it."""
     records: list[Record] = []
-    for each in module.modules():
+    with ONE_AT_A_TIME:
+        modules = [*module.modules()]
+    for each in modules:
         if isinstance(each, GraphModule):
             with suppress(FxoptError):  # a newer version wrote the ledger, so that it promises nothing here
                 records += ledger_of(each).records

@@ -20,7 +20,8 @@ from fxopt_tools.inputs import Inputs, copied, version_of
 from fxopt_tools.value_tree import Tree, tensors, tree_of
 
 SEED = 20_240_917  # any number will do, as long as every run uses it
-_ONE_AT_A_TIME = threading.RLock()  # threads share the random state, and may share modules
+ONE_AT_A_TIME = threading.RLock()
+"""Held while a module runs or is read: threads share the random state, and may share modules, which runs restore."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,9 @@ def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Out
         PreconditionError: The inputs cannot be copied, or the module is not initialised.
         Exception: Whatever the module raises.
     """
-    _check_initialised(module)
-    with _ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad(), _same_random_numbers(module, inputs):
+    with ONE_AT_A_TIME:
+        _check_initialised(module)
+    with ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad(), _same_random_numbers(module, inputs):
         arguments = copied(inputs, widened=widened)
         versions = {name: (p, version_of(p)) for name, p in module.named_parameters()}
         with kept(module):

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from fxopt_core import PreconditionError, faithful_copy
 from fxopt_tools.inputs import Inputs, OneInput, read_inputs
 from fxopt_tools.verification.bounds import Bounds, read_bounds, records_of
-from fxopt_tools.verification.isolated_run import Outcome, run_once
+from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME, Outcome, run_once
 from fxopt_tools.verification.judge import Judge
 from fxopt_tools.verification.report import OutputReport, VerificationReport, counted
 
@@ -130,8 +130,9 @@ class Original:
         Raises:
             PreconditionError: The original rejects the inputs; its error is chained.
         """
-        outcome = run_or_refuse(self._module, inputs, self._who, number)
-        return Baseline(number, outcome, self._in_float64(inputs), dtypes_of(self._module, inputs))
+        with ONE_AT_A_TIME:
+            outcome = run_or_refuse(self._module, inputs, self._who, number)
+            return Baseline(number, outcome, self._in_float64(inputs), dtypes_of(self._module, inputs))
 
     def _in_float64(self, inputs: Inputs) -> Outcome | str:
         if isinstance(self._copy, str):
