@@ -250,7 +250,7 @@ class OriginalTensors:
         self.pass_name = self.pass_name or step.pass_name
 
     def _wrong(self, step: Derivation, text: str) -> None:
-        """Note what is wrong with the functions of a step, which their author has to mend."""
+        """Note what is wrong with the functions of a step, which their author has to fix."""
         self._is_wrong = True
         self._problem(step, f"{listed(target.name for target in step.targets)} (pass `{step.pass_name}`): {text}")
 

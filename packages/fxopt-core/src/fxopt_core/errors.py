@@ -42,15 +42,15 @@ class PassError(FxoptError):
 
 
 class PreconditionError(PassError):
-    """What a run was given, or what it was told to demand beforehand, does not hold."""
+    """The input of a run, or a demand checked before it, does not hold."""
 
 
 class PostconditionError(PassError):
-    """What a run produced is not what it was told to produce."""
+    """A run did not produce what was demanded of it."""
 
 
 class NotReversibleError(PassError):
-    """A pass that cannot be reversed was asked to."""
+    """A pass that cannot be reversed was asked to reverse."""
 
 
 class UndoError(NotReversibleError, PreconditionError):
@@ -58,11 +58,11 @@ class UndoError(NotReversibleError, PreconditionError):
 
 
 class VetoError(PassError):
-    """An instrument vetoed a pass, and what was asked for cannot stand without it."""
+    """An instrument vetoed a pass, without which the request cannot be met."""
 
 
 class CheckpointError(FxoptError, RuntimeError):
-    """A checkpoint does not fit, or original keys and values cannot be told; nothing was loaded.
+    """A checkpoint does not fit, or original keys and values cannot be restored; nothing was loaded.
 
     It is a `RuntimeError`, too, as what ``load_state_dict`` raises: code that loads either way catches one error.
 

@@ -27,7 +27,7 @@ def check_transformation(
     thorough: bool = False,
     raises: bool = True,
 ) -> ConformanceReport:
-    """Check that a pass keeps everything that every pass has to keep.
+    """Check a pass against the properties that every pass must have.
 
     Args:
         transformation: the pass, made with the options to be checked.

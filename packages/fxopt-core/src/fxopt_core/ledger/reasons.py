@@ -35,14 +35,14 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "mixed-requires-grad": "Some of the tensors are frozen and some are trainable. Freeze all or none.",
         "shape-unknown": "A fact about shape, rank or dtype is needed and not known. Call "
         "infer_shapes(graph_module, *example_inputs) first, or capture by torch.export.",
-        "size-mismatch": "Numbers of features do not fit each other, so that the model would not run. Mend the model.",
+        "size-mismatch": "Numbers of features do not fit each other, so that the model would not run. Fix the model.",
         "several-users": "The intermediate value is used elsewhere too, and would change there. Drop the other use, if "
         "it is not needed.",
         "overlapping": "Another site of the same pass took some of its nodes. Run the pass again.",
         "mutated": "A value or parameter is written in place between the places that read it, or a global mode "
         "(autocast, no_grad) changes there. Write out of place, if all are to read the same.",
         "dtype-mismatch": "The tensors differ in dtype or device. Convert the model as a whole: `model.to(...)`.",
-        "out-of-range": "The new weights would not be finite in their dtype. Use a wider one, or mend the statistics.",
+        "out-of-range": "The new weights would not be finite in their dtype. Use a wider one, or fix the statistics.",
         "rounding-mode": "The division rounds its quotient. Nothing to do: no product rounds in the same way.",
         "filtered": "The pass is told to leave modules of this name alone. Widen its pattern `where`, if that is not "
         "meant.",

@@ -61,7 +61,7 @@ class Demands:
         if self.strict and refused:
             raise PreconditionError(
                 f"`{name}` refused {refused} of {refused + count} site{'s' * (refused + count > 1)}, and strict=True "
-                f"allows none; nothing was changed. Mend the sites, or run without strict:{listed}",
+                f"allows none; nothing was changed. Fix the sites, or run without strict:{listed}",
                 pass_name=name,
             )
         if self.expect is not None and count != self.expect:

@@ -184,7 +184,7 @@ def _pass_of(record: Record) -> ReversibleTransformation:
 
 
 class RecordedPass(ReversibleTransformation):
-    """Stands for the pass that made a record, where that one cannot be made again: it is not installed here, say.
+    """Stand-in for a recorded pass that cannot be created here, for example because it is not installed.
 
     It has the pass's name, options and signature, so that it equals the pass, and undoes what the ledger knows how to.
 

@@ -126,12 +126,12 @@ class _Reader:
         column = self._at
         name = self._match(_OPTION, "the name of an option")
         if not self._take("="):
-            raise self._error(f"found {self._found()}, expected '=' and a value right behind option {name!r}")
+            raise self._error(f"found {self._found()}, expected '=' and a value right after option {name!r}")
         start = self._at
         try:
             self._at = literal_end(self._text, start)
             if self._at == start:
-                raise self._error(f"found {self._found()}, expected a value right behind '{name}='")
+                raise self._error(f"found {self._found()}, expected a value right after '{name}='")
             return OptionText(name, read_literal(self._text[start : self._at]), column, start)
         except LiteralError as error:
             raise self._error(str(error), error.column or start) from None

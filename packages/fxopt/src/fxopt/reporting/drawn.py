@@ -29,7 +29,7 @@ _LONGEST = 400
 
 @dataclass(frozen=True)
 class DrawnNode:
-    """A node as a picture has it.
+    """A node as data to draw.
 
     Attributes:
         name: its name in the graph.
@@ -70,7 +70,7 @@ class DrawnNode:
 
 @dataclass(frozen=True)
 class DrawnGraph:
-    """A graph as a picture has it.
+    """A graph as data to draw.
 
     Attributes:
         nodes: its nodes by name, in order.
