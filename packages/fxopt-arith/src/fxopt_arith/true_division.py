@@ -71,7 +71,7 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         "Compute in a wider dtype, if there is one that holds it.",
         "shape-arithmetic": "The dividend is a Python number that is computed from shapes; a product would round. "
         "Nothing to do: no tensor is divided.",
-        "rounded-quotient": "Later the quotient is rounded, compared, made an integer, or decides an index or a jump. "
+        "rounded-quotient": "The quotient is later rounded, compared, made an integer, or decides an index or a jump. "
         "Nothing to do, but to divide by a power of two, whose inverse is exact.",
     }
 

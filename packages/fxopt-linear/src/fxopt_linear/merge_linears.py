@@ -115,13 +115,13 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
     """
 
     reasons: ClassVar[Mapping[str, str]] = {
-        "opaque-call": "The layers are inside of a module or operator that the graph calls as a whole. Capture the "
-        "model by torch.export, so that the graph shows them.",
+        "opaque-call": "The graph calls a module or operator that contains the layers as a whole. Capture the model by "
+        "torch.export.",
         "mixed-mode": "Some of the modules are in train mode and some in eval mode. Call eval() or train() on all.",
         "group-too-small": "Fewer linear layers share this input than `min_group` requires. Lower `min_group` if it is "
         "above 2; the message says what keeps others out.",
         "no-measured-benefit": "`only_if_faster` is set, and the rewrite is not faster on this machine beyond noise. "
-        "Run the pass without `only_if_faster`, or measure on the machine that will run the model.",
+        "Run the pass without it, or measure on the machine that will run the model.",
     }
 
     def __init__(

@@ -114,10 +114,9 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
     arithmetic = (quantized, lost)
     reasons: ClassVar = {
         **REASONS_OF_DEVICES,
-        "kept": "The pass is told to leave this layer as it is. Change `keep`, `keep_first` or `keep_last`, if that is "
-        "not meant.",
-        "too-small": "Quantizing the input of so small a layer takes longer than its product. Lower `min_weights`, if "
-        "the layer is to be quantized all the same.",
+        "kept": "The pass is told to leave this layer as it is. Change `keep`, `keep_first` or `keep_last`.",
+        "too-small": "Quantizing the input of so small a layer takes longer than its product. Lower `min_weights` to "
+        "quantize it all the same.",
         "packed": "The layer is packed already. Quantize first, and pack what is left: "
         "`quantize-linears,pack-linears`.",
     }

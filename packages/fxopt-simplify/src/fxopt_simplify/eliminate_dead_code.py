@@ -55,8 +55,8 @@ class EliminateDeadCode(ReversibleSitePass[DeadCall]):
     """
 
     reasons: ClassVar[Mapping[str, str]] = {
-        "holds-weights": "Nothing reads the result of the layer, and its weights would have to go with its only call, "
-        "so that an undo could not bring them back. Delete the layer from the model, if it is not needed.",
+        "holds-weights": "Nothing reads the layer's result, but removing its only call would remove its weights, which "
+        "an undo could not bring back. Delete the layer from the model, if it is not needed.",
     }
 
     def match(self, index: GraphIndex) -> Iterator[DeadCall | Refusal]:

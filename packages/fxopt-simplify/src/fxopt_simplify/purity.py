@@ -46,7 +46,7 @@ _DROPPING: tuple[type[nn.Module], ...] = (
 
 USE_REASONS: Mapping[str, str] = {
     "returned": "The value, or a view of it, is returned, and the caller may write to it or compare memory. Nothing to "
-    "do: the caller gets tensors of its own, as before.",
+    "do: the caller gets its own tensors, as before.",
 }
 """What the codes of `Uses.refusal` mean."""
 
