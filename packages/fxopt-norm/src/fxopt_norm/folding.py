@@ -101,8 +101,8 @@ class FoldBatchNorm(SitePass[FoldSite]):
     reasons: ClassVar[Mapping[str, str]] = {
         "wrong-axis": "The normalisation works on another axis than the one that the layer produces or consumes. "
         "Nothing to do: one layer cannot compute both.",
-        "not-adjacent": "Between the two is a call that only moves or drops values (a view, dropout, identity). Call one "
-        "right after the other, if possible.",
+        "not-adjacent": "Between the two is a call that only moves or drops values (a view, dropout, identity). Call "
+        "one right after the other, if possible.",
         "no-statistics": "The normalisation keeps no running statistics, so that it always uses those of the batch. "
         "Nothing to do, but to train it with track_running_stats=True.",
     }
