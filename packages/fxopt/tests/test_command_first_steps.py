@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from command_runs import environment, fxopt, process
 
+from fxopt.commands.failures import FileError
+from fxopt.commands.outputs import check_output_folder
+
 MODEL = "import torch\ndef make():\n    return torch.nn.Linear(4, 3).eval(), (torch.ones(2, {size}),)\n"
 
 WRONG = [
@@ -47,8 +50,6 @@ WRONG = [
         "did you mean 0_pass.reproducer.zip?",
     ),
     (["history", "someone/model"], 3, "expected a .pt2 archive"),
-    (["optimize", "bert", "-o", "mine", "--force"], 3, "'mine' holds 'thesis.tex', which would be lost"),
-    (["optimize", "bert", "-o", "sub", "--force"], 3, "'sub' exists and was not written by fxopt, which keeps it"),
 ]
 
 SCRIPT = """
@@ -73,10 +74,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "shop.py").write_text(MODEL.format(size=4))
     for name in ("model.pt2", "inputs.pt", "0_pass.reproducer.zip", "notes.txt"):
         (tmp_path / name).touch()
-    for name in ("bert", "sub", "mine"):
+    for name in ("bert", "sub"):
         (tmp_path / name).mkdir()
-    for name in ("model.pt2", "config.json", "thesis.tex"):
-        (tmp_path / "mine" / name).touch()
     (tmp_path / "bert" / "config.json").write_text("{}")
     (tmp_path / "sub" / "other.py").touch()
     return tmp_path
@@ -88,7 +87,19 @@ def test_wrong_words_are_found_without_torch(folder: Path) -> None:
     found = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert not (folder / "out.pt2").exists()
-    assert (folder / "mine" / "thesis.tex").exists()
+
+
+def test_no_folder_with_other_files_is_replaced(folder: Path) -> None:
+    """Not even with --force."""
+    (folder / "mine").mkdir()
+    for name in ("model.pt2", "config.json"):
+        (folder / "mine" / name).touch()
+    assert check_output_folder("mine", source="bert", force=True) == Path("mine")
+    (folder / "mine" / "thesis.tex").touch()
+    with pytest.raises(FileError, match=r"'mine' holds 'thesis\.tex', which would be lost"):
+        check_output_folder("mine", source="bert", force=True)
+    with pytest.raises(FileError, match="'sub' exists and was not written by fxopt, which keeps it"):
+        check_output_folder("sub", source="bert", force=True)
 
 
 def test_inputs_of_a_wrong_size_are_one_line(folder: Path) -> None:
