@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.inputs import EXAMPLE, OTHERS, Inputs, Maker, NoInputsError, Recipe, Size, find_recipe
+from zoo.own import FIELDS, INPUTS
 from zoo.shrink import WIDTH, small
 from zoo.trial import Built
 
@@ -43,7 +44,7 @@ def build(name: str) -> Built:
     """Build a head by its name in `HEADS`."""
     cls, _, way = name.partition("+")
     head = getattr(importlib.import_module("transformers"), cls)
-    return small(head.config_class, lambda config: _built(head, config, way))
+    return small(head.config_class, lambda config: _built(head, config, way), FIELDS.get(cls))
 
 
 def _built(head: Any, config: Any, way: str) -> Built:
@@ -53,7 +54,7 @@ def _built(head: Any, config: Any, way: str) -> Built:
     model = head(config).eval()
     if way == "images":
         return _with_images(model, config)
-    recipe = find_recipe(model, config)
+    recipe = find_recipe(model, config, INPUTS.get(type(model).__name__))
     if way == "decode":
         return Built(model, _step(model, recipe, 9), [_step(model, recipe, 13)])
     sizes = [recipe.make(config, size) for size in (EXAMPLE, *OTHERS)]

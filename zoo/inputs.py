@@ -20,6 +20,7 @@ WORDS = 90
 """Ordinary tokens are 3 to 89."""
 Inputs = dict[str, Any]
 Shape: TypeAlias = tuple[int, ...]
+Form: TypeAlias = int | Shape | tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,14 @@ class Maker:
     def ones(self, *shape: int) -> Tensor:
         """Return a mask of ones."""
         return torch.ones(shape, dtype=torch.int64)
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Return a mask of zeros."""
+        return torch.zeros(shape, dtype=torch.int64)
+
+    def numbers(self, batch: int, *numbers: int) -> Tensor:
+        """Return the same numbers for each sample."""
+        return torch.tensor(numbers).repeat(batch, 1)
 
     def forms(self, name: str) -> list[Callable[[], Any]]:
         """Return ways to make the argument of this name, the most common first; none for a name that nobody knows."""
@@ -208,11 +217,12 @@ class Maker:
 class Recipe:
     """The arguments that a model takes, each with the number of the form that it takes it in, or with its shape.
 
-    A shape is that of one sample, or where it begins with 0, that of the 16 rows of one. `image` is the size of images
-    where the configuration does not say it.
+    A shape is that of one sample, or where it begins with 0, that of the 16 rows of one; -1 stands for the length of
+    sequences. A method of `Maker` before it makes other than floats. `image` is the size of images where the
+    configuration does not say it.
     """
 
-    forms: Mapping[str, int | Shape]
+    forms: Mapping[str, Form]
     image: Shape = ()
 
     def make(self, config: Any, size: Size) -> Inputs:
@@ -220,22 +230,24 @@ class Recipe:
         maker = Maker(config, size, self.image)
         return {name: self._made(maker, name, form) for name, form in self.forms.items()}
 
-    def _made(self, maker: Maker, name: str, form: int | Shape) -> Any:
+    def _made(self, maker: Maker, name: str, form: Form) -> Any:
         if isinstance(form, int):
             return maker.forms(name)[form]()
-        rows = (16 * maker.size.batch, *form[1:]) if form[0] == 0 else (maker.size.batch, *form)
-        return maker.floats(*rows)
+        method = form[0] if isinstance(form[0], str) else "floats"
+        shape = [maker.size.length if each == -1 else each for each in form if isinstance(each, int)]
+        rows = (16 * maker.size.batch, *shape[1:]) if shape and shape[0] == 0 else (maker.size.batch, *shape)
+        return getattr(maker, method)(*rows)
 
 
-def find_recipe(model: nn.Module, config: Any, *, seconds: float = 3) -> Recipe:
-    """Return the first recipe that the model runs with.
+def find_recipe(model: nn.Module, config: Any, own: Mapping[str, Form] | None = None, *, seconds: float = 3) -> Recipe:
+    """Return the first recipe that the model runs with; `own` is the one to begin with.
 
     Raises:
         NoInputsError: the model ran with none; the message is that of the first failure of the model.
     """
     first: Exception | None = None
     tried: list[Recipe] = []
-    waiting = [Recipe(dict.fromkeys(_needed(model), 0))]
+    waiting = [Recipe(own or dict.fromkeys(_needed(model), 0))]
     end = time.process_time() + seconds
     while waiting and time.process_time() < end:
         recipe = waiting.pop(0)
@@ -252,7 +264,7 @@ def find_recipe(model: nn.Module, config: Any, *, seconds: float = 3) -> Recipe:
             waiting = [*likely, *waiting, *others]
             continue
         return recipe
-    raise NoInputsError(f"{type(first).__name__}: {first}")
+    raise NoInputsError(f"{type(first).__name__}: {first}") from first
 
 
 def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 Built = TypeVar("Built")
@@ -14,7 +14,9 @@ WIDTH, HEADS, HEAD, INNER, VOCABULARY, POSITIONS, EXPERTS, LAYERS = 64, 4, 16, 1
 FIRST_SPECIAL = 100
 """Ids of special tokens that do not fit the vocabulary begin here; ordinary tokens are below."""
 
-_LAYERS = re.compile(r"(num|n)_.*layers?$|.*_num_layers$|.*_layers$|n_layer|depth|.*_depth|num_layers|.*num_blocks")
+_LAYERS = re.compile(
+    r"(num|n)_.*layers?$|.*_num_layers$|.*_layers$|n_layer|layers|depth|.*_depth|num_layers|.*num_blocks"
+)
 _NOT_LAYERS = re.compile(
     r"num_feat_extract_layers|.*shared_layers|no_rope_layers|.*residual.*|.*_feature_layers?|.*only.*"
 )
@@ -24,7 +26,7 @@ _INNER = re.compile(
     r".*(intermediate|ffn|feedforward|feed_forward).*(size|dim)?|d_ff|mlp_dim|n_inner|d_inner|.*mlp_hidden.*"
 )
 _WIDTH = re.compile(
-    r".*(hidden|width|channels|units|filters|rank|embd|embed|inplanes).*|.*_(dim|size|dims|sizes)|d_model|dim|dims"
+    r".*(hidden|width|channels|units|filters|rank|embd|embed|inplanes).*|.*_(dim|size|dims|sizes)|d_model|dim|dims|.*channel_list"
 )
 _NOT_WIDTH = re.compile(
     r".*(kernel|window|stride|batch|chunk|vocab|patch|image|img|crop|sample|block|queue|group|ratio|factor|num_channels"
@@ -58,24 +60,78 @@ FILLED = {
     "vocabulary_map": {"<image>": FIRST_SPECIAL, "<|extra_200|>": FIRST_SPECIAL + 1},
     "backbone": "resnet18",
     "attn_layer_indices": [0],
+    "image_token_index": FIRST_SPECIAL,
+    "image_token_id": FIRST_SPECIAL,
+    "video_token_index": FIRST_SPECIAL + 1,
+    "video_token_id": FIRST_SPECIAL + 1,
+    "default_language": "en_XX",
 }
 """Values of fields that some models do not take None for."""
 
 
-def small(kind: Callable[[], Any], build: Callable[[Any], Built], *, seconds: float = 30) -> Built:
-    """Return what is built of the first small configuration that works, or raise the first error."""
+_SUPPLIED = {"rope_theta": 10000.0, "num_hidden_layers": LAYERS, "num_key_value_heads": HEADS}
+"""Values of fields that some configurations lack; a rate of dropout is 0."""
+
+
+def small(
+    kind: Callable[[], Any],
+    build: Callable[[Any], Built],
+    fields: Mapping[str, Any] | None = None,
+    *,
+    seconds: float = 30,
+) -> Built:
+    """Return what is built of the first small configuration that works, or raise the first error.
+
+    `fields` are set in each configuration; the names of those of its parts have dots.
+    """
     failures: list[Exception] = []
     end = time.process_time() + seconds
     for make in _SMALL:
-        if time.process_time() > end:
-            break
-        try:
-            config = make(kind)
-            if not is_wide(config):
+        supplied: set[tuple[str, str]] = set()
+        for _ in range(4):
+            if time.process_time() > end:
+                break
+            try:
+                config = make(kind)
+                for name, value in (fields or {}).items():
+                    set_field(config, name, value)
+                for place in supplied:
+                    _supply(config, *place)
+                if is_wide(config):
+                    break
                 return build(config)
-        except Exception as error:  # whatever the model raises
-            failures.append(error)
+            except Exception as error:  # whatever the model raises
+                failures.append(error)
+                missing = _missing(error.__cause__ or error)
+                if missing is None or missing in supplied:
+                    break
+                supplied.add(missing)
     raise failures[0]
+
+
+def set_field(config: Any, name: str, value: Any) -> None:
+    """Set a field of a configuration, or of a part of it by a name with dots."""
+    *parts, last = name.split(".")
+    for part in parts:
+        config = getattr(config, part)
+    vars(config)[last] = value
+
+
+def _missing(error: BaseException) -> tuple[str, str] | None:
+    """Return the class of a configuration and the field that an error misses in it."""
+    found = re.search(r"'(\w+Config)' object has no attribute '(\w+)'", str(error))
+    return (found[1], found[2]) if found else None
+
+
+def _supply(config: Any, cls: str, name: str) -> None:
+    """Set a field of the parts of a class, as another part has it."""
+    parts = nested(config)
+    value = next((vars(part)[name] for part in parts if name in vars(part)), None)
+    if value is None:
+        value = 0.0 if "drop" in name else _SUPPLIED.get(name)
+    for part in parts:
+        if type(part).__name__ == cls:
+            vars(part)[name] = value
 
 
 def _with_sections(config: Any) -> Any:
@@ -171,6 +227,9 @@ def _new_value(name: str, value: Any, chosen: Chosen, tokens: dict[str, int], *,
         return _rope(value) if "rope" in name and width else value
     if isinstance(value, list | tuple) and value and all(isinstance(item, int) for item in value):
         return type(value)(_new_numbers(name, value, chosen, tokens, width=width))
+    if name == "backbone_feature_sizes" and value and width:
+        factor = 9 if value[0][0] % 9 == 0 else 16  # as `image_size` makes the images smaller
+        return [[side // factor for side in sides] for sides in value]
     if isinstance(value, list | tuple) and _is_per_layer(value, chosen):
         return type(value)(value[index] for index in chosen)
     return _new_number(name, value, chosen, tokens, width=width) if isinstance(value, int) else value
@@ -181,7 +240,7 @@ def _new_number(name: str, value: int, chosen: Chosen, tokens: dict[str, int], *
         if value < FIRST_SPECIAL:
             return value
         return tokens.setdefault(name.replace("_index", "_id"), FIRST_SPECIAL + len(tokens))
-    if "vocab" in name and "size" in name:
+    if "vocab" in name and ("size" in name or name.endswith("_vocab")):
         return min(value, VOCABULARY)
     if _POSITIONS.fullmatch(name):
         return min(value, POSITIONS)
@@ -208,6 +267,8 @@ def _new_number(name: str, value: int, chosen: Chosen, tokens: dict[str, int], *
         return min(value, 8)
     if not width:
         return value
+    if name == "num_pos_feats":
+        return min(value, WIDTH // 2)
     if re.fullmatch(r".*image_size|img_size|.*_resolution", name):
         return image_size(value)
     if _HEADS.fullmatch(name):
@@ -236,6 +297,7 @@ def _new_numbers(name: str, values: Sequence[int], chosen: Chosen, tokens: dict[
         "blocks",
         "layer_depths",
         "stage_blocks",
+        "blocks_per_stage",
     ):
         return [min(value, 1) for value in values]
     if re.fullmatch(r".*(visual_indexes|att_block_indexes|attn_indexes)", name):
@@ -285,11 +347,16 @@ def _chosen_layers(fields: dict[str, Any], layers: int) -> Chosen:
     """Return the layers to keep: one of each kind that lists with an entry for each layer tell apart."""
     count = _layer_count(fields)
     lists = [value for value in fields.values() if isinstance(value, list | tuple) and len(value) == count]
-    kinds: dict[str, int] = {}
-    for index in range(count):
-        kinds.setdefault(str([value[index] for value in lists if isinstance(value[index], str | int)]), index)
+    kinds = [{(place, value[index]) for place, value in enumerate(lists) if isinstance(value[index], str | int)}
+             for index in range(count)]  # fmt: skip
     least = min(count, max(layers, len(fields.get("_out_indices") or [])))
-    chosen = sorted(kinds.values())[:2]
+    chosen: list[int] = []
+    while len(chosen) < 2 and count:  # those with most that is new
+        seen = set().union(*(kinds[index] for index in chosen))
+        best = max(range(count), key=lambda index: (len(kinds[index] - seen), -index))
+        if chosen and not kinds[best] - seen:
+            break
+        chosen.append(best)
     more = [index for index in range(count) if index not in chosen][: max(0, least - len(chosen))]
     return Chosen(sorted({*chosen, *more}), count)
 

@@ -17,7 +17,8 @@ from torch import nn
 
 from zoo import heads
 from zoo.inputs import EXAMPLE, OTHERS, NoInputsError, find_recipe
-from zoo.shrink import small
+from zoo.own import FIELDS, INPUTS
+from zoo.shrink import nested, small
 from zoo.trial import Built
 
 KINDS = ("transformers", "timm", "heads")
@@ -78,18 +79,22 @@ def _transformers(name: str) -> Built:
     models = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING
     kind = configurations[name]
     cls = models[kind]
-    return from_config(kind, cls[0] if isinstance(cls, tuple | list) else cls)
+    return from_config(kind, cls[0] if isinstance(cls, tuple | list) else cls, name)
 
 
-def from_config(kind: Callable[[], Any], cls: Any) -> Built:
+def from_config(kind: Callable[[], Any], cls: Any, name: str) -> Built:
     """Build a model of a class from a small configuration; only as narrow as it can be."""
 
     def build(config: Any) -> Built:
         model = randomised(cls(config).eval())
-        recipe = find_recipe(model, config)
+        recipe = find_recipe(model, config, INPUTS.get(name))
         return Built(model, recipe.make(config, EXAMPLE), [recipe.make(config, size) for size in OTHERS])
 
-    return small(kind, build)
+    def own_part() -> Any:  # some take the configuration of their decoder
+        config = kind()
+        return next((part for part in nested(config) if isinstance(part, cls.config_class)), config)
+
+    return small(own_part, build, FIELDS.get(name))
 
 
 def timm() -> Any:
