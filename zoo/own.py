@@ -24,6 +24,14 @@ def _under(part: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _EDGETAM = {**_under("backbone_config.", _RESNET), "backbone_channel_list": [512, 256, 128, 64]}
+_SWIN2 = {"image_size": 16, "embed_dim": 64, "depths": [2], "num_heads": [4], "num_layers": 1}
+_EFFICIENT = {
+    "in_channels": [32, 16, 24, 40, 80, 112, 192],
+    "out_channels": [16, 24, 40, 80, 112, 192, 320],
+    "width_coefficient": 1.0,
+    "depth_coefficient": 0.1,
+}
+_LW_DETR = {"projector_scale_factors": [1.0], "projector_in_channels": [64], "num_feature_levels": 1}
 _STAGES = ["stage1", "stage2", "stage3", "stage4"]
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "BeitForSemanticSegmentation": {
@@ -55,7 +63,12 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "xcodec2": {"quantization_dim": 128},
     "laguna": {"num_attention_heads_per_layer": [4, 4]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
-    "lw_detr": {"projector_scale_factors": [1.0], "projector_in_channels": [64], "num_feature_levels": 1},
+    **dict.fromkeys(("lw_detr", "LwDetrForObjectDetection"), _LW_DETR),
+    "DPTForDepthEstimation": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
+    "ernie4_5_vl_moe": {
+        "text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}
+    },
+    "efficientnet": {**_EFFICIENT, "hidden_dim": 1280},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "dots3_note": {
         "text_config.rope_parameters": {
@@ -82,8 +95,22 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "sam2": {"vision_config.backbone_config.hidden_size": 8},
     "sam2_hiera_det_model": {"hidden_size": 8},
     "sam2_vision_model": {"backbone_config.hidden_size": 8},
+    "align": {**_under("vision_config.", _EFFICIENT), "projection_dim": 320},
+    "speech_to_text": {"num_conv_layers": 2},
+    **dict.fromkeys(("swin2sr", "Swin2SRForImageSuperResolution"), _SWIN2),
+    "perceiver": {"d_latents": 64, "num_latents": 8, "num_self_attends_per_block": 2},
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128},
+    "gemma3n": {"text_config.num_kv_shared_layers": 0, "vision_config.architecture": "resnet18"},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "4/8"},
+    "mamba2": {"num_heads": 8},
+    "nemo_speechlm": {"text_config.n_groups": 2},
+    "nemotron_h": {"n_groups": 2},
+    "textnet": {"hidden_sizes": [64, 64, 128, 256, 512]},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4},
+    "oneformer": {"decoder_layers": 2},
+    "vibevoice_acoustic_tokenizer_decoder": {"num_filters": 4},
+    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
     "step3p7": {"text_config.sliding_window": 4},
-    "tvp": {"max_img_size": 64, "visual_prompt_size": 16, "num_frames": 2},
     "Gemma3ForConditionalGeneration": {"mm_tokens_per_image": 4},
 }
 INPUTS: Mapping[str, Mapping[str, Form]] = {
@@ -98,7 +125,7 @@ INPUTS: Mapping[str, Mapping[str, Form]] = {
     },
     "kosmos-2": {
         "pixel_values": 0, "input_ids": ("tokens", 9), "attention_mask": ("ones", 9),
-        "image_embeds_position_mask": ("numbers", 0, 1, 1, 1, 1, 0, 0, 0, 0),
+        "image_embeds_position_mask": ("numbers", 1, 1, 1, 1, 0, 0, 0, 0, 0),
     },
     "kyutai_speech_to_text": {"input_ids": ("tokens", -1, 33), "attention_mask": 0},
     "omdet-turbo": {
@@ -107,7 +134,13 @@ INPUTS: Mapping[str, Mapping[str, Form]] = {
     },
     "lightglue": {"pixel_values": (2, 3, 64, 64)},
     "mimi_decoder": {"latents": (64, 9)},
+    "pocket_tts_audio_tokenizer_decoder": {"latents": (64, 9)},
+    "fun_asr_nano_encoder": {"input_features": (16, 560)},
+    "siglip2_vision_model": {
+        "pixel_values": (16, 768), "pixel_attention_mask": ("ones", 16), "spatial_shapes": ("numbers", 4, 4)
+    },
     "SpeechT5ForTextToSpeech": {"input_ids": 0, "attention_mask": 0, "decoder_input_values": (-1, 80)},
+    "align": {"input_ids": 0, "attention_mask": 0, "pixel_values": (3, 64, 64)},
     "pi0": {
         "action_embeds": (5, 64), "input_ids": 0, "attention_mask": 0, "pixel_values": (1, 3, 64, 64),
         "pixel_attention_mask": ("ones", 1),
@@ -120,7 +153,6 @@ INPUTS: Mapping[str, Mapping[str, Form]] = {
     "seggpt": dict.fromkeys(("pixel_values", "prompt_pixel_values", "prompt_masks"), (3, 64, 64)),
     "speecht5": {"input_values": (-1, 64), "decoder_input_values": (-1, 64)},
     "timesfm": {"past_values": (64,), "past_values_padding": ("zeros", 64), "freq": ("zeros", 1)},
-    "tvp": {"input_ids": 0, "attention_mask": 0, "pixel_values": (2, 3, 64, 64)},
     "vibevoice_acoustic_tokenizer_decoder": {"hidden_states": (64, 9)},
     "vibevoice_acoustic_tokenizer_encoder": {"hidden_states": (1, 6400)},
     "xcodec2": {"input_values": (1, 1920), "input_features": (6, 64)},
