@@ -107,6 +107,10 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "nemotron_h": {"n_groups": 2},
     "textnet": {"hidden_sizes": [64, 64, 128, 256, 512]},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4},
+    "omdet-turbo": {
+        "timm_kwargs": {"img_size": 64, "always_partition": True},
+        "encoder_in_channels": [192, 384, 768],
+    },
     "oneformer": {"decoder_layers": 2},
     "vibevoice_acoustic_tokenizer_decoder": {"num_filters": 4},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
@@ -135,7 +139,7 @@ INPUTS: Mapping[str, Mapping[str, Form]] = {
     "lightglue": {"pixel_values": (2, 3, 64, 64)},
     "mimi_decoder": {"latents": (64, 9)},
     "pocket_tts_audio_tokenizer_decoder": {"latents": (64, 9)},
-    "fun_asr_nano_encoder": {"input_features": (16, 560)},
+    "fun_asr_nano_encoder": {"input_features": (16, 560), "input_features_mask": ("ones", 16)},
     "siglip2_vision_model": {
         "pixel_values": (16, 768), "pixel_attention_mask": ("ones", 16), "spatial_shapes": ("numbers", 4, 4)
     },
