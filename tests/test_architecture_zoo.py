@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from zoo import results, subjects
+from zoo import own, results, subjects
 from zoo.page import PAGE, page
 from zoo.processes import apart
 from zoo.results import LIMIT, outcome, read, read_known, worse, write
@@ -42,6 +42,16 @@ def test_models_of_the_zoo_are_as_the_file_says(name: str, request: pytest.Fixtu
     assert outcome(row) == "captured", row
     assert "equal" in row["sizes"]
     assert not worse(read(), [row])
+
+
+@pytest.mark.parametrize("name", ["transformers/moonshine_streaming", "transformers/kosmos-2"])
+def test_models_are_built_of_what_they_miss_and_of_words_of_their_own(name: str) -> None:
+    pytest.importorskip("transformers", minversion="5")
+    built = subjects.build(name)  # the first lacks a field, the second takes as many ones in a mask as its images need
+    assert sum(parameter.numel() for parameter in built.model.parameters()) < 1_000_000
+    assert [next(iter(inputs.values())).shape[0] for inputs in (built.example, *built.others)] == [2, 3, 1]
+    words = {name.partition("/")[2].partition("+")[0] for name in subjects.names()}
+    assert {*own.FIELDS, *own.INPUTS} <= words
 
 
 class Steps(nn.Module):

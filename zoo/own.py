@@ -136,6 +136,9 @@ INPUTS: Mapping[str, Mapping[str, Form]] = {
         "pixel_values": (3, 64, 64), "classes_input_ids": ("tokens", 9), "classes_attention_mask": ("ones", 9),
         "tasks_input_ids": ("tokens", 9), "tasks_attention_mask": ("ones", 9), "classes_structure": 0,
     },
+    "voxtral_realtime": {
+        "input_ids": ("tokens", 16), "attention_mask": ("ones", 16), "input_features": (128, 128)
+    },
     "lightglue": {"pixel_values": (2, 3, 64, 64)},
     "mimi_decoder": {"latents": (64, 9)},
     "pocket_tts_audio_tokenizer_decoder": {"latents": (64, 9)},
