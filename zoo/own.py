@@ -111,6 +111,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
         "timm_kwargs": {"img_size": 64, "always_partition": True},
         "encoder_in_channels": [192, 384, 768],
     },
+    "timesfm2_5": {"context_length": 64},
     "oneformer": {"decoder_layers": 2},
     "vibevoice_acoustic_tokenizer_decoder": {"num_filters": 4},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
@@ -136,6 +137,7 @@ INPUTS: Mapping[str, Mapping[str, Form]] = {
         "pixel_values": (3, 64, 64), "classes_input_ids": ("tokens", 9), "classes_attention_mask": ("ones", 9),
         "tasks_input_ids": ("tokens", 9), "tasks_attention_mask": ("ones", 9), "classes_structure": 0,
     },
+    "timesfm2_5": {"past_values": (64,)},
     "voxtral_realtime": {
         "input_ids": ("tokens", 16), "attention_mask": ("ones", 16), "input_features": (128, 128)
     },
@@ -163,5 +165,7 @@ INPUTS: Mapping[str, Mapping[str, Form]] = {
     "vibevoice_acoustic_tokenizer_decoder": {"hidden_states": (64, 9)},
     "vibevoice_acoustic_tokenizer_encoder": {"hidden_states": (1, 6400)},
     "xcodec2": {"input_values": (1, 1920), "input_features": (6, 64)},
-    "muse_glimmer_assistant": {"noise_embeds": (-1, 64), "context_hidden_states": (-1, 320)},
+    "muse_glimmer_assistant": {
+        "noise_embeds": (9, 64), "context_hidden_states": (9, 320), "attention_mask": ("ones", 18)
+    },
 }  # fmt: skip
