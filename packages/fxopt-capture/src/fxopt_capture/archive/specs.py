@@ -84,7 +84,10 @@ def _check_context(name: str, context: Any) -> None:
                 f"{entry.get('fqn')!r:.80} as a key, for which torch would import a module that the file names"
             )
         if "_t" in entry and not _is_harmless(entry):
-            raise CaptureError(f"a cache among its inputs or outputs holds {entry.get('p', entry['_t'])!r:.80}")
+            raise CaptureError(
+                f"a cache among its inputs or outputs holds {entry.get('p', entry['_t'])!r:.80}, which would be imported "
+                f"by the name that the file gives; load it with trusted=True if you trust whoever has written the file"
+            )
 
 
 def _is_named_tuple(name: str) -> bool:
