@@ -31,6 +31,7 @@ from fxopt import (
     verify,
 )
 from fxopt_core.state.snapshot import kept
+from fxopt_tools.verification.isolated_run import run_once
 
 PIPELINES = ("inference", "cpu-inference")
 Row: TypeAlias = dict[str, Any]
@@ -163,15 +164,14 @@ def same(model: nn.Module, other: nn.Module, inputs: Mapping[str, Any]) -> None:
 
 def at_size(model: nn.Module, captured: GraphModule, inputs: Mapping[str, Any]) -> str:
     """Say what a graph does at another size: `equal`, `refused`, or `model` where the model takes none such."""
-    with torch.no_grad(), kept(model):
-        try:
-            model(**copy.deepcopy(dict(inputs)))  # to caches models add in place
-        except Exception:  # whatever the model raises
-            return "model"
-        try:
-            captured(**copy.deepcopy(dict(inputs)))
-        except CaptureError:
-            return "refused"
+    try:
+        run_once(model, Inputs(**inputs))  # on copies of caches and of statistics, to which models add in place
+    except Exception:  # whatever the model raises
+        return "model"
+    try:
+        run_once(captured, Inputs(**inputs))
+    except CaptureError:
+        return "refused"
     same(model, captured, inputs)
     return "equal"
 

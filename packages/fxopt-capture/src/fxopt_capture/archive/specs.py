@@ -85,8 +85,8 @@ def _check_context(name: str, context: Any) -> None:
             )
         if "_t" in entry and not _is_harmless(entry):
             raise CaptureError(
-                f"a cache among its inputs or outputs holds {entry.get('p', entry['_t'])!r:.80}, which would be imported "
-                f"by the name that the file gives; load it with trusted=True if you trust whoever has written the file"
+                f"a cache among its inputs or outputs holds {entry.get('p', entry['_t'])!r:.80}, which would be "
+                f"imported by that name; load the file with trusted=True if you trust whoever has written it"
             )
 
 
