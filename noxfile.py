@@ -115,7 +115,7 @@ def benchmarks(session: nox.Session) -> None:
 
 @nox.session(requires=["torch", "wheels"])
 def zoo(session: nox.Session) -> None:
-    """Small models of all architectures of transformers and timm, into docs/zoo.md; hours. --quick: in 3 minutes."""
+    """Small models of all architectures of transformers and timm, into docs/zoo.md; hours. --quick: a few minutes."""
     install(session, [], PACKAGES)
     install_models(session)
     session.run("python", "-m", "zoo", *session.posargs, env=ENVIRONMENT | {"PYTHONPATH": "tests"})

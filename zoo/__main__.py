@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser("zoo", description="Small models of all architectures of transformers and timm.")
-    parser.add_argument("--quick", action="store_true", help="a fixed sample, in less than three minutes")
+    parser.add_argument("--quick", action="store_true", help="a fixed sample, in about four minutes")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these models, such as transformers/bert or timm/vgg")
     parser.add_argument("--seed", type=int, default=0, help="of the order (default: 0)")
     parser.add_argument("--seconds", type=float, default=240, help="for one model (default: 240)")
