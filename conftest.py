@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parent
 SEED = int(os.environ.get("FXOPT_TEST_SEED", "0"))
 
-# The process that only hands out tests reads this file too: it has no need of torch, which takes seconds.
 sys.path[:0] = map(str, sorted(ROOT.glob("packages/*/tests")))
 
 
@@ -28,6 +27,6 @@ def pytest_runtest_setup() -> None:
 
 def seed() -> None:
     """Seed torch's generators."""
-    import torch
+    import torch  # only here: the process that hands out tests reads this file too, and has no use for torch
 
     torch.manual_seed(SEED)

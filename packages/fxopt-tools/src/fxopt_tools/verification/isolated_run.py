@@ -58,7 +58,7 @@ def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Out
         PreconditionError: The inputs cannot be copied, or the module is not initialised.
         Exception: Whatever the module raises.
     """
-    with ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:  # before anything is asked of parameters that have no data yet
         _check_initialised(module)
     with ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad(), _same_random_numbers(module, inputs):
         arguments = copied(inputs, widened=widened)
