@@ -16,7 +16,7 @@ from benchmarks.suite import Absent, Measured, Row, Settings, Table, Task, shuff
 from fxopt_capture import capture
 
 CHOSEN = ("BERT", "GPT-2", "Llama", "Gemma 2", "T5", "ViT", "ResNet", "MobileNetV2", "Whisper")
-TEXT = """The small models of [architectures](architectures.md), all captured in the same run. CPU time; \
+TEXT = """Small models with random weights, all captured in the same run. CPU time; \
 `torch.export` is given the dynamic dimensions that `capture` finds by itself."""
 
 

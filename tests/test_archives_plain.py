@@ -142,7 +142,7 @@ def elsewhere(what: str, folder: Path) -> Any:
     ("name", "form"),
     mostly_nightly(
         [*((name, "exported") for name in MAKERS), ("MiniLM", "decomposed"), ("ResNet-18", "decomposed")],
-        ["Llama-exported", "ResNet-18-decomposed"],
+        ["Llama-exported"],
         "-".join,
     ),
 )

@@ -14,6 +14,7 @@ import torch
 from nightly import mostly_nightly
 from published_weights import efficientnet
 from torch import nn
+from torch.export import Dim
 from torch.fx import GraphModule
 
 from fxopt_capture import capture, load, save
@@ -133,7 +134,7 @@ def test_an_archive_gives_back_what_was_saved(name: str, tmp_path: Path) -> None
         assert all(torch.equal(value, model.state_dict()[key]) for key, value in loaded.state_dict().items())
 
 
-@pytest.mark.parametrize("name", mostly_nightly(MODELS, ["ViT", "T5"]))
+@pytest.mark.parametrize("name", mostly_nightly(MODELS, ["ViT"]))
 def test_an_archive_of_torch_is_as_good_as_the_model(name: str, tmp_path: Path) -> None:
     """A program that torch exported and saved: the same layers as `capture` finds, and the same sites."""
     model, inputs = made(name)
@@ -152,6 +153,7 @@ def test_an_archive_of_torch_is_as_good_as_the_model(name: str, tmp_path: Path) 
             assert equal(both[0](**call), both[1](**call, **baked(model))), size
 
 
+@pytest.mark.nightly
 def test_bfloat16(tmp_path: Path) -> None:
     """Llama in half precision, merged and undone."""
     model, inputs = made("Llama")
@@ -223,7 +225,8 @@ def test_a_real_image_classifier(tmp_path: Path) -> None:
     """EfficientNet-Lite0 with its weights: batch norms folded, saved, loaded; a checkpoint's logits."""
     model = efficientnet()
     torch.manual_seed(0)
-    folded = registry().pipeline("fuse-batch-norm2d-in-conv2d")(capture(model, torch.randn(2, 3, 64, 64)))
+    original = capture(model, torch.randn(2, 3, 64, 64), dynamic_shapes=({0: Dim.AUTO},))
+    folded = registry().pipeline("fuse-batch-norm2d-in-conv2d")(original)
     save(folded, tmp_path / "model.pt2")
     loaded = load(tmp_path / "model.pt2")
     x = torch.randn(3, 3, 64, 64)

@@ -12,6 +12,7 @@ import torch
 from nightly import mostly_nightly
 from published_weights import efficientnet
 from torch import nn
+from torch.export import Dim
 
 import fxopt
 from fxopt_core import history, iter_nodes
@@ -27,7 +28,8 @@ def optimized() -> tuple[nn.Module, Any]:
     """EfficientNet-Lite0, and what the pipeline makes of it."""
     torch.manual_seed(0)
     model = efficientnet()
-    return model, fxopt.optimize(model, (torch.randn(2, 3, 224, 224),), pipeline="cpu-inference")
+    images, batches = torch.randn(2, 3, 224, 224), ({0: Dim.AUTO},)
+    return model, fxopt.optimize(model, (images,), pipeline="cpu-inference", dynamic_shapes=batches)
 
 
 def test_nothing_but_packed_layers_is_left(optimized: tuple[nn.Module, Any]) -> None:
@@ -80,7 +82,7 @@ CLASSIFIERS = (
 )
 
 
-@pytest.mark.parametrize("name", mostly_nightly(CLASSIFIERS, ["resnet18", "mobilenetv3_small_050", "convnext_atto"]))
+@pytest.mark.parametrize("name", mostly_nightly(CLASSIFIERS, ["mobilenetv3_small_050"]))
 def test_models_of_timm_compute_what_they_did(timm: ModuleType, name: str) -> None:
     """Every convolution over images is packed, and the largest difference stays below a thousandth."""
     torch.manual_seed(0)

@@ -153,7 +153,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-@pytest.fixture(params=mostly_nightly(CASES, ["llama", "loaded", "captured convolutions"]))
+@pytest.fixture(params=mostly_nightly(CASES, ["llama", "captured convolutions"]))
 def case(request: pytest.FixtureRequest) -> Case:
     """Each of the models."""
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from graph_picture import Picture, Task, difference, members, outputs, picture, 
 from published_weights import efficientnet
 from test_real_models import sentence_encoder as sentence_encoder, tokens
 from torch import nn
+from torch.export import Dim
 from torch.fx import GraphModule
 
 from fxopt_capture import capture, symbolic_trace
@@ -56,7 +58,7 @@ def travellers(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
     folder = tmp_path_factory.mktemp("travel")
     ids = torch.arange(14).view(2, 7)
     images = torch.rand(2, 3, 64, 64)
-    classifier = efficientnet()
+    classifier = capture(efficientnet(), images, dynamic_shapes=({0: Dim.AUTO},))
     made = {
         "MiniLM": Traveller(
             symbolic_trace(request.getfixturevalue("sentence_encoder"), input_names=["input_ids", "attention_mask"]),
@@ -65,9 +67,9 @@ def travellers(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
         "Llama": Traveller(
             capture(llama_like(), kwargs={"input_ids": ids}), REVERSIBLE, {"input_ids": ids}, folder / "llama"
         ),
-        "EfficientNet": Traveller(capture(classifier, images), REVERSIBLE, {"inputs": images}, folder / "efficientnet"),
+        "EfficientNet": Traveller(copy.deepcopy(classifier), REVERSIBLE, {"inputs": images}, folder / "efficientnet"),
         "EfficientNet, folded": Traveller(
-            capture(classifier, images), "fuse-batch-norm2d-in-conv2d", {"inputs": images}, folder / "folded"
+            classifier, "fuse-batch-norm2d-in-conv2d", {"inputs": images}, folder / "folded"
         ),
     }  # fmt: skip
     tasks = folder / "tasks"
