@@ -15,8 +15,9 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from xml.etree import ElementTree
 
 import nox
@@ -38,6 +39,9 @@ REPORTS: dict[str, Path] = {}
 # Models come from packages: nothing may wait for a hub. Nothing but the session's environment may be imported. Python
 # keeps what it compiles.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": ""}
+# Most tests capture models of one or two layers with sizes that vary, where torch's cache of fake tensors costs a
+# quarter of the time. It pays in deep models and with fixed sizes, so that it stays on in `nightly` and for users.
+SHALLOW = {"TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0"}
 # What the newest torch is not tried with: packages that only drive the others.
 DRIVERS = ("fxopt", "fxopt-tools", "fxopt-testing")
 
@@ -61,7 +65,7 @@ def alone(session: nox.Session, name: str) -> None:
         return
     report = REPORTS[name] = Path(session.cache_dir, f"alone-{name}.xml").resolve()
     options = (*IN_PROCESSES, f"--junitxml={report}", "--override-ini=junit_family=xunit1")
-    run_pytest(session, *options, str(directory / "tests"), threads=1)
+    run_pytest(session, *options, str(directory / "tests"), threads=1, settings=SHALLOW)
 
 
 @nox.session(requires=["torch", "wheels"])
@@ -73,9 +77,10 @@ def together(session: nox.Session) -> None:
     if left:
         arguments = Path(session.cache_dir, "left.txt").resolve()
         arguments.write_text("\n".join(left), encoding="utf-8")
-        run_pytest(session, *IN_PROCESSES, f"@{arguments}", threads=1)
+        run_pytest(session, *IN_PROCESSES, f"@{arguments}", threads=1, settings=SHALLOW)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
-    run_pytest(session, *IN_PROCESSES, "--doctest-modules", "--pyargs", *modules, "tests", threads=1)
+    options = (*IN_PROCESSES, "--doctest-modules", "--pyargs")
+    run_pytest(session, *options, *modules, "tests", threads=1, settings=SHALLOW)
 
 
 @nox.session(requires=["wheels"])
@@ -265,16 +270,22 @@ def name_of(requirement: str) -> str:
     return re.split(r"[^\w-]", requirement)[0]
 
 
-def run_pytest(session: nox.Session, *arguments: str, profile: str = "ci", threads: int | None = None) -> None:
-    """Run pytest over what is installed, with the settings of the whole and one of Hypothesis's profiles."""
-    environment = ENVIRONMENT | {"FXOPT_WHEELS": str(wheel_directory(session))}
+def run_pytest(
+    session: nox.Session,
+    *arguments: str,
+    profile: str = "ci",
+    threads: int | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Run pytest over what is installed, with one of Hypothesis's profiles and these settings of the environment."""
+    environment = ENVIRONMENT | {"FXOPT_WHEELS": str(wheel_directory(session)), **settings}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     # A selection after `--` may leave a package with nothing to run, which is status 5.
     codes = [0, 5] if session.posargs else [0]
     # With "ci", Hypothesis draws the same examples each time and sets no deadline; a plain `pytest` looks for new ones.
-    settings = ["-c", "pyproject.toml", f"--rootdir={ROOT}", f"--hypothesis-profile={profile}"]
-    session.run("python", "-m", "pytest", *settings, *arguments, *session.posargs, env=environment, success_codes=codes)
+    options = ["-c", "pyproject.toml", f"--rootdir={ROOT}", f"--hypothesis-profile={profile}"]
+    session.run("python", "-m", "pytest", *options, *arguments, *session.posargs, env=environment, success_codes=codes)
 
 
 def left_by_alone(name: str) -> Iterator[str]:
