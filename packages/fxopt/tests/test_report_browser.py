@@ -273,3 +273,27 @@ def test_five_thousand_nodes_can_be_zoomed_and_searched(opened: Opener) -> None:
     page.locator("#search").fill("relu")
     page.keyboard.press("Enter")
     assert page.locator("#found").text_content() == f"1 of {5100 // 12}"
+
+
+def test_modules_fold_into_boxes_and_unfold(opened: Opener) -> None:
+    blocks = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in range(3)))
+    page = opened(traced(torch.nn.Sequential(blocks, torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh()))))
+    graph, depth = page.locator("#pane-after"), page.locator("#depth")
+    page.get_by_role("button", name="Fold modules into boxes").click()
+    assert depth.text_content() == "2 modules folded"
+    assert marked(page, "after", "folded") == {"0", "1"}
+    assert graph.locator(".node").count() == 4  # with input and output
+    assert graph.locator(".edge").count() == 1  # one path of three edges
+    page.keyboard.press("u")
+    assert marked(page, "after", "folded") == {"0.0", "0.1", "0.2"}
+    graph.locator(".node.folded", has_text="0.1").click()
+    assert "2 nodes" in str(page.locator("#side").text_content())
+    page.get_by_role("button", name="unfold", exact=True).last.click()
+    assert marked(page, "after", "folded") == {"0.0", "0.2"}
+    page.locator("#side").get_by_role("button", name="fold 0", exact=True).click()
+    assert marked(page, "after", "folded") == {"0"}
+    page.keyboard.press("/")
+    page.keyboard.type("0.2.0")
+    page.keyboard.press("Enter")  # what is found is unfolded
+    assert not marked(page, "after", "folded") - {"0.0"}
+    assert "_0_2_0" in marked(page, "after", "chosen")

@@ -43,6 +43,7 @@ class DrawnNode:
         value: dtype and shape of its value, "" where they are unknown.
         module: class and settings of the module that it calls, or "".
         trace: the stack trace of where it comes from in the model, or "".
+        scope: the path of the module that it belongs to, as ``"encoder.layer.0"``; "" for the model itself.
     """
 
     name: str
@@ -56,6 +57,7 @@ class DrawnNode:
     value: str = ""
     module: str = ""
     trace: str = ""
+    scope: str = ""
 
     @property
     def caption(self) -> str:
@@ -192,7 +194,19 @@ def _drawn_node(draft: Draft, modules: Modules) -> DrawnNode:
         value=_value(draft.meta),
         module=_cut(module),
         trace=str(draft.meta.get("stack_trace") or ""),
+        scope=_scope(draft, target),
     )
+
+
+def _scope(draft: Draft, target: str) -> str:
+    """Return the path of the innermost module that the node runs in: for a call of a layer, of the one around it."""
+    stack: Any = draft.meta.get("nn_module_stack")
+    paths = [str(entry[0]) for entry in stack.values()] if isinstance(stack, dict) else []
+    paths = [path for path in paths if not path.startswith("_empty_nn_module_stack")]  # torch's, of guards
+    if draft.op != "call_module":
+        return paths[-1] if paths else ""
+    around = [path for path in paths if path != target]
+    return around[-1] if around else target.rpartition(".")[0]
 
 
 def _label(op: str, target: str, module: str) -> str:

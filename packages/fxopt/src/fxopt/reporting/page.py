@@ -30,6 +30,7 @@ _KEYS = (
     ("drag, arrows", "move"),
     ("0, 1", "show all, full size"),
     ("n, p", "next, previous change"),
+    ("f, u", "fold, unfold modules"),
     ("/", "search; Enter for the next"),
     ("Esc", "clear the selection"),
 )
@@ -202,6 +203,8 @@ def _tools(both: bool) -> Html:
     steps = tag("span", _button("previous", "‹ change"), _button("next", "change ›"), class_="group")
     zooms = (("out", "−", "Zoom out"), ("one", "1:1", "Full size"), ("in", "+", "Zoom in"), ("fit", "fit", "Show all"))
     zoom = tag("span", (_button(name, text, label) for name, text, label in zooms), class_="group")
+    folds = (("fold", "fold", "Fold modules into boxes"), ("unfold", "unfold", "Unfold modules"))
+    fold = tag("span", (_button(name, text, label) for name, text, label in folds), class_="group")
     label = "Search nodes and modules"
     kinds = (("svg", "SVG", "Save the graph as SVG"), ("png", "PNG", "Save the graph as PNG"))
     saving = tag("span", (_button(name, text, label) for name, text, label in kinds), class_="group")
@@ -214,6 +217,8 @@ def _tools(both: bool) -> Html:
         tag("output", "", id="stop"),
         zoom,
         tag("output", "", id="zoom"),
+        fold,
+        tag("output", "", id="depth", aria_live="polite"),
         search,
         tag("output", "", id="found", aria_live="polite"),
         tag("span", view, class_="group") if both else None,

@@ -72,11 +72,15 @@ def _drawing(picture: Comparison, weights: Mapping[str, str]) -> dict[str, Any]:
     numbers = {name: number for number, name in enumerate(picture.order)}
     layouts = layouts_of(picture)
     frames = _Frames()
+    scopes: dict[str, int] = {}
     return {
         "height": NODE_HEIGHT,
+        "row": ROW_HEIGHT,
         "reach": (FURTHEST + 1) * ROW_HEIGHT,
         "total": max(layout.height for _, _, layout in layouts),
-        "nodes": _nodes(picture, numbers, frames, weights),
+        "nodes": _nodes(picture, numbers, frames, weights)
+        | {"scope": [scopes.setdefault(picture.node(name).scope, len(scopes)) for name in picture.order]},
+        "scopes": [printable(scope) for scope in scopes],
         "panes": [_pane(word, graph, layout, numbers) for word, graph, layout in layouts],
         "sites": [_site(site, numbers, frames) for site in picture.changes.sites],
         "stops": list(_stops(picture, numbers)),
