@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.page:
         PAGE.write_text(page(read(), read_known()), encoding="utf-8")
         return 0
-    prepare()
+    prepare(quick=options.quick)
     names = chosen(options)
     done = {row["name"]: row for row in lines(options.rows)} if options.rows else {}
     tried: list[Row] = []
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser("zoo", description="Small models of all architectures of transformers and timm.")
-    parser.add_argument("--quick", action="store_true", help="a fixed sample, in about four minutes")
+    parser.add_argument("--quick", action="store_true", help="a fixed sample, in a few minutes")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these models, such as transformers/bert or timm/vgg")
     parser.add_argument("--seed", type=int, default=0, help="of the order (default: 0)")
     parser.add_argument("--seconds", type=float, default=240, help="for one model (default: 240)")
@@ -75,9 +75,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def prepare() -> None:
+def prepare(*, quick: bool = False) -> None:
     """Import what children share, and silence it."""
     os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "critical"})
+    if quick:  # in models of two layers, torch's cache of fake tensors costs more than it saves
+        os.environ["TORCH_FAKE_TENSOR_DISPATCH_CACHE"] = "0"
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch = importlib.import_module("torch")
