@@ -27,7 +27,7 @@ class Attention(nn.Module):
 
 def test_the_registry_names_this_distribution() -> None:
     assert "attention" not in registry().failed
-    for name, reversible in {"remove-dropout": True, "fold-scale-in-linear": False}.items():
+    for name, reversible in {"remove-dropout": True, "fold-query-scale": False}.items():
         info = registry().available()[name]
         found = (info.family, info.distribution, info.version, info.reversible)
         assert found == ("attention", "fxopt-attention", "0.1.0", reversible)
@@ -40,12 +40,12 @@ def test_the_pipeline() -> None:
     assert [(record.pass_name, len(record.rewrites)) for record in history(graph_module)] == [
         ("remove-dropout", 1),
         ("change-true-div-to-mul-by-inverse", 1),
-        ("fold-scale-in-linear", 1),
+        ("fold-query-scale", 1),
         ("merge-linears", 1),
     ]
     assert [name for name, _ in graph_module.named_children()] == ["query_scaled_key_value_merged"]
 
 
 def test_options_by_text() -> None:
-    text = 'remove-dropout{where="block.*"},fold-scale-in-linear'
+    text = 'remove-dropout{where="block.*"},fold-query-scale'
     assert registry().pipeline_text(registry().pipeline(text)) == text

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fxopt_attention import FoldScaleInLinear
+from fxopt_attention import FoldQueryScale
 from fxopt_checkpoints import load_original_state_dict, original_state_dict
 from fxopt_testing import assert_left_alone, assert_rewrites, conformance_tests
 
@@ -45,25 +45,25 @@ class Twice(Scaled):
 
 X = torch.randn(3, 4)
 
-test_conformance = conformance_tests(FoldScaleInLinear())
+test_conformance = conformance_tests(FoldQueryScale())
 
 
 @pytest.mark.parametrize("form", ["modules", "functions", "export"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_every_form_of_graph(form: Literal["modules", "functions", "export"], bias: bool) -> None:
     model = Scaled(bias=bias)
-    result = assert_rewrites(FoldScaleInLinear(), model, X, count=1, form=form)
+    result = assert_rewrites(FoldQueryScale(), model, X, count=1, form=form)
     torch.testing.assert_close(result.get_parameter("linear_scaled.weight"), model.linear.weight * 0.125)
 
 
 def test_the_code_before_and_after() -> None:
     before = "linear = self.linear(x); mul = 0.125 * linear; return mul"
     after = "linear_scaled = self.linear_scaled(x); return linear_scaled"
-    assert_rewrites(FoldScaleInLinear(), Scaled(), X, before=before, after=after)
+    assert_rewrites(FoldQueryScale(), Scaled(), X, before=before, after=after)
 
 
 def test_it_goes_on_until_no_factor_is_left() -> None:
-    result = assert_rewrites(FoldScaleInLinear(), Twice(), X, count=2)
+    result = assert_rewrites(FoldQueryScale(), Twice(), X, count=2)
     assert len(result.graph.find_nodes(op="call_module")) == 1
     assert "*" not in result.code
 
@@ -79,16 +79,16 @@ def test_it_goes_on_until_no_factor_is_left() -> None:
     ],
 )
 def test_near_misses(model: nn.Module, reason: str) -> None:
-    assert_left_alone(FoldScaleInLinear(), model, X, reason=reason)
+    assert_left_alone(FoldQueryScale(), model, X, reason=reason)
 
 
 @pytest.mark.parametrize("factor", [True, nn.Parameter(torch.ones(4))])
 def test_no_factors(factor: object) -> None:
-    assert not assert_left_alone(FoldScaleInLinear(), Scaled(factor), X)
+    assert not assert_left_alone(FoldQueryScale(), Scaled(factor), X)
 
 
 def test_checkpoints_go_in_and_come_back() -> None:
-    graph_module = FoldScaleInLinear()(torch.fx.symbolic_trace(Scaled()), expect=1)
+    graph_module = FoldQueryScale()(torch.fx.symbolic_trace(Scaled()), expect=1)
     other = Scaled()
     load_original_state_dict(graph_module, other.state_dict())
     torch.testing.assert_close(graph_module(X), other(X))

@@ -64,7 +64,7 @@ def unscaled(
     return {key: tensor for key, tensor in zip(("weight", "bias"), original, strict=True) if tensor is not None}
 
 
-class FoldScaleInLinear(SitePass[ScaleSite]):
+class FoldQueryScale(SitePass[ScaleSite]):
     """``linear(x) * c`` -> ``scaled_linear(x)``, for a Python number ``c``: weight and bias are multiplied by it.
 
     Put `ChangeTrueDivToMulByInverse` before it, so that divisions by a number are products; and `MergeLinears` behind.
@@ -83,7 +83,7 @@ class FoldScaleInLinear(SitePass[ScaleSite]):
     ...         self.layer = nn.Linear(4, 8)
     ...     def forward(self, x):
     ...         return self.layer(x) * 0.5
-    >>> graph_module = FoldScaleInLinear()(torch.fx.symbolic_trace(Scaled()))
+    >>> graph_module = FoldQueryScale()(torch.fx.symbolic_trace(Scaled()))
     >>> history(graph_module)[-1].rewrites[0].modules_after
     ('layer_scaled',)
     """
