@@ -1,12 +1,14 @@
 """What a pass over layers is built from: typed readers, effects, shapes, legality, recorded edits, `SitePass`."""
 
 from fxopt_rewrite.calls.any_form import calls_of, is_call, operands_of
+from fxopt_rewrite.calls.elementwise import read_elementwise
 from fxopt_rewrite.calls.norm_readers import read_layer_norm
 from fxopt_rewrite.calls.other_form import overlooked  # noqa: F401  # which core asks once it is imported
 from fxopt_rewrite.calls.readers import input_of, read_batch_norm, read_convolution, read_linear, read_true_division
 from fxopt_rewrite.calls.records import (
     BatchNormCall,
     ConvolutionCall,
+    ElementwiseCall,
     LayerNormCall,
     LinearCall,
     Obstacle,
@@ -33,6 +35,7 @@ __all__ = [
     "ConvolutionCall",
     "Editor",
     "Effects",
+    "ElementwiseCall",
     "GraphIndex",
     "LayerNormCall",
     "LinearCall",
@@ -62,6 +65,7 @@ __all__ = [
     "provenance",
     "read_batch_norm",
     "read_convolution",
+    "read_elementwise",
     "read_layer_norm",
     "read_linear",
     "read_true_division",

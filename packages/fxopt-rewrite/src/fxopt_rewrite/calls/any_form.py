@@ -92,6 +92,13 @@ def _is_one_of(node: Node, owner: nn.Module | None, wanted: list[tuple[Operation
     )
 
 
+def operation_of(node: Node) -> str | None:
+    """Return what all forms of the function or method that a node calls are called; with ``_`` at its end in place."""
+    if node.op == "call_function" and callable(node.target):
+        return _function_name(node.target)
+    return _method_name(str(node.target)) if node.op == "call_method" else None
+
+
 def _called(node: Node, owner: nn.Module | None) -> str | None:
     """Return the name of the operation that a node calls; None where it is none of torch's, or one with modifiers."""
     if node.op == "call_module":

@@ -226,3 +226,31 @@ class TrueDivision:
     def label(self) -> str:
         """The name of the node."""
         return self.node.name
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ElementwiseCall:
+    """``left + alpha * right``, ``left - alpha * right``, ``left * right`` or ``left / right``, in any form.
+
+    Attributes:
+        node: the call.
+        operation: ``add``, ``sub``, ``mul`` or ``div``.
+        left: the first operand: a node or a Python number.
+        right: the second one.
+        alpha: the factor of the second operand of a sum or difference.
+        rounding_mode: how a quotient is rounded, or None.
+        inplace: whether the call writes its result into its first operand.
+    """
+
+    node: Node
+    operation: str
+    left: object
+    right: object
+    alpha: int | float
+    rounding_mode: str | None
+    inplace: bool
+
+    @property
+    def label(self) -> str:
+        """The name of the node."""
+        return self.node.name

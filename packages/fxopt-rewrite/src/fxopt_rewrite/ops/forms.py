@@ -157,6 +157,14 @@ OPERATORS: dict[str, str] = {
 }
 """Functions of ``operator`` to the names of torch's operators that do the same for tensors."""
 
+INPLACE_OPERATORS: dict[Any, str] = {
+    operator.iadd: "add",
+    operator.isub: "sub",
+    operator.imul: "mul",
+    operator.itruediv: "div",
+}
+"""Functions of ``operator`` that write tensors in place to the names of torch's operators."""
+
 ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.Hardsigmoid: "hardsigmoid",
     nn.Hardswish: "hardswish",
