@@ -68,5 +68,5 @@ def test_what_is_no_such_call() -> None:
     for target in (torch.relu, operator.floordiv, torch.floor_divide, operator.matmul, "pow", lambda *_: None):
         assert read_elementwise(called(graph, target, (x, 2), {})) is None
     assert read_elementwise(x) is None
-    for kwargs in ({"out": x}, {"alpha": x}):
-        assert isinstance(read_elementwise(graph.call_function(torch.add, (x, x), kwargs)), Obstacle)
+    for key in ("out", "alpha"):
+        assert isinstance(read_elementwise(called(graph, torch.add, (x, x), {key: x})), Obstacle)

@@ -146,7 +146,7 @@ class FoldBatchNorm(SitePass[FoldSite]):
         """Refuse train mode, other users, wrong shapes, shared or tied tensors, mixed flags and overflow."""
         return (
             _mode_refusal(site, index)
-            or _flow_refusal(site, index)
+            or flow_refusal(site.label, (site.first.label, site.second.label), site.nodes, index)
             or _shape_refusal(site, index)
             or tensors_refusal(site.layer, index)
             or tensors_refusal(site.norm, index)
@@ -214,15 +214,16 @@ def _mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     return None
 
 
-def _flow_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
-    first, second = site.nodes
+def flow_refusal(site: str, labels: tuple[str, str], nodes: tuple[Node, ...], index: GraphIndex) -> Refusal | None:
+    """Refuse a first call whose result something else than the second one reads or writes."""
+    first, second = nodes
     other = next((user for user in first.users if user is not second and not _reads_shape(user, index)), None)
     if other is not None:
-        message = f"the result of `{site.first.label}` is also used at node `{other.name}`, where it would change"
-        return index.refuse(site.label, "several-users", message, *site.nodes)
+        message = f"the result of `{labels[0]}` is also used at node `{other.name}`, where it would change"
+        return index.refuse(site, "several-users", message, *nodes)
     if index.effects.written_between(first, first, second):
-        message = f"the result of `{site.first.label}` is written in place before `{site.second.label}` reads it"
-        return index.refuse(site.label, "mutated", message, *site.nodes)
+        message = f"the result of `{labels[0]}` is written in place before `{labels[1]}` reads it"
+        return index.refuse(site, "mutated", message, *nodes)
     return None
 
 

@@ -262,3 +262,85 @@ def restore_affine(*tensors: Tensor, shapes: Mapping[str, tuple[int, ...] | None
 def _precise(tensor: Tensor) -> Tensor:
     """Return a tensor in the widest floating dtype of its device."""
     return tensor.detach().to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+
+
+def fold_scale(
+    weight: Tensor,
+    bias: Tensor | None,
+    constant: Tensor | None,
+    *,
+    operation: str,
+    number: float,
+    swapped: bool,
+    alpha: float,
+    transposed: bool = False,
+    groups: int = 1,
+) -> tuple[Tensor, ...]:
+    """Return weight and bias of a layer and a sum, difference, product or quotient with a constant as one layer.
+
+    Args:
+        weight: (out, in, ...), or (in, out / groups, ...) for a transposed convolution.
+        bias: (out,), or None.
+        constant: a tensor of one or ``out`` elements; None for ``number``.
+        operation: ``add``, ``sub``, ``mul`` or ``div``.
+        number: the constant where ``constant`` is None.
+        swapped: whether the constant is the first operand.
+        alpha: the factor of the second operand of a sum or difference.
+        transposed: whether the layer is a transposed convolution.
+        groups: its number of groups.
+
+    Returns:
+        The new weight, and the new bias where there is one.
+
+    >>> settings = {"operation": "sub", "number": 3.0, "swapped": True, "alpha": 1}
+    >>> [tensor.tolist() for tensor in fold_scale(torch.ones(1, 1), None, None, **settings)]
+    [[[-1.0]], [3.0]]
+    """
+    out = weight.shape[1] * groups if transposed else weight.shape[0]
+    like = _precise(weight.new_ones(out))
+    value = like * (number if constant is None else _precise(constant).reshape(-1))
+    scale, shift = _scale_and_shift_of(value, operation, swapped, alpha)
+    found = scaled_after(weight, bias, scale, shift, transposed=transposed, groups=groups)
+    return found if bias is not None or operation in ("add", "sub") else found[:1]
+
+
+def _scale_and_shift_of(value: Tensor, operation: str, swapped: bool, alpha: float) -> tuple[Tensor, Tensor]:
+    """Return ``s`` and ``t`` of an operation with a constant, ``s * x + t``."""
+    ones, zeros = torch.ones_like(value), torch.zeros_like(value)
+    if operation in ("mul", "div"):
+        return value if operation == "mul" else 1.0 / value, zeros
+    factor = alpha if operation == "add" else -alpha
+    return (ones * factor, value) if swapped else (ones, value * factor)
+
+
+def restore_scale(
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    operation: str,
+    number: float,
+    swapped: bool,
+    alpha: float,
+    transposed: bool = False,
+    groups: int = 1,
+    shapes: Mapping[str, tuple[int, ...] | None],
+) -> dict[str, Tensor]:
+    """Return tensors from which `fold_scale` computes these again.
+
+    A constant that is a tensor becomes one or zero, or the folded bias if the layer has none; a number is taken out.
+    """
+    out = weight.shape[1] * groups if transposed else weight.shape[0]
+    sums, shape = operation in ("add", "sub"), shapes["constant"]
+    found: dict[str, Tensor] = {}
+    value = _precise(weight.new_ones(out)) * (number if shape is None else float(not sums))
+    if shape is not None:
+        constant = value
+        if sums and shapes["bias"] is None and bias is not None:
+            constant = _precise(bias) / (1.0 if swapped else alpha if operation == "add" else -alpha)
+        found["constant"] = constant[: torch.Size(shape).numel()].reshape(shape).to(weight.dtype)
+    scale, shift = _scale_and_shift_of(value, operation, swapped, alpha)
+    own = None if bias is None or shapes["bias"] is None else _precise(bias) - shift
+    zeros = torch.zeros_like(shift)
+    new_weight, new_bias = scaled_after(weight, own, 1.0 / scale, zeros, transposed=transposed, groups=groups)
+    found["weight"] = new_weight
+    return found if own is None else {**found, "bias": new_bias}

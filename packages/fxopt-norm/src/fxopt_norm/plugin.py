@@ -9,7 +9,7 @@ from fxopt_core import Transformation, hookimpl
 
 @hookimpl
 def fxopt_transformations() -> Iterable[type[Transformation]]:
-    """Return the folds of normalisations."""
+    """Return the folds of normalisations and constants."""
     import fxopt_norm
 
     return (
@@ -19,6 +19,8 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
         fxopt_norm.FuseBatchNormInConvTranspose,
         fxopt_norm.FuseBatchNorm1dInLinear,
         fxopt_norm.FoldLayerNormAffine,
+        fxopt_norm.FoldScaleInConv,
+        fxopt_norm.FoldScaleInLinear,
     )
 
 
