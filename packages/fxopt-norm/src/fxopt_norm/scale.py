@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -114,7 +114,7 @@ class _FoldScale(SitePass[ScaleSite]):
             tensors_refusal(call, index) or sharing_refusal(call, [node], index)
             for call, node in zip(calls, readers, strict=False)
         )
-        return (
+        refusal = (
             _mode_refusal(site, index)
             or flow_refusal(site.label, (site.layer.label, site.call.label), site.nodes, index)
             or _fit_refusal(site, index)
@@ -122,6 +122,8 @@ class _FoldScale(SitePass[ScaleSite]):
             or (mixed_flags_refusal(site.label, calls, index) if _is_parameter(site.constant) else None)
             or _range_refusal(site, index)
         )
+        # In a chain, the layer is one that this pass made, which the graph that it was given does not have.
+        return None if refusal is None else replace(refusal, nodes=(site.call.label,))
 
     def rewrite(self, site: ScaleSite, edit: Editor) -> None:
         """Insert one layer with new tensors, and drop the layer and the constant."""
