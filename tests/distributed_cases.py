@@ -1,17 +1,12 @@
-"""What several processes do in `test_distributed.py`: one function per case, called by all of them, in order.
-
-One server process imports torch once; each process is a fork of it. A case that hangs ends when gloo's timeout is over.
-"""
+"""What several processes do in `test_distributed.py`: one function per case, called by all of them, in order."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import multiprocessing
-import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,7 +31,6 @@ import fxopt_compile
 from fxopt_core import NotReversibleError
 from fxopt_core.errors import CheckpointError, FxoptError
 
-SECONDS = 60  # that a process waits for the others; four times that for all cases
 Case = Callable[[Path], None]
 CASES: dict[str, Case] = {}
 
@@ -46,38 +40,14 @@ def case(function: Case) -> Case:
     return function
 
 
-def run(world: int, names: list[str], folder: Path) -> dict[str, str]:
-    """Run cases on some processes; return for each what went wrong, or nothing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["distributed_cases"])
-    store = folder / f"store-{time.monotonic_ns()}"
-    processes = [context.Process(target=work, args=(rank, world, names, folder, store)) for rank in range(world)]
-    for process in processes:
-        process.start()
-    until = time.monotonic() + 4 * SECONDS
-    for process in processes:
-        process.join(max(0.0, until - time.monotonic()))
-    for process in processes:
-        if process.is_alive():
-            process.kill()
-            process.join()
-    found: dict[str, str] = {}
-    for rank in range(world):
-        file = Path(f"{store}-{rank}.json")
-        said = json.loads(file.read_text()) if file.exists() else {}
-        for name in names:
-            text = said.get(name, f"it did not end in {4 * SECONDS} s, or its process did")
-            found[name] = found.get(name, "") + (f"process {rank} of {world}: {text}\n" if text else "")
-    return found
-
-
-def work(rank: int, world: int, names: list[str], folder: Path, store: Path) -> None:
+def work(rank: int, world: int, names: Iterable[str], folder: Path, store: Path, seconds: int) -> None:
+    """Run cases as one of the processes; write for each what went wrong, or nothing, beside the store."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # which returns a view
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")  # by dynamo
     warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # by torch, in its own checkpoints
-    timeout = datetime.timedelta(seconds=SECONDS)
+    timeout = datetime.timedelta(seconds=seconds)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout)
     said = {}
     for name in names:
@@ -340,30 +310,39 @@ def failures_and_undo(folder: Path) -> None:
 # Live models that are sharded
 
 
-def follow(live: nn.Module, plain: nn.Module) -> None:
+def follow(live: nn.Module, plain: nn.Module, inputs: Callable[[int], Tensor] = images, *, infers: bool = True) -> None:
     """Outputs, gradients and steps of a compiled model are those of the plain one; no rewritten graph ran."""
     torch._dynamo.reset()
     live.compile(backend="fxopt")
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (live, plain)]
     for step in range(2):
-        x = images(step)
-        with torch.no_grad():
-            same(whole(live(x)), plain(x))
-        loss: Any = whole(live(x)).square().mean()
-        loss.backward()
-        plain(x).square().mean().backward()
-        for (name, found), expected in zip(live.named_parameters(), plain.parameters(), strict=True):
-            assert (found.grad is None) == (expected.grad is None), name
-            if found.grad is not None and expected.grad is not None:
-                same(whole(found.grad), expected.grad)
+        x = inputs(step)
+        if infers:
+            with torch.no_grad():
+                same(output(live, x), output(plain, x))
+        found, expected = output(live, x), output(plain, x)
+        same(found, expected)
+        for result in (found, expected):
+            loss: Any = result.square().mean()
+            loss.backward()
+        for (name, one), other in zip(live.named_parameters(), plain.parameters(), strict=True):
+            assert (one.grad is None) == (other.grad is None), name
+            if one.grad is not None and other.grad is not None:
+                same(whole(one.grad), other.grad)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    with torch.no_grad():
-        same(whole(live(x)), plain(x))
+    with torch.set_grad_enabled(not infers):
+        same(output(live, x), output(plain, x))
     left_alone = [graph.reason.reason for graph in fxopt_compile.history() if graph.reason]
     assert "sharded" in left_alone, fxopt_compile.history()
     assert set(left_alone) <= {"sharded", "training"}, left_alone
+    assert not sum(graph.calls for graph in fxopt_compile.history())
+
+
+def output(model: nn.Module, x: Tensor) -> Tensor:
+    result = model(x)
+    return whole(getattr(result, "logits", result))
 
 
 @case
@@ -385,3 +364,27 @@ def live_tensor_parallel(folder: Path) -> None:
         plan = {"q": ColwiseParallel(output_layouts=Replicate()), "o": RowwiseParallel(input_layouts=Replicate())}
         parallelize_module(block, mesh, plan)
     follow(live, plain)
+
+
+@case
+def live_tensor_plan(folder: Path) -> None:
+    """A model that transformers loads by the plan of its class; with gradients only, since dynamo takes long for it."""
+    import transformers
+    from transformers.distributed import DistributedConfig
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=1, vocab_size=64, use_cache=False)
+    torch.manual_seed(0)
+    plain = transformers.LlamaForCausalLM(config).eval()
+    if distributed.get_rank() == 0:
+        plain.save_pretrained(folder / "llama")
+    distributed.barrier()
+    plan = DistributedConfig(tp_size=world(), tp_plan="auto")
+    live = transformers.LlamaForCausalLM.from_pretrained(folder / "llama", distributed_config=plan)
+    assert isinstance(live.model.layers[0].self_attn.q_proj.weight, DTensor)
+
+    def tokens(step: int) -> Tensor:
+        return torch.arange(step, step + 20).view(2, 10)
+
+    same(output(live, tokens(0)), output(plain, tokens(0)))
+    follow(live, plain, tokens, infers=False)
