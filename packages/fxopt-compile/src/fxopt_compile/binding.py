@@ -33,7 +33,7 @@ Values = Sequence[Any]
 State = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 _version = attrgetter("_version")
-_value = attrgetter("value")
+_Word = ctypes.c_uint64 * 1
 _SAMPLES = 4
 
 
@@ -50,12 +50,12 @@ class Samples:
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._places = [ctypes.c_uint64.from_address(place) for each in tensors for place in _places(each)]
-        self._values = list(map(_value, self._places))
+        self._words = [_Word.from_address(place) for each in tensors for place in _places(each)]
+        self._values = b"".join(self._words)  # the fastest way to read many words: 30 ns each
 
     def hold(self) -> bool:
         """Return whether the numbers are what they were."""
-        return all(map(eq, map(_value, self._places), self._values))
+        return b"".join(self._words) == self._values
 
 
 def _places(tensor: Tensor) -> Iterator[int]:
