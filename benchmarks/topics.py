@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from benchmarks import (
     approximations,
+    calls,
     capture,
     correctness,
     cpu_inference,
@@ -27,6 +28,7 @@ TOPICS: Mapping[str, Topic] = {
     "merging": merging.tables,
     "memory": memory.tables,
     "passes": passes.tables,
+    "calls": calls.tables,
     "loading": loading.tables,
     "capture": capture.tables,
 }

@@ -21,8 +21,9 @@ from benchmarks.runners import FOLDING, by_fxopt_channels_last, by_hand
 from benchmarks.suite import Absent, Measured, Settings, Task, device_clock
 from torch import Tensor, nn
 
-from benchmarks import folding, loading, memory, merging, passes
-from fxopt_core import history, registry
+from benchmarks import calls, folding, loading, memory, merging, passes
+from fxopt_capture import capture
+from fxopt_core import CaptureError, history, iter_nodes, registry
 
 HAS_OPTIMUM = not isinstance(optimum(), Absent)
 
@@ -194,3 +195,19 @@ def test_a_busy_machine_is_measured_by_processor_seconds_of_one_thread() -> None
 def test_tiny_decoders_are_the_same_each_time() -> None:
     one, other = decoder(TINY, 1).state_dict(), decoder(TINY, 1).state_dict()
     assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_calls_that_compute_nothing() -> None:
+    """Graph modules check what they did, and live models give results that are there."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.ones(2, 4)
+    empty = calls.hollow(capture(model, (x,)))
+    assert empty(x) is x
+    assert [node.op for node in iter_nodes(empty.graph)] == ["placeholder", "call_module", "output"]
+    with pytest.raises(CaptureError, match="size 5"):
+        empty(torch.ones(3, 5))
+    live = calls.Live()
+    with torch.no_grad():
+        for fxopt in (False, True):
+            torch.testing.assert_close(live.task(model, {"input": x}, fxopt=fxopt)(), model(x))
+        assert live.alone() is live.alone()
+    assert (live.weights, live.inputs) == (2, 3)
