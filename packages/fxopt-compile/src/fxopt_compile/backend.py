@@ -205,7 +205,7 @@ class LiveGraph:
         tensors = [values[place] for place in self._places]
         binding = Binding(self._graph_module, weights, tensors, self._passes, self.forget)
         if self.settings.then == "inductor":
-            binding.call = torch.compile(binding.call, backend="inductor")
+            binding.call = torch.compile(_function(binding.call), backend="inductor")
         self._bindings.append(binding)
         return binding
 
@@ -226,6 +226,19 @@ class LiveGraph:
         alive = (reference() for reference in self._of)
         first = any(tensor is not None and id(tensor) in ids for tensor in alive)
         return first or any(binding.reads(ids) for binding in self._bindings)
+
+
+def _function(run: Compiled) -> Compiled:
+    """Return a function with code of its own, which dynamo counts recompilations by.
+
+    The code of a graph that dynamo made is marked: to compile it directly does nothing.
+    """
+
+    def call(*inputs: Any) -> Any:
+        return run(*inputs)
+
+    call.__code__ = call.__code__.replace(co_consts=call.__code__.co_consts)
+    return call
 
 
 GRAPHS: weakref.WeakSet[LiveGraph] = weakref.WeakSet()
