@@ -12,6 +12,7 @@ import torch
 from live_models import EVERYTHING, Attention, agrees, compiled, images, network, rewrites, same
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
 
 import fxopt_compile
 from fxopt_compile.settings import Settings
@@ -305,12 +306,15 @@ def test_inductor_runs_the_rewritten_graph() -> None:
     """With weights as live as by eager, and gradients through inductor's own graph."""
     net, x = Attention().eval(), torch.randn(2, 3, 8)
     fast = compiled(net, "merge-linears", then="inductor")
+    graphs = counters["stats"]["unique_graphs"]
     try:
         agrees(fast, net, x)
     except torch._inductor.exc.InductorError as error:  # no compiler for C++
         pytest.skip(str(error).partition("\n")[0])
-    with torch.no_grad():
-        net.q.weight.add_(1)
-    agrees(fast, net, x)
-    assert fxopt_compile.history(net)[0].refreshes == 1
+    assert counters["stats"]["unique_graphs"] == graphs + 2  # the rewritten one is compiled, too
+    for change in (lambda: net.q.weight.add_(1), lambda: setattr(net.q.weight, "data", torch.randn(8, 8))):
+        with torch.no_grad():
+            change()
+        agrees(fast, net, x)
+    assert fxopt_compile.history(net)[0].refreshes == 2
     same(gradients(fast, net, x), gradients(net, net, x))

@@ -205,7 +205,8 @@ class LiveGraph:
         tensors = [values[place] for place in self._places]
         binding = Binding(self._graph_module, weights, tensors, self._passes, self.forget)
         if self.settings.then == "inductor":
-            binding.call = torch.compile(_function(binding.call), backend="inductor")
+            only_inputs: dict[str, Any] = {"guard_filter_fn": _of_inputs}
+            binding.call = torch.compile(_function(binding.call), backend="inductor", options=only_inputs)
         self._bindings.append(binding)
         return binding
 
@@ -226,6 +227,11 @@ class LiveGraph:
         alive = (reference() for reference in self._of)
         first = any(tensor is not None and id(tensor) in ids for tensor in alive)
         return first or any(binding.reads(ids) for binding in self._bindings)
+
+
+def _of_inputs(guards: Sequence[Any]) -> list[bool]:
+    """Keep the guards of inputs and of torch's state: the rewritten graph itself is the binding's, which changes it."""
+    return [guard.name.startswith("inputs") or not guard.name for guard in guards]
 
 
 def _function(run: Compiled) -> Compiled:
