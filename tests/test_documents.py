@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("sybil", reason="the group `documents` of pyproject.toml is not installed")
 
@@ -33,6 +35,8 @@ NEEDS = {
 def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All examples of the document run; the files that they write go to a directory of their own."""
     monkeypatch.chdir(tmp_path)
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # which also numbers graphs anew
     others = NEEDS.get(str(document.relative_to(ROOT)), ())
     for package in others:
         pytest.importorskip(package)
