@@ -11,7 +11,7 @@ from norm_models import Computes
 from torch import Tensor, nn
 
 from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
-from fxopt_core import Transformation
+from fxopt_core import NotReversibleError, Transformation
 from fxopt_norm import FoldScaleInConv, FoldScaleInLinear
 from fxopt_testing import ModelCase, conformance_tests
 from fxopt_testing.forms import Form
@@ -177,3 +177,13 @@ test_conformance = conformance_tests(
 test_conformance_of_convolutions = conformance_tests(
     FoldScaleInConv(), models=[ModelCase("scaled convolution", CASES["channels"][1], IMAGES)]
 )
+
+
+def test_a_bias_that_no_number_gives_is_not_given_back() -> None:
+    model = linear(lambda self, x: self.layer(x) + 2, bias=False)()
+    folded = FoldScaleInLinear()(graph_of(model, "modules", ROWS), expect=1)
+    assert torch.equal(original_state_dict(folded)["layer.weight"], model.get_parameter("layer.weight"))
+    with torch.no_grad():
+        folded.get_parameter("layer_folded.bias").add_(1)
+    with pytest.raises(NotReversibleError, match=r"gives 2\.0 in place 0, where the folded bias is 3\.0"):
+        original_state_dict(folded)

@@ -328,6 +328,9 @@ def restore_scale(
     """Return tensors from which `fold_scale` computes these again.
 
     A constant that is a tensor becomes one or zero, or the folded bias if the layer has none; a number is taken out.
+
+    Raises:
+        NotReversibleError: The layer has no bias, and the constant alone does not give the present one.
     """
     out = weight.shape[1] * groups if transposed else weight.shape[0]
     sums, shape = operation in ("add", "sub"), shapes["constant"]
@@ -338,9 +341,26 @@ def restore_scale(
         if sums and shapes["bias"] is None and bias is not None:
             constant = _precise(bias) / (1.0 if swapped else alpha if operation == "add" else -alpha)
         found["constant"] = constant[: torch.Size(shape).numel()].reshape(shape).to(weight.dtype)
+    if shape is not None and "constant" in found:
+        value = _precise(weight.new_ones(out)) * _precise(found["constant"]).reshape(-1)
     scale, shift = _scale_and_shift_of(value, operation, swapped, alpha)
+    if bias is not None and shapes["bias"] is None and not bias.is_meta:
+        _check_that_it_gives(bias, shift)
     own = None if bias is None or shapes["bias"] is None else _precise(bias) - shift
     zeros = torch.zeros_like(shift)
     new_weight, new_bias = scaled_after(weight, own, 1.0 / scale, zeros, transposed=transposed, groups=groups)
     found["weight"] = new_weight
     return found if own is None else {**found, "bias": new_bias}
+
+
+def _check_that_it_gives(bias: Tensor, shift: Tensor) -> None:
+    """Refuse a bias that a layer without one and its constant do not give."""
+    found = shift.to(bias.dtype)
+    apart = (found - bias).abs() > torch.finfo(bias.dtype).eps * bias.abs()
+    if bool(apart.any()):
+        place = int(apart.nonzero()[0])
+        raise NotReversibleError(
+            f"the original layer has no bias, and what was added to its result gives {float(found[place])} in place "
+            f"{place}, where the folded bias is {float(bias[place])}: it was trained, or rounded by a later fold. Save "
+            "graph_module.state_dict(), or give the original layer a bias of zeros before folding"
+        )
