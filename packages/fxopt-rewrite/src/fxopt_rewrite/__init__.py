@@ -1,14 +1,18 @@
 """What a pass over layers is built from: typed readers, effects, shapes, legality, recorded edits, `SitePass`."""
 
+from fxopt_rewrite.calls.activations import read_activation
 from fxopt_rewrite.calls.any_form import calls_of, is_call, operands_of
 from fxopt_rewrite.calls.elementwise import read_elementwise
+from fxopt_rewrite.calls.embeddings import read_embedding
 from fxopt_rewrite.calls.norm_readers import read_layer_norm
 from fxopt_rewrite.calls.other_form import overlooked  # noqa: F401  # which core asks once it is imported
 from fxopt_rewrite.calls.readers import input_of, read_batch_norm, read_convolution, read_linear, read_true_division
 from fxopt_rewrite.calls.records import (
+    ActivationCall,
     BatchNormCall,
     ConvolutionCall,
     ElementwiseCall,
+    EmbeddingCall,
     LayerNormCall,
     LinearCall,
     Obstacle,
@@ -31,11 +35,13 @@ from fxopt_rewrite.speed import Ratio, Speedup, compare_speed, comparing_with, m
 __version__ = "0.1.0"
 
 __all__ = [
+    "ActivationCall",
     "BatchNormCall",
     "ConvolutionCall",
     "Editor",
     "Effects",
     "ElementwiseCall",
+    "EmbeddingCall",
     "GraphIndex",
     "LayerNormCall",
     "LinearCall",
@@ -63,9 +69,11 @@ __all__ = [
     "mixed_flags_refusal",
     "operands_of",
     "provenance",
+    "read_activation",
     "read_batch_norm",
     "read_convolution",
     "read_elementwise",
+    "read_embedding",
     "read_layer_norm",
     "read_linear",
     "read_true_division",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Node
 
-from fxopt_onednn.operators import UNKNOWN, calls_plainly, operation_of, settings_of
+from fxopt_rewrite.calls.activations import read_activation
+from fxopt_rewrite.calls.records import ActivationCall
 from fxopt_rewrite.index import GraphIndex
 
 
@@ -66,55 +67,35 @@ def _gelu(approximate: object) -> Activation | None:
     return Activation("gelu", (), str(approximate)) if approximate in ("none", "tanh") else None
 
 
-def _clamp(low: object, high: object) -> Activation | None:
-    if high is None and type(low) in (int, float) and low == 0:
+def _clamp(min: object, max: object = None) -> Activation | None:  # torch's names
+    if max is None and type(min) in (int, float) and min == 0:
         return RELU
-    return None if low is None or high is None else _numbers("hardtanh", low, high)
+    return None if min is None or max is None else _numbers("hardtanh", min, max)
 
 
-# By operation: its parameters after the input, with their defaults, and the activation that they describe.
-_OPERATIONS: Mapping[str, tuple[tuple[tuple[str, object], ...], Callable[..., Activation | None]]] = {
-    "relu": ((), lambda: RELU),
-    "relu6": ((), lambda: RELU6),
-    "hardswish": ((), lambda: Activation("hardswish")),
-    "hardsigmoid": ((), lambda: Activation("hardsigmoid")),
-    "silu": ((), lambda: Activation("swish")),
-    "sigmoid": ((), lambda: Activation("sigmoid")),
-    "tanh": ((), lambda: Activation("tanh")),
-    "gelu": ((("approximate", "none"),), _gelu),
-    "leaky_relu": ((("negative_slope", 0.01),), lambda slope: _numbers("leaky_relu", slope)),
-    "hardtanh": ((("min_val", -1.0), ("max_val", 1.0)), lambda low, high: _numbers("hardtanh", low, high)),
-    "clamp": ((("min", None), ("max", None)), _clamp),
-    "clamp_min": ((("min", None),), lambda low: _clamp(low, None)),
-}
-_MODULES: Mapping[type[nn.Module], Callable[[Any], Activation | None]] = {
-    nn.ReLU: lambda module: RELU,
-    nn.ReLU6: lambda module: RELU6,
-    nn.Hardswish: lambda module: Activation("hardswish"),
-    nn.Hardsigmoid: lambda module: Activation("hardsigmoid"),
-    nn.SiLU: lambda module: Activation("swish"),
-    nn.Sigmoid: lambda module: Activation("sigmoid"),
-    nn.Tanh: lambda module: Activation("tanh"),
-    nn.GELU: lambda module: _gelu(module.approximate),
-    nn.LeakyReLU: lambda module: _numbers("leaky_relu", module.negative_slope),
-    nn.Hardtanh: lambda module: _numbers("hardtanh", module.min_val, module.max_val),
+# By operation, what oneDNN calls it.
+_OPERATIONS: Mapping[str, Callable[..., Activation | None]] = {
+    "relu": lambda: RELU,
+    "relu6": lambda: RELU6,
+    "hardswish": lambda: Activation("hardswish"),
+    "hardsigmoid": lambda: Activation("hardsigmoid"),
+    "silu": lambda: Activation("swish"),
+    "sigmoid": lambda: Activation("sigmoid"),
+    "tanh": lambda: Activation("tanh"),
+    "gelu": _gelu,
+    "leaky_relu": lambda negative_slope: _numbers("leaky_relu", negative_slope),
+    "hardtanh": lambda min_val, max_val: _numbers("hardtanh", min_val, max_val),
+    "clamp": _clamp,
+    "clamp_min": _clamp,
 }
 
 
-def read_activation(index: GraphIndex, node: Node, value: Node) -> Activation | None:
+def activation_of(index: GraphIndex, node: Node, value: Node) -> Activation | None:
     """Return the activation that a node applies to a value, or None for anything else.
 
     Modules have to be torch's own, without hooks. In-place forms count too: they overwrite the result of the layer.
     """
-    if node.op == "call_module":
-        module = index.module_of(node)
-        read = _MODULES.get(type(module)) if module is not None else None
-        return read(module) if read is not None and calls_plainly(module, node, value) else None
-    name = (operation_of(node) or "").removesuffix("_")
-    if name not in _OPERATIONS:
+    call = read_activation(index, node)
+    if not isinstance(call, ActivationCall) or call.input is not value or call.name not in _OPERATIONS:
         return None
-    parameters, make = _OPERATIONS[name]
-    settings = settings_of(node, value, (*parameters, ("inplace", False)))
-    if settings is None or UNKNOWN in settings.values():
-        return None
-    return make(*(settings[key] for key, _ in parameters))
+    return _OPERATIONS[call.name](**call.settings)

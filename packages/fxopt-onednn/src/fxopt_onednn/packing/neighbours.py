@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx import Node
 
 from fxopt_onednn.operators import UNKNOWN, calls_plainly, operation_of, settings_of
-from fxopt_onednn.packing.activations import NONE, Activation, read_activation
+from fxopt_onednn.packing.activations import NONE, Activation, activation_of
 from fxopt_rewrite.index import GraphIndex
 
 Pair = tuple[int, int]
@@ -53,7 +53,7 @@ def sole_user(node: Node) -> Node | None:
 def activation_after(index: GraphIndex, node: Node) -> tuple[Node, Activation]:
     """Return the activation of a value that nothing else reads, with its node; else the node itself and `NONE`."""
     user = sole_user(node)
-    activation = read_activation(index, user, node) if user is not None else None
+    activation = activation_of(index, user, node) if user is not None else None
     if user is None or activation is None or index.effects.written_between(node, node, user):
         return node, NONE
     return user, activation

@@ -17,11 +17,12 @@ from torch.fx import Node
 from fxopt_rewrite.calls.records import (
     PLAIN,
     TRANSPOSED,
+    ActivationCall,
     BatchNormCall,
     ConvolutionCall,
-    LayerNormCall,
     LinearCall,
     Obstacle,
+    ParameterisedCall,
     TensorRef,
     TrueDivision,
 )
@@ -29,7 +30,7 @@ from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.layers import conv1d_class, module_problem, tensor_problem
 from fxopt_rewrite.ops import forms
 
-CallT = TypeVar("CallT", LinearCall, ConvolutionCall, BatchNormCall, LayerNormCall)
+CallT = TypeVar("CallT", bound=ParameterisedCall | ActivationCall)
 
 
 def named_arguments(node: Node, names: Sequence[str], renamed: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -207,6 +207,43 @@ class LayerNormCall(ParameterisedCall):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class EmbeddingCall(ParameterisedCall):
+    """Rows of a weight of shape (entries, features), one for each index.
+
+    Attributes:
+        weight: its weight.
+        padding_idx: the row that gets no gradient, or None.
+    """
+
+    weight: TensorRef
+    padding_idx: int | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ActivationCall:
+    """An activation of one value, in any form.
+
+    Attributes:
+        node: the call.
+        input: the node whose value it takes.
+        name: the operation, as torch's function is called: ``gelu``, ``leaky_relu``.
+        settings: its other arguments by name, defaults included: ``{"negative_slope": 0.01}``.
+        inplace: whether the call writes its result into its input.
+    """
+
+    node: Node
+    input: Node
+    name: str
+    settings: Mapping[str, Any]
+    inplace: bool
+
+    @property
+    def label(self) -> str:
+        """The name of the node."""
+        return self.node.name
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class TrueDivision:
     """``input / divisor`` without rounding: an operator, a function or a method, in place or not.
 
