@@ -49,7 +49,7 @@ def read(target: Any, *args: Any, **kwargs: Any) -> ActivationCall | Obstacle | 
     return read_activation(GraphIndex(GraphModule({}, graph)), node)
 
 
-@pytest.mark.parametrize(("target", "args", "kwargs", "wanted"), CALLS, ids=str)
+@pytest.mark.parametrize(("target", "args", "kwargs", "wanted"), CALLS)
 def test_calls(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: tuple[Any, ...]) -> None:
     call = read(target, *args, **kwargs)
     assert isinstance(call, ActivationCall)
@@ -57,7 +57,7 @@ def test_calls(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wante
     assert call.input.name == "x"
 
 
-@pytest.mark.parametrize(("module", "wanted"), MODULES, ids=str)
+@pytest.mark.parametrize(("module", "wanted"), MODULES)
 def test_modules(module: nn.Module, wanted: tuple[Any, ...]) -> None:
     index = GraphIndex(torch.fx.symbolic_trace(nn.Sequential(module)))
     call = read_activation(index, index.nodes[1])

@@ -40,7 +40,7 @@ def called(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return node
 
 
-@pytest.mark.parametrize(("target", "kwargs", "wanted"), CASES, ids=str)
+@pytest.mark.parametrize(("target", "kwargs", "wanted"), CASES)
 def test_every_form_is_read(target: Any, kwargs: dict[str, Any], wanted: tuple[Any, ...]) -> None:
     graph = Graph()
     x = graph.placeholder("x")
