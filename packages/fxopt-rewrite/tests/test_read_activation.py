@@ -91,7 +91,7 @@ class Rows(nn.Module):
 
 @pytest.mark.parametrize("form", ["module", "function", "export"])
 def test_embeddings(form: str) -> None:
-    model: nn.Module = nn.Sequential(nn.Embedding(9, 4, padding_idx=2)) if form == "module" else Rows(padding_idx=2)
+    model: nn.Module = nn.Sequential(nn.Embedding(9, 4, padding_idx=2)) if form == "module" else Rows(padding_idx=-7)
     traced = torch.fx.symbolic_trace(model)
     if form == "export":
         traced = torch.export.export(model, (torch.ones(3, dtype=torch.int64),)).module()

@@ -341,7 +341,6 @@ def restore_scale(
         if sums and shapes["bias"] is None and bias is not None:
             constant = _precise(bias) / (1.0 if swapped else alpha if operation == "add" else -alpha)
         found["constant"] = constant[: torch.Size(shape).numel()].reshape(shape).to(weight.dtype)
-    if shape is not None and "constant" in found:
         value = _precise(weight.new_ones(out)) * _precise(found["constant"]).reshape(-1)
     scale, shift = _scale_and_shift_of(value, operation, swapped, alpha)
     if bias is not None and shapes["bias"] is None and not bias.is_meta:

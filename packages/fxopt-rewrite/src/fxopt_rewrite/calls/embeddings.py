@@ -48,8 +48,8 @@ def read_embedding(index: GraphIndex, node: Node) -> EmbeddingCall | Obstacle | 
     if arguments.get("max_norm") is not None:
         return _renormalised(node.name)
     owner = owner_of(weight.name)
-    # The operator has -1 where there is none.
-    padding = None if padding == -1 and _TARGETS[node.target] is _OPERATOR else padding
+    if padding is not None and padding < 0:  # counted from the end; the operator has -1 where there is none
+        padding = None if _TARGETS[node.target] is _OPERATOR else padding + len(weight.tensor)
     return EmbeddingCall(node, value, weight, None, None, owner or node.name, trains(index, node, owner), padding)
 
 

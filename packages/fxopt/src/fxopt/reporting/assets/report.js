@@ -52,7 +52,8 @@
   const around = data.scopes.map((scope) => { const parts = scope.split("."); return scope ? parts.map((_, i) => parts.slice(0, i + 1).join(".")) : []; });
   const depthOf = (path) => path.split(".").length;
   const originals = nodes.name.length, members = new Map(), boxes = new Map(), folded = new Set();
-  for (let node = 0; node < originals; node++) for (const path of around[nodes.scope[node]]) members.set(path, (members.get(path) || []).concat(node));
+  const put = (lists, key, value) => { if (lists.has(key)) lists.get(key).push(value); else lists.set(key, [value]); };
+  for (let node = 0; node < originals; node++) for (const path of around[nodes.scope[node]]) put(members, path, node);
   for (const [path, list] of members) if (list.length < 2) members.delete(path);
   const deepest = Math.max(0, ...[...members.keys()].map(depthOf));
   let level = deepest + 1;
@@ -77,7 +78,7 @@
       const row = new Map(pane.list.map((node, i) => [node, rowOf(pane.ys[i])]));
       for (const [node, at] of row) {
         const path = foldOf(node);
-        if (path === undefined) rows.add(at); else inside.set(path, (inside.get(path) || []).concat(at));
+        if (path === undefined) rows.add(at); else put(inside, path, at);
       }
       for (const [one, other] of pane.edges.concat(pane.far_edges)) {
         const from = foldOf(one), to = foldOf(other);
@@ -96,7 +97,7 @@
       const from = whole[k], shown = new Map(), groups = new Map();
       from.list.forEach((node, i) => {
         const path = foldOf(node);
-        if (path !== undefined) { groups.set(path, (groups.get(path) || []).concat(from.xs[i])); return; }
+        if (path !== undefined) { put(groups, path, from.xs[i]); return; }
         shown.set(node, { node, x: from.xs[i], y: places.get(rowOf(from.ys[i])) * data.row + HALF, width: from.widths[i] });
       });
       for (const [path, xs] of groups) {
@@ -132,7 +133,7 @@
       pane.tops = pane.edges.map((edge) => edge[2][1]);
       pane.far_edges = far;
       pane.far = new Map();
-      for (const [one, other] of far) pane.far.set(other, (pane.far.get(other) || []).concat(one));
+      for (const [one, other] of far) put(pane.far, other, one);
       pane.place = new Map(pane.nodes.map((node, i) => [node, i]));
       pane.width = Math.max(...list.map((each) => each.x + each.width / 2));
     });
