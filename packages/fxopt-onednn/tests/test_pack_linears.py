@@ -54,6 +54,19 @@ def test_an_activation_goes_along_with_a_product(form: Form, bias: bool, activat
     assert list(found.state_dict()) == ["0_packed.weight", *(["0_packed.bias"] if bias else [])]
 
 
+@pytest.mark.parametrize("slow", [frozenset(), frozenset({"gelu", "swish", "tanh"})])
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Tanh()], ids=str)
+@torch.no_grad()
+def test_an_activation_that_is_slow_in_the_operator_follows_it(
+    activation: nn.Module, slow: frozenset[str], calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_linear, "SLOW_IN_LINEAR", slow)
+    model = nn.Sequential(nn.Linear(4, 6), activation).eval()
+    found = PackLinears()(torch.fx.symbolic_trace(model))
+    torch.testing.assert_close(found(X), model(X))
+    assert calls == ["LINEAR"]
+
+
 def test_inputs_of_more_dimensions() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU()).eval()
     others = [

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxopt_onednn.operators import CONVOLUTION, LINEAR, SUM, SUM_INTO, pack_convolution, pack_linear, why_unsupported
+from fxopt_onednn.operators import CONVOLUTION, SUM, SUM_INTO, pack_convolution, pack_linear, why_unsupported
 from fxopt_onednn.packing.activations import NONE, Activation
 from fxopt_onednn.packing.packed_layer import PackedLayer, bias_fits, runs_by_onednn
+from fxopt_onednn.packing.packed_linear import run_linear
 from fxopt_rewrite.fast_paths import is_plain, needs_gradient
 
 Pair = tuple[int, int]
@@ -149,7 +150,7 @@ class PackedConv2d(PackedLayer):
             row = F.linear(input.view(1, -1), self.weight.view(self.out_channels, -1), bias)
             result = Activation(*unary)(row).view(plan.output)
         elif self._by_rows:
-            result = LINEAR(input.permute(0, 2, 3, 1), packed, bias, *unary).permute(0, 3, 1, 2)
+            result = run_linear(input.permute(0, 2, 3, 1), packed, bias, unary).permute(0, 3, 1, 2)
         else:
             result = CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *unary)
         return result
