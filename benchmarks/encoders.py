@@ -135,11 +135,26 @@ def by_compile(regime: Regime) -> Task:
 
 
 def by_onnxruntime(regime: Regime, *, int8: bool = False) -> Task:
-    """torch's ONNX export and onnxruntime; int8 by its dynamic quantization with a scale for each channel."""
-    given = regime.inputs
-    session = onnx_session(_First(regime.model), kwargs=given, changed=_quantized if int8 else lambda path: path)
-    feed = {each.name: given[each.name].numpy() for each in session.get_inputs() if each.name in given}
-    return lambda: torch.from_numpy(session.run(None, feed)[0])
+    """torch's ONNX export and onnxruntime."""
+    run = onnxruntime_int8 if int8 else partial(_session, changed=lambda path: path)
+    model, given = run(regime.model, regime.inputs), regime.inputs
+    return lambda: model(**given)
+
+
+def onnxruntime_int8(model: nn.Module, inputs: Named) -> Callable[..., Tensor]:
+    """A model in onnxruntime at the sizes of these inputs: its dynamic quantization with a scale for each channel."""
+    return _session(model, inputs, changed=_quantized)
+
+
+def _session(model: nn.Module, inputs: Named, *, changed: Callable[[Path], Path]) -> Callable[..., Tensor]:
+    session = onnx_session(_First(model), kwargs=inputs, changed=changed)
+    names = {each.name for each in session.get_inputs()}
+
+    def run(**given: Any) -> Tensor:
+        feed = {name: value.numpy() for name, value in given.items() if name in names}
+        return torch.from_numpy(session.run(None, feed)[0])
+
+    return run
 
 
 class _First(nn.Module):

@@ -78,6 +78,20 @@ def test_inputs_of_more_dimensions() -> None:
     check(PackLinears(), model, torch.randn(2, 3, 4), sites=1, others=others)
 
 
+@pytest.mark.parametrize("mkl", [True, False])
+@torch.no_grad()
+def test_many_rows_are_no_work_for_the_operator_where_mkl_is_faster(
+    mkl: bool, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_linear, "MKL_IS_FASTER", mkl)
+    model = nn.Sequential(nn.Linear(6, 4), nn.GELU(), nn.Linear(4, 6)).eval()
+    found, many = PackLinears()(torch.fx.symbolic_trace(model)), torch.randn(8, 8, 6)
+    torch.testing.assert_close(found(many), model(many))
+    assert len(calls) == (1 if mkl else 2)
+    found(many[:7])
+    assert len(calls) == (3 if mkl else 4)
+
+
 @torch.no_grad()
 def test_one_row_is_no_work_for_the_operator(calls: list[str]) -> None:
     layer = PackLinears()(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 6))))

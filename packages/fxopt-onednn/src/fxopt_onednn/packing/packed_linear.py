@@ -15,6 +15,14 @@ from fxopt_onednn.packing.packed_layer import PackedLayer, bias_fits, runs_by_on
 from fxopt_rewrite.fast_paths import is_plain, needs_gradient
 
 _FEWEST_ROWS = 2  # a product with one row is bound by reading the weight, and as fast in torch itself
+_MANY_ROWS = 64
+_HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # untyped in torch
+MKL_IS_FASTER = _HAS_MKL and torch.backends.cpu.get_cpu_capability() == "AVX2"
+"""Whether MKL, which torch calls, is the faster one for many rows and results not wider than inputs.
+
+With AVX2 alone, the packed product of (512, 3072) and (3072, 768) takes 1.19 times as long, that of (64, 1536) and
+(1536, 384) 1.08 times.
+"""
 
 
 class PackedLinear(PackedLayer):
@@ -22,7 +30,7 @@ class PackedLinear(PackedLayer):
 
     ``x`` is (..., in_features), ``weight`` (out_features, in_features), ``bias`` (out_features,). As in `PackedConv2d`,
     the parameters are plain, the first call that needs a packed copy makes it, and whatever the operator does not take
-    goes to torch's own ``linear``. So does an input of a single row.
+    goes to torch's own ``linear``. So does an input of a single row, and one of many rows where MKL is faster.
 
     Args:
         in_features: size of the input's last dimension.
@@ -63,6 +71,9 @@ class PackedLinear(PackedLayer):
             self.packing.forget_trained(weight)
             return self._plain(input)
         if input.dim() < 2 or input.shape[-1] != self.in_features or input.numel() < _FEWEST_ROWS * self.in_features:
+            return self._plain(input)
+        widens = self.out_features > self.in_features
+        if MKL_IS_FASTER and not widens and input.numel() >= _MANY_ROWS * self.in_features:
             return self._plain(input)
         packed = self.packing.packed(weight, bias)
         if packed is None:
