@@ -51,8 +51,8 @@ def tables(settings: Settings) -> Iterator[Table]:
         model, tokens = minilm(way)
         vectors = embedded(model, tokens, [*texts, *queries])
         expected = vectors if way == EAGER else expected
-        kept = compared(vectors, expected, len(texts))
-        rows.append(Row(way, (*kept, *(("-",) * 3 if way == ORT else (weights(model), *sizes(way, settings))))))
+        held: tuple[Cell, ...] = ("-",) * 3 if way == ORT else (weights(model), *sizes(way, settings))
+        rows.append(Row(way, (*compared(vectors, expected, len(texts)), *held)))
     yield Table(TITLE, COLUMNS, tuple(rows), text)
 
 

@@ -86,6 +86,9 @@ _NEEDED = (
     "_is_mkldnn_bf16_supported",
 )
 
+ONLY_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
+"""Whether this is an x86 processor without AVX-512, where oneDNN's linear operator is not always the faster way."""
+
 OPERATOR_REASONS = {
     "not-on-cpu": "The layer is on another device, and the pass is for CPUs. Move the model: `model.to('cpu')`.",
     "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",

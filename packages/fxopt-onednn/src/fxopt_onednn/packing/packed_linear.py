@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxopt_onednn.operators import LINEAR, pack_linear, why_unsupported
+from fxopt_onednn.operators import LINEAR, ONLY_AVX2, pack_linear, why_unsupported
 from fxopt_onednn.packing.activations import NONE, SLOW_IN_LINEAR, Activation
 from fxopt_onednn.packing.packed_layer import PackedLayer, bias_fits, runs_by_onednn
 from fxopt_rewrite.fast_paths import is_plain, needs_gradient
@@ -17,7 +17,7 @@ from fxopt_rewrite.fast_paths import is_plain, needs_gradient
 _FEWEST_ROWS = 2  # a product with one row is bound by reading the weight, and as fast in torch itself
 _MANY_ROWS = 64
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # untyped in torch
-MKL_IS_FASTER = _HAS_MKL and torch.backends.cpu.get_cpu_capability() == "AVX2"
+MKL_IS_FASTER = _HAS_MKL and ONLY_AVX2
 """Whether MKL, which torch calls, is the faster one for many rows and results not wider than inputs.
 
 With AVX2 alone, the packed product of (512, 3072) and (3072, 768) takes 1.19 times as long, that of (64, 1536) and
@@ -113,4 +113,4 @@ def run_linear(input: Tensor, packed: Tensor, bias: Tensor | None, unary: tuple[
     if unary[0] not in SLOW_IN_LINEAR:
         result: Tensor = LINEAR(input, packed, bias, *unary)
         return result
-    return Activation(*unary).over(LINEAR(input, packed, bias, *NONE))
+    return Activation(*unary)(LINEAR(input, packed, bias, *NONE))
