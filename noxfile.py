@@ -15,10 +15,9 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from xml.etree import ElementTree
 
 import nox
 
@@ -34,8 +33,6 @@ EXAMPLES = {path.parent.name: path.parent for path in sorted(ROOT.glob("docs/exa
 DISTRIBUTIONS = PACKAGES | EXAMPLES
 # Each of pytest's processes has models in memory, and takes whole files: what their tests share is made once.
 IN_PROCESSES = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
-# What `alone` reports of each package that it tested in this run of nox: `together` tests what was skipped there.
-REPORTS: dict[str, Path] = {}
 # Models come from packages: nothing may wait for a hub. Nothing but the session's environment may be imported. Python
 # keeps what it compiles.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": ""}
@@ -48,39 +45,32 @@ DRIVERS = ("fxopt", "fxopt-tools", "fxopt-testing")
 
 @nox.session(venv_backend="none", requires=["alone", "together"])
 def tests(session: nox.Session) -> None:
-    """Each package alone, then all together with real models, documents and docstring examples."""
-    session.log("every package passed its tests, alone and together")
+    """Each package alone, then the tests of all together with real models, documents and docstring examples."""
+    session.log("every package works alone, and all pass their tests together")
 
 
 @nox.session(requires=["torch", "tools", "wheels"])
 @nox.parametrize("name", [nox.param(name, id=name) for name in DISTRIBUTIONS])
 def alone(session: nox.Session, name: str) -> None:
-    """One package's tests, with only what it declares (as wheels), pytest, pytest-xdist and hypothesis."""
-    directory = DISTRIBUTIONS[name]
-    names = [name, *siblings_for_tests(name)]
-    install(session, ["test", "processes"], names, tools_directory(session))
-    session.run("python", "tests/isolation.py", *names, env=ENVIRONMENT)
-    if not any(directory.glob("tests/**/test_*.py")):
-        session.warn(f"{name} has no tests yet")
-        return
-    report = REPORTS[name] = Path(session.cache_dir, f"alone-{name}.xml").resolve()
-    options = (*IN_PROCESSES, f"--junitxml={report}", "--override-ini=junit_family=xunit1")
-    run_pytest(session, *options, str(directory / "tests"), threads=1, settings=SHALLOW)
+    """One package with only what it declares (as wheels): every module is imported, every pass runs its example."""
+    isolate(session, name, whole=name in EXAMPLES)  # `together` has no room for them: it tests what fxopt ships
+
+
+@nox.session(requires=["torch", "tools", "wheels"])
+@nox.parametrize("name", [nox.param(name, id=name) for name in PACKAGES])
+def isolated(session: nox.Session, name: str) -> None:
+    """All tests of one package with only what it declares, pytest, pytest-xdist and hypothesis; part of `nightly`."""
+    isolate(session, name, whole=True)
 
 
 @nox.session(requires=["torch", "wheels"])
 def together(session: nox.Session) -> None:
-    """All packages with real models: tests that `alone` skipped, tests of the whole, docstring examples, documents."""
+    """The tests of all packages and of the whole, with real models, docstring examples and documents."""
     install(session, ["test", "processes", "documents", "reports", "template"], PACKAGES)
     install_models(session)
-    left = [test for name in PACKAGES for test in left_by_alone(name)]
-    if left:
-        arguments = Path(session.cache_dir, "left.txt").resolve()
-        arguments.write_text("\n".join(left), encoding="utf-8")
-        run_pytest(session, *IN_PROCESSES, f"@{arguments}", threads=1, settings=SHALLOW)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
     options = (*IN_PROCESSES, "--doctest-modules", "--pyargs")
-    run_pytest(session, *options, *modules, "tests", threads=1, settings=SHALLOW)
+    run_pytest(session, *options, *modules, *glob("packages/*/tests"), "tests", threads=1, settings=SHALLOW)
 
 
 @nox.session(requires=["wheels"])
@@ -98,7 +88,7 @@ def newest(session: nox.Session) -> None:
     run_pytest(session, *IN_PROCESSES, *tested, *documents, threads=1)
 
 
-@nox.session(requires=["torch", "wheels"])
+@nox.session(requires=["torch", "wheels", "isolated"])
 def nightly(session: nox.Session) -> None:
     """Models that CI leaves out, thousands of drawn models (others each time), faults, and damaged archives."""
     install(session, ["test", "processes", "documents"], PACKAGES)
@@ -206,6 +196,15 @@ def tools(session: nox.Session) -> None:
     session.install("-q", "--target", str(tools_directory(session)), *requirements("test", "processes"))
 
 
+def isolate(session: nox.Session, name: str, *, whole: bool) -> None:
+    """Install one package with only what it declares, and try it there, with the whole of its tests or without."""
+    names = [name, *siblings_for_tests(name)]
+    install(session, ["test", "processes"], names, tools_directory(session))
+    session.run("python", "tests/isolation.py", *names, env=ENVIRONMENT)
+    if whole and any(DISTRIBUTIONS[name].glob("tests/**/test_*.py")):
+        run_pytest(session, *IN_PROCESSES, str(DISTRIBUTIONS[name] / "tests"), threads=1, settings=SHALLOW)
+
+
 def share_torch(session: nox.Session, directory: Path, *requirement: str) -> None:
     """Install torch into a directory, unless it is there."""
     if directory.exists():
@@ -286,23 +285,6 @@ def run_pytest(
     # With "ci", Hypothesis draws the same examples each time and sets no deadline; a plain `pytest` looks for new ones.
     options = ["-c", "pyproject.toml", f"--rootdir={ROOT}", f"--hypothesis-profile={profile}"]
     session.run("python", "-m", "pytest", *options, *arguments, *session.posargs, env=environment, success_codes=codes)
-
-
-def left_by_alone(name: str) -> Iterator[str]:
-    """Yield the tests that `alone` skipped, as pytest names them; all tests of the package where it did not run."""
-    if name not in REPORTS:
-        yield str(PACKAGES[name] / "tests")
-        return
-    for case in ElementTree.parse(REPORTS[name]).iter("testcase"):
-        skipped = case.find("skipped")
-        if skipped is None or skipped.get("type") == "pytest.xfail":
-            continue
-        file, classes = case.get("file", ""), case.get("classname", "")
-        if not classes:  # the whole file was skipped
-            yield file
-            continue
-        inner = classes.removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
-        yield "::".join([file, *filter(None, inner.split(".")), case.get("name", "")])
 
 
 def glob(pattern: str) -> list[str]:

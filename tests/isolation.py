@@ -1,19 +1,22 @@
-"""Check that an environment offers a package only what it declares: `python tests/isolation.py fxopt-core`.
+"""Check that a package works with only what it declares: `python tests/isolation.py fxopt-core`.
 
 Further names are packages that its tests need.
 
-Run by the session `alone` inside that package's environment, so that a test which passes there proves the declaration.
-Expected are the package, pytest, pytest-xdist, hypothesis and all that these and torch require: whatever else can be
-imported is an error.
+Run by the session `alone` inside that package's environment. Expected there are the package, pytest, pytest-xdist,
+hypothesis and all that these and torch require: whatever else can be imported is an error. Then every module of the
+package is imported, and the examples in the docstrings of its passes run.
 """
 
 from __future__ import annotations
 
+import doctest
 import sys
 import sysconfig
+import warnings
+from importlib import import_module
 from importlib.metadata import distribution, distributions
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import iter_modules, walk_packages
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -70,6 +73,26 @@ def stray_modules(files: set[Path]) -> list[str]:
     ]
 
 
+def tried(name: str) -> int:
+    """Import every module of a package, and run the examples of its passes; return how many lines the examples have."""
+    package = import_module(name.replace("-", "_"))
+    for module in walk_packages(package.__path__, f"{package.__name__}."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    from fxopt_core import registry  # after the check of what is installed
+
+    runner = doctest.DocTestRunner()
+    for known in registry().available().values():
+        if known.distribution == name:
+            scope = vars(sys.modules[known.transformation.__module__])
+            for example in doctest.DocTestFinder(recurse=False).find(known.transformation, globs=dict(scope)):
+                runner.run(example)
+    tries, failures = runner.tries, runner.failures
+    if failures or registry().failed:
+        sys.exit(f"{name}: {failures} of {tries} lines of examples fail; plugins that do not load: {registry().failed}")
+    return tries
+
+
 def main() -> None:
     """Fail, with the names, where the environment offers more than was declared."""
     name, *for_tests = sys.argv[1:]
@@ -81,7 +104,13 @@ def main() -> None:
     stray = stray_modules(set().union(*environment.values()))
     if stray:
         sys.exit(f"{name} can import modules of no declared distribution: {', '.join(stray)}")
-    print(f"{name} sees what it declares and nothing else: {', '.join(sorted(declared))}")
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, once, where there is no NumPy
+    examples = tried(name)
+    print(
+        f"{name} sees what it declares and nothing else: {', '.join(sorted(declared))}; all its modules can be "
+        f"imported, and {examples} examples of its passes run"
+    )
 
 
 if __name__ == "__main__":
