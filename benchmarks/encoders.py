@@ -1,4 +1,4 @@
-"""Inference of transformers on a CPU: `cpu-inference` and its approximations beside eager, bfloat16 and onnxruntime."""
+"""Inference of transformers on a CPU: `cpu-inference` and its approximations beside eager, onnxruntime and OpenVINO."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fxopt
 from benchmarks.models import timm_or_absent
 from benchmarks.peers import peer
-from benchmarks.runners import onnx_session
+from benchmarks.runners import onnx_session, openvino_request
 from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task, set_threads, shuffled_rounds, tried
 
 COLUMNS = ("", "one call", "times as fast as eager", "least cosine")
@@ -147,7 +147,7 @@ def onnxruntime_int8(model: nn.Module, inputs: Named) -> Callable[..., Tensor]:
 
 
 def _session(model: nn.Module, inputs: Named, *, changed: Callable[[Path], Path]) -> Callable[..., Tensor]:
-    session = onnx_session(_First(model), kwargs=inputs, changed=changed)
+    session = onnx_session(_First(model).eval(), kwargs=inputs, changed=changed)
     names = {each.name for each in session.get_inputs()}
 
     def run(**given: Any) -> Tensor:
@@ -155,6 +155,28 @@ def _session(model: nn.Module, inputs: Named, *, changed: Callable[[Path], Path]
         return torch.from_numpy(session.run(None, feed)[0])
 
     return run
+
+
+def by_openvino(regime: Regime, *, precision: str = "f32", int8: bool = False) -> Task:
+    """torch's ONNX export and OpenVINO, in float32, bfloat16 or in 8-bit integers with ranges from this very input."""
+    names = list(regime.inputs)
+    feed = {name: value.numpy() for name, value in regime.inputs.items() if isinstance(value, Tensor)}
+    if len(feed) < len(names):
+        raise NotImplementedError("a cache is no input of OpenVINO's")
+    changed = partial(_quantized_by_nncf, feed=feed) if int8 else (lambda model: model)
+    request = openvino_request(_First(regime.model).eval(), kwargs=regime.inputs, precision=precision, changed=changed)
+    known = {name for each in request.model_inputs for name in each.names}
+    given = {name: value for name, value in feed.items() if name in known}
+    return lambda: torch.from_numpy(request.infer(given, share_inputs=True)[0])
+
+
+def _quantized_by_nncf(model: Any, feed: Mapping[str, Any]) -> Any:
+    nncf = peer("nncf")
+    if isinstance(nncf, Absent):
+        raise ModuleNotFoundError(nncf.reason)
+    known = {name for each in model.inputs for name in each.names}
+    given = {name: value for name, value in feed.items() if name in known}
+    return nncf.quantize(model, nncf.Dataset([given]), model_type=nncf.ModelType.TRANSFORMER, subset_size=1)
 
 
 class _First(nn.Module):
@@ -187,10 +209,13 @@ RUNNERS: Mapping[str, Runner] = {
     "eager, a copy": eager,
     "torch.compile, freezing": by_compile,
     "onnxruntime": by_onnxruntime,
+    "OpenVINO": by_openvino,
     "fxopt, cpu-inference": partial(by_pipeline, "cpu-inference"),
     "eager, bfloat16": eager_bfloat16,
+    "OpenVINO, bf16": partial(by_openvino, precision="bf16"),
     "fxopt, cpu-inference-bf16": partial(by_pipeline, "cpu-inference-bf16"),
     "onnxruntime, int8": partial(by_onnxruntime, int8=True),
+    "OpenVINO, int8 with static ranges": partial(by_openvino, int8=True),
     "fxopt, cpu-inference-int8": partial(by_pipeline, "cpu-inference-int8"),
 }
 
@@ -227,6 +252,23 @@ def bert(title: str, threads: int, length: int, **sizes: int) -> Regime | Absent
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     return Regime(title, model, tokens(2), tokens(1), threads, f"1 x {length} tokens")
+
+
+def encoder(title: str, kind: str, threads: int, length: int, **sizes: int) -> Regime | Absent:
+    """A text encoder of transformers with random weights, all positions attended."""
+    transformers = peer("transformers")
+    if isinstance(transformers, Absent):
+        return transformers
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}Model")(
+        getattr(transformers, f"{kind}Config".replace("Encoder", ""))(**sizes)
+    )
+
+    def tokens(batch: int) -> Named:
+        ids = torch.randint(1000, 20000, (batch, length))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    return Regime(title, model.eval(), tokens(2), tokens(1), threads, f"1 x {length} tokens")
 
 
 def vit(threads: int) -> Regime | Absent:
@@ -286,6 +328,15 @@ REGIMES: Mapping[str, Maker] = {
     "all-MiniLM-L6-v2, 1 x 128": partial(minilm, 1, 1, 128),
     "all-MiniLM-L6-v2, 8 x 64": partial(minilm, 2, 8, 64),
     "BERT-base, 2 layers": partial(bert, "BERT-base, 2 layers", 1, 128, num_hidden_layers=2),
+    **{
+        f"BERT-base, 2 layers, {length} tokens": partial(
+            bert, f"BERT-base, 2 layers, {length} tokens", 1, length, num_hidden_layers=2
+        )
+        for length in (11, 37, 50)
+    },
+    "DistilBERT, 2 layers": partial(encoder, "DistilBERT, 2 layers", "DistilBert", 1, 64, n_layers=2),
+    "MPNet, 2 layers": partial(encoder, "MPNet, 2 layers", "MPNet", 1, 50, num_hidden_layers=2),
+    "T5's encoder, 2 layers": partial(encoder, "T5's encoder, 2 layers", "T5Encoder", 1, 64, num_layers=2),
     "e5-small, 4 layers": partial(
         bert, "e5-small, 4 layers", 1, 64, num_hidden_layers=4, hidden_size=384, num_attention_heads=12,
         intermediate_size=1536,

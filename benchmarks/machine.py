@@ -19,6 +19,8 @@ PACKAGES = (
     "onnx",
     "onnxruntime",
     "onnxscript",
+    "openvino",
+    "nncf",
     "safetensors",
     "torchao",
     "numpy",

@@ -58,6 +58,8 @@ CONVOLUTIONAL: Mapping[str, Maker] = {
     "MobileNetV2": lambda: from_timm("mobilenetv2_100"),
     "ResNet-50": lambda: from_timm("resnet50"),
     "EfficientNet-Lite0": efficientnet_lite0,
+    "MobileNetV3-Large": lambda: from_timm("mobilenetv3_large_100"),
+    "ConvNeXt-Tiny": lambda: from_timm("convnext_tiny"),
     "ResNet-18": lambda: from_timm("resnet18"),
     "RegNetY-400MF": lambda: from_timm("regnety_004"),
 }

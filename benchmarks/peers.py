@@ -46,6 +46,11 @@ def onnxruntime() -> Any:
     return peer("onnxruntime")
 
 
+def openvino() -> Any:
+    """Return OpenVINO."""
+    return peer("openvino")
+
+
 def _version(name: str) -> str:
     try:
         return version(name)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 import fxopt
-from benchmarks.peers import onnxruntime, optimum, torch_fuse
+from benchmarks.peers import onnxruntime, openvino, optimum, torch_fuse
 from benchmarks.suite import Absent, Task
 
 Runner = Callable[[nn.Module, Tensor], Task]
@@ -110,6 +110,42 @@ def by_onnxruntime(model: nn.Module, x: Tensor) -> Task:
     return lambda: torch.from_numpy(session.run(None, inputs)[0])
 
 
+def by_openvino(model: nn.Module, x: Tensor) -> Task:
+    """torch's ONNX export and OpenVINO in float32, with torch's number of threads."""
+    request = openvino_request(model, (x,))
+    inputs = [x.numpy()]
+    return lambda: torch.from_numpy(request.infer(inputs, share_inputs=True)[0])
+
+
+def openvino_request(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    precision: str = "f32",
+    changed: Callable[[Any], Any] = lambda model: model,
+) -> Any:
+    """An OpenVINO request of a model at the very sizes of these inputs, with torch's number of threads.
+
+    Args:
+        model: the model.
+        args: its inputs by position.
+        kwargs: its inputs by name.
+        precision: ``"f32"`` or ``"bf16"``: OpenVINO chooses bf16 by itself where the processor has it.
+        changed: takes OpenVINO's model, and returns the one to compile.
+    """
+    openvino_module = openvino()
+    if isinstance(openvino_module, Absent):
+        raise ModuleNotFoundError(openvino_module.reason)
+    program: Any = torch.onnx.export(model, args, kwargs=dict(kwargs or {}), dynamo=True, verbose=False)
+    core = openvino_module.Core()
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        program.save(path)
+        return core.compile_model(changed(core.read_model(path)), "CPU", settings).create_infer_request()
+
+
 def onnx_session(
     model: nn.Module,
     args: tuple[Any, ...] = (),
@@ -158,11 +194,11 @@ INFERENCE: Mapping[str, Runner] = {
     "torch.compile": by_compile,
     "torch.compile, freezing": by_compile_freezing,
     "onnxruntime": by_onnxruntime,
+    "OpenVINO": by_openvino,
 }
 
-INFERENCE_ON_GPU = {
-    name: runner for name, runner in INFERENCE.items() if runner not in (by_onnxruntime, by_fxopt_cpu_inference)
-}
+_FOR_CPUS = (by_onnxruntime, by_openvino, by_fxopt_cpu_inference)
+INFERENCE_ON_GPU = {name: runner for name, runner in INFERENCE.items() if runner not in _FOR_CPUS}
 """onnxruntime's package is that for CPUs, and so is the pipeline."""
 
 
