@@ -142,13 +142,13 @@ def test_a_plugin_has_pages_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     stale.touch()
     passes = Registry([EntryPoint("attention", "fxopt_attention.plugin")])
     pages = {found.info.name: found for found in write_pages(stale.parent, passes)}
-    assert list(pages) == ["fold-query-scale", "remove-dropout"]
-    assert {path.name for path in stale.parent.iterdir()} == {
-        "index.md", "fold-query-scale.md", "fold-query-scale.svg", "remove-dropout.md", "remove-dropout.svg"
-    }  # fmt: skip
+    names = ["fold-query-scale", "fuse-query-scale", "remove-dropout"]
+    assert list(pages) == names
+    files = {f"{name}.{suffix}" for name in names for suffix in ("md", "svg")}
+    assert {path.name for path in stale.parent.iterdir()} == {"index.md", *files}
     index = (stale.parent / "index.md").read_text(encoding="utf-8")
     assert "| [remove-dropout](remove-dropout.md) | ``dropout(x)`` in eval mode -> ``x``. | yes |" in index
-    assert "\nfold-query-scale\nremove-dropout\n```" in index
+    assert "\nfold-query-scale\nfuse-query-scale\nremove-dropout\n```" in index
     assert "| `attention` | `remove-dropout`, " in index
     for found in pages.values():
         assert headings(found.text) == SECTIONS

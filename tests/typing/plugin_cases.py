@@ -43,7 +43,7 @@ class Pass(Transformation):
 
 
 class Plugin:
-    """A plugin with both hooks."""
+    """A plugin with all hooks."""
 
     @hookimpl
     def fxopt_transformations(self) -> Iterable[type[Transformation]]:
@@ -118,12 +118,6 @@ class Half(ReversibleTransformation):
 
 
 Half()  # type: ignore[abstract]  # reverse is missing
-
-
-@hookimpl  # type: ignore[type-var]  # classes are expected, and not objects
-def objects() -> list[Transformation]:
-    """Return an object."""
-    return [Pass()]
 
 
 @from_function(preserves_computation=True)

@@ -27,7 +27,7 @@ class Attention(nn.Module):
 
 def test_the_registry_names_this_distribution() -> None:
     assert "attention" not in registry().failed
-    for name, reversible in {"remove-dropout": True, "fold-query-scale": False}.items():
+    for name, reversible in {"remove-dropout": True, "fold-query-scale": False, "fuse-query-scale": True}.items():
         info = registry().available()[name]
         found = (info.family, info.distribution, info.version, info.reversible)
         assert found == ("attention", "fxopt-attention", "0.1.0", reversible)

@@ -31,7 +31,14 @@ from fxopt_core.passes.signature import signature_of, uuid_of
 from fxopt_core.passes.torch_passes import as_inductor_pass, as_pass_base
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.passes.undo import RecordedPass, undo
-from fxopt_core.registry.hookspec import PipelinesPlugin, TransformationsPlugin, hookimpl, hookspec
+from fxopt_core.registry.hookspec import (
+    FunctionsPlugin,
+    LayersPlugin,
+    PipelinesPlugin,
+    TransformationsPlugin,
+    hookimpl,
+    hookspec,
+)
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
 from fxopt_core.registry.plugins import PluginEntryPoint
@@ -49,10 +56,12 @@ __all__ = [
     "DeepCopy",
     "Derived",
     "DuplicatePassError",
+    "FunctionsPlugin",
     "FxoptError",
     "History",
     "Instrument",
     "InstrumentProtocol",
+    "LayersPlugin",
     "Ledger",
     "LintAndRecompile",
     "NotReversibleError",

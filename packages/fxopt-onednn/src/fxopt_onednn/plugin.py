@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from fxopt_core import Transformation, hookimpl
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @hookimpl
@@ -26,3 +30,11 @@ def fxopt_pipelines() -> Mapping[str, str]:
     """Return the pipeline for models on a CPU; it begins with passes of fxopt-simplify, fxopt-norm and fxopt-linear."""
     prepared = ["remove-identities", "fold-batch-norm", "simplify", "merge-linears", "convert-to-channels-last"]
     return {"cpu-inference": ",".join([*prepared, "pack-convolutions", "pack-linears", "fuse-regions"])}
+
+
+@hookimpl
+def fxopt_layers() -> Iterable[type[nn.Module]]:
+    """Return the layers with packed weights."""
+    import fxopt_onednn
+
+    return (fxopt_onednn.PackedConv2d, fxopt_onednn.PackedLinear)

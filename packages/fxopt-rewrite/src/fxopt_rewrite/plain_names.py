@@ -1,4 +1,7 @@
-"""What a file from a stranger may name: functions that compute and do nothing else, operators, and torch's layers."""
+"""What a file from a stranger may name: functions that compute and do nothing else, operators, and layers.
+
+They are torch's, as listed here, and what plugins offer in the hooks ``fxopt_functions`` and ``fxopt_layers``.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from torch.fx import Graph, GraphModule
 from torch.overrides import get_overridable_functions
 
 from fxopt_core.errors import FxoptError
+from fxopt_core.registry.registry import registry
 from fxopt_core.values.names import (
     OPERATORS,
     Names,
@@ -25,7 +29,6 @@ from fxopt_core.values.names import (
     is_identifier,
     load_operator,
     name_of,
-    operator_path,
 )
 from fxopt_rewrite.plain_operators import is_plain_name, is_plain_operator
 
@@ -84,12 +87,14 @@ def plain_name(function: object) -> str | None:
     >>> plain_name(torch.narrow), plain_name(operator.mul), plain_name(torch.ops.aten.add.Tensor), plain_name(eval)
     ('torch:narrow', '_operator:mul', 'torch:ops.aten.add.Tensor', None)
     """
-    if operator_path(function):
-        return name_of(function) if is_plain_operator(function) else None
     try:
-        return _plain_names().get(function)
+        known = name_of(function) if is_plain_operator(function) else _plain_names().get(function)
     except TypeError:  # it is not hashable
-        return None
+        known = None
+    if known is None and callable(function):
+        name = name_of(function)
+        return name if name is not None and registry().functions().get(name) is function else None
+    return known
 
 
 def plain_function(name: object) -> Any:
@@ -99,17 +104,24 @@ def plain_function(name: object) -> Any:
     2.0
     >>> plain_function("os:system")
     Traceback (most recent call last):
-    fxopt_rewrite.plain_names.UntrustedNameError: found 'os:system', which is no function of torch on tensors
+    fxopt_rewrite.plain_names.UntrustedNameError: found 'os:system', which is no function of torch on tensors, and ...
     """
     if isinstance(name, str) and name.startswith(OPERATORS):
         path = name.removeprefix(OPERATORS).split(".")
         operator = load_operator(*path) if len(path) > 1 and is_plain_name(path[1], path[0]) else None
-        if operator is None or not is_plain_operator(operator):
-            raise UntrustedNameError(f"found {name!r:.80}, which is no operator that a file from a stranger may call")
-        return operator
-    if not isinstance(name, str) or name not in _plain_functions():
-        raise UntrustedNameError(f"found {name!r:.60}, which is no function of torch on tensors")
-    return _plain_functions()[name]
+        if operator is not None and is_plain_operator(operator):
+            return operator
+        return _offered(name, "no operator that a file from a stranger may call")
+    if isinstance(name, str) and name in _plain_functions():
+        return _plain_functions()[name]
+    return _offered(name, "no function of torch on tensors")
+
+
+def _offered(name: object, otherwise: str) -> Any:
+    found = registry().functions().get(name) if isinstance(name, str) else None
+    if found is None:
+        raise UntrustedNameError(f"found {name!r:.80}, which is {otherwise}, and none that a plugin offers")
+    return found
 
 
 def torch_class(name: object) -> Any:
@@ -168,10 +180,21 @@ def _is_listed(name: str) -> bool:
 
 @cache
 def layer_classes() -> Mapping[str, type[nn.Module]]:
-    """Return the layers of ``torch.nn`` by path; a stranger's file may have modules of these classes."""
+    """Return the layers of ``torch.nn`` by path."""
     public: list[Any] = [getattr(nn, name) for name in dir(nn) if not name.startswith(("Lazy", "DataParallel"))]
     public.append(torch.nn.modules.linear.NonDynamicallyQuantizableLinear)  # within nn.MultiheadAttention
     return {class_path(cls): cls for cls in public if isinstance(cls, type) and issubclass(cls, nn.Module)}
+
+
+def layer_class(path: object) -> type[nn.Module] | None:
+    """Return the class of this path if a stranger's file may have such layers: torch's, and those of plugins.
+
+    >>> layer_class("torch.nn.modules.linear:Linear"), layer_class("torch.nn.modules.lazy:LazyModuleMixin")
+    (<class 'torch.nn.modules.linear.Linear'>, None)
+    """
+    if not isinstance(path, str):
+        return None
+    return layer_classes().get(path) or registry().layers().get(path)
 
 
 @cache

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from fxopt_core import Transformation, hookimpl
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @hookimpl
@@ -27,3 +31,11 @@ def fxopt_pipelines() -> Mapping[str, str]:
     """Return the pipeline of those that keep every bit, in the order in which each finds the most."""
     smaller = ["remove-no-ops", "eliminate-common-subexpressions", "eliminate-dead-code"]
     return {"simplify": ",".join([*smaller, "cache-shape-tables"])}
+
+
+@hookimpl
+def fxopt_layers() -> Iterable[type[nn.Module]]:
+    """Return the module that keeps tables of sizes."""
+    import fxopt_simplify
+
+    return (fxopt_simplify.ShapeTables,)

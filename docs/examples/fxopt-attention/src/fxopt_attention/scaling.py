@@ -93,25 +93,12 @@ class FoldQueryScale(SitePass[ScaleSite]):
 
     def match(self, index: GraphIndex) -> Iterator[ScaleSite | Refusal]:
         """Yield products of a number and what a linear layer computes."""
-        for node in index.nodes:
-            for value, factor in scaled_value(node):
-                layer = read_linear(index, value)
-                if isinstance(layer, LinearCall):
-                    yield ScaleSite(layer, node, factor)
-                elif isinstance(layer, Obstacle):
-                    yield index.refuse(layer.site, layer.reason, layer.message, node)
+        return scale_sites(index)
 
     def check(self, site: ScaleSite, index: GraphIndex) -> Refusal | None:
         """Refuse what is read elsewhere, shared, tied or written, and factors that weights cannot take."""
-        layer, value = site.layer, site.layer.node
-        other = next((user for user in value.users if user is not site.product), None)
-        if other is not None:
-            message = f"what `{layer.label}` computes is also read at node `{other.name}`, without the factor"
-            return index.refuse(site.label, "several-users", message, *site.nodes)
-        if index.effects.written_between(value, value, site.product):
-            message = f"what `{layer.label}` computes is written in place before node `{site.product.name}` reads it"
-            return index.refuse(site.label, "mutated", message, *site.nodes)
-        refusal = tensors_refusal(layer, index) or sharing_refusal(layer, [value], index)
+        layer = site.layer
+        refusal = site_refusal(site, index)
         if refusal is None and not can_take(layer, site.factor):
             message = (
                 f"the weight of `{layer.label}` cannot take the factor {site.factor} in {layer.weight.tensor.dtype}"
@@ -143,6 +130,30 @@ class FoldQueryScale(SitePass[ScaleSite]):
             )
         )
         edit.drop(layer, {}, twin=name)
+
+
+def scale_sites(index: GraphIndex) -> Iterator[ScaleSite | Refusal]:
+    """Yield products of a number and what a linear layer computes."""
+    for node in index.nodes:
+        for value, factor in scaled_value(node):
+            layer = read_linear(index, value)
+            if isinstance(layer, LinearCall):
+                yield ScaleSite(layer, node, factor)
+            elif isinstance(layer, Obstacle):
+                yield index.refuse(layer.site, layer.reason, layer.message, node)
+
+
+def site_refusal(site: ScaleSite, index: GraphIndex) -> Refusal | None:
+    """Refuse what is read elsewhere, shared, tied or written."""
+    layer, value = site.layer, site.layer.node
+    other = next((user for user in value.users if user is not site.product), None)
+    if other is not None:
+        message = f"what `{layer.label}` computes is also read at node `{other.name}`, without the factor"
+        return index.refuse(site.label, "several-users", message, *site.nodes)
+    if index.effects.written_between(value, value, site.product):
+        message = f"what `{layer.label}` computes is written in place before node `{site.product.name}` reads it"
+        return index.refuse(site.label, "mutated", message, *site.nodes)
+    return tensors_refusal(layer, index) or sharing_refusal(layer, [value], index)
 
 
 def scaled_value(node: Node) -> Iterator[tuple[Node, float]]:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -42,7 +39,7 @@ from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, Va
 from fxopt_core.values.names import class_path
 from fxopt_rewrite.layers import plain_attributes
 from fxopt_rewrite.module_rows import check_targets, check_values, new_module, read_modules, write_modules
-from fxopt_rewrite.plain_names import PLAIN, layer_classes
+from fxopt_rewrite.plain_names import PLAIN, layer_class
 from fxopt_rewrite.shapes.effort import TooMuchError
 from fxopt_rewrite.shapes.infer import infer_shapes
 
@@ -123,8 +120,9 @@ def _described(name: str, module: nn.Module) -> dict[str, Form]:
     if isinstance(module, GraphModule):
         return {"class": _GRAPH_MODULE, "graph": _graph_form(module.graph)}
     path = class_path(type(module))
-    if _layer_types().get(path) is not type(module):
-        raise InexpressibleError(f"module `{name}` is a {path.replace(':', '.')}, none of torch.nn")
+    if layer_class(path) is not type(module):
+        found = f"module `{name}` is a {path.replace(':', '.')}"
+        raise InexpressibleError(f"{found}, none of torch.nn, and none that a plugin offers by its hook fxopt_layers")
     try:
         return {"class": path, "attributes": [[key, _write(value)] for key, value in plain_attributes(module)]}
     except InexpressibleError as error:
@@ -137,27 +135,12 @@ def _read_modules(rows: list[Form], tensors: Mapping[str, torch.Tensor]) -> nn.M
     def instance(row: Mapping[str, Form]) -> nn.Module:
         if row.get("class") == _GRAPH_MODULE:
             return GraphModule(nn.Module(), _graph(row["graph"]))
-        cls = _layer_types().get(row.get("class", class_path(nn.Module)))
+        cls = layer_class(row.get("class", class_path(nn.Module)))
         if cls is None:
-            raise MalformedError(f"{row['class']!r:.60} is no class of torch.nn")
+            raise MalformedError(f"{row['class']!r:.60} is no class of torch.nn, and no layer that a plugin offers")
         return new_module(cls, [(key, _read(value)) for key, value in row.get("attributes", ())])
 
     return read_modules(rows, instance, tensors.__getitem__)[""]
-
-
-_OWN_LAYERS = {
-    "fxopt_onednn": ("PackedConv2d", "PackedLinear"),
-    "fxopt_quantize": ("QuantizedLinear",),
-    "fxopt_simplify": ("ShapeTables",),
-}
-
-
-@cache
-def _layer_types() -> Mapping[str, type[nn.Module]]:
-    """Return the layers of ``torch.nn``, and those of families of ours, which hold plain tensors and settings."""
-    installed = {import_module(family): names for family, names in _OWN_LAYERS.items() if find_spec(family) is not None}
-    ours = [getattr(family, name) for family, names in installed.items() for name in names]
-    return {**layer_classes(), **{class_path(cls): cls for cls in ours}}
 
 
 def _ledger_text(graph_module: GraphModule) -> str | None:

@@ -102,8 +102,8 @@ def save(
 
     Raises:
         CaptureError: the file cannot be written, ``torch.export`` refuses the graph or the inputs, or the ledger is to
-            be saved and the graph has something in it that cannot be: a module that is not of ``torch.nn``, hooks,
-            functions of one's own.
+            be saved and the graph has something in it that cannot be: hooks, or modules and functions that neither
+            torch has nor a plugin offers.
     """
     check_graph_module(graph_module, "save")
     target = checked_target(path)

@@ -1,4 +1,4 @@
-"""The ledger of an archive: core's text, which may name nothing but torch and installed passes.
+"""The ledger of an archive: core's text, which may name nothing but torch and what installed plugins offer.
 
 Undoing a pass puts nodes and modules back that the ledger names, and loading a checkpoint calls the functions that a
 fold names. An archive may come from anyone, so that all other names are refused, on writing too.
@@ -24,7 +24,7 @@ from fxopt_rewrite.journal.arithmetic import derived_problem, registered_functio
 from fxopt_rewrite.journal.edits import Listed, ModuleRemoved, ModuleRow, NodeAdded, NodeRemoved, TensorRemoved, of_kind
 from fxopt_rewrite.journal.journal import edits_of
 from fxopt_rewrite.module_rows import new_module
-from fxopt_rewrite.plain_names import PLAIN, UntrustedNameError, is_writable, layer_classes, torch_class
+from fxopt_rewrite.plain_names import PLAIN, UntrustedNameError, is_writable, layer_class, torch_class
 
 _OF_TYPES = frozenset({"builtins", "collections", "torch", "types", "typing"})
 _UNSAFE = frozenset("\"'\\\n\r\0")
@@ -88,8 +88,8 @@ def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., 
     tensors = of_kind(edits, TensorRemoved)
     modules = [*(edit.row for edit in of_kind(edits, ModuleRemoved)), *(edit.owner for edit in tensors if edit.owner)]
     for module in modules:
-        if module.cls not in layer_classes():
-            yield f"names {module.cls!r}, which is no class of torch.nn"
+        if layer_class(module.cls) is None:
+            yield f"names {module.cls!r}, which is no class of torch.nn, and no layer that a plugin offers"
         elif not _is_path(module.name) or not _has_state_of(module) or not _has_tensors(module):
             yield f"has a module `{module.name}` with names or attributes that a {module.cls} does not have"
     for tensor in (*(edit.row for edit in tensors), *(row for module in modules for row in module.tensors)):
@@ -132,8 +132,10 @@ def _has_tensors(row: ModuleRow) -> bool:
 def _has_state_of(row: ModuleRow) -> bool:
     """Whether a module of such a class may have these attributes."""
     attributes = [(key, list(v.items) if isinstance(v, Listed) else v) for key, v in row.attributes]
+    cls = layer_class(row.cls)
+    assert cls is not None  # which `_complaints` has asked first
     try:
-        new_module(layer_classes()[row.cls], [item for item in attributes if item[0] != "training"])
+        new_module(cls, [item for item in attributes if item[0] != "training"])
     except MalformedError:
         return False
     return all(_is_data(value) for _, value in attributes)

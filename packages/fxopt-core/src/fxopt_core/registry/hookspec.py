@@ -1,4 +1,4 @@
-"""The two hooks of a plugin, and how a plugin's types are checked.
+"""The hooks of a plugin, and how a plugin's types are checked.
 
 A plugin is a light module that an entry point of the group ``fxopt`` names, or any object given to
 `Registry.register`:
@@ -21,17 +21,19 @@ A plugin is a light module that an entry point of the group ``fxopt`` names, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pluggy
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fxopt_core.passes.transformation import Transformation
 
 PROJECT = "fxopt"
 """The name of the entry-point group and of pluggy's project."""
 
-_Hook = TypeVar("_Hook", bound="Callable[..., Iterable[type[Transformation]] | Mapping[str, str]]")
+_Hook = TypeVar("_Hook", bound="Callable[..., Iterable[Callable[..., Any]] | Mapping[str, str]]")  # as classes are
 
 
 class _Marker(Protocol):
@@ -41,7 +43,7 @@ class _Marker(Protocol):
 
 
 hookspec: _Marker = pluggy.HookspecMarker(PROJECT)
-"""Marks the specification of a hook: the two methods of the protocols below."""
+"""Marks the specification of a hook: the methods of the protocols below."""
 
 hookimpl: _Marker = pluggy.HookimplMarker(PROJECT)
 """Marks a plugin's implementation of a hook."""
@@ -68,3 +70,31 @@ class PipelinesPlugin(Protocol):
 
         The text may use the passes of any plugin, and other named pipelines.
         """
+
+
+class LayersPlugin(Protocol):
+    """A module, or any other object, that offers layers: classes of modules that its passes put in."""
+
+    @hookspec
+    def fxopt_layers(self) -> Iterable[type[nn.Module]]:
+        """Return the classes of layers that files may name, of archives and reproducers.
+
+        Each is found by its module and name. A file from a stranger may hold one with any tensors and any plain data as
+        attributes, set without calling its constructor: its ``forward`` does nothing but compute.
+        """
+
+
+class FunctionsPlugin(Protocol):
+    """A module, or any other object, that offers functions: those that its passes let graphs call."""
+
+    @hookspec
+    def fxopt_functions(self) -> Iterable[Callable[..., Any]]:
+        """Return the functions and operators that the graphs of files may call.
+
+        Each is found by its module and name, or is an operator such as ``torch.ops.mine.scale``, which stands for all
+        of its overloads. A file from a stranger may call one with any arguments: it does nothing but compute.
+        """
+
+
+Plugin = TransformationsPlugin | PipelinesPlugin | LayersPlugin | FunctionsPlugin
+"""What implements a hook."""

@@ -9,22 +9,25 @@ import difflib
 import inspect
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import FunctionType, MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import pluggy
+from torch import nn
+from torch._ops import OpOverloadPacket
+from torch.fx import GraphModule
 
 from fxopt_core.errors import DuplicatePassError, PipelineSyntaxError, PluginLoadError, UnknownPassError
 from fxopt_core.naming import NAME, close_names, kebab_case
 from fxopt_core.passes.options import options_of
 from fxopt_core.passes.transformation import Transformation
-from fxopt_core.registry.hookspec import PROJECT, PipelinesPlugin, TransformationsPlugin
+from fxopt_core.registry.hookspec import PROJECT, FunctionsPlugin, LayersPlugin, PipelinesPlugin, TransformationsPlugin
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
 from fxopt_core.registry.watched import watched
-from fxopt_core.values.names import class_path
+from fxopt_core.values.names import class_path, describe, find, name_of
 
 ALLOW_LIST = "FXOPT_PLUGINS"
 """Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none."""
@@ -32,7 +35,7 @@ ALLOW_LIST = "FXOPT_PLUGINS"
 SHIPPED = ("fxopt", *(f"fxopt_{n}" for n in ("core", "linear", "norm", "arith", "onednn", "simplify", "quantize")))
 """Packages of fxopt with a plugin; distribution fxopt-linear, say, declares `fxopt_linear.plugin` as `linear`."""
 
-HOOKS = ("fxopt_transformations", "fxopt_pipelines")
+HOOKS = ("fxopt_transformations", "fxopt_pipelines", "fxopt_layers", "fxopt_functions")
 _MARK = "decorate it with @fxopt_core.hookimpl"
 
 
@@ -79,11 +82,13 @@ def _source_of(point: PluginEntryPoint) -> PluginSource:
 
 @dataclass(frozen=True)
 class PluginOffer:
-    """The passes and named pipelines that a plugin offers; two of them may still claim one name."""
+    """What a plugin offers; passes and named pipelines of two plugins may still claim one name."""
 
     source: PluginSource
     passes: tuple[PassInfo, ...]
     pipelines: Mapping[str, str] = field(hash=False)
+    layers: Mapping[str, type[nn.Module]] = field(hash=False)
+    functions: Mapping[str, Callable[..., Any]] = field(hash=False)
 
 
 class Offers:
@@ -99,6 +104,8 @@ class Offers:
         self.left_out, self.missing = tuple(sorted(found - allowed)), tuple(sorted(allowed - self.plugins))
         claims = _claims(offers)
         self.names = {name: found[0].item for name, found in sorted(claims.items()) if _settled(_sources(found))}
+        self.layers = MappingProxyType({path: cls for offer in offers for path, cls in offer.layers.items()})
+        self.functions = MappingProxyType({name: each for offer in offers for name, each in offer.functions.items()})
         self._contested = {name: claimed for name, claimed in claims.items() if len(claimed) > 1}
         self.failed = MappingProxyType(self._failures())
 
@@ -234,22 +241,51 @@ def pass_name(cls: type[Transformation]) -> str:
 
 
 def _read(plugin: object, source: PluginSource) -> PluginOffer:
-    passes: dict[type[Transformation], PassInfo] = {}
-    pipelines: dict[str, str] = {}
-    for hook, function in _implementations(plugin, source.name):
-        result = function()
-        if hook == "fxopt_transformations":
-            passes.update(_checked_passes(result, source))
-        else:
-            pipelines.update(_checked_pipelines(result))
-    return PluginOffer(source, tuple(passes.values()), pipelines)
+    results = {hook: function() for hook, function in _implementations(plugin, source.name)}
+    classes = _items("fxopt_transformations", results, "Transformation classes")
+    infos = {cls: _pass_info(cls, source) for cls in map(_checked_class, classes)}
+    return PluginOffer(
+        source,
+        tuple(infos.values()),
+        _checked_pipelines(results.get("fxopt_pipelines", {})),
+        dict(map(_checked_layer, _items("fxopt_layers", results, "classes of modules"))),
+        dict(map(_checked_function, _functions(results))),
+    )
 
 
-def _checked_passes(result: object, source: PluginSource) -> dict[type[Transformation], PassInfo]:
+def _items(hook: str, results: Mapping[str, object], expected: str) -> list[Any]:
+    result = results.get(hook, ())
     if not isinstance(result, Iterable) or isinstance(result, (str, bytes)):
-        found = f"hook fxopt_transformations returned {_described(result)}"
-        raise PluginLoadError(f"{found}, expected an iterable of Transformation classes")
-    return {cls: _pass_info(cls, source) for cls in map(_checked_class, result)}
+        raise PluginLoadError(f"hook {hook} returned {_described(result)}, expected an iterable of {expected}")
+    return list(result)
+
+
+def _checked_layer(item: object) -> tuple[str, type[nn.Module]]:
+    found = f"hook fxopt_layers gave {_described(item)}"
+    if not (isinstance(item, type) and issubclass(item, nn.Module)) or issubclass(item, GraphModule):
+        raise PluginLoadError(f"{found}, expected a subclass of torch.nn.Module, and none of GraphModule")
+    if find(class_path(item)) is not item:
+        raise PluginLoadError(f"{found}, which files cannot name; define it at the top of a module")
+    return class_path(item), item
+
+
+def _functions(results: Mapping[str, object]) -> Iterator[object]:
+    """Yield functions and operators; an operator is followed by its overloads, which are what most graphs call."""
+    for item in _items("fxopt_functions", results, "functions"):
+        yield item
+        if isinstance(item, OpOverloadPacket):
+            packet: Any = item
+            yield from (getattr(item, overload) for overload in packet.overloads())
+
+
+def _checked_function(item: object) -> tuple[str, Callable[..., Any]]:
+    if not callable(item) or isinstance(item, (type, nn.Module)):
+        raise PluginLoadError(f"hook fxopt_functions gave {_described(item)}, expected a function or an operator")
+    name = name_of(item)
+    if name is None:
+        found = f"hook fxopt_functions gave {describe(item)}"
+        raise PluginLoadError(f"{found}, which files cannot name; define it at the top of a module")
+    return name, item
 
 
 def _checked_class(item: object) -> type[Transformation]:
@@ -311,19 +347,20 @@ def _described(value: object) -> str:
 
 def _implementations(plugin: object, name: str) -> list[tuple[str, Callable[[], object]]]:
     manager = pluggy.PluginManager(PROJECT)  # of its own: a misspelt hook does not concern the other plugins
-    manager.add_hookspecs(TransformationsPlugin)
-    manager.add_hookspecs(PipelinesPlugin)
+    for specification in (TransformationsPlugin, PipelinesPlugin, LayersPlugin, FunctionsPlugin):
+        manager.add_hookspecs(specification)
     try:
         manager.register(plugin, name=name)
         manager.check_pending()
     except pluggy.PluginValidationError as error:
         wrong = ", ".join(line.strip() for line in str(error).splitlines()) + _close_hooks(plugin)
-        hooks = " and ".join(f"{hook}()" for hook in HOOKS)
-        raise PluginLoadError(f"{wrong}; the hooks are {hooks}, without parameters") from error
+        hooks = ", ".join(f"{hook}()" for hook in HOOKS)
+        raise PluginLoadError(f"{wrong}; the hooks, all without parameters, are {hooks}") from error
     found = [(hook, impl) for hook in HOOKS for impl in getattr(manager.hook, hook).get_hookimpls()]
     _check_the_rest_is_unused(plugin, set(HOOKS).difference(hook for hook, _ in found))
     if not found:
-        raise PluginLoadError(f"it has no hooks; define {' or '.join(HOOKS)} in it and {_MARK}{_close_hooks(plugin)}")
+        remedy = f"define one of {', '.join(HOOKS)} in it and {_MARK}"
+        raise PluginLoadError(f"it has no hooks; {remedy}{_close_hooks(plugin)}")
     for hook, impl in found:
         _check_can_be_called(plugin, hook, impl)
     return [(hook, impl.function) for hook, impl in found]

@@ -1,4 +1,4 @@
-"""The registry: which passes and named pipelines the installed plugins offer.
+"""The registry: which passes, named pipelines, layers and functions the installed plugins offer.
 
 Plugins are entry points of the group ``fxopt``. They are loaded on first use, one at a time, so that a broken one
 breaks nothing else: it is found in `Registry.failed`. Where two claim one name, neither gets it but for parts of fxopt.
@@ -10,21 +10,25 @@ import difflib
 import importlib.metadata
 import shutil
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
+
+from torch import nn
 
 from fxopt_core.errors import PluginLoadError, PreconditionError, RegistryError, UnknownPassError
 from fxopt_core.passes.compose import check_is_transformation
 from fxopt_core.passes.transformation import Transformation
-from fxopt_core.registry.hookspec import PROJECT, PipelinesPlugin, TransformationsPlugin
+from fxopt_core.registry.hookspec import PROJECT, Plugin
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import build_pipeline, format_pipeline
 from fxopt_core.registry.plugins import Offers, PluginEntryPoint, PluginSource, read_plugin, read_plugins
 from fxopt_core.text import text_table
+from fxopt_core.values.names import providers
 
 
 class Registry:
-    """The passes and named pipelines that plugins offer; `registry` gives the one of this process.
+    """What plugins offer: passes, named pipelines, layers, functions; `registry` gives the one of this process.
 
     Args:
         entry_points: the plugins; if None, those of all installed distributions.
@@ -62,6 +66,17 @@ class Registry:
     def pipelines(self) -> Mapping[str, str]:
         """Return all named pipelines by name, sorted."""
         return MappingProxyType({n: i for n, i in self._contents().names.items() if isinstance(i, str)})
+
+    def layers(self) -> Mapping[str, type[nn.Module]]:
+        """Return the layers that files may name besides those of ``torch.nn``, by ``"module:Class"``."""
+        return self._contents().layers
+
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the functions that files may name besides those of torch, by ``"module:name"``.
+
+        An operator goes by ``"torch:ops.namespace.name"``, and each of its overloads by ``".overload"`` behind that.
+        """
+        return self._contents().functions
 
     @property
     def failed(self) -> Mapping[str, PluginLoadError]:
@@ -126,7 +141,7 @@ class Registry:
         check_is_transformation(composition, "the pipeline to print")
         return format_pipeline(composition, self.info_of)
 
-    def register(self, plugin: TransformationsPlugin | PipelinesPlugin, name: str | None = None) -> None:
+    def register(self, plugin: Plugin, name: str | None = None) -> None:
         """Add a plugin that no entry point names; the allow-list does not matter to it.
 
         Args:
@@ -186,6 +201,9 @@ _PROCESS_REGISTRY = Registry()
 def registry() -> Registry:
     """Return the registry of this process; plugins are loaded when it is first asked for something."""
     return _PROCESS_REGISTRY
+
+
+providers.append(lambda: registry().functions())
 
 
 def _indented(rows: Sequence[Sequence[str]], columns: int = 0) -> list[str]:

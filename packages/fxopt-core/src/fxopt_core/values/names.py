@@ -164,14 +164,21 @@ def operator_path(value: object) -> list[str]:
     return ["higher_order", value.__name__] if isinstance(value, HigherOrderOperator) else []
 
 
+providers: list[Callable[[], object]] = []
+"""What to call for an operator that is not there yet: the registry, which imports the plugins."""
+
+
 def load_operator(*path: str) -> object:
     """Return the operator with this namespace, name and overload; an `FxoptError` if none is registered here."""
     found = _find_operator(path)
+    for provide in providers if not operator_path(found) else ():
+        provide()
+        found = _find_operator(path)
     if not operator_path(found):
         name = ".".join(path)
         raise FxoptError(
-            f"the graph calls operator torch.ops.{name}, which is not registered here; import the package that "
-            "registers it, then load again"
+            f"the graph calls operator torch.ops.{name}, which is not registered here; install the plugin that "
+            "has it, or import the package that registers it, then load again"
         )
     return found
 

@@ -28,7 +28,7 @@ from fxopt_core.values.forms import Form, ValueReader, ValueWriter
 from fxopt_core.values.names import IMPORTED, name_of
 from fxopt_rewrite.layers import plain_attributes
 from fxopt_rewrite.module_rows import check_targets, check_values, new_module, read_modules, write_modules
-from fxopt_rewrite.plain_names import PLAIN, layer_classes
+from fxopt_rewrite.plain_names import PLAIN, layer_class
 from fxopt_tools.inputs import Inputs
 
 _TRUST = "To import and {} what the file names, whatever it does, say trusted=True, if you trust whoever wrote the file"
@@ -97,12 +97,14 @@ class DataReader(ValueReader):
         """Return the class of modules of this name.
 
         Raises:
-            PreconditionError: It is not a class of modules, or not one of torch.nn in data that is not trusted.
+            PreconditionError: It is no class of modules, or, in data that is not trusted, neither one of torch.nn nor
+                one that a plugin offers.
         """
-        found = self.read({"name": name}) if self.trusted else layer_classes().get(name)
+        found = self.read({"name": name}) if self.trusted else layer_class(name)
         if not isinstance(found, type) or not issubclass(found, nn.Module):
             raise PreconditionError(
-                f"the reproducer uses modules of the class {name}, which is none of torch.nn. {_TRUST.format('run')}"
+                f"the reproducer uses modules of the class {name}, which is none of torch.nn, and none that a plugin "
+                f"offers. {_TRUST.format('run')}"
             )
         return found
 
