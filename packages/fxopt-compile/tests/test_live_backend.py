@@ -92,7 +92,7 @@ def test_model_compile_and_undo() -> None:
     calls = fxopt_compile.history()[0].calls
     agrees(net, net, x)
     assert fxopt_compile.history()[0].calls == calls
-    for function in (fxopt_compile.undo, fxopt_compile.history, fxopt_compile.refresh):
+    for function in (fxopt_compile.undo, fxopt_compile.history):
         with pytest.raises(PreconditionError, match=f"{function.__name__} is given a str, expected a model"):
             function("model")  # type: ignore[arg-type]  # on purpose
 

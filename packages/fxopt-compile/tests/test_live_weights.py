@@ -12,9 +12,11 @@ import pytest
 import torch
 from live_models import EVERYTHING, Attention, Net, agrees, compiled, images, network, same
 from torch import Tensor, nn
+from torch.utils import swap_tensors
 
 import fxopt_compile
 from fxopt_compile.backend import GRAPHS
+from fxopt_rewrite import refresh
 
 
 def step(net: Net, optimizer: torch.optim.Optimizer) -> None:
@@ -221,7 +223,26 @@ def test_numbers_that_leave_no_trace_are_seen_after_refresh() -> None:
     fast = compiled(net)
     agrees(fast, net, x)
     net.attention.q.weight.detach().view(-1).data[1:2].fill_(50.0)
-    fxopt_compile.refresh(net)
+    refresh(net)
+    agrees(fast, net, x)
+
+
+def test_tensors_can_be_swapped() -> None:
+    """Nothing refers weakly to parameters, which torch would refuse."""
+    net, x = network(), images()
+    fast = compiled(net)
+    agrees(fast, net, x)
+    assert not any(map(weakref.getweakrefs, (*net.parameters(), *net.buffers())))
+    weight = net.attention.q.weight
+    swap_tensors(weight, nn.Parameter(2 * weight.detach()))  # type: ignore[no-untyped-call]  # untyped in torch
+    agrees(fast, net, x)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        net.double()
+        agrees(fast, net, x.double())
+        net.float()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
     agrees(fast, net, x)
 
 
@@ -267,7 +288,7 @@ def test_nothing_outlives_the_model() -> None:
 
 
 def test_a_replaced_parameter_is_freed() -> None:
-    """What was made of it goes with it, without a call in between."""
+    """What was made of it goes with it at the next full collection, without a call in between."""
     net, x = network(), images()
     fast = compiled(net)
     agrees(fast, net, x)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fxopt_core import FxoptError
 from fxopt_quantize import QuantizedLinear, quantized_linear
 from fxopt_quantize.arithmetic import dequantized, quantized
+from fxopt_rewrite import refresh
 
 IN, OUT = 64, 96
 
@@ -257,3 +258,15 @@ def test_processors_without_wide_sums_round_to_seven_bits_by_rows(
     assert 30 < sqnr(layer(x), linear(x)) < 40
     x[0] *= 1000
     assert sqnr(layer(x)[1:], linear(x)[1:]) > 30
+
+
+def test_writes_past_torch_are_noticed(layer: QuantizedLinear) -> None:
+    """Through ``data``; of single numbers after `refresh`."""
+    x = torch.randn(4, IN)
+    layer(x)
+    for write in (lambda: layer.weight.data.neg_(), lambda: layer.scale.data.mul_(2)):
+        write()
+        assert sqnr(layer(x), layer._plain(x)) > 36
+    layer.weight.data.view(-1)[5::8] = 100
+    refresh(layer)
+    assert sqnr(layer(x), layer._plain(x)) > 36

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
 
-from fxopt_compile.binding import Binding, State, state_of
+from fxopt_compile.binding import Binding
 from fxopt_compile.comparison import check_same
 from fxopt_compile.lifting import Inputs, enables_gradients
 from fxopt_compile.settings import Settings
@@ -22,6 +25,7 @@ from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.records import Record, Refusal
 from fxopt_core.values.names import known_class
 from fxopt_rewrite.effects.analysis import Effects
+from fxopt_rewrite.watching import State, Watched, on_refresh, state_of
 
 Compiled = Callable[..., Any]
 _C = torch._C
@@ -95,7 +99,7 @@ class LiveGraph:
         self._others = sorted({*range(len(values))} - {*self._places}) if writes else []
         self._is_verified = not settings.verify
         self._enables_gradients, self._is_wrong = enables_gradients(graph_module), False
-        self._of = [weakref.ref(values[place]) for place in self._places]
+        self._of = Watched([values[place] for place in self._places])
 
     def compiled(self, values: Sequence[Any]) -> Compiled:
         """Return what dynamo is to call."""
@@ -203,7 +207,7 @@ class LiveGraph:
         """Return the rewritten graph for these weights, and keep it."""
         weights = self._inputs.weights
         tensors = [values[place] for place in self._places]
-        binding = Binding(self._graph_module, weights, tensors, self._passes, self.forget)
+        binding = Binding(self._graph_module, weights, tensors, self._passes)
         if self.settings.then == "inductor":
             only_inputs: dict[str, Any] = {"guard_filter_fn": _of_inputs}
             binding.call = torch.compile(_function(binding.call), backend="inductor", options=only_inputs)
@@ -214,19 +218,17 @@ class LiveGraph:
         """Drop what was made of a set of weights."""
         self._bindings = [each for each in self._bindings if each is not binding]
 
-    def forget_left(self) -> None:
-        """Drop what was made of weights that have other memory now."""
-        self._bindings = [each for each in self._bindings if not each.is_left()]
+    def forget_left(self, held: Mapping[int, int]) -> None:
+        """Drop what was made of weights that have other memory now, or that ``held`` counts the last holders of."""
+        self._bindings = [each for each in self._bindings if not each.is_left(held)]
 
-    def forget_weights(self, ids: set[int]) -> None:
+    def forget_weights(self, ids: Container[int]) -> None:
         """Drop what was made of tensors with these ids."""
         self._bindings = [each for each in self._bindings if not each.reads(ids)]
 
-    def is_of(self, ids: set[int]) -> bool:
-        """Return whether the graph was compiled, or is kept, for a tensor with one of these ids."""
-        alive = (reference() for reference in self._of)
-        first = any(tensor is not None and id(tensor) in ids for tensor in alive)
-        return first or any(binding.reads(ids) for binding in self._bindings)
+    def is_of(self, tensors: Mapping[int, Tensor]) -> bool:
+        """Return whether the graph was compiled, or is kept, for one of these tensors, which are given by id."""
+        return self._of.share_memory(tensors.values()) or any(each.reads(tensors) for each in self._bindings)
 
 
 def _of_inputs(guards: Sequence[Any]) -> list[bool]:
@@ -252,6 +254,27 @@ GRAPHS: weakref.WeakSet[LiveGraph] = weakref.WeakSet()
 
 
 def sweep() -> None:
-    """Drop what was made of weights that have other memory now, as after ``model.half()``."""
+    """Drop what was made of weights that have other memory now, as after ``.half()``, or that nobody else holds."""
+    graphs = list(GRAPHS)
+    held = Counter(id(each) for graph in graphs for binding in graph._bindings for each in binding.tensors)
+    for graph in graphs:
+        graph.forget_left(held)
+
+
+def _after_collection(phase: str, info: Mapping[str, int]) -> None:
+    """Sweep after each full garbage collection, which is what frees most models."""
+    if phase == "stop" and info["generation"] == _OLDEST:
+        with suppress(RuntimeError):  # another thread has added a graph meanwhile
+            sweep()
+
+
+_OLDEST = len(gc.get_threshold()) - 1
+gc.callbacks.append(_after_collection)
+
+
+@on_refresh
+def forget(model: nn.Module) -> None:
+    """Drop what was made of a model's weights."""
+    ids = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for graph in list(GRAPHS):
-        graph.forget_left()
+        graph.forget_weights(ids)

@@ -8,12 +8,10 @@ steps that the ledger records, which is how checkpoints of the original model ar
 
 from __future__ import annotations
 
-import ctypes
-import weakref
+import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import attrgetter, eq
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,46 +25,12 @@ from fxopt_core.errors import FxoptError
 from fxopt_core.ledger.history import history
 from fxopt_core.ledger.records import Record
 from fxopt_core.passes.transformation import Transformation
+from fxopt_rewrite.watching import Watched
 
 Run = Callable[..., Any]
 Values = Sequence[Any]
-State = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
-_version = attrgetter("_version")
-_Word = ctypes.c_uint64 * 1
-_SAMPLES = 4
-
-
-def state_of(tensors: Iterable[Tensor]) -> State:
-    """Return what is different once a tensor is another one, was written, or has other memory."""
-    found = tuple(tensors)
-    return tuple(map(id, found)), tuple(map(_version, found)), tuple(map(Tensor.data_ptr, found))
-
-
-class Samples:
-    """A few numbers of each weight in memory: ``weight.data.mul_(2)`` changes them, and no version.
-
-    They are read where they lie, which is safe as long as the weights have the memory that they had.
-    """
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._words = [_Word.from_address(place) for each in tensors for place in _places(each)]
-        self._values = b"".join(self._words)  # the fastest way to read many words: 30 ns each
-
-    def hold(self) -> bool:
-        """Return whether the numbers are what they were."""
-        return b"".join(self._words) == self._values
-
-
-def _places(tensor: Tensor) -> Iterator[int]:
-    words = tensor.numel() * tensor.element_size() // 8
-    dense = (
-        tensor.is_cpu
-        and tensor.layout is torch.strided
-        and (tensor.is_contiguous() or tensor.mT.is_contiguous() if tensor.dim() > 1 else tensor.is_contiguous())
-    )
-    if dense and words:
-        yield from (tensor.data_ptr() + 8 * place for place in {words * each // _SAMPLES for each in range(_SAMPLES)})
+(_ONE_HOLDER,) = map(sys.getrefcount, (object(),))  # and what counting itself holds
 
 
 class Binding:
@@ -77,12 +41,13 @@ class Binding:
         weights: the weights among its inputs.
         tensors: their values now.
         passes: the pipeline.
-        forget: is called once one of the weights is gone.
 
     Attributes:
         records: what the passes did.
         call: the rewritten graph.
         takes: the places of the inputs that it takes, in order.
+        tensors: the values of the weights that anything is made of. They are kept alive until `is_left` says that
+            nobody else does: a weak reference would tell at once, but ``torch.utils.swap_tensors`` fails with one.
     """
 
     def __init__(
@@ -91,7 +56,6 @@ class Binding:
         weights: Sequence[Weight],
         tensors: Sequence[Tensor],
         passes: Transformation,
-        forget: Callable[[Binding], None],
     ) -> None:
         with plainly():
             aliases = {weight: alias_of(tensor) for weight, tensor in zip(weights, tensors, strict=True)}
@@ -114,17 +78,9 @@ class Binding:
         self._weights = tuple(
             weights if not self._is_explained else [each for each in weights if each in read_by_passes]
         )
-        found = [tensor for weight, tensor in zip(weights, tensors, strict=True) if weight in self._weights]
-        this = weakref.ref(self)
-
-        def gone(_: object) -> None:
-            binding = this()
-            if binding is not None:
-                forget(binding)
-
-        self._references = [weakref.ref(tensor, gone) for tensor in found]
+        self.tensors = tuple(tensor for weight, tensor in zip(weights, tensors, strict=True) if weight in self._weights)
         self._own_places = tuple(weight.place for weight in self._weights)
-        self._made_of = self._noted(found)
+        self._made_of = Watched(self.tensors)
 
     def _find(self, by_id: Mapping[int, Weight]) -> None:
         """Note where weights are in layers, and which tensors the passes made."""
@@ -154,41 +110,37 @@ class Binding:
                 waiting += steps[label].sources
             seen.add(label)
 
-    def _noted(self, tensors: Sequence[Tensor]) -> _Made:
-        """Return of which weights all is made, if it is made of them now."""
-        aliases = [tensor.detach() for tensor in tensors]
-        return _Made(*state_of(tensors), Samples(tensors), {_memory(alias): alias for alias in aliases})
-
     def _own(self, values: Values) -> list[Any]:
         return [values[place] for place in self._own_places]
 
     def is_of(self, values: Values) -> bool:
         """Return whether the weights among a graph's inputs are the tensors that this was made for."""
-        return all(map(eq, map(id, self._own(values)), self._made_of.ids))
+        return self._made_of.are(self._own(values))
 
     def is_current(self, values: Values) -> bool:
         """Return whether they are, and have not changed since."""
-        tensors, made = self._own(values), self._made_of
-        return (
-            all(map(eq, map(id, tensors), made.ids))
-            and all(map(eq, map(_version, tensors), made.versions))
-            and all(map(eq, map(Tensor.data_ptr, tensors), made.pointers))
-            and made.samples.hold()
-        )
+        return self._made_of.hold(self._own(values))
 
     def shares_memory(self, values: Iterable[Tensor]) -> bool:
         """Return whether a tensor lies in the memory of a weight."""
-        return any(_memory(value) in self._made_of.memory for value in values)
+        return self._made_of.share_memory(values)
 
-    def is_left(self) -> bool:
-        """Return whether a weight has other memory now, so that what is kept of the former is of no use."""
-        tensors = [reference() for reference in self._references]
-        pairs = zip(tensors, self._made_of.pointers, strict=True)
-        return any(tensor is None or tensor.data_ptr() != pointer for tensor, pointer in pairs)
+    def is_left(self, held: Mapping[int, int]) -> bool:
+        """Return whether a weight has other memory now, or is held by bindings alone: what is made of it is of no use.
+
+        Args:
+            held: how many bindings hold each tensor, by id.
+        """
+        tensors: tuple[Any, ...] = self.tensors
+        counts = list(map(sys.getrefcount, tensors))
+        return self._made_of.have_moved(tensors) or any(
+            count - _ONE_HOLDER < held[id(each)] and each._use_count() == 1
+            for each, count in zip(tensors, counts, strict=True)
+        )
 
     def reads(self, ids: Container[int]) -> bool:
         """Return whether anything is made of a tensor with one of these ids."""
-        return any(each in ids for each in self._made_of.ids)
+        return any(id(each) in ids for each in self.tensors)
 
     def refresh(self, values: Values) -> bool:
         """Make everything again of the weights as they are; return whether that can be done and is finite."""
@@ -201,7 +153,7 @@ class Binding:
             return current[key].detach().contiguous() if key in current else None
 
         with plainly():
-            noted = self._noted(tensors)
+            noted = Watched(tensors)
             for table, name, weight in self._places:
                 table[name] = alias_of(current[weight.name])
             try:
@@ -213,20 +165,6 @@ class Binding:
                 return False
         self._made_of = noted
         return True
-
-
-class _Made(NamedTuple):
-    """Of which weights all is made."""
-
-    ids: tuple[int, ...]
-    versions: tuple[int, ...]
-    pointers: tuple[int, ...]
-    samples: Samples
-    memory: dict[int, Tensor]  # held, so that no other tensor gets its place
-
-
-def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _tensors_of(module: nn.Module) -> Iterator[Tensor]:

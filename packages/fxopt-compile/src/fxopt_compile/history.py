@@ -6,12 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from fxopt_compile.backend import GRAPHS, LiveGraph
 from fxopt_core.errors import PreconditionError
 from fxopt_core.ledger.records import Record, Refusal
 from fxopt_core.text import text_table
+from fxopt_rewrite.watching import refresh
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ def history(model: nn.Module | None = None) -> CompileHistory:
     Args:
         model: the model, compiled or not; None for all graphs of this process.
     """
-    ids = _ids_of(model, "history") if model is not None else None
-    graphs = sorted((graph for graph in GRAPHS if ids is None or graph.is_of(ids)), key=lambda graph: graph.number)
-    return CompileHistory(map(_history_of, graphs))
+    tensors = _tensors_of(model, "history") if model is not None else None
+    graphs = (graph for graph in GRAPHS if tensors is None or graph.is_of(tensors))
+    return CompileHistory(map(_history_of, sorted(graphs, key=lambda graph: graph.number)))
 
 
 def _history_of(graph: LiveGraph) -> GraphHistory:
@@ -109,16 +110,6 @@ def _history_of(graph: LiveGraph) -> GraphHistory:
         graph.name, graph.nodes, graph.pipeline, graph.records, graph.reason,
         graph.calls, graph.plain_calls, graph.refreshes,
     )  # fmt: skip
-
-
-def refresh(model: nn.Module) -> None:
-    """Drop all merged, folded, packed or quantized weights that were made of a model's; the next calls make them again.
-
-    It is for changes that leave no trace: single numbers written through NumPy or ``parameter.data``.
-    """
-    ids = _ids_of(model, "refresh")
-    for graph in list(GRAPHS):
-        graph.forget_weights(ids)
 
 
 def undo(model: nn.Module) -> nn.Module:
@@ -129,7 +120,7 @@ def undo(model: nn.Module) -> nn.Module:
     Raises:
         PreconditionError: It is no module.
     """
-    _ids_of(model, "undo")
+    _tensors_of(model, "undo")
     from torch._dynamo.eval_frame import OptimizedModule  # which loads dynamo
 
     refresh(model)
@@ -138,7 +129,7 @@ def undo(model: nn.Module) -> nn.Module:
     return model._orig_mod if isinstance(model, OptimizedModule) else model
 
 
-def _ids_of(model: nn.Module, caller: str) -> set[int]:
+def _tensors_of(model: nn.Module, caller: str) -> dict[int, Tensor]:
     if not isinstance(model, nn.Module):
         raise PreconditionError(f"{caller} is given a {type(model).__name__}, expected a model, compiled or not")
-    return {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    return {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fxopt_core import FxoptError
 from fxopt_quantize.arithmetic import dequantized
 from fxopt_rewrite.fast_paths import needs_gradient, runs_plainly
+from fxopt_rewrite.watching import Watched
 
 _ENGINES = ("x86", "fbgemm", "onednn")  # the first that torch was built with
 _ENGINE = threading.Lock()  # torch has one for all threads
@@ -74,30 +75,25 @@ class _Packing:
         halved: whether inputs are rounded to 7 bits.
     """
 
-    __slots__ = ("_made_of", "_places", "halved", "packed")
+    __slots__ = ("_made_of", "halved", "packed")
 
     def __init__(self) -> None:
         self.packed: Any = None
         self.halved = False
-        self._made_of: tuple[Tensor | None, ...] = (None, None, None)
-        self._places: tuple[int, ...] = ()
+        self._made_of: Watched | None = None
 
     def is_of(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> bool:
         """Return whether it was made of these tensors, which have not changed since."""
-        made_of = self._made_of
-        same = made_of[0] is weight and made_of[1] is scale and made_of[2] is bias
-        return same and self._places == _places(weight, scale, bias)
+        return self._made_of is not None and self._made_of.hold(_given(weight, scale, bias))
 
     def keep(self, packed: Any, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
         """Keep what was packed of these tensors."""
         self.packed, self.halved = packed, not has_wide_sums()
-        self._made_of, self._places = (weight, scale, bias), _places(weight, scale, bias)
+        self._made_of = Watched(_given(weight, scale, bias))
 
 
-def _places(weight: Tensor, scale: Tensor, bias: Tensor | None) -> tuple[int, ...]:
-    """Return numbers of which one changes with the values: versions and addresses."""
-    places = weight._version, weight.data_ptr(), scale._version, scale.data_ptr()
-    return places if bias is None else (*places, bias._version, bias.data_ptr())
+def _given(weight: Tensor, scale: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+    return (weight, scale) if bias is None else (weight, scale, bias)
 
 
 class QuantizedLinear(nn.Module):
@@ -203,9 +199,13 @@ class QuantizedLinear(nn.Module):
             self._packing = _Packing()
             return self._packing
 
+    def forget_derived(self) -> None:
+        """Drop the packed weight; the next call makes it again."""
+        self._packing = _Packing()
+
     def _pack(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> bool:
         """Pack the weight, where that is possible, and changes of it can be noticed; return whether it was."""
-        tensors = [tensor for tensor in (weight, scale, bias) if tensor is not None]
+        tensors = _given(weight, scale, bias)
         if engine() is None or not weight.numel() or any(each.is_inference() or not each.is_cpu for each in tensors):
             return False
         zeros = torch.zeros(len(scale), dtype=torch.int64)
@@ -224,7 +224,8 @@ class QuantizedLinear(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> QuantizedLinear:
         """Convert and move the bias, and move the scale, which stays in float32."""
-        scale, self._packing = self.scale, _Packing()
+        scale = self.scale
+        self.forget_derived()
         applied: QuantizedLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
         if self.scale.dtype != scale.dtype:
             self.scale = scale.to(self.scale.device)

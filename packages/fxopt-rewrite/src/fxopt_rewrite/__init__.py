@@ -31,6 +31,7 @@ from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, same_size,
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_rewrite.site_pass import ReversibleSitePass, Site, SitePass
 from fxopt_rewrite.speed import Ratio, Speedup, compare_speed, comparing_with, measured_speedup
+from fxopt_rewrite.watching import Watched, on_refresh, refresh
 
 __version__ = "0.1.0"
 
@@ -57,6 +58,7 @@ __all__ = [
     "TensorFacts",
     "TensorRef",
     "TrueDivision",
+    "Watched",
     "bare_module",
     "calls_of",
     "compare_speed",
@@ -67,6 +69,7 @@ __all__ = [
     "is_python_number",
     "measured_speedup",
     "mixed_flags_refusal",
+    "on_refresh",
     "operands_of",
     "provenance",
     "read_activation",
@@ -77,6 +80,7 @@ __all__ = [
     "read_layer_norm",
     "read_linear",
     "read_true_division",
+    "refresh",
     "same_size",
     "sharing_refusal",
     "tensor_facts",

@@ -1,15 +1,14 @@
 """`ShapeTables`: tensors that depend on sizes alone, computed once for each of the sizes that come along.
 
 Three kinds of input decide what they are. A ``size`` is a number, a shape, a dtype or a device, and counts by its
-value. A ``like`` tensor, as of ``ones_like(x)``, counts by shape, dtype and device. A ``buffer`` counts by identity,
-version and place in memory, so that loading, moving or writing it is noticed.
+value. A ``like`` tensor, as of ``ones_like(x)``, counts by shape, dtype and device. A ``buffer`` is watched, so that
+loading, moving or writing it is noticed.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from fxopt_rewrite.fast_paths import runs_plainly, runs_under_modes
 from fxopt_rewrite.module_rows import check_targets, check_values
 from fxopt_rewrite.plain_names import PLAIN
 from fxopt_rewrite.shapes.effort import BoundedRun
+from fxopt_rewrite.watching import Watched
 
 SIZE, LIKE, BUFFER = "size", "like", "buffer"
 _MOST_KEPT = 8
@@ -31,16 +31,6 @@ _LOCK = threading.Lock()
 _SIZES = (int, torch.Size, torch.dtype, torch.device)
 
 Tables = Tensor | tuple[Tensor, ...]
-
-
-class _Kept:
-    """What was computed for one set of inputs."""
-
-    __slots__ = ("buffers", "tables")
-
-    def __init__(self, tables: Tables, buffers: Sequence[Tensor]) -> None:
-        self.tables = tables
-        self.buffers = [weakref.ref(buffer) for buffer in buffers]
 
 
 class ShapeTables(nn.Module):
@@ -64,7 +54,7 @@ class ShapeTables(nn.Module):
 
     __slots__ = ("_kept", "_program")
 
-    _kept: dict[Hashable, _Kept]
+    _kept: dict[Hashable, tuple[Tables, Watched]]
     _program: GraphModule
 
     def __init__(self, graph: str, roles: tuple[str, ...]) -> None:
@@ -98,15 +88,16 @@ class ShapeTables(nn.Module):
             return self._compute(inputs)
         buffers = [value for role, value in zip(self.roles, inputs, strict=True) if role == BUFFER]
         kept = self._kept.get(key)
-        if kept is not None and all(ref() is buffer for ref, buffer in zip(kept.buffers, buffers, strict=True)):
-            return kept.tables
+        if kept is not None and kept[1].hold(buffers):
+            return kept[0]
+        watched = Watched(buffers)
         with torch.inference_mode(False), torch.no_grad():
             tables = self._compute(inputs)
         if _is_keepable(tables):
             with _LOCK:
                 while len(self._kept) >= _MOST_KEPT:
                     self._kept.pop(next(iter(self._kept)))
-                self._kept[key] = _Kept(tables, buffers)
+                self._kept[key] = tables, watched
         return tables
 
     def _compute(self, inputs: Sequence[Any]) -> Tables:
@@ -129,17 +120,21 @@ class ShapeTables(nn.Module):
             elif value.is_inference() or value.requires_grad:
                 return None
             else:
-                key.append((id(value), value._version, value.data_ptr(), value.shape, value.stride()))
+                key.append(id(value))
         return tuple(key)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes alone, to be copied and saved."""
         return dict(vars(self))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ShapeTables:
-        """Drop what is kept when the model is converted or moved: its buffers are others then."""
+    def forget_derived(self) -> None:
+        """Drop what is kept; the next call computes it again."""
         if hasattr(self, "_kept"):
             self._kept.clear()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ShapeTables:
+        """Drop what is kept when the model is converted or moved: its buffers are others then."""
+        self.forget_derived()
         applied: ShapeTables = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
         return applied
 

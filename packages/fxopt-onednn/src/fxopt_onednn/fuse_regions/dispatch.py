@@ -14,6 +14,7 @@ from fxopt_onednn.fuse_regions.fusible import regions_of
 from fxopt_onednn.fuse_regions.programs import Program, make_program
 from fxopt_onednn.fuse_regions.unchanged import Unchanged
 from fxopt_onednn.packing.packed_layer import runs_by_onednn
+from fxopt_rewrite.watching import on_refresh
 
 _MOST_PROGRAMS = 4
 _MOST_KINDS = 64
@@ -113,6 +114,14 @@ def run_region(graph_module: nn.Module, first: str, last: str, *values: Any) -> 
         _REGIONS[graph_module] = type(graph_module).forward, programs
     region = programs.get((first, last))
     return None if region is None else region.run(graph_module, values)
+
+
+@on_refresh
+def _forget_programs(module: nn.Module) -> None:
+    """Drop the programs of all graph modules in a model."""
+    for each in module.modules():
+        for region in _REGIONS.get(each, (None, {}))[1].values():
+            region.forget()
 
 
 def programs_of(graph_module: GraphModule) -> list[Callable[..., Any]]:

@@ -14,8 +14,8 @@ from torch.nn.modules import module as global_hooks
 
 from fxopt_onednn.operators import HOOKS
 from fxopt_onednn.packing.packed_layer import PackedLayer
+from fxopt_rewrite.watching import Watched
 
-_version = attrgetter("_version")
 _generation = attrgetter("generation")
 _FORWARD = repeat("forward")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
@@ -59,9 +59,7 @@ class Unchanged:
         self._hooks = [vars(module)[name] for module in modules for name in HOOKS]
         self._hooks += [getattr(global_hooks, name) for name in _GLOBAL_HOOKS]
         self._tensors = list({id(each): each for each in self._found if isinstance(each, Tensor)}.values())
-        self._versions = list(map(_version, self._tensors))
-        self._pointers = list(map(Tensor.data_ptr, self._tensors))
-        self._strides, self._sizes = list(map(Tensor.stride, self._tensors)), list(map(Tensor.size, self._tensors))
+        self._watched = Watched(self._tensors)
 
     def holds(self) -> bool:
         """Return whether everything is as before, without any hooks."""
@@ -69,10 +67,7 @@ class Unchanged:
             return (
                 all(map(is_, map(getitem, self._places, self._names), self._found))
                 and not any(self._hooks)
-                and all(map(eq, map(_version, self._tensors), self._versions))
-                and all(map(eq, map(Tensor.data_ptr, self._tensors), self._pointers))
-                and all(map(eq, map(Tensor.stride, self._tensors), self._strides))
-                and all(map(eq, map(Tensor.size, self._tensors), self._sizes))
+                and self._watched.hold(self._tensors)
                 and all(map(eq, map(_generation, self._packings), self._generations))
                 and all(map(is_, map(type, self._modules), self._types))
                 and not any(map(contains, self._owned, _FORWARD))

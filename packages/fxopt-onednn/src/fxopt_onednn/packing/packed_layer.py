@@ -5,7 +5,6 @@ It is made on the first run, again whenever the weight changes, and is never sav
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +22,7 @@ from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.journal.edits import Piece
 from fxopt_rewrite.legality import sharing_refusal, tensors_refusal
+from fxopt_rewrite.watching import Watched
 
 PlanT = TypeVar("PlanT")
 _MOST_PLANS = 64
@@ -39,7 +39,7 @@ class Packing(Generic[PlanT]):
         generation: how often `forget` was called.
     """
 
-    __slots__ = ("_bias", "_packed", "_place", "_version", "_weight", "generation", "plans")
+    __slots__ = ("_made_of", "_packed", "generation", "plans")
 
     def __init__(self) -> None:
         self.generation = 0
@@ -53,25 +53,17 @@ class Packing(Generic[PlanT]):
     def clear(self) -> None:
         """Drop everything."""
         self.plans: dict[tuple[int, ...], PlanT | None] = {}
-        self._weight: Callable[[], Tensor | None] = lambda: None
-        self._bias: Callable[[], Tensor | None] = lambda: None
-        self._version = -1
-        self._place: tuple[int, tuple[int, ...]] = (-1, ())
+        self._made_of: Watched | None = None
         self._packed: Tensor | None = None
 
     def packed(self, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Return the packed copy of a weight; None if there is none, or if weight or bias has changed."""
-        if self._weight() is not weight or self._bias() is not bias:
-            return None
-        if self._version == weight._version and self._place == (weight.data_ptr(), weight.stride()):
-            return self._packed
-        return None
+        same = self._made_of is not None and self._made_of.hold((weight,) if bias is None else (weight, bias))
+        return self._packed if same else None
 
     def keep(self, weight: Tensor, bias: Tensor | None, packed: Tensor) -> Tensor:
         """Keep the packed copy of a weight, and return it."""
-        self._bias = (lambda: None) if bias is None else weakref.ref(bias)
-        self._weight, self._version = weakref.ref(weight), weight._version
-        self._place = weight.data_ptr(), weight.stride()
+        self._made_of = Watched((weight,) if bias is None else (weight, bias))
         self._packed = packed
         return packed
 
@@ -133,6 +125,10 @@ class PackedLayer(nn.Module):
         """The activation of the result."""
         return Activation(*self._unary)
 
+    def forget_derived(self) -> None:
+        """Drop the packed copy, and what else was made of the weight; the next call makes it again."""
+        self.packing.forget()
+
     def by_torch(self) -> Callable[..., Tensor]:
         """Return a function that computes the same with torch's own, the current weights as constants."""
         raise NotImplementedError
@@ -143,7 +139,7 @@ class PackedLayer(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> PackedLayer:
         """Drop the packed copy when parameters are converted or moved."""
-        self.packing.forget()
+        self.forget_derived()
         applied: PackedLayer = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
         return applied
 
@@ -195,10 +191,11 @@ def _as_parameter(ref: TensorRef) -> nn.Parameter:
 
 
 def bias_fits(bias: Tensor | None, weight: Tensor) -> bool:
-    """Return whether a bias is safe for the operators, which do not check its size."""
+    """Return whether a bias is safe for the operators, which do not check its size, and can be watched."""
     if bias is None:
         return True
-    return bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and bias.is_cpu and bias.is_contiguous()
+    same = bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and bias.is_cpu
+    return same and bias.is_contiguous() and not bias.is_inference()
 
 
 def runs_by_onednn() -> bool:

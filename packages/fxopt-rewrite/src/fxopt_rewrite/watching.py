@@ -1,0 +1,126 @@
+"""What is made of weights (packed, merged, folded, quantized ones) is made again once they change.
+
+`Watched` answers whether tensors have changed; `refresh` is for the changes that nothing shows. No tensor is referred
+to, neither strongly, which would keep its memory, nor weakly, which makes ``torch.utils.swap_tensors`` fail.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from fxopt_core.errors import PreconditionError
+
+State = list[tuple[int, int, int, tuple[int, ...], torch.Size]]
+
+_SAMPLES, _WORD = 4, 8
+_is_gone: Callable[..., Any] = torch.UntypedStorage._expired
+
+
+def state_of(tensors: Iterable[Tensor]) -> State:
+    """Return what is different once a tensor is another one, was written, or has other memory or another form."""
+    return [(id(each), each._version, each.data_ptr(), each.stride(), each.shape) for each in tensors]
+
+
+class Watched:
+    """What tensors were at one moment: which ones, their versions, shapes, strides and memory, and a few numbers.
+
+    The numbers are read from the memory of dense CPU tensors, at four places of each: ``weight.data.mul_(2)`` and
+    writes by NumPy, DLPack or another process change them, and no version. Single numbers that are written so, in
+    another place, are not noticed (`refresh`). The check is made for each call: it takes about half a microsecond
+    for a tensor.
+
+    Args:
+        tensors: made outside of inference mode, and not of a class that hides its memory.
+
+    Raises:
+        RuntimeError: A tensor has no version, or no memory of its own.
+
+    >>> weight = nn.Parameter(torch.ones(4, 4))
+    >>> watched = Watched([weight])
+    >>> before = watched.hold([weight])
+    >>> _ = weight.data.mul_(2)
+    >>> before, watched.hold([weight]), watched.are([weight])
+    (True, False, True)
+    """
+
+    __slots__ = ("_numbers", "_references", "_state", "_storages", "_words")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._state = state_of(tensors)
+        # While a storage is referred to, even weakly, no other one gets its place, so that addresses tell them apart.
+        self._references: list[Any] = list(map(StorageWeakRef, map(Tensor.untyped_storage, tensors)))
+        self._storages: list[int] = [each.cdata for each in self._references]
+        self._words = [(ctypes.c_char * size).from_address(at) for each in tensors for at, size in _samples(each)]
+        self._numbers = b"".join(self._words)  # the fastest way to read many: 30 ns each
+
+    def hold(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether these are the tensors, and have not changed."""
+        same = state_of(tensors) == self._state and not any(map(_is_gone, self._storages))
+        return same and b"".join(self._words) == self._numbers  # read last: the memory is theirs
+
+    def are(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether these are the tensors, changed or not."""
+        return list(map(id, tensors)) == [each for each, *_ in self._state]
+
+    def have_moved(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether one of the tensors has other memory now."""
+        return [each.data_ptr() for each in tensors] != [pointer for _, _, pointer, *_ in self._state]
+
+    def share_memory(self, others: Iterable[Tensor]) -> bool:
+        """Return whether one of other tensors lies in the memory that one of the tensors had."""
+        return any(other.untyped_storage()._cdata in self._storages for other in others)
+
+
+def _samples(tensor: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield addresses of numbers, and how many bytes each takes."""
+    size = tensor.numel() * tensor.element_size()
+    if not tensor.is_cpu or tensor.layout is not torch.strided or not size:
+        return
+    transposed = tensor.mT if tensor.dim() > 1 else tensor
+    fills = size == tensor.untyped_storage().nbytes()
+    if fills or tensor.is_contiguous() or transposed.is_contiguous():
+        words = max(size // _WORD, 1)
+        for place in {words * each // _SAMPLES for each in range(_SAMPLES)}:
+            yield tensor.data_ptr() + _WORD * place, min(_WORD, size)
+
+
+Forget = Callable[[nn.Module], object]
+_FORGETTING: list[Forget] = []
+
+
+def on_refresh(forget: Forget) -> Forget:
+    """Call a function with each module that is given to `refresh`: for what is derived and kept outside of layers."""
+    _FORGETTING.append(forget)
+    return forget
+
+
+def refresh(module: nn.Module) -> None:
+    """Drop all that was made of weights, packed, merged, folded or compiled: the next call makes it again.
+
+    It is for changes that `Watched` cannot notice: single numbers written through NumPy, DLPack, ``parameter.data`` or
+    by another process. Layers are asked by their method ``forget_derived()``, if they have one; it takes nothing.
+
+    Args:
+        module: a graph module, a model that was compiled with the backend ``fxopt``, a model that holds some of these,
+            or a single layer.
+
+    Raises:
+        PreconditionError: It is no module.
+
+    >>> layer = nn.Linear(2, 2)  # has nothing to forget
+    >>> refresh(layer)
+    """
+    if not isinstance(module, nn.Module):
+        raise PreconditionError(f"refresh is given a {type(module).__name__}, expected a module: a model or a layer")
+    for each in module.modules():
+        forget: Any = getattr(each, "forget_derived", None)
+        if callable(forget):
+            forget()
+    for also in _FORGETTING:
+        also(module)
