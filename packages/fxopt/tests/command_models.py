@@ -45,6 +45,12 @@ def attention() -> tuple[nn.Module, tuple[Tensor]]:
     return seeded(), (torch.linspace(-1, 1, 80).reshape(2, 5, 8),)
 
 
+def six_layers() -> tuple[nn.Module, tuple[Tensor]]:
+    """Return a model with two sites for `MergeLinears`."""
+    _, inputs = attention()
+    return nn.Sequential(seeded(), nn.Linear(4, 8), seeded()).eval(), inputs
+
+
 def by_name() -> tuple[nn.Module, tuple[()], dict[str, Tensor]]:
     """Return a model with its input by name."""
     return seeded(), (), {"x": torch.ones(2, 5, 8)}

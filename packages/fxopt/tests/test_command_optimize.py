@@ -105,6 +105,48 @@ class TestAnswer:
         assert "not verified" in fxopt("optimize", ATTENTION, "-o", out, "--no-verify").stdout
         assert fxopt_json("optimize", ATTENTION, "-o", out, "--no-verify", "--force")["verification"] is None
 
+    def test_sites_are_summarised_unless_all_are_wanted(self, out: Path) -> None:
+        arguments = ("optimize", "command_models:six_layers", "-p", "merge-linears", "-o", out, "--force")
+        summary = fxopt(*arguments).stdout
+        assert summary.count("-> q_k_v_merged") == 1
+        assert "and 1 more site" in summary
+        assert fxopt(*arguments, "--verbose").stdout.count("-> q_k_v_merged") == 2
+
+    def test_quiet(self, out: Path) -> None:
+        result = fxopt("optimize", ATTENTION, "-o", out, "--quiet")
+        assert (result.stdout, result.stderr) == ("", "")
+        load(out)
+        assert fxopt("optimize", ATTENTION, "-o", out, "--quiet", code=3).stderr.startswith("error: ")
+
+
+class TestReports:
+    """A report is written after the archive, and costs none."""
+
+    @pytest.mark.parametrize(("place", "words"), [("report_on", "the report"), ("_times", "measuring")])
+    def test_one_that_fails(self, place: str, words: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*arguments: Any, **options: Any) -> None:
+            raise ValueError("two\nlines")
+
+        monkeypatch.setattr(f"fxopt.commands.optimized.{place}", broken)
+        page = out.with_suffix(".html")
+        arguments = ("optimize", ATTENTION, "-o", out, "--report", page, "--times", "--force")
+        result = fxopt(*arguments, code=10)
+        assert result.stderr == f"error: {out} is saved, but {words} failed: ValueError: two lines\n"
+        assert "sites rewritten" in result.stdout
+        load(out)
+        assert not page.exists()
+        data = fxopt_json(*arguments, code=10)
+        assert data["report"] is None
+        assert data["problem"] in result.stderr
+
+    def test_one_that_cannot_be_written(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*arguments: Any, **options: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_text", full)
+        assert "No space left" in fxopt("optimize", ATTENTION, "-o", out, "--report", f"{out}.html", code=10).stderr
+        load(out)
+
 
 class TestDemands:
     def test_met(self, out: Path) -> None:

@@ -86,6 +86,26 @@ def test_layouts_have_no_overlaps(graph: tuple[list[str], Edges, dict[str, float
     check(lay_out(rows, edges, widths), rows, edges, widths)
 
 
+@given(graph=graphs(), steps=st.lists(st.integers(1, FURTHEST + 2), min_size=30, max_size=30), igraph=st.booleans())
+@settings(max_examples=60)
+def test_rows_may_be_empty(graph: tuple[list[str], Edges, dict[str, float]], steps: list[int], igraph: bool) -> None:
+    """As they are in one of two graphs that share their rows, with edges that cross them and are not drawn."""
+    names, edges, widths = graph
+    close = rows_of(names, edges, frozenset())
+    assert close is not None
+    rows = {name: sum(steps[: row + 1]) for name, row in close.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        if not igraph:
+            patch.setattr(places, "_igraph", lambda: None)
+        check(lay_out(rows, edges, widths), rows, edges, widths)
+
+
+def test_an_edge_that_is_not_drawn_leaves_rows_empty() -> None:
+    laid = lay_out({"a": 0, "b": FURTHEST + 1}, [("a", "b")], {"a": 80.0, "b": 80.0})
+    assert laid.far == (("a", "b"),)
+    assert laid.places["a"][0] == laid.places["b"][0]
+
+
 def test_both_ways_give_layouts_of_the_same_kind(engine: str) -> None:
     numbers = random.Random(0)
     names = [f"n{i}" for i in range(120)]

@@ -30,6 +30,8 @@ class ExitCode(IntEnum):
     """There is nothing to undo, or it cannot be undone."""
     NOTHING_FOUND = 9
     """No culprit was found, or the failure of a reproducer did not happen."""
+    REPORT = 10
+    """The archive is saved, but the report, or measuring for it, failed."""
     INTERRUPTED = 130
     """Interrupted from the keyboard."""
     TERMINATED = 143

@@ -77,7 +77,8 @@ def _root(
     """Fewer and faster operations in PyTorch graphs, with proof.
 
     Every command takes --json, for scripts. Exit codes: 0 done, 2 wrong command line, 3 file or factory, 4 capture,
-    5 pass failed, 6 demand not met, 7 numbers differ, 8 cannot be undone, 9 nothing found, 130 interrupted.
+    5 pass failed, 6 demand not met, 7 numbers differ, 8 cannot be undone, 9 nothing found, 10 saved but no report,
+    130 interrupted.
     """
 
 

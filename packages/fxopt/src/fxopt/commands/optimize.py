@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fxopt.commands.answer import Answer, answer
 from fxopt.commands.checks import check_dynamic, check_pipeline, check_sources
+from fxopt.commands.failures import ExitCode
 from fxopt.commands.parameters import (
     AtolOption,
     DeviceOption,
@@ -25,7 +26,11 @@ from fxopt.commands.parameters import (
     SourceArgument,
     SqnrOption,
 )
+from fxopt.commands.show_history import VerboseOption, history_lines
 from fxopt.commands.terminal import Terminal
+
+if TYPE_CHECKING:
+    from fxopt_tools import VerificationReport
 
 OutOption = Annotated[
     str,
@@ -68,6 +73,7 @@ ReproducersOption = Annotated[
         help="Where to write a reproducer if a pass fails, for `fxopt reproduce`; OUT.reproducers by default.",
     ),
 ]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
 def optimize(
@@ -91,11 +97,14 @@ def optimize(
     reproducers: ReproducersOption = None,
     force: ForceOption = False,
     run_pickled_code: PickleOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Optimize a model, verify the result, and save it.
 
-    No archive is written if a pass fails, a demand is not met, or the numbers differ.
+    No archive is written if a pass fails, a demand is not met, or the numbers differ. A report that cannot be written
+    costs no archive.
     """
 
     def work(terminal: Terminal) -> Answer:
@@ -126,23 +135,27 @@ def optimize(
             dynamic=varying,
             times=times,
         )
-        with terminal.steps(6 + (page is not None) + times) as step:
+        with terminal.steps(6 + (page is not None) + times, hidden=quiet) as step:
             from fxopt.commands.optimized import optimized
             from fxopt_core import registry
 
             chosen = None if pipeline is None else registry().pipeline(pipeline)
-            data, text = optimized(step, job, chosen, path, page)
-        return Answer(data, lambda terminal: _show(terminal, data, text))
+            data, verification = optimized(step, job, chosen, path, page)
+        if data["problem"] is not None:
+            terminal.error(data["problem"])
+        code = ExitCode.DONE if data["problem"] is None else ExitCode.REPORT
+        return Answer(data, lambda terminal: None if quiet else _show(terminal, data, verification, verbose), code)
 
     answer(work, as_json=as_json)
 
 
-def _show(terminal: Terminal, data: dict[str, Any], text: str) -> None:
+def _show(terminal: Terminal, data: dict[str, Any], verification: VerificationReport | None, verbose: bool) -> None:
     from fxopt.reporting.comparison import kinds_text
     from fxopt.reporting.tables import bytes_text
     from fxopt_tools.verification.report import counted
 
-    terminal.print(text)
+    terminal.raw("\n".join(history_lines(data["passes"], verbose)))
+    terminal.print(f"\n{verification or 'not verified'}\n")
     rewritten = sum(len(record["rewritten"]) for record in data["passes"])
     if not rewritten:
         terminal.print("no site was rewritten", style="yellow")

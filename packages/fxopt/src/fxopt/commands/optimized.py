@@ -1,4 +1,4 @@
-"""What `fxopt optimize` does: read, capture, transform, verify, save, report."""
+"""What `fxopt optimize` does: read, capture, transform, verify, save; then measure and report."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _ROUNDS = 30
 
 def optimized(
     step: Steps, job: Job, transformation: Transformation | None, path: Path, page: Path | None
-) -> tuple[dict[str, Any], str]:
-    """Optimize a model and save it.
+) -> tuple[dict[str, Any], VerificationReport | None]:
+    """Optimize a model and save it; measure and report after that, so that what fails there costs no result.
 
     Args:
         step: announces steps.
@@ -43,10 +43,10 @@ def optimized(
         page: where to save the report; None for no report.
 
     Returns:
-        What was done, for scripts, and the history and the verification as text.
+        What was done, for scripts, with what failed after saving under "problem"; and the verification.
 
     Raises:
-        CommandError: Anything that goes wrong; then nothing is saved.
+        CommandError: Anything that goes wrong before the archive is saved; then nothing is saved.
     """
     step("reading")
     wanted = Wanted.read(job.dtype, job.device, job.dynamic)
@@ -65,29 +65,38 @@ def optimized(
         Demands(expect=job.expect, strict=job.strict).check(transformation.name, records)
     step("verifying")
     verification = _verified(source, graph_module, calls, job) if job.verify else None
-    times = _times(step, source, graph_module, calls[0], job.seed) if job.times else None
-    # The ledger knows the graph before the passes of earlier commands.
-    former = None if known else drawn
-    report = None if page is None else _drawn(step, source, graph_module, verification, seen, former, times)
     step("saving")
     write = write_graph if path.suffix == ".pt2" else partial(write_folder, source=job.source)
-    data = {
+    data: dict[str, Any] = {
         "source": job.source,
         "pipeline": _pipeline_text(transformation, job.pipeline or transformation.name),
         "passes": passes_data(graph_module, known),
         "before": before,
         "after": size_data(graph_module),
         "operations": kinds_between(drawn, DrawnGraph.of(graph_module)),
-        "times": times,
+        "times": None,
         "verification": None if verification is None else report_data(verification),
         "output": str(path),
         "bytes": write(graph_module, path, calls[0], keep_history=job.history),
-        "report": None if page is None else str(page),
+        "report": None,
+        "problem": None,
     }
-    if page is not None and report is not None:
-        with blaming(ExitCode.FILE):
-            report.save(page, force=True)
-    return data, f"{records}\n\n{verification or 'not verified'}\n"
+    doing = "measuring"
+    try:
+        if job.times:
+            step(doing)
+            data["times"] = _times(source, graph_module, calls[0], job.seed)
+        doing = "the report"
+        if page is not None:
+            step("drawing")
+            # The ledger knows the graph before the passes of earlier commands.
+            former = None if known else drawn
+            _drawn(source, graph_module, verification, seen, former, data["times"]).save(page, force=True)
+            data["report"] = str(page)
+    except Exception as error:  # whatever it is, the archive is there
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        data["problem"] = f"{path} is saved, but {doing} failed: {reason}"
+    return data, verification
 
 
 def _transformed(
@@ -117,18 +126,13 @@ def _verified(source: Source, graph_module: GraphModule, calls: list[Inputs], jo
     return found
 
 
-def _times(
-    step: Steps, source: Source, graph_module: GraphModule, inputs: Inputs, seed: int
-) -> dict[str, tuple[float, ...]]:
+def _times(source: Source, graph_module: GraphModule, inputs: Inputs, seed: int) -> dict[str, tuple[float, ...]]:
     """Return the seconds of calls of SOURCE as it is and of the result, measured in the same rounds."""
-    step("measuring")
-    with blaming(ExitCode.FILE):
-        found = Sampler(inputs, rounds=_ROUNDS, seed=seed).measure(source.model, graph_module)
+    found = Sampler(inputs, rounds=_ROUNDS, seed=seed).measure(source.model, graph_module)
     return {name: times.seconds for name, times in zip(("original", "transformed"), found, strict=True)}
 
 
 def _drawn(
-    step: Steps,
     source: Source,
     graph_module: GraphModule,
     verification: VerificationReport | None,
@@ -136,19 +140,15 @@ def _drawn(
     before: DrawnGraph | None,
     times: Mapping[str, Sequence[float]] | None,
 ) -> Report:
-    step("drawing")
-    title = f"{source.text} after fxopt"
-    report = report_on(
+    return report_on(
         source.model,
         graph_module,
-        title=title,
+        title=f"{source.text} after fxopt",
         verification=verification,
         observation=seen,
         before=before,
         speed=times,
     )
-    report.html  # noqa: B018  # made now, so that nothing is saved if that fails
-    return report
 
 
 def _bisecting(job: Job) -> str:

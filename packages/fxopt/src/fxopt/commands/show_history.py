@@ -39,7 +39,7 @@ def show_history(
         data = None if run_pickled_code else read_history(archive_path(archive))
         if data is None:
             data = _loaded_history(terminal, archive, run_pickled_code)
-        return Answer(data, lambda terminal: terminal.raw("\n".join(_lines(data["passes"], verbose))))
+        return Answer(data, lambda terminal: terminal.raw("\n".join(history_lines(data["passes"], verbose))))
 
     answer(work, as_json=as_json)
 
@@ -56,7 +56,13 @@ def _loaded_history(terminal: Terminal, archive: str, run_pickled_code: bool) ->
         return data
 
 
-def _lines(entries: Sequence[Mapping[str, Any]], verbose: bool) -> Iterator[str]:
+def history_lines(entries: Sequence[Mapping[str, Any]], verbose: bool) -> Iterator[str]:
+    """Yield a history as lines of text.
+
+    Args:
+        entries: its passes, as `History.to_json` has them.
+        verbose: whether to list every site, and passes that did nothing; else the first site of each kind.
+    """
     shown = [entry for entry in entries if verbose or _did_something(entry)]
     if shown:
         heading, *rows = columns([_HEADINGS, *map(_cells, shown)], right=_NUMBERS)

@@ -65,15 +65,16 @@ class Terminal:
         self.err = Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
-    def steps(self, count: int) -> Iterator[Steps]:
+    def steps(self, count: int, *, hidden: bool = False) -> Iterator[Steps]:
         """Show the progress of the ``with`` block on standard error where that is a terminal.
 
         Args:
             count: how many steps there are, the first included, which loads torch.
+            hidden: whether not to show it in a terminal either.
         """
         columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn()
         times = TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("left")
-        quiet = not self.err.is_terminal
+        quiet = hidden or not self.err.is_terminal
         with Progress(
             *columns, *times, console=self.err, transient=True, redirect_stdout=False, disable=quiet
         ) as progress:

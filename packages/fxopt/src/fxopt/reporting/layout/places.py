@@ -50,7 +50,7 @@ def lay_out(rows: Mapping[str, int], edges: Iterable[tuple[str, str]], widths: M
     """Lay out a graph.
 
     Args:
-        rows: the row of each node.
+        rows: the row of each node; rows between may be empty.
         edges: pairs of a node and one in a later row.
         widths: the width of each node.
 
@@ -194,7 +194,7 @@ class _Grid:
 
     def _spread(self, layer: Sequence[int], wanted: Sequence[float], xs: list[float]) -> None:
         """Place a row as close as possible to what is wanted, without overlaps: isotonic regression."""
-        offsets = [0.0]
+        offsets = [0.0] if layer else []  # a row is empty where all edges that cross it are too long to be drawn
         for one, other in pairwise(layer):
             bends = one >= self.nodes and other >= self.nodes
             offsets.append(
