@@ -6,6 +6,7 @@ import copy
 import html
 import pickle
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -17,11 +18,15 @@ from torch.fx import GraphModule, Node
 from fxopt.reporting.drawn import DrawnGraph
 from fxopt.reporting.pictures import Picture, picture
 from fxopt_arith.true_division import ChangeTrueDivToMulByInverse
+from fxopt_capture.archive.files import load, save
+from fxopt_capture.capture import capture
 from fxopt_core.errors import PreconditionError
 from fxopt_core.graph import iter_nodes
+from fxopt_core.ledger.history import history
 from fxopt_core.passes.compose import compose
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.passes.undo import undo
+from fxopt_core.registry.registry import registry
 from fxopt_linear.fuse_bias import FuseBiasInLinear
 from fxopt_linear.merge_linears import MergeLinears
 from fxopt_norm.convolutions import FuseBatchNorm2dInConv2d
@@ -301,3 +306,16 @@ def test_dot_names_what_is_before_and_after(small: tuple[GraphModule, GraphModul
 
 def test_a_picture_is_one_of_the_public_names() -> None:
     assert isinstance(picture(traced(Small())), Picture)
+
+
+def test_region_programs_leave_the_graph_as_it_is(tmp_path: Path) -> None:
+    """Their pass has no journal, as it changes nothing but generated code."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1)).eval()
+    captured = capture(model, torch.randn(2, 3, 8, 8))
+    before = DrawnGraph.of(captured)
+    save(registry().pipeline("cpu-inference")(captured), tmp_path / "fast.pt2")
+    for graph_module in (captured, load(tmp_path / "fast.pt2")):
+        assert any(record.pass_name == "fuse-regions" and record.changed for record in history(graph_module))
+        drawn = picture(graph_module)
+        assert drawn.notes == ()
+        assert same_graph(drawn.before, before)
