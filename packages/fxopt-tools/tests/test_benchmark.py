@@ -405,3 +405,55 @@ def test_where_nothing_is_faster_the_model_is_left_alone() -> None:
     found = compare_pipelines(model(a=1.0), {"kept": Keep(), "double": Double()}, X, rounds=8, clock=CLOCK)
     assert found.best(exact=False) is None
     assert str(found).splitlines()[-1].startswith("leave the model as it is")
+
+
+class Rounded(Scale):
+    """Adds a thousandth, and is faster by a factor."""
+
+    preserves_computation = False
+    promised_sqnr = 20.0
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.speed = factor
+
+    def rewrite(self, site: Layer, edit: Editor) -> None:
+        old: Any = edit.index.module_of(site.node)
+        full = str(site.node.target)
+        name = edit.add_module(full, f"{full}_rounded", Rough(old.cost / self.speed))
+        edit.replace(site.node, edit.call_module(name, *site.node.args, before=site.node, like=[site.node]))
+        edit.drop_module(full, {})
+
+
+class Rough(Work):
+    def forward(self, x: Tensor) -> Tensor:
+        CLOCK.spend(self.cost)
+        return x + 0.001
+
+
+class TestApproximations:
+    """They are advised only where they beat the best exact pipeline."""
+
+    def test_one_that_is_as_fast_is_not(self) -> None:
+        CLOCK.noise = 0.02
+        ways = {"exact": Halve(), "rough": Rounded(2.02)}
+        found = compare_pipelines(model(a=1.0), ways, X, rounds=30, clock=CLOCK)
+        exact, rough = found.candidates
+        assert rough.speedup is not None
+        assert rough.speedup.median > 1.9
+        assert found.best(exact=False) == found.best(exact=True) == exact
+        assert str(found).splitlines()[-1] == "take exact"
+
+    def test_one_that_is_faster_is_with_its_accuracy(self) -> None:
+        found = compare_pipelines(model(a=1.0), {"exact": Halve(), "rough": Rounded(3.0)}, X, rounds=8, clock=CLOCK)
+        best = found.best(exact=False)
+        assert best is not None
+        assert best.name == "rough"
+        assert str(found).splitlines()[-1] == ("take exact; rough is 1.50 times as fast as that, with an SQNR of 60 dB")
+
+    def test_one_that_is_alone(self) -> None:
+        found = compare_pipelines(model(a=1.0), {"kept": Keep(), "rough": Rounded(2.0)}, X, rounds=8, clock=CLOCK)
+        assert str(found).splitlines()[-1] == (
+            "leave the model as it is: no exact pipeline makes it faster; rough is 2.00 times as fast, with an SQNR of "
+            "60 dB"
+        )

@@ -158,6 +158,7 @@ class Candidate:
         verification: how the result differs from the original's; None if a pass failed.
         problem: why it cannot be used: a pass failed, or the result differs; None if it can.
         exact: whether all of its passes preserve the computation.
+        times: what was measured; None if it cannot be used.
     """
 
     name: str
@@ -165,6 +166,7 @@ class Candidate:
     verification: VerificationReport | None
     problem: str | None
     exact: bool
+    times: Times | None = None
 
     @property
     def sqnr_db(self) -> float | None:
@@ -188,14 +190,24 @@ class Comparison:
     candidates: tuple[Candidate, ...]
 
     def best(self, *, exact: bool) -> Candidate | None:
-        """Return the pipeline that gains the most beyond noise, among the exact ones or all; None if none does."""
-        best, gain = None, 1.0
-        for each in self.candidates:
-            if each.speedup is None or each.exact < exact or each.speedup.against(self.noise) != "faster":
-                continue
-            if each.speedup.median > gain:
-                best, gain = each, each.speedup.median
-        return best
+        """Return the pipeline to take, of the exact ones or of all; None if none is faster than the original.
+
+        One that approximates is taken only if it is faster than the best exact one, too, beyond noise.
+        """
+        faster = [each for each in self.candidates if self._gain(each, None) > 1.0]
+        best = max((each for each in faster if each.exact), key=lambda each: self._gain(each, None), default=None)
+        if exact:
+            return best
+        ahead = [each for each in faster if not each.exact and self._gain(each, best) > 1.0]
+        return max(ahead, key=lambda each: self._gain(each, best), default=best)
+
+    def _gain(self, candidate: Candidate, other: Candidate | None) -> float:
+        """Return how many times as fast a candidate is as another one, or as the original; 1 if within noise."""
+        base = self.original if other is None else other.times
+        if base is None or candidate.times is None:
+            return 1.0
+        ratio = Ratio.of(base, candidate.times)
+        return ratio.median if ratio.against(self.noise) == "faster" else 1.0
 
     def __str__(self) -> str:
         """Return a table, and which pipeline to take."""
@@ -207,7 +219,9 @@ class Comparison:
         best, fastest = self.best(exact=True), self.best(exact=False)
         advice = "leave the model as it is: no exact pipeline makes it faster" if best is None else f"take {best.name}"
         if fastest is not None and not fastest.exact:
-            advice += f"; {fastest.name} if its accuracy is enough"
+            than = "" if best is None else " as that"
+            advice += f"; {fastest.name} is {self._gain(fastest, best):.2f} times as fast{than}"
+            advice += "" if fastest.sqnr_db is None else f", with an SQNR of {fastest.sqnr_db:.0f} dB"
         head = f"original: {self.original}; two copies of it differ by {self.noise:.1%}"
         return "\n".join([head, "", *text_table(rows, right=(1, 3)), "", advice])
 
@@ -254,8 +268,11 @@ def compare_pipelines(
         advance(len(tried), len(ways) + 1)
     usable = [made for made, candidate in tried if candidate.problem is None]
     first, again, *others = sampler.measure(original, faithful_copy(original), *usable)
-    speeds = iter([Ratio.of(first, times) for times in others])
-    found = [replace(each, speedup=next(speeds)) if each.problem is None else each for _, each in tried]
+    measured = iter(others)
+    found = [
+        replace(each, times=(times := next(measured)), speedup=Ratio.of(first, times)) if each.problem is None else each
+        for _, each in tried
+    ]
     advance(len(ways) + 1, len(ways) + 1)
     return Comparison(first, noise_of(Ratio.of(first, again)), tuple(found))
 

@@ -100,9 +100,10 @@ def _data(measured: Benchmark) -> dict[str, Any]:
 
 
 def _table_data(found: Comparison) -> dict[str, Any]:
-    best = found.best(exact=True)
+    best, fastest = found.best(exact=True), found.best(exact=False)
     return {
         "best": None if best is None else best.name,
+        "best_of_all": None if fastest is None else fastest.name,
         "noise": found.noise,
         "original": _times_data(found.original),
         "pipelines": [
