@@ -45,16 +45,18 @@ def test_minilm_as_a_folder_is_used_where_the_original_was(tmp_path: Path) -> No
     assert data["output"] == str(fast)
     names = {path.name for path in fast.iterdir()}
     assert {"config.json", "model.pt2", "tokenizer.json", "tokenizer_config.json", "vocab.txt"} <= names
-    assert "model.safetensors" not in names
+    assert not {"model.safetensors", "modules.json"} & names, "modules.json names folders that are not copied"
 
     tokenizer, model = transformers.AutoTokenizer.from_pretrained(fast), fxopt.load(fast / "model.pt2")
     config: Any = model.config
     assert config.hidden_size == transformers.AutoConfig.from_pretrained(fast).hidden_size == 384
     tokens = tokenizer(["A man eats pasta.", "Someone has spaghetti for lunch"], padding=True, return_tensors="pt")
     with torch.inference_mode():
-        found = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state
-        expected = transformers.AutoModel.from_pretrained(original)(**tokens).last_hidden_state
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        for given in (dict(tokens), {"input_ids": tokens["input_ids"]}):
+            found = model(**given).last_hidden_state
+            expected = transformers.AutoModel.from_pretrained(original)(**given).last_hidden_state
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert {"input_ids", "token_type_ids", "attention_mask"} == set(tokens)
 
     assert [entry["pass"] for entry in command("history", fast)["passes"]] == ["merge-linears"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fast", "minilm"]

@@ -156,8 +156,8 @@ def test_calls_as_the_model_takes_them(bert: nn.Module, traced: GraphModule) -> 
 
 def test_calls_that_the_graph_is_not_valid_for(traced: GraphModule) -> None:
     inputs = example(["input_ids", "attention_mask"], 3, 7)
-    with pytest.raises(CaptureError, match="needs `attention_mask`"):
-        traced(inputs["input_ids"])
+    with pytest.raises(CaptureError, match="needs `input_ids`"):
+        traced(attention_mask=inputs["attention_mask"])
     with pytest.raises(CaptureError, match="captured without `token_type_ids`"):
         traced(**inputs, token_type_ids=torch.zeros(3, 7, dtype=torch.int64))
     with pytest.raises(CaptureError, match="captured without `output_attentions`"):

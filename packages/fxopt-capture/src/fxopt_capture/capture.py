@@ -33,6 +33,7 @@ from fxopt_capture.graph.raising import raise_layers
 from fxopt_capture.graph.regions import hidden_note
 from fxopt_capture.graph.shells import attribute, owner_of, registered, shell_tree
 from fxopt_capture.graph.tidy import place_attributes, tidy
+from fxopt_capture.huggingface.absent import absent_inputs
 from fxopt_capture.huggingface.clients import keep_attributes
 from fxopt_capture.huggingface.computed_buffers import computed_buffers
 from fxopt_capture.huggingface.configurations import configurations_kept
@@ -81,7 +82,8 @@ def capture(
     At the end, model and graph are called with the example, and have to agree: in values, within the tolerances of
     `fxopt_core.tolerances`, in the structure of the outputs, and in what they write to inputs and buffers. That takes
     the time of two calls and the memory of one. The model is called as it was given, and is left as it was, its
-    configuration included. A model on the meta device has nothing to compare.
+    configuration included. A model on the meta device has nothing to compare. Of a Hugging Face model, two more calls
+    show whether the attention mask and the token types may be left out: the graph then takes what the model takes.
 
     One thread captures at a time, and others wait.
 
@@ -208,6 +210,8 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
         captured.register_forward_hook(CacheReturn(request.observer.returned), with_kwargs=True)
     if compare:
         _check_example(request, exported, captured)
+        if is_pretrained(model) and not is_weightless(model):
+            binding.form = replace(form, absent=absent_inputs(model, form, inputs))
     for note in (exported.note, hidden_note(captured), request.observer.note()):
         if note is not None:
             _LOGGER.warning("%s: %s", type(model).__name__, note)

@@ -172,6 +172,7 @@ def _form_rows(form: CallForm) -> Form:
         "fixed": fixed,
         "implied": sorted(form.implied),
         "variadic": list(form.variadic),
+        "absent": dict(form.absent),
     }
 
 
@@ -189,7 +190,9 @@ def _form(rows: Form) -> CallForm:
         for name, positional, keyword, required, default in rows["parameters"]
     )
     fixed = {str(name): _read(value) for name, value in rows["fixed"]}
-    return CallForm(parameters, tuple(rows["inputs"]), fixed, frozenset(rows["implied"]), tuple(rows["variadic"]))
+    absent = {str(name): int(number) for name, number in rows.get("absent", {}).items()}
+    implied, variadic = frozenset(rows["implied"]), tuple(rows["variadic"])
+    return CallForm(parameters, tuple(rows["inputs"]), fixed, implied, variadic, absent=absent)
 
 
 def read_document(text: str, program: ExportedProgram, path: str) -> CapturedModule:

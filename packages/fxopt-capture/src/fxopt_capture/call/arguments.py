@@ -23,6 +23,8 @@ from fxopt_core.errors import CaptureError
 
 _EMPTY = inspect.Parameter.empty
 _TENSOR = {torch.Tensor}
+IDS = "input_ids"
+"""The input that says how large absent ones of a text are."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class CallForm:
         implied: names among `fixed` that the capture chose itself; a call need not repeat them.
         variadic: names among `inputs` that fill the model's ``*args``, in order.
         by_position: how many of `parameters` were given by position.
+        absent: those among `inputs` that a call may leave out, with the number that all of their elements are then;
+            they are as large as the input `IDS`.
     """
 
     parameters: tuple[Parameter, ...]
@@ -58,6 +62,7 @@ class CallForm:
     implied: frozenset[str] = frozenset()
     variadic: tuple[str, ...] = ()
     by_position: int = 0
+    absent: Mapping[str, int] = field(default_factory=dict)
 
     def with_fixed(self, **values: object) -> CallForm:
         """Return this form with further values baked in, where the caller has not given them."""
@@ -185,7 +190,8 @@ class InputBinding:
     """Accepts the calls of a captured graph module as the model's ``forward`` takes them.
 
     Positional and keyword arguments are sorted to the graph's inputs by name. An argument that was not given when the
-    model was captured may only be None or its default; one that was baked in may only be repeated.
+    model was captured may only be None or its default; one that was baked in may only be repeated. An input that is
+    left out is filled in where the form says with what.
 
     Args:
         form: how the model was called when it was captured.
@@ -244,6 +250,10 @@ class InputBinding:
         """Return the graph's inputs by name, in its order; raises what a call does."""
         values = self.by_name(args, kwargs)
         inputs = {name: values.pop(name) for name in self.form.inputs if name in values}
+        ids = inputs.get(IDS)
+        for name, number in self.form.absent.items():
+            if inputs.get(name) is None and isinstance(ids, torch.Tensor):
+                inputs[name] = torch.full_like(ids, number, dtype=torch.int64)
         missing = [name for name in self.form.inputs if inputs.get(name) is None]
         if missing:
             names = ", ".join(f"`{name}`" for name in missing)

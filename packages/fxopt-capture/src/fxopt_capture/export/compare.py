@@ -79,6 +79,17 @@ def takes(model: nn.Module, form: CallForm, inputs: Mapping[str, object], weight
     return True
 
 
+def is_same_call(model: nn.Module, form: CallForm, one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Whether a model takes two sets of inputs by name, and returns the same for both. The model stays as it is."""
+    try:
+        left, right = (
+            _run(model, *form.arguments(given), given, {}, gradients=False) for given in map(_cloned, (one, other))
+        )
+    except Exception:  # whatever the model raises
+        return False
+    return _mismatch(left.output, right.output) is None
+
+
 def _run(
     module: nn.Module,
     args: Sequence[object],

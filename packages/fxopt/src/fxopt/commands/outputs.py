@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from fxopt_tools import Inputs
 
+_NOT_COPIED = (".index.json", "modules.json")  # of weights in several files, and of folders that are not copied
+
 
 def check_output(text: str, *, force: bool, suffix: str = ".pt2") -> Path:
     """Return the path of the file to write, after checking that it may be written.
@@ -137,7 +139,7 @@ def write_folder(
         folder.mkdir()
         origin = Path(source) if Path(source).exists() else downloaded(source)
         for file in (found for pattern in DESCRIBING for found in origin.glob(pattern)):
-            if file.is_file() and not file.name.endswith(".index.json"):  # which is of weights in several files
+            if file.is_file() and not file.name.endswith(_NOT_COPIED):
                 shutil.copyfile(file, folder / file.name)
         size = write_graph(graph_module, folder / ARCHIVE, inputs, keep_history=keep_history)
         if path.exists():

@@ -65,6 +65,16 @@ def from_folder(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
     return model.eval()
 
 
+def tokenizer_inputs(folder: Path) -> list[str]:
+    """Return the names of what the tokenizer of a folder makes; none where there is no tokenizer that can be loaded."""
+    transformers = importlib.import_module("transformers")
+    try:
+        found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception:  # transformers raises errors of many kinds; the model can be captured all the same
+        return []
+    return list(found.model_input_names)
+
+
 def _class_for(folder: Path, transformers: Any) -> Any:
     """Return the class that the configuration names, or AutoModel where it names none.
 

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from fxopt.commands.checks import FLAG, archive_path, check_archives, check_sources, is_hub_name, source_path
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
 from fxopt.commands.models.factories import from_factory
-from fxopt.commands.models.files import from_folder, from_pickle, is_program
+from fxopt.commands.models.files import from_folder, from_pickle, is_program, tokenizer_inputs
 from fxopt.commands.models.wanted import Wanted
 from fxopt_capture import capture, load
 from fxopt_core import CaptureError, faithful_copy
@@ -28,11 +28,13 @@ class Source:
         text: SOURCE, as it was given.
         model: the model, or the graph module of an archive.
         inputs: the inputs that came with it.
+        tokenized: the names of what the tokenizer makes that came with it.
     """
 
     text: str
     model: nn.Module
     inputs: Inputs | None = None
+    tokenized: Sequence[str] = ()
 
 
 def read_source(text: str, *, run_pickled_code: bool = False, wanted: Wanted | None = None) -> Source:
@@ -48,13 +50,16 @@ def read_source(text: str, *, run_pickled_code: bool = False, wanted: Wanted | N
     """
     check_sources(text, trusted=run_pickled_code)
     wanted = wanted or Wanted()
+    tokenized: Sequence[str] = ()
     if not Path(text).exists() and not is_hub_name(text):
         model, inputs = from_factory(text)
     else:
         path, inputs = source_path(text), None
-        is_folder = path.is_dir()
-        model = from_folder(path, wanted.dtype) if is_folder else read_file(path, run_pickled_code=run_pickled_code)
-    return Source(text, *wanted.placed(text, model, inputs))
+        if path.is_dir():
+            model, tokenized = from_folder(path, wanted.dtype), tokenizer_inputs(path)
+        else:
+            model = read_file(path, run_pickled_code=run_pickled_code)
+    return Source(text, *wanted.placed(text, model, inputs), tokenized)
 
 
 def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:

@@ -1,0 +1,37 @@
+"""Inputs of texts that a call may leave out: what the model takes in their place, where that was seen to be so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from fxopt_capture.call.arguments import IDS, CallForm
+from fxopt_capture.export.compare import is_same_call
+
+_NUMBERS = {"attention_mask": 1, "token_type_ids": 0}
+
+
+def absent_inputs(model: nn.Module, form: CallForm, inputs: Mapping[str, object]) -> dict[str, int]:
+    """Return the inputs that a call may leave out, each with the number that stands at all tokens then.
+
+    Models disagree: GPT-2 adds nothing for absent token types, and others read the mask off the padding. So the model
+    is called both ways, with a token of padding among those of the example.
+    """
+    ids = inputs.get(IDS)
+    config = getattr(model, "config", None)
+    if not isinstance(ids, torch.Tensor) or ids.numel() == 0 or config is None:
+        return {}
+    padding = getattr(config, "pad_token_id", None)
+    if isinstance(padding, int):
+        ids = ids.clone()
+        ids[..., -1:] = padding
+    found = {}
+    for name, number in _NUMBERS.items():
+        given = inputs.get(name)
+        if isinstance(given, torch.Tensor) and given.shape == ids.shape and given.dtype is torch.int64:
+            filled = {**inputs, IDS: ids, name: torch.full_like(given, number)}
+            if is_same_call(model, form, filled, {key: value for key, value in filled.items() if key != name}):
+                found[name] = number
+    return found
