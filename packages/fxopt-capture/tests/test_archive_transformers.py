@@ -155,7 +155,6 @@ def test_a_captured_model_has_what_clients_ask_for(llama: Any, tmp_path: Path) -
         assert each.generation_config.to_dict() == llama.generation_config.to_dict()
         assert (each.device, each.dtype, each.main_input_name) == (torch.device("cpu"), torch.float32, "input_ids")
         assert not each.can_generate()
-    assert others[0].double().dtype is torch.float64
     captured.config = "mine"
     assert captured.config == "mine"
     assert not hasattr(capture(torch.nn.Linear(2, 2), torch.ones(1, 2)), "config")

@@ -33,6 +33,17 @@ class Ones(nn.Module):
         return torch.add(self.linear(x), torch.ones(4, dtype=x.dtype))
 
 
+class Asking(nn.Module):
+    """Reads the dtype of its input, of which nothing is in the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) if x.dtype.is_floating_point else x
+
+
 class Counted(nn.Module):
     """Reads the dtype of integers alone."""
 
@@ -92,7 +103,7 @@ def test_only_dtypes_of_the_kind_that_is_read_are_checked() -> None:
 
 
 def test_inputs_follow_a_module_that_is_moved() -> None:
-    model = Ones().eval()
+    model = Asking().eval()
     moved = capture(copy.deepcopy(model), X).double()
     assert torch.equal(moved(X.double()), model.double()(X.double()))
     with pytest.raises(CaptureError, match=r"dtype torch\.float16.*; pass torch\.float64"):

@@ -19,7 +19,7 @@ from fxopt_capture import capture
 from fxopt_checkpoints import load_checkpoint
 from fxopt_checkpoints.load import load_original_state_dict
 from fxopt_checkpoints.streaming import safetensors
-from fxopt_core import CheckpointError, undo
+from fxopt_core import CaptureError, CheckpointError, undo
 
 
 def _meta(make: Callable[[], nn.Module] = Perceptron) -> nn.Module:
@@ -108,6 +108,24 @@ def test_a_dtype_to_have(tmp_path: Path, trained: nn.Module, on_meta: bool) -> N
     assert all(torch.equal(value, expected[key]) for key, value in graph_module.state_dict().items())
     x = torch.randn(5, 4, dtype=torch.float64)
     torch.testing.assert_close(graph_module(x), copy.deepcopy(trained).double()(x))
+
+
+class Entering(Perceptron):
+    """Converts its input to the dtype of its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(next(self.parameters()).dtype))
+
+
+def test_a_dtype_that_the_graph_does_not_follow(tmp_path: Path, trained: nn.Module) -> None:
+    write_safetensors(tmp_path / "model.safetensors", trained.state_dict())
+    graph_module = _padded(_meta(Entering))
+    before = _state(graph_module)
+    with pytest.raises(CaptureError, match=r"cannot be converted from torch\.float32 to torch\.float64"):
+        load_checkpoint(graph_module, tmp_path, dtype=torch.float64)
+    assert _unchanged(graph_module, before)
+    load_checkpoint(graph_module, tmp_path, dtype=torch.float32)
+    torch.testing.assert_close(graph_module(torch.ones(5, 4)), trained(torch.ones(5, 4)))
 
 
 class Buffers(nn.Module):

@@ -28,7 +28,7 @@ from fxopt_capture.export.modes import training_note
 from fxopt_capture.export.observer import Observer
 from fxopt_capture.export.random_state import random_state_kept
 from fxopt_capture.export.strategy import Export, Request, export
-from fxopt_capture.graph.assertions import with_asserted_dtypes, with_read_dtypes
+from fxopt_capture.graph.assertions import with_dtypes
 from fxopt_capture.graph.raising import raise_layers
 from fxopt_capture.graph.regions import hidden_note
 from fxopt_capture.graph.shells import attribute, owner_of, registered, shell_tree
@@ -197,8 +197,7 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
     # Only now: a model's own containers may be known to torch's pytrees only since the export.
     nestings = {name: nesting_of(value) for name, value in inputs.items()}
     binding = InputBinding(form, type(model).__name__, structures_of(exported.module.graph), nestings)
-    guards = with_read_dtypes(exported.guards, exported.values, request.observer.dtype_reads, model)
-    captured = build_captured(model, replace(exported, guards=guards), binding)
+    captured = build_captured(model, exported, binding, request.observer.dtype_reads)
     if is_pretrained(model):
         keep_stored_names(captured, model)
         keep_attributes(captured, model)
@@ -306,8 +305,10 @@ def check_model(model: object) -> None:
             )
 
 
-def build_captured(model: nn.Module, exported: Export, binding: InputBinding) -> CapturedModule:
-    """Make the captured module of an export."""
+def build_captured(
+    model: nn.Module, exported: Export, binding: InputBinding, dtype_reads: Mapping[str, str]
+) -> CapturedModule:
+    """Make the captured module of an export, given where the model reads which kinds of dtype."""
     graph, source = exported.module.graph, exported.module
     return_sizes(graph)
     tidy(graph, source)
@@ -321,7 +322,8 @@ def build_captured(model: nn.Module, exported: Export, binding: InputBinding) ->
     shell._modules.pop(GUARDS, None)  # of a module that was captured before; the new ones include them
     for name, value in constants.items():
         _attach(shell, name, value)
-    captured = assemble(shell, graph, with_asserted_dtypes(exported.guards, graph), binding)
+    guards = with_dtypes(exported.guards, exported.values, dtype_reads, graph, model)
+    captured = assemble(shell, graph, guards, binding)
     graph.lint()
     return captured
 

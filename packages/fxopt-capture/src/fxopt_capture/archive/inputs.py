@@ -111,8 +111,8 @@ def guards_row(guards: object, *, complete: bool) -> Form:
         return None
     specs = [{name: _write(getattr(spec, name)) for name in _KEPT} for spec in guards.specs]
     conditions = [[condition.code, condition.text] for condition in guards.conditions]
-    kept = {"specs": specs, "conditions": conditions, "module_dtype": _write(guards.module_dtype)}
-    return {**kept, "complete": complete}
+    dtypes = {"module_dtype": _write(guards.module_dtype), "baked": guards.baked}
+    return {"specs": specs, "conditions": conditions, **dtypes, "complete": complete}
 
 
 def with_row(guards: InputGuards, row: Form) -> InputGuards:
@@ -123,7 +123,9 @@ def with_row(guards: InputGuards, row: Form) -> InputGuards:
         replace(spec, **{name: _read(kept[name]) for name in _KEPT})
         for spec, kept in zip(guards.specs, row["specs"], strict=True)
     ]
-    module_dtype = _read(row["module_dtype"])
+    module_dtype, baked = _read(row["module_dtype"]), row.get("baked")
+    if not isinstance(baked, str | None):
+        raise ValueError("what a graph has of its dtype is no text")
     for spec in specs:
         if not all(isinstance(dtype, torch.dtype | None) for dtype in (spec.dtype, module_dtype)):
             raise ValueError(f"input {spec.name} has no dtype")
@@ -135,4 +137,4 @@ def with_row(guards: InputGuards, row: Form) -> InputGuards:
     if not row.get("complete"):
         known = {normal_form(condition.code) for condition in conditions}
         conditions += [condition for condition in guards.conditions if normal_form(condition.code) not in known]
-    return InputGuards(specs, conditions, guards.mode, module_dtype)
+    return InputGuards(specs, conditions, guards.mode, module_dtype, baked)

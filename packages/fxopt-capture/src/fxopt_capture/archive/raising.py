@@ -38,7 +38,7 @@ def raise_program(program: ExportedProgram) -> CapturedModule:
     stand_in = _stand_in(source, trains)
     inputs.name(source.graph)
     exported = Export(source, inputs.guards(program, trains), inputs.examples, inputs.values)
-    return build_captured(stand_in, exported, binding_of(inputs, program_form(inputs), _name(source)))
+    return build_captured(stand_in, exported, binding_of(inputs, program_form(inputs), _name(source)), {})
 
 
 def binding_of(inputs: ProgramInputs, form: CallForm, name: str) -> InputBinding:

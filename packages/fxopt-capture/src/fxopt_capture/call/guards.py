@@ -61,13 +61,14 @@ class InputGuards(nn.Module):
     """Refuses inputs that a captured graph is not valid for, instead of computing something wrong with them.
 
     It is called by the graph with all its inputs, flat and in order, and returns nothing. It also refuses a change of
-    mode that the graph cannot follow, for graph modules that `train` reaches by way of their children.
+    mode or dtype that the graph cannot follow, for graph modules that `train` and `to` reach by way of their children.
 
     Args:
         specs: one per input.
         conditions: relations between their sizes.
         mode: the mode whose computation the graph holds, or None where both modes compute the same.
         module_dtype: that of the model's floating-point tensors, None if it has none; moving the module changes it.
+        baked: what of the graph may have come from `module_dtype`, in words, None if the graph follows another dtype.
 
     >>> guards = InputGuards([InputSpec("x", "floating", (None, 4))], [])
     >>> guards(torch.zeros(3, 4))
@@ -85,12 +86,14 @@ class InputGuards(nn.Module):
         conditions: Sequence[Condition],
         mode: bool | None = None,
         module_dtype: torch.dtype | None = None,
+        baked: str | None = None,
     ) -> None:
         super().__init__()
         self.specs = tuple(specs)
         self.conditions = tuple(conditions)
         self.mode = mode
         self.module_dtype = module_dtype
+        self.baked = baked
         self._compile()
 
     def _compile(self) -> None:
@@ -148,18 +151,29 @@ class InputGuards(nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> InputGuards:
-        """Note the dtype that the module is moved to, with all others in it."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        """Note the dtype that the module is moved to, with all others in it, or refuse it.
+
+        Guards are the first module of a captured one, so that torch has not converted anything of it when they refuse.
+        """
         if self.module_dtype is not None:
-            self.module_dtype = fn(torch.empty(0, dtype=self.module_dtype)).dtype
+            self.moved_to(fn(torch.empty(0, dtype=self.module_dtype)).dtype)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
 
     def moved_to(self, dtype: torch.dtype) -> Callable[[], None]:
-        """Note that the module's floating-point tensors now have this dtype; return a function that takes this back."""
+        """Note that the module's floating-point tensors get this dtype; return a function that takes this back.
+
+        Raises:
+            CaptureError: the graph has the present one in it; nothing was changed.
+        """
         former = self.module_dtype
+        if former not in (None, dtype) and self.baked is not None:
+            raise CaptureError(
+                f"the captured graph cannot be converted from {former} to {dtype}: {self.baked}. Convert the model, "
+                f"and capture it again"
+            )
         if former is not None:
             self.module_dtype = dtype
-
         return partial(setattr, self, "module_dtype", former)
 
     def extra_repr(self) -> str:

@@ -33,44 +33,67 @@ def drop_assertions(graph: Graph) -> None:
             settled.add(node)
 
 
-def with_asserted_dtypes(guards: InputGuards, graph: Graph) -> InputGuards:
-    """Return guards that also refuse what a graph's assertions on the dtypes of its inputs do, but say what to do.
-
-    The assertions stay in the graph, as they are about devices too.
-    """
-    dtypes: dict[Node, torch.dtype] = {}
-    for node in iter_nodes(graph):
-        dtype = node.kwargs.get("dtype")
-        if node.target is aten._assert_tensor_metadata.default and isinstance(dtype, torch.dtype):
-            dtypes[node.all_input_nodes[0]] = dtype
-    placeholders = [node for node in iter_nodes(graph) if node.op == "placeholder"]
-    specs = [
-        replace(spec, dtype=dtypes[node], read_at=None, follows=False) if spec.kind and node in dtypes else spec
-        for spec, node in zip(guards.specs, placeholders, strict=True)
-    ]
-    return InputGuards(specs, guards.conditions, guards.mode, guards.module_dtype)
-
-
-def with_read_dtypes(
-    guards: InputGuards, values: Sequence[object], reads: Mapping[str, str], model: nn.Module
+def with_dtypes(
+    guards: InputGuards, values: Sequence[object], reads: Mapping[str, str], graph: Graph, model: nn.Module
 ) -> InputGuards:
-    """Return guards that also refuse other dtypes of a kind that the model reads, as the graph has them as constants.
+    """Return guards that also refuse other dtypes where the graph has those of the capture as constants.
+
+    They are those of a kind that the model reads, and those that the graph asserts of its inputs; the assertions stay
+    in the graph, as they are about devices too.
 
     Args:
         guards: those of the graph's inputs, in order.
         values: what its placeholders hold in ``meta["val"]``.
         reads: kind of dtype -> where the model reads one.
+        graph: the graph, tidied.
         model: the model; inputs in its dtype may follow the graph module to another one.
     """
     tensors = (*model.parameters(), *model.buffers())
     own = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
-    specs = [
-        replace(spec, dtype=value.dtype, read_at=reads[spec.kind], follows=value.dtype == own)
-        if spec.kind is not None and spec.kind in reads and isinstance(value, torch.Tensor)
-        else spec
-        for spec, value in zip(guards.specs, values, strict=True)
-    ]
-    return InputGuards(specs, guards.conditions, guards.mode, own)
+    asserted = _asserted(graph)
+    placeholders = [node for node in iter_nodes(graph) if node.op == "placeholder"]
+    specs = []
+    for spec, node, value in zip(guards.specs, placeholders, values, strict=True):
+        if spec.kind is not None and node in asserted:
+            spec = replace(spec, dtype=asserted[node])
+        elif spec.kind is not None and spec.kind in reads and isinstance(value, torch.Tensor):
+            spec = replace(spec, dtype=value.dtype, read_at=reads[spec.kind], follows=value.dtype == own)
+        specs.append(spec)
+    found = [module.baked for module in model.modules() if isinstance(module, InputGuards)]  # captured before
+    if own is not None:
+        found.append(_baked(graph, own, reads.get("floating")))
+    return InputGuards(specs, guards.conditions, guards.mode, own, next(filter(None, found), None))
+
+
+def _asserted(graph: Graph) -> dict[Node, torch.dtype]:
+    """Return the dtypes that a graph asserts."""
+    nodes = graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default)
+    dtypes = ((node.all_input_nodes[0], node.kwargs.get("dtype")) for node in nodes)
+    return {node: dtype for node, dtype in dtypes if isinstance(dtype, torch.dtype)}
+
+
+def _baked(graph: Graph, own: torch.dtype, read_at: str | None) -> str | None:
+    """Return in words what of a graph may have come from the dtype of the weights, or None.
+
+    A model that reads no dtype has only dtypes of its own, which stay; but ``x.to(device)`` has that of ``x``.
+    """
+    for node, dtype in _asserted(graph).items():
+        becomes_own = any(user.target in _CONVERSIONS and own in _constants(user) for user in node.users)
+        if dtype.is_floating_point and (becomes_own or node.op != "placeholder"):
+            return f"`{node.name}` is converted there as a tensor of {dtype}"
+    if read_at is None:
+        return None
+    info = torch.finfo(own)
+    from_own = {own, info.max, -info.max, info.max / 2, -info.max / 2, info.eps, info.tiny}
+    for node in iter_nodes(graph):
+        for value in _constants(node):
+            if isinstance(value, float | torch.dtype) and value in from_own:
+                return f"`{node.name}` has {value} in it, perhaps from the dtype that the model reads at {read_at}"
+    return None
+
+
+def _constants(node: Node) -> tuple[object, ...]:
+    return (*node.args, *node.kwargs.values())
 
 
 def _is_settled(node: Node, settled: set[Node]) -> bool:

@@ -88,7 +88,7 @@ class Movable(Protocol):
     """A submodule that depends on the dtype of the whole module, as guards of its inputs may."""
 
     def moved_to(self, dtype: torch.dtype) -> Callable[[], None]:
-        """Note the new dtype; return what takes that back."""
+        """Note the new dtype, or refuse it; return what takes that back."""
 
 
 class _Loading:
@@ -107,9 +107,9 @@ class _Loading:
         module, dtype = self.placement.graph_module, self.placement.dtype
         moved: list[Callable[[], None]] = []
         try:
-            self._load()
-            if dtype is not None:
+            if dtype is not None:  # which a captured graph may refuse
                 moved += [each.moved_to(dtype) for each in module.modules() if isinstance(each, Movable)]
+            self._load()
             result = _IncompatibleKeys(self.validation.missing, self.validation.unexpected)
             run_post_hooks(module, result)
         except BaseException:
