@@ -27,6 +27,7 @@ from fxopt_rewrite.journal.edits import (
     Piece,
     TensorRemoved,
     TensorRow,
+    ignored,
 )
 from fxopt_rewrite.journal.journal import edits_of
 from fxopt_rewrite.journal.order import KeyOrders
@@ -225,6 +226,12 @@ class _Tree(EditVisitor):
     def neutral(self, edit: Neutral) -> None:
         """Note what fills a region of a new tensor."""
         self._fills.setdefault(edit.piece.key, []).append(edit)
+
+    node_added = node_removed = node_replaced = users_ordered = custom = ignored
+
+    def unknown(self, found: str) -> CheckpointError:
+        """Return the error for an edit that it has no method for."""
+        return CheckpointError(f"{found}, so that nobody knows which tensors pass `{self._pass_name}` has changed")
 
     def _parent(self, row: ModuleRow | TensorRow) -> _Module:
         """Return where something is put back."""

@@ -20,6 +20,7 @@ from fxopt_core.errors import (
     VetoError,
 )
 from fxopt_core.graph import iter_nodes
+from fxopt_core.ledger.codec import stored
 from fxopt_core.ledger.history import History, history
 from fxopt_core.ledger.reasons import REASONS
 from fxopt_core.ledger.records import Derived, Ledger, Record, Refusal, Rewrite
@@ -107,6 +108,7 @@ __all__ = [
     "parse_pipeline",
     "registry",
     "signature_of",
+    "stored",
     "tolerance",
     "undo",
     "uuid_of",

@@ -23,7 +23,7 @@ from fxopt_rewrite.calls.records import (
 from fxopt_rewrite.effects.analysis import Effects
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.journal.edits import Piece
+from fxopt_rewrite.journal.edits import CustomEdit, Piece
 from fxopt_rewrite.journal.provenance import Provenance, provenance
 from fxopt_rewrite.layers import bare_module
 from fxopt_rewrite.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
@@ -39,6 +39,7 @@ __all__ = [
     "ActivationCall",
     "BatchNormCall",
     "ConvolutionCall",
+    "CustomEdit",
     "Editor",
     "Effects",
     "ElementwiseCall",

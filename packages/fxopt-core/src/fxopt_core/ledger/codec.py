@@ -9,6 +9,7 @@ from __future__ import annotations
 import copyreg
 import json
 import pickle
+import warnings
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,7 +41,11 @@ FIELDS = Fields(
     kinds={"NodeRow": "node", "ModuleRow": "module", "TensorRow": "tensor", "Record": "pass"},
 )
 stored = FIELDS.add
-"""A decorator: lets instances of a dataclass be part of a ledger's text, under the name of the class."""
+"""A decorator: lets instances of a dataclass be part of a ledger's text, under the name of the class.
+
+Journals and kinds of edits are such classes. The module that defines one is an entry point of the group
+``fxopt_journal``, which is loaded when a ledger with a journal is read.
+"""
 
 
 def ledger_to_json(ledger: Ledger) -> str:
@@ -151,7 +156,8 @@ def _checked(what: str, read: Callable[[], T]) -> T:
             return read()
     except (MalformedError, ValueError, RecursionError, zlib.error) as error:
         raise FxoptError(
-            f"{what} cannot be read: {error}; expected what fxopt_core.ledger.codec wrote, so it was cut off or changed"
+            f"{what} cannot be read: {error}; expected what fxopt_core.ledger.codec wrote, so it was cut off or "
+            "changed, or what has its kinds of edits is not installed here"
         ) from error
 
 
@@ -178,6 +184,10 @@ def _read_ledger(text: str, objects: list[object], names: Names = LOADED) -> Led
 
 @cache
 def load_journals() -> None:
-    """Import the distributions that write journals, which register the classes of their edits as `stored`."""
+    """Import the modules that define journals and kinds of edits, which register them as `stored`."""
     for point in entry_points(group="fxopt_journal"):
-        point.load()
+        try:
+            point.load()
+        except Exception as error:  # of a stranger's code
+            text = f"entry point {point.name!r} of the group fxopt_journal, {point.value}, failed to load: {error!r}"
+            warnings.warn(f"{text}; records with its edits cannot be read", RuntimeWarning, stacklevel=2)

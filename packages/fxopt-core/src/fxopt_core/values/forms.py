@@ -243,7 +243,7 @@ class ValueReader:
         if key in self._own:
             return self._own[key](self, content)
         if key not in _READERS:
-            raise MalformedError(f"found a value of unknown kind {key!r}")
+            raise MalformedError(f"found a value of the unknown kind {key!r:.60}")
         try:
             return _READERS[key](self, content)
         except FxoptError:
@@ -339,7 +339,16 @@ class Fields:
             self.add(cls)
 
     def add(self, cls: type[T]) -> type[T]:
-        """Write and read instances of a class, too; a decorator."""
+        """Write and read instances of a class, too; a decorator.
+
+        Raises:
+            FxoptError: Another class of this name is there already.
+        """
+        for known in self.writers:
+            if known.__name__ == cls.__name__ and class_path(known) != class_path(cls):
+                raise FxoptError(
+                    f"{class_path(cls)} has the name of {class_path(known)}, under which ledgers hold that; rename it"
+                )
         fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)  # type: ignore[arg-type]  # it is one
         missing = dataclasses.MISSING
         made = (each.default if each.default_factory is missing else each.default_factory() for each in fields)

@@ -18,13 +18,14 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxopt_core._torch import inputs_of
+from fxopt_core.ledger.codec import FIELDS
 from fxopt_core.ledger.marks import META_KEY, NodeTag, tag_of
 from fxopt_core.ledger.records import Derived, Refusal, Rewrite
 from fxopt_core.passes.context import RELEASED_FROM, Frame, current_frame, release
 from fxopt_core.passes.record import signature_or_empty
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.values.forms import is_plain_data
-from fxopt_core.values.names import class_path
+from fxopt_core.values.names import class_path, describe
 from fxopt_rewrite.calls.records import ParameterisedCall
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal import edits
@@ -115,6 +116,16 @@ class Editor:
         """
         check_arguments(derived)
         self._frame.derived.append(derived)
+
+    def record(self, edit: edits.CustomEdit) -> None:
+        """Record an edit of a kind of the pass's own, which the pass has just made.
+
+        Raises:
+            TypeError: Its class is not decorated with `fxopt_core.stored`, so that no ledger could hold it.
+        """
+        if type(edit) not in FIELDS.writers:
+            raise TypeError(f"found {describe(edit)}, expected a frozen dataclass decorated with fxopt_core.stored")
+        self.edits.append(edit)
 
     def neutral(self, piece: edits.Piece, value: float = 0.0) -> None:
         """Record that a region of a new tensor, which no original fills, holds a constant that changes no result."""

@@ -7,7 +7,7 @@ are visitors.
 from __future__ import annotations
 
 import pickle
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -15,7 +15,9 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
+from fxopt_core.errors import FxoptError, UndoError
 from fxopt_core.ledger.codec import stored
 from fxopt_core.ledger.marks import NodeTag
 from fxopt_core.travel.pickling import operator_reference
@@ -154,17 +156,66 @@ class Edit(ABC):  # so that the codec takes subclasses where a field is an Edit
     """Name of the method for edits of this kind."""
 
     def accept(self, visitor: EditVisitor) -> None:
-        """Call the visitor's method for edits of this kind, if it has one."""
-        method = getattr(visitor, self.visit, None)
-        if method is not None:
-            method(self)
+        """Call the visitor's method for edits of this kind; an error of the visitor's where no visitor has one."""
+        if self.visit not in EditVisitor.__abstractmethods__:
+            raise visitor.unknown(
+                f"the record has an edit of the kind {type(self).__name__}, which is none of fxopt's and no CustomEdit"
+            )
+        getattr(visitor, self.visit)(self)
 
 
 EditT = TypeVar("EditT", bound=Edit)
 
 
-class EditVisitor:
-    """Something to do for edits: a method with the name in `Edit.visit` for each kind that it takes notice of."""
+class EditVisitor(ABC):
+    """Something to do for edits: a method for each kind.
+
+    What a visitor takes no notice of, it says so: ``users_ordered = ignored``.
+    """
+
+    def unknown(self, found: str) -> FxoptError:
+        """Return the error for an edit of a kind that it has no method for."""
+        return UndoError(f"{found}. Nothing was changed; install the version of fxopt-rewrite that wrote it")
+
+    @abstractmethod
+    def node_added(self, edit: NodeAdded) -> None:
+        """A pass added a node."""
+
+    @abstractmethod
+    def node_removed(self, edit: NodeRemoved) -> None:
+        """A pass removed a node."""
+
+    @abstractmethod
+    def node_replaced(self, edit: NodeReplaced) -> None:
+        """A pass gave the users of a node another one."""
+
+    @abstractmethod
+    def users_ordered(self, edit: UsersOrdered) -> None:
+        """A pass changed the users of a node, which were in this order."""
+
+    @abstractmethod
+    def module_added(self, edit: ModuleAdded) -> None:
+        """A pass added a module."""
+
+    @abstractmethod
+    def module_removed(self, edit: ModuleRemoved) -> None:
+        """A pass removed a module."""
+
+    @abstractmethod
+    def tensor_removed(self, edit: TensorRemoved) -> None:
+        """A pass removed a parameter or buffer."""
+
+    @abstractmethod
+    def neutral(self, edit: Neutral) -> None:
+        """A pass filled a region of a new tensor with a constant."""
+
+    @abstractmethod
+    def custom(self, edit: CustomEdit) -> None:
+        """A pass did something else, which the edit itself can take back."""
+
+
+def ignored(visitor: EditVisitor, edit: Edit) -> None:
+    """Do nothing for an edit: the method of a visitor for the kinds that do not concern it."""
 
 
 def of_kind(edits: Iterable[Edit], kind: type[EditT]) -> list[EditT]:
@@ -259,3 +310,24 @@ class Neutral(Edit):
     visit = "neutral"
     piece: Piece
     value: float = 0.0
+
+
+class CustomEdit(Edit):
+    """An edit of a kind that a pass brings: what it changed besides nodes, modules and tensors, and the way back.
+
+    A kind is a frozen dataclass, decorated with `fxopt_core.stored`; `Editor.record` records an edit. The ledger holds
+    the fields, plain data that may come out of a file from a stranger. An entry point of the group ``fxopt_journal``
+    names the module that defines the kind, so that records with it are read in every process.
+    """
+
+    __slots__ = ()
+    visit = "custom"
+
+    @property
+    def concerns(self) -> tuple[str, ...]:
+        """Names of what it changed: of two edits that share one, the later is undone first. A module's is its own."""
+        return ()
+
+    @abstractmethod
+    def take_back(self, graph_module: GraphModule) -> None:
+        """Undo the edit; any error is a refusal to undo the pass, and nothing is changed then."""

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from fxopt_core.ledger.codec import stored
 from fxopt_core.ledger.records import Journal, Memo, Record
 from fxopt_rewrite.journal import edits
-from fxopt_rewrite.journal.edits import Edit, EditVisitor
+from fxopt_rewrite.journal.edits import Edit, EditVisitor, ignored
 from fxopt_rewrite.journal.replay import Live, Tables
 from fxopt_rewrite.journal.resolve import refs_of
 
@@ -70,6 +70,8 @@ class _Shapes(EditVisitor):
     def tensor_removed(self, edit: edits.TensorRemoved) -> None:
         self.shapes.pop(edit.row.name, None)
 
+    node_added = node_removed = node_replaced = users_ordered = neutral = custom = ignored
+
 
 class _Footprint(EditVisitor):
     """What edits made, removed and need: nodes by number, modules and tensors by name, and places.
@@ -124,6 +126,12 @@ class _Footprint(EditVisitor):
 
     def neutral(self, edit: edits.Neutral) -> None:
         self._refer_to(edit.piece)
+
+    def custom(self, edit: edits.CustomEdit) -> None:
+        self.needed.update(edit.concerns)
+        self.places.update((edits.CustomEdit, name) for name in edit.concerns)
+
+    users_ordered = ignored
 
     def _refer_to(self, piece: edits.Piece | None) -> None:
         if piece is not None:

@@ -120,6 +120,18 @@ class Live(edits.EditVisitor):
         """Build the module."""
         self._rebuild_module(edit.row)
 
+    def custom(self, edit: edits.CustomEdit) -> None:
+        """Let the edit take itself back."""
+        try:
+            edit.take_back(self.graph_module)
+        except Exception as error:  # of a stranger's code
+            found = f"{type(edit).__name__} cannot be taken back ({type(error).__name__}: {error})"
+            raise self.refuse(found) from error
+
+    def unknown(self, found: str) -> UndoError:
+        """Return the error for an edit that it has no method for."""
+        return self.refuse(found)
+
     def _order_users(self) -> None:
         """Bring users into their former order; refuse where a value would be read before it is computed."""
         for node in self.touched:

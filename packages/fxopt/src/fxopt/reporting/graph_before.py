@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt.reporting.drawn import Draft, DrawnGraph, Modules, Slot, drafts_of, drawn
-from fxopt_core import Record, Transformation
+from fxopt_core import FxoptError, Record, Transformation
 from fxopt_core.ledger.records import ledger_of
 from fxopt_core.values.names import Unresolved, known_class
 from fxopt_rewrite.journal.edits import (
@@ -24,6 +24,7 @@ from fxopt_rewrite.journal.edits import (
     NodeReplaced,
     NodeRow,
     TensorRow,
+    ignored,
 )
 from fxopt_rewrite.journal.journal import edits_of
 from fxopt_rewrite.journal.order import KeyOrder
@@ -60,7 +61,7 @@ def _taken_back(graph_module: GraphModule, records: list[Record]) -> DrawnGraph:
     return former.drawn()
 
 
-class _UnknownError(Exception):
+class _UnknownError(FxoptError):
     """The ledger does not say what was there before."""
 
 
@@ -158,6 +159,12 @@ class _FormerGraph(EditVisitor):
             slot.read = old
         self._readers[old] += moved
         self._readers[new] = self._current_readers(new)
+
+    users_ordered = module_added = tensor_removed = neutral = custom = ignored
+
+    def unknown(self, found: str) -> _UnknownError:
+        """Return the error for an edit that it has no method for."""
+        return _UnknownError(found)
 
     def _current_readers(self, draft: Draft) -> list[Slot]:
         return [slot for slot in self._readers[draft] if slot.read is draft]
