@@ -5,7 +5,6 @@ from fxopt_rewrite.calls.any_form import calls_of, is_call, operands_of
 from fxopt_rewrite.calls.elementwise import read_elementwise
 from fxopt_rewrite.calls.embeddings import read_embedding
 from fxopt_rewrite.calls.norm_readers import read_layer_norm
-from fxopt_rewrite.calls.other_form import overlooked  # noqa: F401  # which core asks once it is imported
 from fxopt_rewrite.calls.readers import input_of, read_batch_norm, read_convolution, read_linear, read_true_division
 from fxopt_rewrite.calls.records import (
     ActivationCall,

@@ -25,7 +25,7 @@ _OF_REWRITES = frozenset({"site", "before", "after", "modules_before", "modules_
 _OF_REFUSALS = frozenset({"site", "reason", "message", "nodes"})
 _OF_RECORDS = frozenset(
     {"pass_name", "transformation", "options", "signature", "rewrites", "refusals", "seconds", "state", "run", "index"}
-    | {"reversible", "changed", "journal", "derived", "rekeyed"}
+    | {"reversible", "changed", "journal", "derived", "rekeyed", "note"}
 )
 
 
@@ -120,6 +120,7 @@ def _entry_of(record: Mapping[str, Any]) -> dict[str, Any]:
         "reversible": _typed(bool, record.get("reversible", False)),
         "changed": _typed(bool, record.get("changed", False)),
         "seconds": seconds,
+        "note": _typed(str, record.get("note", "")),
         "rewritten": [*map(_rewrite, record.get("rewrites", ()))],
         "refused": [*map(_refusal, record.get("refusals", ()))],
     }

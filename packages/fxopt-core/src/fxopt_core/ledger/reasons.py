@@ -47,7 +47,6 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "filtered": "The pass is told to leave modules of this name alone. Widen its pattern `where`.",
         "unsupported-call": "The rewrite has no place for arguments of the call. Call the layer with its input alone, "
         "and functions with fixed numbers.",
-        "other-form": "The graph has the operation in another form. Find all forms by `fxopt_rewrite.calls_of`.",
         "instrument": "An instrument of this run (a bisection or tuning) left the site out. Run the pass without it.",
     }
 )

@@ -64,10 +64,11 @@ class Demands:
                 f"allows none; nothing was changed. Fix the sites, or run without strict:{listed}",
                 pass_name=name,
             )
+        notes = "".join(f"\n  {record.pass_name}: {record.note}" for record in applied if record.note)
         if self.expect is not None and count != self.expect:
             raise PostconditionError(
                 f"`{name}` rewrote {count} site{'s' * (count != 1)}, expected exactly {self.expect}; nothing was "
-                f"changed. Refused: {refused}{listed}",
+                f"changed. Refused: {refused}{listed}{notes}",
                 pass_name=name,
             )
 

@@ -31,6 +31,7 @@ class Frame:
     marked: dict[Node, None] = field(default_factory=dict)
     next_id: int | None = None  # the next free number of a node; None until one is needed
     closing: list[Callable[[], None]] = field(default_factory=list)  # completes the edits that wait
+    reads_every_form: bool = False  # whether it asked what nodes compute, and not what they call
     undoes_from: int | None = None  # the place in the composition from which to undo, if an equal pass comes before it
 
     def start_ids(self) -> int:
@@ -88,6 +89,13 @@ def current_frame(graph_module: GraphModule) -> Frame | None:
     """Return the frame of the pass that is running on a graph module, or None."""
     frame = _FRAME.get()
     return frame if frame is not None and frame.graph_module is graph_module else None
+
+
+def note_reading(graph_module: GraphModule | None) -> None:
+    """Note that the running pass asks what the nodes of a graph compute, in whichever form they say it."""
+    frame = _FRAME.get()
+    if frame is not None and frame.graph_module is graph_module:
+        frame.reads_every_form = True
 
 
 def a_pass_is_running() -> bool:

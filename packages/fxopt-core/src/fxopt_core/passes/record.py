@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger.codec import load_journals
 from fxopt_core.ledger.marks import META_KEY, has_mark
-from fxopt_core.ledger.records import Record, Refusal, Rewrite, ledger_of
+from fxopt_core.ledger.records import Record, Rewrite, ledger_of
 from fxopt_core.passes.context import Frame
 from fxopt_core.passes.instruments import PassRun
 from fxopt_core.passes.runnable import Runnable
 from fxopt_core.state.outline import Outline
 from fxopt_core.values.forms import is_plain_data
 from fxopt_core.values.names import class_path
-
-EXPLAINERS: list[Callable[[Runnable, GraphModule], list[Refusal]]] = []  # of passes that did nothing; others add them
 
 
 def signature_or_empty(transformation: Runnable) -> str:
@@ -53,10 +50,8 @@ def make_record(
     rewrites = frame.rewrites
     if not rewrites and frame.journal is None and signature:
         rewrites = _marked_rewrites(result, frame, signature, before.names(), marked_before)
-    if transformation._edits and not (changed or rewrites or frame.refusals or frame.edits is not None):
-        with suppress(Exception):  # a distribution that cannot be imported
-            load_journals()
-        frame.refusals += [refusal for explain in EXPLAINERS for refusal in explain(transformation, result)]
+    did_something = changed or rewrites or frame.refusals or marked_before or len(ledger_of(result).records) > known
+    overlooks = transformation._edits and not did_something and not frame.reads_every_form
     return Record(
         pass_name=transformation.name,
         transformation=class_path(type(transformation)),
@@ -70,7 +65,19 @@ def make_record(
         journal=frame.journal,
         derived=tuple(frame.derived),
         rekeyed=changed and frame.journal is None and _is_rekeyed(before, result, known),
+        note=_operators_note(result) if overlooks else "",
     )
+
+
+def _operators_note(graph_module: GraphModule) -> str:
+    """Return what to tell of a pass that did nothing, and compares what nodes call, where that may be the reason."""
+    for node in iter_nodes(graph_module.graph):
+        if isinstance(node.target, OpOverload):
+            return (
+                f"it changed nothing, and the graph calls operators, such as `{node.target}` at node `{node.name}`: a "
+                "pass that compares targets with functions overlooks them; fxopt_rewrite.calls_of finds every form"
+            )
+    return ""
 
 
 def _marked_rewrites(

@@ -16,6 +16,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core.passes.context import note_reading
 from fxopt_rewrite.calls.readers import named_arguments
 from fxopt_rewrite.effects.modules import is_plain
 from fxopt_rewrite.effects.rules import rule_of_function, rule_of_method
@@ -45,6 +46,7 @@ def calls_of(graph_module: GraphModule, *operations: Operation) -> list[Node]:
     [[mul, relu], [mul, relu]]
     """
     check_graph_module(graph_module, "calls_of")
+    note_reading(graph_module)
     wanted = [(each, operation_name(each)) for each in operations]
     return [node for node in iter_nodes(graph_module.graph) if _is_one_of(node, graph_module, wanted)]
 
@@ -67,6 +69,7 @@ def is_call(node: Node, *operations: Operation) -> bool:
     >>> tuple(is_call(graph.call_method(name, (x, 2)), operator.mul) for name in ("mul", "mul_"))
     (True, False)
     """
+    note_reading(node.graph.owning_module)
     wanted = [(each, operation_name(each)) for each in operations]
     return _is_one_of(node, node.graph.owning_module, wanted)
 

@@ -69,6 +69,7 @@ def history_lines(entries: Sequence[Mapping[str, Any]], verbose: bool) -> Iterat
         yield heading
         for row, entry in zip(rows, shown, strict=True):
             yield row
+            yield from [f"{_INDENT}{entry['note']}"] if entry["note"] else []
             yield from (f"{_INDENT}{line}" for line in (_all_sites if verbose else _summary)(entry))
     idle = [entry["pass"] for entry in entries if not _did_something(entry)]
     if idle and not verbose:
@@ -78,7 +79,8 @@ def history_lines(entries: Sequence[Mapping[str, Any]], verbose: bool) -> Iterat
 
 
 def _did_something(entry: Mapping[str, Any]) -> bool:
-    return bool(entry["changed"] or entry["rewritten"] or entry["refused"] or entry["state"] != "applied")
+    something = entry["changed"] or entry["rewritten"] or entry["refused"] or entry["note"]
+    return bool(something or entry["state"] != "applied")
 
 
 def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
