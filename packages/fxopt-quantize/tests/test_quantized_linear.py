@@ -264,8 +264,8 @@ def test_writes_past_torch_are_noticed(layer: QuantizedLinear) -> None:
     """Through ``data``; of single numbers after `refresh`."""
     x = torch.randn(4, IN)
     layer(x)
-    for write in (lambda: layer.weight.data.neg_(), lambda: layer.scale.data.mul_(2)):
-        write()
+    for tensor in (layer.weight, layer.scale):
+        tensor.data.mul_(-1)
         assert sqnr(layer(x), layer._plain(x)) > 36
     layer.weight.data.view(-1)[5::8] = 100
     refresh(layer)

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from torch._export.serde import schema
 from torch._export.serde.union import _Union
 from torch._functorch import predispatch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
 from torch.fx.node import has_side_effect
 
@@ -61,6 +62,16 @@ def guarding(*, small_sizes: bool) -> Iterator[None]:
             yield
     finally:
         symbolic_shapes.TLS.suppress_guards = former
+
+
+def release_real_tensors(graph: Graph) -> None:
+    """Let the values that nodes note forget of which tensors they were made, which they refer to weakly.
+
+    ``torch.utils.swap_tensors`` refuses a parameter that is referred to so.
+    """
+    values = (node.meta.get("val") for node in graph.nodes)
+    for mode in {value.fake_mode for value in values if isinstance(value, FakeTensor)}:
+        mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
 
 
 def is_hook_of_export(hook: object) -> bool:

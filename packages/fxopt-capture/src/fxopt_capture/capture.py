@@ -14,6 +14,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
+from fxopt_capture._torch import release_real_tensors
 from fxopt_capture.call.arguments import CallForm, InputBinding, bind_call
 from fxopt_capture.call.caches import CacheReturn
 from fxopt_capture.call.guards import GUARDS, InputGuards
@@ -325,6 +326,7 @@ def build_captured(
     guards = with_dtypes(exported.guards, exported.values, dtype_reads, graph, model)
     captured = assemble(shell, graph, guards, binding)
     graph.lint()
+    release_real_tensors(graph)
     return captured
 
 

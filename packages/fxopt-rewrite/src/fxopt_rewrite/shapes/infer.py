@@ -125,6 +125,13 @@ def _undisturbed(mode: FakeTensorMode) -> Iterator[None]:
             mode.allow_non_fake_inputs = allowed
 
 
+def _alias_of(tensor: Tensor) -> Tensor:
+    alias = tensor.detach()
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(alias, tensor.requires_grad)
+    return alias.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+
+
 class _Faker:
     """Makes fake counterparts of tensors and modules, one for each."""
 
@@ -146,8 +153,8 @@ class _Faker:
         if isinstance(tensor, FakeTensor):
             return tensor
         try:
-            # Of a computed tensor, such as a pruned weight, torch would read the gradient, with a warning.
-            return self.mode.from_tensor(tensor if tensor.is_leaf else tensor.detach(), static_shapes=True)
+            # Of another tensor over the same memory, as the mode refers to it weakly, and reads its gradient.
+            return self.mode.from_tensor(_alias_of(tensor), static_shapes=True)
         except Exception as cause:
             raise PreconditionError(
                 f"infer_shapes: no fake tensor can be made of a {type(tensor).__name__} of {tensor.dtype}, "
