@@ -222,3 +222,28 @@ def test_what_the_model_refuses_of_nothing_the_graph_refuses_too(capsys: pytest.
     with pytest.raises(CaptureError, match=r"x.size\(\)\[0\] != 0 only"):
         captured(torch.ones(0, 4))
     assert capsys.readouterr().err == ""
+
+
+class Picked(nn.Module):
+    """Reads the mask row by row, so that an empty one fails where there are rows: masks of transformers do so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, 4)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        rows = torch.arange(ids.shape[0])
+        return torch.where(mask[rows[:, None], torch.arange(ids.shape[1])][..., None], self.embedding(ids), 0.0)
+
+
+def test_nothing_of_all_inputs_is_taken_where_the_model_takes_it() -> None:
+    """Though nothing of the mask alone is refused."""
+    model = Picked().eval()
+    ids, mask = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool)
+    captured = capture(model, (ids, mask))
+    for rows in (0, 1, 2):
+        assert torch.equal(captured(ids[:rows], mask[:rows]), model(ids[:rows], mask[:rows]))
+    with pytest.raises(IndexError):
+        model(ids, mask[:0])
+    with pytest.raises(CaptureError, match=r"not \(mask.size\(\)\[0\] == 0 and ids.size\(\)\[0\] != 0\) only"):
+        captured(ids, mask[:0])

@@ -46,13 +46,32 @@ class Question:
                 result[index] = tensor.narrow(dim, 0, size)
         return result
 
-    def refusal(self, guards: InputGuards) -> Condition:
-        """Return the condition that refuses exactly these sizes."""
-        codes = [f"i[{index}].size()[{dim}] == {size}" for (index, dim), size in self.sizes.items()]
-        texts = [f"{guards.specs[index].name}.size()[{dim}] == {size}" for (index, dim), size in self.sizes.items()]
-        if len(codes) == 1:
-            return Condition(codes[0].replace("==", "!="), texts[0].replace("==", "!="))
-        return Condition(f"not ({' and '.join(codes)})", f"not ({' and '.join(texts)})")
+    def refusal(self, guards: InputGuards, unless: Question | None = None) -> list[Condition]:
+        """Return the conditions that refuse exactly these sizes, but where those of `unless`, which has more, are met.
+
+        >>> from fxopt_capture.call.guards import InputSpec
+        >>> guards = InputGuards([InputSpec("ids", "integer"), InputSpec("mask", "integer")], [])
+        >>> alone, both = Question({(1, 0): 0}), Question({(0, 0): 0, (1, 0): 0})
+        >>> [condition.text for found in (alone.refusal(guards), alone.refusal(guards, both)) for condition in found]
+        ['mask.size()[0] != 0', 'not (mask.size()[0] == 0 and ids.size()[0] != 0)']
+        """
+        here = [(place, "==", size) for place, size in self.sizes.items()]
+        more = {} if unless is None else unless.sizes
+        others = [(place, "!=", size) for place, size in more.items() if place not in self.sizes]
+        if not others and len(here) == 1:
+            return [_condition(guards, [(here[0][0], "!=", here[0][2])])]
+        return [_condition(guards, [*here, *rest], negated=True) for rest in ([[each] for each in others] or [[]])]
+
+
+def _condition(guards: InputGuards, tests: Sequence[tuple[Place, str, int]], *, negated: bool = False) -> Condition:
+    """Return the condition that all comparisons of sizes hold, or that not all do."""
+
+    def joined(names: Sequence[str]) -> str:
+        text = " and ".join(f"{names[index]}.size()[{dim}] {sign} {size}" for (index, dim), sign, size in tests)
+        return f"not ({text})" if negated else text
+
+    count = len(guards.specs)
+    return Condition(joined([f"i[{index}]" for index in range(count)]), joined([spec.name for spec in guards.specs]))
 
 
 def questions(
@@ -133,6 +152,16 @@ def at_zero(values: Sequence[object], guards: InputGuards, leaves: Sequence[obje
     abstract = _abstract(leaves)
     asked = [question for question in questions(values, guards) if 0 in question.sizes.values()]
     return [question for question in asked if guards.accepts(question.applied(abstract))]
+
+
+def wider(
+    question: Question, values: Sequence[object], guards: InputGuards, leaves: Sequence[object]
+) -> Question | None:
+    """Return the question that also asks about sizes which are those of `question` in the example, if guards let it."""
+    for other in questions(values, guards, leaves):
+        if question.sizes.items() < other.sizes.items() and guards.accepts(other.applied(_abstract(leaves))):
+            return other
+    return None
 
 
 def _abstract(leaves: Sequence[object]) -> list[object]:

@@ -33,7 +33,7 @@ from fxopt_capture.export.inequalities import beyond_small_sizes, distinct, is_p
 from fxopt_capture.export.modes import captured_mode
 from fxopt_capture.export.observer import Observer
 from fxopt_capture.export.program import export_program
-from fxopt_capture.export.small_sizes import Question, at_zero, is_equal, open_questions, refuted
+from fxopt_capture.export.small_sizes import Question, at_zero, is_equal, open_questions, refuted, wider
 from fxopt_capture.one_at_a_time import raise_interrupt
 from fxopt_capture.weightless import device_for, hollow, is_too_large, put_back, random_weights
 from fxopt_core.graph import iter_nodes
@@ -214,10 +214,21 @@ def _compared(request: Request, usual: Export, strict: InputGuards | None, leave
 
 
 def _refusing_wrong(request: Request, found: Export, asked: Sequence[Question]) -> Export:
-    """Return an export that refuses those of the sizes asked about at which it is wrong."""
-    wrong = refuted(asked, request.model, request.form, found.module, found.inputs)
-    conditions = [*found.guards.conditions, *(question.refusal(found.guards) for question in wrong)]
-    return replace(found, guards=_with(found.guards, conditions)) if wrong else found
+    """Return an export that refuses those of the sizes asked about at which it is wrong.
+
+    An empty mask may be wrong for texts, and right for no texts.
+    """
+    leaves = pytree.tree_leaves(dict(found.inputs))
+
+    def wrong(questions: Sequence[Question]) -> list[Question]:
+        return refuted(questions, request.model, request.form, found.module, found.inputs)
+
+    conditions = list(found.guards.conditions)
+    for question in wrong(asked):
+        together = wider(question, found.values, found.guards, leaves)
+        is_right = together is not None and not wrong([together])
+        conditions += question.refusal(found.guards, together if is_right else None)
+    return replace(found, guards=_with(found.guards, conditions))
 
 
 def _with(guards: InputGuards, conditions: Sequence[Condition]) -> InputGuards:
