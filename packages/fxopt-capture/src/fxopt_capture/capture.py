@@ -56,6 +56,11 @@ from fxopt_core.graph import iter_nodes
 _LOGGER = logging.getLogger("fxopt_capture")
 # Attributes that captured modules have besides those of their class.
 _RESERVED = frozenset({"meta", GUARDS, "_input_binding"})
+_DISTRIBUTED = frozenset({"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel"})
+_BEFORE_SHARDING = (
+    "capture the model before it is sharded or wrapped, or rewrite it as it runs, by "
+    'torch.compile(model, backend="fxopt")'
+)
 
 
 def capture(
@@ -144,6 +149,7 @@ def read_call(
         CaptureError: `model` is no module that can be captured, or does not take these arguments.
     """
     check_model(model)
+    _check_tensors(model)
     register_structures([*args, *kwargs.values()])
     form, inputs = bind_call(model, args, kwargs)
     if is_pretrained(model):
@@ -287,6 +293,19 @@ def _check_steps(request: Request, exported: Export) -> None:
         )
 
 
+def _check_tensors(model: nn.Module) -> None:
+    """Refuse tensors that ``torch.export`` does not take."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if type(tensor).__name__ == "DTensor":
+            text = f"`{name}` of {type(model).__name__} is a DTensor, which cannot be captured; {_BEFORE_SHARDING}"
+            raise CaptureError(text)
+        if tensor.is_inference():
+            raise CaptureError(
+                f"`{name}` of {type(model).__name__} was made under torch.inference_mode(), and torch exports no such "
+                f"tensor; capture copy.deepcopy(model), made outside of that mode"
+            )
+
+
 def check_model(model: object) -> None:
     """Refuse what is no module that can be captured, with a `CaptureError` that says what to give instead."""
     if not isinstance(model, nn.Module):
@@ -298,6 +317,11 @@ def check_model(model: object) -> None:
         )
     if hasattr(model, "_orig_mod"):
         raise CaptureError("this is a module that torch.compile returned; capture the module that was compiled")
+    for path, module in model.named_modules():
+        name = f"`{path}` of {type(model).__name__}" if path else type(model).__name__
+        for kind in (cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _DISTRIBUTED):
+            # Before anything runs its hooks: FSDP's first call prepares the model for good.
+            raise CaptureError(f"{name} is a {kind}, which cannot be captured; {_BEFORE_SHARDING}")
     for name in (*model._modules, *model._parameters, *model._buffers):
         is_former_guard = isinstance(model._modules.get(name), InputGuards)
         if (hasattr(CapturedModule, name) or name in _RESERVED) and not is_former_guard:
