@@ -70,6 +70,12 @@ def key_map(graph_module: GraphModule) -> KeyMap:
                 "so that the original keys are not known. Write it with fxopt_rewrite.Editor, as "
                 "docs/writing-passes.md shows, or undo it first"
             )
+        if record.has_lost_edits:
+            raise CheckpointError(
+                f"the record of pass `{record.pass_name}` names what it replaced, and has lost the edits that say how, "
+                "so that the original keys are not known: the ledger was changed by other means. Take a copy whose "
+                "ledger is whole"
+            )
     with collector_paused():
         tree = _Tree(graph_module)
         for record in reversed(records):

@@ -168,6 +168,14 @@ class Record:
         """The options as a call has them."""
         return options_text(self.options)
 
+    @property
+    def has_lost_edits(self) -> bool:
+        """Whether it names what an `Editor` replaced, and its journal, which said how, was emptied by others."""
+        return not self.journal and any(
+            rewrite.modules_before or rewrite.modules_after or (self.journal is not None and rewrite.after)
+            for rewrite in self.rewrites
+        )
+
     def __str__(self) -> str:
         """Return one line: what was done, and how often."""
         return (

@@ -69,6 +69,7 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
                 "Keep a copy of the graph module before such a pass (compose(..., inplace=False))",
                 pass_name=record.pass_name,
             )
+        _check_edits(record)
     steps = [(record, None if record.journal is not None else _pass_of(record)) for record in reversed(last)]
 
     def body(run: Run) -> GraphModule:
@@ -119,6 +120,8 @@ def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
     """Undo all applied records of the pass with this signature, last first; nothing is changed where there is none."""
     frame = current_frame(graph_module)
     records = [r for r in applied_records(graph_module, signature) if frame is None or frame.undoes(r)]
+    for record in records:
+        _check_edits(record)
     if not any(record.journal for record in records):
         _check_not_lost(graph_module, signature)
         return graph_module
@@ -149,6 +152,13 @@ def _take_back(graph_module: GraphModule, records: Sequence[Record], memo: Memo 
             record.journal.take_back(graph_module, record.pass_name, kept)
     for finish in kept.values() if memo is None else ():
         finish()
+
+
+def _check_edits(record: Record) -> None:
+    """Refuse a record whose edits somebody has dropped: undoing it would change nothing, and say that it had."""
+    if record.has_lost_edits:
+        found = "its record names what it replaced, and has lost the edits: the ledger was changed by other means"
+        raise undo_error(record.pass_name, found, "take a copy whose ledger is whole")
 
 
 def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> None:
