@@ -6,6 +6,7 @@ from fxopt_capture.archive.files import load, save
 from fxopt_capture.call.guards import InputGuards
 from fxopt_capture.capture import capture
 from fxopt_capture.captured import CapturedModule
+from fxopt_capture.huggingface import folders as folders  # which gives captured models their `save_pretrained`
 from fxopt_capture.tracing import symbolic_trace
 
 __all__ = ["CapturedModule", "InputGuards", "capture", "load", "save", "symbolic_trace"]

@@ -118,7 +118,12 @@ def _dtype(graph_module: nn.Module) -> torch.dtype:
     return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
 
 
-_ATTRIBUTES: Mapping[str, Callable[[GraphModule], Any]] = {
+def offer(name: str, compute: Callable[[GraphModule], Any]) -> None:
+    """Give captured modules with a note one more attribute."""
+    _ATTRIBUTES[name] = compute
+
+
+_ATTRIBUTES: dict[str, Callable[[GraphModule], Any]] = {
     "config": _configuration("config"),
     "generation_config": _configuration("generation_config"),
     "main_input_name": lambda graph_module: graph_module.meta[NOTE]["main_input_name"],

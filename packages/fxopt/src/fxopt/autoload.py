@@ -1,0 +1,69 @@
+"""Let transformers know the folders that fxopt writes, wherever fxopt is installed.
+
+transformers has no entry points: a type of model is known once someone has registered it. torch has a group of them,
+``torch.backends``, which is called at the end of ``import torch``; so is `autoload`, and by ``import fxopt``, too.
+It imports neither torch nor transformers. If nothing ever imports the classes ``AutoModel...`` of transformers, it has
+no effect; ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` turns the entry point off, and leaves ``import fxopt``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+_AWAITED = "transformers.models.auto.modeling_auto"
+
+
+def autoload() -> None:
+    """Register with transformers: now, or once it has loaded its classes ``AutoModel...``."""
+    if _AWAITED in sys.modules:
+        _register()
+    elif not any(isinstance(finder, _Waiting) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Waiting())
+
+
+class _Waiting(MetaPathFinder):
+    """Finds one module, as Python does, and has something done after it was loaded."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the specification of the awaited module, with another loader; None for all others."""
+        if fullname != _AWAITED:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenRegister(spec.loader)
+        return spec
+
+
+class _ThenRegister(Loader):
+    """Loads a module as its own loader does, which stays the one that the module names."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return the module that the loader makes."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module, and register."""
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _register()
+
+
+def _register() -> None:
+    try:
+        importlib.import_module("fxopt.drop_in.auto_classes").register()
+    except Exception as error:  # another transformers, which has to stay usable
+        message = f"folders that fxopt wrote cannot be opened with this transformers: {type(error).__name__}: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)

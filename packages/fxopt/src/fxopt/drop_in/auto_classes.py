@@ -1,0 +1,76 @@
+"""What ``AutoConfig`` and ``AutoModel...`` of transformers make of a folder that fxopt wrote.
+
+Imported by `fxopt.autoload` in every process that has these classes; what opens an archive is imported with the first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any, ClassVar
+
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig
+from transformers.models.auto import modeling_auto
+from transformers.utils import cached_file
+
+MODEL_TYPE = "fxopt (pip install fxopt)"
+_OF_THE_HUB = {"cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token"}
+_DECIDED = ("attn_implementation", "device_map", "quantization_config")
+
+
+class FxoptConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers is untyped here
+    """The configuration of a folder: the model's, whose type is under the key ``fxopt``."""
+
+    model_type = MODEL_TYPE
+
+
+class Opener:
+    """Stands for a class of models; what it opens is a captured module."""
+
+    config_class = FxoptConfig
+    auto_class: ClassVar[Any]
+
+    @classmethod
+    def from_pretrained(cls, path: str, *_: object, config: Any, **kwargs: Any) -> Any:
+        """Return the graph module of a folder, or of a repository on the hub.
+
+        Raises:
+            ValueError: The model in it has another head, or options are given that were decided when it was optimized.
+        """
+        _check_head(path, config, cls.auto_class)
+        given = [name for name in _DECIDED if kwargs.get(name) is not None]
+        dtype = kwargs.get("dtype") or kwargs.get("torch_dtype") or "auto"
+        if dtype != "auto" and _name(dtype) != _name(config.dtype):
+            given.append(f"dtype={_name(dtype)}")
+        if given:
+            raise ValueError(f"{path} holds an optimized graph, for which {', '.join(given)} cannot be chosen any more")
+        hub = {name: value for name, value in kwargs.items() if name in _OF_THE_HUB}
+        return importlib.import_module("fxopt_capture").load(cached_file(path, config.fxopt["archive"], **hub))
+
+
+def register() -> None:
+    """Let transformers open the folders that fxopt writes."""
+    AutoConfig.register(MODEL_TYPE, FxoptConfig, exist_ok=True)
+    for name in modeling_auto.__all__:
+        auto_class = getattr(modeling_auto, name)
+        if name.startswith("AutoModel"):
+            opener = type("Opener", (Opener,), {"auto_class": auto_class})
+            auto_class.register(FxoptConfig, opener, exist_ok=True)
+
+
+def _check_head(path: str, config: Any, auto_class: Any) -> None:
+    """Refuse to give a model for one of another head."""
+    (name,) = config.architectures
+    if auto_class is AutoModel:  # encoders of models that have both parts are no model of a mapping
+        fits = re.search("For[A-Z]|LMHead", name) is None
+    else:
+        found = auto_class._model_mapping.get(CONFIG_MAPPING[config.fxopt["model_type"]], ())
+        fits = name in [each.__name__ for each in (found if isinstance(found, list | tuple) else (found,))]
+    if not fits:
+        raise ValueError(
+            f"{path} holds a {name}, which is none of {auto_class.__name__}: optimize the model that is needed"
+        )
+
+
+def _name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
