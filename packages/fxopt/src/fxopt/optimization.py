@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 from torch.fx import GraphModule
 
+from fxopt.drop_in.clients import ClientT, is_client, with_models_replaced
 from fxopt_capture import capture
 from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core import PreconditionError, Transformation, faithful_copy, registry
@@ -16,6 +17,15 @@ from fxopt_tools import Inputs, verify as verify_outputs
 __all__ = ["default_pipeline", "optimize"]
 
 
+@overload
+def optimize(  # type: ignore[overload-overlap]  # a model that has `preprocess`, too, is one of sentence-transformers
+    model: ClientT,
+    *,
+    pipeline: str | Transformation | None = None,
+    verify: bool = True,
+    sqnr: float | None = None,
+) -> ClientT: ...
+@overload
 def optimize(
     model: nn.Module,
     args: Sequence[Any] = (),
@@ -25,8 +35,21 @@ def optimize(
     dynamic_shapes: Any = None,
     verify: bool = True,
     sqnr: float | None = None,
-) -> GraphModule:
+) -> GraphModule: ...
+def optimize(
+    model: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    pipeline: str | Transformation | None = None,
+    dynamic_shapes: Any = None,
+    verify: bool = True,
+    sqnr: float | None = None,
+) -> Any:
     """Capture a model, run a pipeline on it, and check the result against the model.
+
+    A `SentenceTransformer`, `SparseEncoder`, `CrossEncoder` or pipeline of transformers comes back as a copy whose
+    transformer is the optimized graph; its own tokenizer or processor makes the example inputs.
 
     Args:
         model: the model, which is not changed; of a graph module, a faithful copy is transformed.
@@ -44,7 +67,8 @@ def optimize(
 
     Raises:
         CaptureError: The model cannot be captured.
-        PreconditionError: Options do not fit, such as dynamic_shapes for a graph module.
+        PreconditionError: Options do not fit, such as dynamic_shapes for a graph module, or there is no model to
+            replace in what was given.
         PipelineSyntaxError: The text of the pipeline cannot be read.
         UnknownPassError: No installed family offers a pass of that name.
         PassError: A pass failed.
@@ -66,19 +90,28 @@ def optimize(
             "capture, or give optimize the model"
         )
     transformation = None if pipeline is None else _transformation(pipeline)
-    with one_at_a_time():  # to the end: verifying calls the model, which a capture in another thread changes meanwhile
+
+    def optimized(model: nn.Module, calls: Sequence[Inputs], dynamic_shapes: Any) -> GraphModule:
         if isinstance(model, GraphModule):
             graph_module = faithful_copy(model)
         else:
-            graph_module = capture(
-                model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, compare=verify
+            first = calls[0]
+            graph_module = capture(model, first.args, first.kwargs, dynamic_shapes=dynamic_shapes, compare=verify)
+        chosen = transformation or registry().pipeline(default_pipeline(graph_module))
+        graph_module = chosen(graph_module)
+        given = [call for call in calls if call.args or call.kwargs]
+        if verify and given:
+            verify_outputs(model, graph_module, given, sqnr=sqnr).raise_if_failed()
+        return graph_module
+
+    with one_at_a_time():  # to the end: verifying calls the model, which a capture in another thread changes meanwhile
+        if not is_client(model):
+            return optimized(model, [Inputs(*args, **(kwargs or {}))], dynamic_shapes)
+        if args or kwargs or dynamic_shapes is not None:
+            raise PreconditionError(
+                f"a {type(model).__name__} makes its example inputs itself: leave out args, kwargs and dynamic_shapes"
             )
-        if transformation is None:
-            transformation = registry().pipeline(default_pipeline(graph_module))
-        graph_module = transformation(graph_module)
-        if verify and (args or kwargs):
-            verify_outputs(model, graph_module, Inputs(*args, **(kwargs or {})), sqnr=sqnr).raise_if_failed()
-    return graph_module
+        return with_models_replaced(model, optimized)
 
 
 def default_pipeline(model: nn.Module) -> str:

@@ -1,0 +1,225 @@
+"""Objects with a Hugging Face model in them: models of sentence-transformers, and pipelines of transformers.
+
+A client is copied with something else in the place of its model: first with what notes how it calls the model, on
+examples that its own tokenizer or processor prepares, then with the optimized graph.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fxopt_core import PreconditionError
+from fxopt_tools import Inputs
+
+_SHORT, _LONG = "A short text.", "Another text, which is somewhat longer than the first one is."
+# Two texts of different lengths in one call, so that one is padded, and one text alone, which is not.
+_TEXTS = ([_SHORT, _LONG], [f"{_LONG} {_SHORT}"])
+_TEXT_TASKS = ("feature-extraction", "fill-mask", "text-classification", "token-classification")
+_IMAGE_TASKS = ("image-classification", "image-feature-extraction")
+_AUDIO_TASKS = ("audio-classification", "automatic-speech-recognition")
+_OTHERWISE = "optimize its model by itself, fxopt.optimize(model, kwargs=inputs), or model.compile(backend='fxopt')"
+
+
+class Client(Protocol):
+    """A model of sentence-transformers or a pipeline, as type checkers see both."""
+
+    def preprocess(self, *args: Any, **kwargs: Any) -> Any:
+        """Make inputs of the model of what a user gives."""
+
+
+ClientT = TypeVar("ClientT", bound=Client)
+Optimize = Callable[[nn.Module, Sequence[Inputs], Mapping[str, Any] | None], GraphModule]
+"""Makes a graph of a model, the calls that it gets, and ``dynamic_shapes``."""
+
+
+def is_client(found: object) -> bool:
+    """Whether an object is a model of sentence-transformers or a pipeline; imports neither library.
+
+    >>> is_client(nn.Linear(1, 1))
+    False
+    """
+    return _is_of_sentence_transformers(found) or _is_a(found, "transformers.pipelines.base", "Pipeline")
+
+
+def with_models_replaced(client: ClientT, optimize: Optimize) -> ClientT:
+    """Return a copy of a client whose models are graphs; the client stays as it is.
+
+    Raises:
+        PreconditionError: It has no model for which a graph can stand, or one in training mode.
+    """
+    given = client
+    for model in _models(client):
+        name = f"the {type(model).__name__} of this {type(given).__name__}"
+        if model.training:
+            raise PreconditionError(f"{name} is in training mode, where it is random: call eval() first")
+        recorder = _Recorder(model)
+        client = copy.deepcopy(client, {id(model): recorder})
+        for call in _calls(client):
+            call()
+        if not recorder.calls:
+            raise PreconditionError(f"{name} was not called with the examples; {_OTHERWISE}")
+        graph_module = optimize(model, recorder.calls, _varying_sizes(recorder.calls[0]))
+        client = copy.deepcopy(client, {id(recorder): graph_module})
+    return client
+
+
+def calls_of(client: Client) -> tuple[nn.Module, list[Inputs]]:
+    """Return the one model of a client, and the calls that it gets with examples.
+
+    Raises:
+        PreconditionError: It has none, or several.
+    """
+    models = _models(client)
+    if len(models) > 1:
+        kinds = " and ".join(type(model).__name__ for model in models)
+        raise PreconditionError(
+            f"this {type(client).__name__} has several models, {kinds}; use fxopt.optimize in Python"
+        )
+    recorder = _Recorder(models[0])
+    for call in _calls(copy.deepcopy(client, {id(models[0]): recorder})):
+        call()
+    return models[0], recorder.calls
+
+
+class _Recorder(nn.Module):
+    """Stands in for a model, and notes the tensors and numbers that it is called with."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._recorded = (model,)  # no submodule: `eval()` and `to()` of a copy are not meant for the caller's model
+        self.calls: list[Inputs] = []
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Note a call, and make it."""
+        with torch.inference_mode(False):  # clients call in it, and its tensors are of no use outside
+            noted = {name: pytree.tree_map(_own, value) for name, value in kwargs.items() if _counts(value)}
+            self.calls.append(Inputs(*pytree.tree_map(_own, args), **noted))
+        return self._recorded[0](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(vars(self)["_recorded"][0], name)
+
+
+def _own(value: object) -> object:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _counts(value: object) -> bool:
+    """Whether an argument is more than a flag that repeats the model's configuration."""
+    return type(value) is int or any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def _models(client: Any) -> list[nn.Module]:
+    """Return the models of a client that graphs can stand for."""
+    if _is_of_sentence_transformers(client):
+        return _models_of_modules(client)
+    model = client.model
+    if not model.can_generate():
+        return [model]
+    if model.config.is_encoder_decoder:
+        return [model.get_encoder()]
+    raise PreconditionError(
+        f"the {type(model).__name__} of this pipeline generates, with a cache that grows in each call: keep it, and "
+        "compile it: pipe.model.compile(backend='fxopt')"
+    )
+
+
+def _models_of_modules(client: Any) -> list[nn.Module]:
+    holders = [
+        module
+        for module in client.modules()
+        if _is_a(module, "sentence_transformers.base.modules.transformer", "Transformer")
+    ]
+    if not holders:
+        kinds = ", ".join(type(module).__name__ for module in client)
+        raise PreconditionError(
+            f"this {type(client).__name__} consists of {kinds}, and has no transformer in it: there is nothing to "
+            "rewrite in tables that are looked up, and it is as fast as it gets"
+        )
+    methods = {each["method"] for module in holders for each in module.modality_config.values()} - {"forward"}
+    if methods:
+        raise PreconditionError(
+            f"this {type(client).__name__} calls {' and '.join(sorted(methods))} of its model, and a graph stands for "
+            f"`forward` alone: compile it, model.compile(backend='fxopt', dynamic=True)"
+        )
+    return list({id(module.model): module.model for module in holders}.values())
+
+
+def _calls(client: Any) -> Iterator[Callable[[], object]]:
+    """Yield calls of a client with examples."""
+    if _is_of_sentence_transformers(client):
+        yield from _calls_of_modules(client)
+        return
+    task, tokenizer = client.task, client.tokenizer
+    if task in _TEXT_TASKS:
+        mask = f" {tokenizer.mask_token}" if task == "fill-mask" else ""
+        for texts in _TEXTS:
+            size = len(texts) if tokenizer.pad_token_id is not None else 1
+            yield partial(client, [text + mask for text in texts], batch_size=size)
+    elif task == "zero-shot-classification":
+        yield from (partial(client, text, candidate_labels=["one", "another label"]) for text in (_SHORT, _LONG))
+    elif task in _IMAGE_TASKS:
+        yield from (partial(client, images, batch_size=len(images)) for images in _images())
+    elif task in _AUDIO_TASKS:
+        yield from (partial(client, _sound(seconds, client.feature_extractor.sampling_rate)) for seconds in (1.0, 1.7))
+    else:
+        known = ", ".join((*_TEXT_TASKS, "zero-shot-classification", *_IMAGE_TASKS, *_AUDIO_TASKS))
+        raise PreconditionError(f"no examples are known for a pipeline of {task!r}, only for {known}; {_OTHERWISE}")
+
+
+def _calls_of_modules(client: Any) -> Iterator[Callable[[], object]]:
+    kinds = client.modalities
+    if "text" in kinds:
+        batches: Sequence[list[Any]] = _TEXTS
+    elif "image" in kinds:
+        batches = _images()
+    else:
+        raise PreconditionError(f"no examples are known for a {type(client).__name__} of {kinds}; {_OTHERWISE}")
+    for batch in batches:
+        if hasattr(client, "predict"):
+            yield partial(client.predict, [(each, batch[0]) for each in batch], show_progress_bar=False)
+            continue
+        for task in getattr(client[0], "sub_modules", (None,)):  # the ways of a router
+            way = {} if task is None else {"task": task}
+            yield partial(client.encode, batch, show_progress_bar=False, **way)
+
+
+def _images() -> Sequence[list[Any]]:
+    gradient = importlib.import_module("PIL.Image").linear_gradient("L").convert("RGB")
+    return ([gradient, gradient.rotate(90)], [gradient.rotate(180)])
+
+
+def _sound(seconds: float, rate: int) -> Any:
+    """Return a tone that rises."""
+    time = torch.arange(int(seconds * rate)) / rate
+    return torch.sin(2 * math.pi * (200 + 100 * time) * time).numpy()
+
+
+def _varying_sizes(call: Inputs) -> Mapping[str, Any] | None:
+    """Return the sizes that vary where `capture` does not see it: the lengths of sounds."""
+    if "input_values" not in call.kwargs:
+        return None
+    return {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in call.kwargs}
+
+
+def _is_of_sentence_transformers(found: object) -> bool:
+    return _is_a(found, "sentence_transformers.base.model", "BaseModel")
+
+
+def _is_a(found: object, module: str, name: str) -> bool:
+    return any((cls.__module__, cls.__name__) == (module, name) for cls in type(found).__mro__)
