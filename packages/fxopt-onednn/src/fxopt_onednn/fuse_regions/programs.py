@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from fxopt_core.tolerances import tolerance
 from fxopt_onednn.fuse_regions.fusible import Region
 from fxopt_onednn.packing.packed_conv import PackedConv2d
 from fxopt_onednn.packing.packed_layer import PackedLayer
@@ -29,7 +30,7 @@ Program = Callable[..., tuple[Any, ...]]
 
 _RUNS_UNTIL_FUSED = 3
 _TIMED_ROUNDS = 5
-_TOLERANCE = 1e-3
+_TOLERANCE = tolerance(torch.float32)
 _LOCK = threading.Lock()
 
 
@@ -100,7 +101,17 @@ class _Attempt:
         if not _are_alike(found, expected) or _share([*before, *given, *self._held()], found):
             return None
         kept = zip(given, self._tensors, self._written, strict=True)
-        return program if all(written or _equal(one, other) for one, other, written in kept) else None
+        unwritten = all(written or _equal(one, other) for one, other, written in kept)
+        return program if unwritten and self._keeps_nan(program, places) else None
+
+    def _keeps_nan(self, program: Program, places: Sequence[int]) -> bool:
+        """Return whether NaN in the inputs is NaN wherever the layers have it: oneDNN hides it in some activations."""
+        given = list(map(_with_nan, self._tensors))
+        expected = self._one_by_one(*map(_like, given))
+        found = program(*given)
+        return all(
+            bool((~expected[place].isnan() | one.isnan()).all()) for place, one in zip(places, found, strict=True)
+        )
 
     def _held(self) -> list[Tensor]:
         """Return the tensors that the region reads, those of its modules included."""
@@ -217,6 +228,14 @@ def _like(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.preserve_format)
 
 
+def _with_nan(tensor: Tensor) -> Tensor:
+    """Return a copy whose first number is NaN."""
+    copy = _like(tensor)
+    if copy.numel():
+        copy[(0,) * copy.dim()] = torch.nan
+    return copy
+
+
 def _format_of(tensor: Tensor) -> torch.memory_format:
     last = tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last else torch.contiguous_format
@@ -230,8 +249,10 @@ def _are_alike(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
         if not one.is_floating_point():
             same = torch.equal(one, other)
         else:
-            largest = other[other.isfinite()].abs().max().item() if other.isfinite().any() else 0.0
-            same = torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE * largest, equal_nan=True)
+            finite = other[other.isfinite()]
+            scale = finite.square().mean().sqrt().item() if finite.numel() else 0.0
+            absolute = _TOLERANCE.rtol * scale + _TOLERANCE.atol * max(1.0, scale)  # as the criterion of `verify`
+            same = torch.allclose(one, other, rtol=_TOLERANCE.rtol, atol=absolute, equal_nan=True)
         if not same:
             return False
     return True

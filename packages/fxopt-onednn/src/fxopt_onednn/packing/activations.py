@@ -35,7 +35,25 @@ class Activation(NamedTuple):
         >>> Activation("hardtanh", (0.0, 6.0))(torch.tensor([-1.0, 7.0]))
         tensor([0., 6.])
         """
-        return _APPLIED[self.name](value, self.scalars, self.algorithm)
+        return _APPLIED[self.name](value, self.scalars, self.algorithm, False)
+
+    def apply_(self, value: Tensor) -> Tensor:
+        """Apply it in place with torch's own function."""
+        return _APPLIED[self.name](value, self.scalars, self.algorithm, True)
+
+    @property
+    def hides_nan(self) -> bool:
+        """Whether oneDNN makes a number of NaN: ReLU of it is 0, hardsigmoid 1."""
+        return self.name in ("relu", "hardtanh", "hardsigmoid")
+
+    @property
+    def alters_extremes(self) -> bool:
+        """Whether oneDNN computes NaN, infinity or numbers above 1e37 otherwise than torch.
+
+        Besides those that hide NaN, that is hardswish: of 3e38 it is 3e38, and infinity in torch. GELU by the error
+        function makes NaN of infinity in both: torch calls oneDNN for contiguous numbers.
+        """
+        return self.hides_nan or self.name == "hardswish"
 
     def __str__(self) -> str:
         """Return its name and its constants."""
@@ -45,18 +63,19 @@ class Activation(NamedTuple):
 
 NONE, RELU, RELU6 = Activation(), Activation("relu"), Activation("hardtanh", (0.0, 6.0))
 
-_APPLIED: Mapping[str, Callable[[Tensor, tuple[float, ...], str], Tensor]] = {
-    "none": lambda value, numbers, algorithm: value,
-    "relu": lambda value, numbers, algorithm: F.relu(value),
-    "hardtanh": lambda value, numbers, algorithm: F.hardtanh(value, numbers[0], numbers[1]),
-    "hardswish": lambda value, numbers, algorithm: F.hardswish(value),
-    "hardsigmoid": lambda value, numbers, algorithm: F.hardsigmoid(value),
-    "swish": lambda value, numbers, algorithm: F.silu(value),
-    "sigmoid": lambda value, numbers, algorithm: torch.sigmoid(value),
-    "tanh": lambda value, numbers, algorithm: torch.tanh(value),
-    "gelu": lambda value, numbers, algorithm: F.gelu(value, approximate=algorithm),
-    "leaky_relu": lambda value, numbers, algorithm: F.leaky_relu(value, numbers[0]),
+_APPLIED: Mapping[str, Callable[[Tensor, tuple[float, ...], str, bool], Tensor]] = {
+    "none": lambda value, numbers, algorithm, inplace: value,
+    "relu": lambda value, numbers, algorithm, inplace: F.relu(value, inplace),
+    "hardtanh": lambda value, numbers, algorithm, inplace: F.hardtanh(value, numbers[0], numbers[1], inplace),
+    "hardswish": lambda value, numbers, algorithm, inplace: F.hardswish(value, inplace),
+    "hardsigmoid": lambda value, numbers, algorithm, inplace: F.hardsigmoid(value, inplace),
+    "swish": lambda value, numbers, algorithm, inplace: F.silu(value, inplace),
+    "sigmoid": lambda value, numbers, algorithm, inplace: value.sigmoid_() if inplace else torch.sigmoid(value),
+    "tanh": lambda value, numbers, algorithm, inplace: value.tanh_() if inplace else torch.tanh(value),
+    "gelu": lambda value, numbers, algorithm, inplace: _GELU[inplace](value, approximate=algorithm),
+    "leaky_relu": lambda value, numbers, algorithm, inplace: F.leaky_relu(value, numbers[0], inplace),
 }
+_GELU: tuple[Callable[..., Tensor], ...] = (F.gelu, torch.ops.aten.gelu_.default)
 
 SLOW_IN_LINEAR = frozenset({"gelu", "swish", "tanh"}) if ONLY_AVX2 else frozenset()
 """Activations that the linear operator computes slower than torch's own function after it, on this processor.

@@ -67,8 +67,12 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
 
     Zero padding, the addition of a value of the same shape, and one of ReLU, ReLU6, hardtanh, hardswish, hardsigmoid,
     SiLU, sigmoid, tanh, GELU and LeakyReLU are included if nothing else reads the values between them; after a sum, the
-    operator only takes ReLU. Parameters are unchanged: `PackedConv2d` packs a copy when it first runs. Refused: other
-    dtypes and devices, processors without the operators, and shared, tied or mutated tensors.
+    operator only takes ReLU. In a convolution, oneDNN's ReLU, hardtanh and hardsigmoid make a number of NaN, which the
+    record notes at each site. Parameters are unchanged: `PackedConv2d` packs a copy when it first runs. Refused: other
+    dtypes and devices, processors without the operators, and shared, tied and mutated tensors.
+
+    Args:
+        keep_nan: whether these, and hardswish, whose results above 1e37 differ, stay calls of torch's own.
 
     Source:
         ``torch.ops.mkldnn._convolution_pointwise``, which inductor calls on CPUs, too: oneDNN applies the
@@ -90,6 +94,9 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
         "with zeros. Nothing to do: one operator cannot do both.",
     }
 
+    def __init__(self, *, keep_nan: bool = False) -> None:
+        self.keep_nan = keep_nan
+
     def match(self, index: GraphIndex) -> Iterator[ConvolutionSite | Refusal]:
         """Yield the 2-D convolutions."""
         taken: dict[Node, ConvolutionSite] = {}
@@ -99,9 +106,9 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
             if isinstance(call, Obstacle) and _looks_like_conv2d(index, node):
                 sites.append(Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,)))
             elif isinstance(call, ConvolutionCall) and call.dims == 2 and not call.transposed:
-                site = _site(call, index)
+                site = self._site(call, index)
                 if site.sum is not None and site.sum.node in taken:  # of two convolutions, the later one takes it
-                    sites[sites.index(taken[site.sum.node])] = _site(taken[site.sum.node].call, index, alone=True)
+                    sites[sites.index(taken[site.sum.node])] = self._site(taken[site.sum.node].call, index, alone=True)
                 if site.sum is not None:
                     taken[site.sum.node] = site
                 sites.append(site)
@@ -120,11 +127,31 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
 
     def rewrite(self, site: ConvolutionSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
+        if site.activation.hides_nan:
+            edit.note(f"oneDNN's {site.activation.name} makes a number of NaN")
         if site.sum is None:
             insert_packed(edit, _packed(site), site.call, site.nodes, [site.input], before=site.nodes[0])
         else:
             inputs = [site.input, site.sum.other]
             insert_packed(edit, _packed(site), site.call, site.nodes, inputs, before=site.sum.node)
+
+    def _site(self, call: ConvolutionCall, index: GraphIndex, *, alone: bool = False) -> ConvolutionSite:
+        """Return a convolution with all that can be packed with it; ``alone``, without a sum."""
+        padding = padding_before(index, call.input) if isinstance(call.padding, tuple) else None
+        if padding is not None and index.effects.written_between(padding.node, padding.node, call.node):
+            padding = None
+        last, activation = self._activation_after(index, call.node)
+        found = None if alone or activation != NONE else sum_after(index, call.node)
+        if found is None or not _fits(call, padding, found, index):
+            return ConvolutionSite(call, padding, None, last, activation)
+        last, activation = self._activation_after(index, found.node)
+        if activation.name not in ("none", "relu"):
+            last, activation = found.node, NONE
+        return ConvolutionSite(call, padding, found, last, activation)
+
+    def _activation_after(self, index: GraphIndex, node: Node) -> tuple[Node, Activation]:
+        last, activation = activation_after(index, node)
+        return (node, NONE) if self.keep_nan and activation.alters_extremes else (last, activation)
 
 
 def _looks_like_conv2d(index: GraphIndex, node: Node) -> bool:
@@ -149,21 +176,6 @@ def _without_early_overwrites(
             if any(moved[reader] > here for reader in readers):
                 site = replace(site, sum=replace(site.sum, last=False))
         yield site
-
-
-def _site(call: ConvolutionCall, index: GraphIndex, *, alone: bool = False) -> ConvolutionSite:
-    """Return a convolution with all that can be packed with it; ``alone``, without a sum."""
-    padding = padding_before(index, call.input) if isinstance(call.padding, tuple) else None
-    if padding is not None and index.effects.written_between(padding.node, padding.node, call.node):
-        padding = None
-    last, activation = activation_after(index, call.node)
-    found = None if alone or activation != NONE else sum_after(index, call.node)
-    if found is None or not _fits(call, padding, found, index):
-        return ConvolutionSite(call, padding, None, last, activation)
-    last, activation = activation_after(index, found.node)
-    if activation.name not in ("none", "relu"):
-        last, activation = found.node, NONE
-    return ConvolutionSite(call, padding, found, last, activation)
 
 
 def _fits(call: ConvolutionCall, padding: Padding | None, found: Sum, index: GraphIndex) -> bool:

@@ -57,8 +57,9 @@ class PackLinears(ReversibleSitePass[LinearSite]):
 
     Cost:
         One call instead of several, and no tensors between them. From the first call on, the module holds a packed
-        copy of the weight besides the parameter. With AVX2 alone, GELU, SiLU and tanh are calls of their own, and torch
-        computes products of 64 rows and more whose result is not wider than the input: both are faster there.
+        copy of the weight besides the parameter. ReLU, hardtanh, hardsigmoid and hardswish are calls of their own, in
+        place: oneDNN's hide NaN, or lose infinity. With AVX2 alone, so are GELU, SiLU and tanh, and torch computes
+        products of 64 rows and more whose result is not wider than the input: both are faster there.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU()).eval()

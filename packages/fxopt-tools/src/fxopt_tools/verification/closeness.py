@@ -118,6 +118,7 @@ class Measurement:
         worst: the worst element, or None for empty tensors.
         nans: how many elements are NaN in both, and say nothing.
         relative_rms: the largest rms(a - b) / s of elements of one magnitude, if it is too large; None otherwise.
+        lost_nans: how many elements are NaN in the original alone.
     """
 
     max_absolute_error: float
@@ -126,6 +127,7 @@ class Measurement:
     worst: Worst | None
     nans: int = 0
     relative_rms: float | None = None
+    lost_nans: int = 0
 
     @property
     def passed(self) -> bool:
@@ -158,6 +160,7 @@ def measure(expected: Tensor, found: Tensor, criterion: Criterion, truth: Tensor
         differing=int((error > allowed).sum()),
         worst=worst,
         nans=int((a.isnan() & b.isnan()).sum()),
+        lost_nans=int((a.isnan() & ~b.isnan()).sum()),
         relative_rms=max(coarse.values(), default=None),
     )
 

@@ -14,7 +14,7 @@ from fxopt_core import Instrument, PassRun, PreconditionError, Record, Transform
 from fxopt_core.passes.runnable import Runnable
 from fxopt_tools.inputs import OneInput, read_inputs
 from fxopt_tools.verification.bounds import read_bounds, records_of
-from fxopt_tools.verification.isolated_run import run_once
+from fxopt_tools.verification.isolated_run import run_thrice
 from fxopt_tools.verification.report import VerificationReport
 from fxopt_tools.verification.verify import Baseline, baselines, check_modules, report_on
 
@@ -56,8 +56,8 @@ class Verify(Instrument):
     (``preserves_computation``), since many authors do not say.
 
     Within a composition the outputs after one pass serve as those before the next, and the run in float64 is that of
-    the module before the first, so n passes cost n + 1 runs of the module for each input, plus a copy of it in float64
-    and a run of that; undoing takes two runs and such a copy for each pass. If a pass calls another pass on another
+    the module before the first, so n passes cost 3n + 1 runs of the module for each input, plus a copy of it in float64
+    and a run of that; undoing takes four runs and such a copy for each pass. If a pass calls another pass on another
     graph module (a part of the whole, say), the inner pass is compared with that module before it, and is not checked
     if the inputs do not fit.
 
@@ -148,15 +148,15 @@ class Verify(Instrument):
             self._add(run, None, reason=expected)
             return None
         try:
-            found = [run_once(graph_module, item) for item in self._inputs]
+            found = [list(run_thrice(graph_module, item)) for item in self._inputs]
         except Exception as error:
             return self._refused(run, error)
         bounds = self._bounds.between(known, (*records_of(graph_module), record))
-        report = report_on(zip(expected, found, strict=True), bounds)
+        report = report_on(zip(expected, found, strict=True), bounds, (record,))
         self._add(run, report.passed, report)
         # After an approximation, the run of the original in float64 would excuse as rounding what the next pass does.
         if report.passed and run.index is not None and not run.reverse and bounds.sqnr is None:
-            now = [replace(base, outcome=outcome) for base, outcome in zip(expected, found, strict=True)]
+            now = [replace(base, outcome=calls[-1]) for base, calls in zip(expected, found, strict=True)]
             self._latest = weakref.ref(graph_module), run.index, now
         if not self.may_veto:
             report.raise_if_failed(pass_name=run.name, index=run.index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from fxopt_tools.inputs import Inputs, copied, version_of
 from fxopt_tools.value_tree import Tree, tensors, tree_of
 
 SEED = 20_240_917  # any number will do, as long as every run uses it
+_CALLS = 3
 ONE_AT_A_TIME = threading.RLock()
 """Held while a module runs or is read: threads share the random state, and may share modules, which runs restore."""
 
@@ -36,6 +37,8 @@ class Outcome:
         parameters_written: names of the parameters that the run wrote to.
         buffers: the buffers after the run, by their full names, and weights of embeddings that renormalise themselves.
         buffers_written: names of those that the run wrote to or replaced.
+        strides: of each output tensor that has some, by its path.
+        random: the state of each random number generator after the run, as a number that differs if the state does.
     """
 
     output: Tree
@@ -45,14 +48,43 @@ class Outcome:
     parameters_written: tuple[str, ...]
     buffers: Mapping[str, Tensor]
     buffers_written: frozenset[str]
+    strides: Mapping[str, tuple[int, ...]]
+    random: Mapping[str, int]
+
+    def equals(self, other: Outcome) -> bool:
+        """Return whether another run came out the same bit for bit."""
+        if self.strides != other.strides or self.random != other.random:
+            return False
+        trees = ((self.output, other.output), (self.arguments, other.arguments))
+        pairs = [(tensors(one), tensors(another)) for one, another in trees] + [(self.buffers, other.buffers)]
+        if any(one.keys() != another.keys() for one, another in pairs):
+            return False
+        both = [(each, another[path]) for one, another in pairs for path, each in one.items()]
+        plain = all(each.layout is torch.strided and not each.is_meta for each, _ in both)
+        return plain and all(_same(*each) for each in both)
 
 
-def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Outcome:
+def run_thrice(module: nn.Module, inputs: Inputs) -> Iterator[Outcome]:
+    """Yield the outcome of a first call, and those of a second and third one that came out otherwise.
+
+    Fast paths may start later than at the first call: programs at the second. Where the first call has written to no
+    buffer, the others have the module's own instead of copies, as calls have afterwards.
+    """
+    first = run_once(module, inputs)
+    yield first
+    for _ in range(_CALLS - 1):
+        again = run_once(module, inputs, own_buffers=not first.buffers_written)
+        if not again.equals(first):
+            yield again
+
+
+def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False, own_buffers: bool = False) -> Outcome:
     """Run a module on a copy of the inputs, without gradients and from the same random state as every other run.
 
     During the run, copies replace buffers, plain tensors and embeddings that renormalise themselves; other attributes
     of modules are restored afterwards. Parameters that the run writes to are reported, not restored: copying all of
-    them would double the model. If ``widened``, the inputs are cast to float64.
+    them would double the model. If ``widened``, the inputs are cast to float64; with ``own_buffers``, buffers are not
+    replaced, and those that are written to are reported like parameters.
 
     Raises:
         PreconditionError: The inputs cannot be copied, or the module is not initialised.
@@ -62,10 +94,13 @@ def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Out
         _check_initialised(module)
     with ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad(), _same_random_numbers(module, inputs):
         arguments = copied(inputs, widened=widened)
-        versions = {name: (p, version_of(p)) for name, p in module.named_parameters()}
+        kept_as_they_are = _tensors(module) if own_buffers else dict(module.named_parameters())
+        versions = {name: (p, version_of(p)) for name, p in kept_as_they_are.items()}
         with kept(module):
-            output, buffers = _call(module, arguments.inputs)
+            output, buffers = _call(module, arguments.inputs, own_buffers=own_buffers)
             tree = tree_of(output, keep=lambda tensor: tensor.detach().clone())  # before the module is restored
+            strides = {path: _strides(each) for path, each in tensors(tree_of(output), "output").items()}
+            random_after = _random_state(_used(module, inputs))
         written = tuple(name for name, (p, version) in versions.items() if version_of(p) != version)
         shared = _shared(tensors(tree_of(output), "output"), arguments.tensors())
         own = {id(tensor) for tensor in arguments.tensors().values()}  # what the run added may belong to the module
@@ -73,7 +108,38 @@ def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> Out
         state = {name: now.detach() for name, now in buffers.items()}
         unchanged = _tensors(module)
         changed = {name for name, now in state.items() if not _same(now, unchanged[name])}
-        return Outcome(tree, after, arguments.touched(), shared, written, state, frozenset(changed))
+        touched = arguments.touched()
+        return Outcome(tree, after, touched, shared, written, state, frozenset(changed), strides, random_after)
+
+
+def gradients_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> dict[str, Tensor]:
+    """Run a module with gradients, as `run_once` does without; return those of a weighted sum of what it returns.
+
+    They are given as "gradient of `x`", for floating-point inputs and for parameters that require gradients; zero where
+    the sum does not depend on one. The weights are random, and the same in every run.
+
+    Raises:
+        PreconditionError: The inputs cannot be copied, or the module is not initialised.
+        Exception: Whatever the module or its backward pass raises.
+    """
+    with ONE_AT_A_TIME:
+        _check_initialised(module)
+    with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad(), _same_random_numbers(module, inputs):
+        arguments = copied(inputs, widened=widened)
+        named = [*arguments.tensors().items(), *((name, p) for name, p in module.named_parameters() if p.requires_grad)]
+        sources = {f"gradient of `{name}`": each for name, each in named if each.is_floating_point()}
+        with kept(module):
+            for each in arguments.tensors().values():
+                each.requires_grad_(each.is_floating_point())
+            output, _ = _call(module, arguments.inputs, own_buffers=False)
+            generator = torch.Generator().manual_seed(SEED)
+            results = [each for each in tensors(tree_of(output), "output").values() if each.requires_grad]
+            weights = [torch.randn(each.shape, generator=generator).to(each) for each in results]
+            found: Sequence[Tensor | None] = [None] * len(sources)
+            if results and sources:
+                found = torch.autograd.grad(results, list(sources.values()), weights, allow_unused=True)
+        pairs = zip(sources.items(), found, strict=True)
+        return {path: torch.zeros_like(each) if grad is None else grad for (path, each), grad in pairs}
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -87,12 +153,21 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _call(module: nn.Module, inputs: Inputs) -> tuple[object, dict[str, Tensor]]:
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of the dimensions with several entries: others mean nothing."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return ()
+    return tuple(stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _call(module: nn.Module, inputs: Inputs, *, own_buffers: bool) -> tuple[object, dict[str, Tensor]]:
     """Call a module with copies of tensors that it may write to; a ScriptModule accepts none and is restored after.
 
     Returns:
         The output, and what became of the copies.
     """
+    if own_buffers:
+        return module(*inputs.args, **inputs.kwargs), dict(module.named_buffers())
     copies: dict[str, Any] = dict(_copies(module))  # with None where the module assigns that to a buffer
     if not any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
         output: object = functional_call(module, copies, inputs.args, inputs.kwargs)
@@ -144,10 +219,7 @@ def _check_initialised(module: nn.Module) -> None:
 @contextmanager
 def _same_random_numbers(module: nn.Module, inputs: Inputs) -> Iterator[None]:
     """Start from one fixed random state, and restore the caller's afterwards."""
-    accelerator = torch.accelerator.current_accelerator()
-    kind = "cuda" if accelerator is None else accelerator.type
-    used = [*module.parameters(), *module.buffers(), *inputs.tensors().values()]
-    devices = sorted({tensor.device.index or 0 for tensor in used if tensor.device.type == kind})
+    kind, devices = _accelerators(_used(module, inputs))
     state = random.getstate()
     try:
         with torch.random.fork_rng(devices, device_type=kind):
@@ -159,3 +231,21 @@ def _same_random_numbers(module: nn.Module, inputs: Inputs) -> Iterator[None]:
             yield
     finally:
         random.setstate(state)
+
+
+def _used(module: nn.Module, inputs: Inputs) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers(), *inputs.tensors().values()]
+
+
+def _accelerators(used: Sequence[Tensor]) -> tuple[str, list[int]]:
+    """Return the kind of accelerator that there is, and which ones tensors are on."""
+    accelerator = torch.accelerator.current_accelerator()
+    kind = "cuda" if accelerator is None else accelerator.type
+    return kind, sorted({tensor.device.index or 0 for tensor in used if tensor.device.type == kind})
+
+
+def _random_state(used: Sequence[Tensor]) -> dict[str, int]:
+    kind, devices = _accelerators(used)
+    states = {f"{kind}:{device}": torch.get_device_module(kind).get_rng_state(device) for device in devices}
+    states["torch"] = torch.get_rng_state()
+    return {"random": hash(random.getstate()), **{name: hash(bytes(each.tolist())) for name, each in states.items()}}

@@ -54,6 +54,12 @@ class Judge:
         reports = list(self._trees("output", expected.output, found.output, exact))
         return [*reports, *self._arguments(expected, found, reference), *self._buffers(expected, found, reference)]
 
+    def gradients(
+        self, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], exact: Mapping[str, Tensor]
+    ) -> list[OutputReport]:
+        """Compare the gradients that both have; ``exact`` are those in float64, if there are any."""
+        return [self._tensors(path, a, found[path], exact) for path, a in expected.items() if path in found]
+
     def _buffers(self, expected: Outcome, found: Outcome, reference: Outcome | None) -> Iterator[OutputReport]:
         """Compare the buffers that either run wrote to, by their names."""
         exact = {} if reference is None else reference.buffers

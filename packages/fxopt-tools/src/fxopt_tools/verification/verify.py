@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_core import PreconditionError, faithful_copy
+from fxopt_core import PreconditionError, Record, faithful_copy
 from fxopt_tools.inputs import Inputs, OneInput, read_inputs
 from fxopt_tools.verification.bounds import Bounds, read_bounds, records_of
-from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME, Outcome, run_once
+from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME, Outcome, gradients_once, run_once, run_thrice
 from fxopt_tools.verification.judge import Judge
 from fxopt_tools.verification.report import OutputReport, VerificationReport, counted
 
 _SHARE_OF_MEMORY = 0.5
+ResultT = TypeVar("ResultT")
 
 
 def verify(
@@ -29,11 +31,14 @@ def verify(
     rtol: float | None = None,
     atol: float | None = None,
     sqnr: float | None = None,
+    gradients: bool = False,
 ) -> VerificationReport:
     """Run two modules on the same inputs and compare everything that they return.
 
-    Each run gets copies of the inputs and of the module's buffers, has gradients disabled and starts from the same
-    random state; inputs, buffers, attributes of modules and random number generators are restored afterwards. The
+    The transformed module is called three times with each input, since fast paths such as region programs start at the
+    second call, and every call has to agree. Each run gets copies of the inputs and of the module's buffers, has
+    gradients disabled and starts from the same random state; inputs, buffers, attributes of modules and random number
+    generators are restored afterwards. (If the first call writes to no buffer, the others have the module's own.) The
     modules keep their mode, so dropout and batch norm in train mode are compared, too.
 
     Every tensor in nested tuples, lists, mappings, dataclasses, named tuples and other objects is compared, and so are
@@ -47,6 +52,9 @@ def verify(
     Where passes that approximate were applied to one of the two, floating-point and complex tensors are held to the
     signal-to-noise ratio that these passes promise (``promised_sqnr``), and their cosine similarity is reported, too.
 
+    Reported in notes, and not judged: other strides of outputs, other memory that they share, and other random numbers
+    consumed.
+
     Args:
         original: the module before the transformation. Passes work in place, so keep a copy of it.
         transformed: the module after the transformation.
@@ -56,6 +64,8 @@ def verify(
         atol: absolute tolerance instead of the dtype's. If either is given, both are taken literally: atol is not
             scaled by the magnitude of the output.
         sqnr: the least signal-to-noise ratio in dB, in place of tolerances and promises.
+        gradients: whether to compare gradients, too: of a weighted sum of the outputs, by floating-point inputs and
+            by parameters that both have under one name.
 
     Returns:
         The report: true if all agree, and a table when printed. Its signal-to-noise ratios are against a run of the
@@ -73,10 +83,13 @@ def verify(
     check_modules(original=original, transformed=transformed)
     before = Original(original, "the original")
     pairs = (  # a generator, since the outputs of all inputs at once could take much memory
-        (before.baseline(item, number), run_or_refuse(transformed, item, "the transformed module", number))
+        (before.baseline(item, number), calls_or_refuse(transformed, item, "the transformed module", number))
         for number, item in enumerate(read_inputs(inputs))
     )
-    report = report_on(pairs, bounds.between(records_of(original), records_of(transformed)))
+    bounds = bounds.between(records_of(original), records_of(transformed))
+    report = report_on(pairs, bounds, records_of(transformed))
+    if gradients:
+        report = _with_gradients(report, before, transformed, read_inputs(inputs), bounds)
     if original is not transformed:
         return report
     same = "original and transformed are the same object, which agrees with itself: transform a copy"
@@ -131,16 +144,29 @@ class Original:
             PreconditionError: The original rejects the inputs; its error is chained.
         """
         with ONE_AT_A_TIME:
-            outcome = run_or_refuse(self._module, inputs, self._who, number)
-            return Baseline(number, outcome, self._in_float64(inputs), dtypes_of(self._module, inputs))
+            outcome = run_or_refuse(run_once, self._module, inputs, self._who, number)
+            reference = self._in_float64(inputs, run_once)
+            return Baseline(number, outcome, reference, dtypes_of(self._module, inputs))
 
-    def _in_float64(self, inputs: Inputs) -> Outcome | str:
+    def gradients(self, inputs: Inputs, number: int) -> tuple[dict[str, Tensor], Mapping[str, Tensor], Judge]:
+        """Return the gradients of the original, those of its copy in float64, if it has any, and who judges others.
+
+        Raises:
+            PreconditionError: The original rejects the inputs; its error is chained.
+        """
+        with ONE_AT_A_TIME:
+            expected = run_or_refuse(gradients_once, self._module, inputs, f"{self._who}, with gradients,", number)
+            reference = self._in_float64(inputs, gradients_once)
+            judge = Judge(number, dtypes_of(self._module, inputs))
+            return expected, {} if isinstance(reference, str) else reference, judge
+
+    def _in_float64(self, inputs: Inputs, run: Callable[..., ResultT]) -> ResultT | str:
         if isinstance(self._copy, str):
             return self._copy
         try:
             if self._copy is None:
                 self._copy = _in_float64(self._module)
-            return run_once(self._copy, inputs, widened=True)
+            return run(self._copy, inputs, widened=True)
         except Exception as error:  # of any kind: verification works without a reference, too
             reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             self._copy = self._copy or reason
@@ -153,26 +179,42 @@ def baselines(module: nn.Module, inputs: Sequence[Inputs], who: str) -> list[Bas
     return [original.baseline(item, number) for number, item in enumerate(inputs)]
 
 
-def report_on(pairs: Iterable[tuple[Baseline, Outcome]], bounds: Bounds) -> VerificationReport:
-    """Compare each outcome with its baseline."""
+def report_on(
+    pairs: Iterable[tuple[Baseline, Iterable[Outcome]]], bounds: Bounds, records: Sequence[Record] = ()
+) -> VerificationReport:
+    """Compare the outcomes of each input's calls with its baseline; records of passes explain what differs."""
     outputs: list[OutputReport] = []
     notes: dict[str, None] = {}  # a dictionary keeps the order and drops repetitions
-    for base, found in pairs:
+    for base, calls in pairs:
         wide = None if isinstance(base.reference, str) else base.reference
-        compared = Judge(base.number, base.computed_in, bounds).compare(base.outcome, found, wide)
-        outputs += compared
-        notes |= dict.fromkeys(_notes(base, found, compared))
+        compared: dict[str, OutputReport] = {}
+        for found in calls:
+            is_first = not compared
+            for report in Judge(base.number, base.computed_in, bounds).compare(base.outcome, found, wide):
+                former = compared.get(report.path)
+                if former is not None and not former.passed:
+                    continue
+                if not is_first and report.problem is not None:
+                    report = replace(
+                        report, problem=f"{report.problem}; so it is after several calls, not at the first"
+                    )
+                compared[report.path] = report
+            notes |= dict.fromkeys(_notes(base, found, compared.values()))
+        notes |= dict.fromkeys(_hidden_nans(base, compared.values(), records))
+        outputs += compared.values()
     return VerificationReport(tuple(outputs), tuple(notes))
 
 
-def run_or_refuse(module: nn.Module, inputs: Inputs, who: str, number: int) -> Outcome:
-    """Run a module.
+def run_or_refuse(
+    run: Callable[[nn.Module, Inputs], ResultT], module: nn.Module, inputs: Inputs, who: str, number: int
+) -> ResultT:
+    """Run a module in some way.
 
     Raises:
         PreconditionError: It raises; its error is chained.
     """
     try:
-        return run_once(module, inputs)
+        return run(module, inputs)
     except PreconditionError:
         raise
     except Exception as error:
@@ -182,6 +224,34 @@ def run_or_refuse(module: nn.Module, inputs: Inputs, who: str, number: int) -> O
             f"{type(error).__name__}: {error}. Expected inputs that both modules accept: call the module on them "
             "yourself, or verify with others"
         ) from error
+
+
+def calls_or_refuse(module: nn.Module, inputs: Inputs, who: str, number: int) -> list[Outcome]:
+    """Call a module three times; return the outcomes that differ.
+
+    Raises:
+        PreconditionError: It raises; its error is chained.
+    """
+    return run_or_refuse(lambda module, inputs: list(run_thrice(module, inputs)), module, inputs, who, number)
+
+
+def _with_gradients(
+    report: VerificationReport, before: Original, transformed: nn.Module, inputs: Sequence[Inputs], bounds: Bounds
+) -> VerificationReport:
+    """Return a report with the gradients of both modules compared."""
+    outputs, alone = [*report.outputs], dict[str, None]()
+    for number, item in enumerate(inputs):
+        expected, exact, judge = before.gradients(item, number)
+        who = "the transformed module, with gradients,"
+        found = run_or_refuse(gradients_once, transformed, item, who, number)
+        outputs += replace(judge, bounds=bounds).gradients(expected, found, exact)
+        alone |= dict.fromkeys(path for path in expected if path not in found)
+    if not alone:
+        return replace(report, outputs=tuple(outputs))
+    first, *others = alone
+    more = f" and {counted(len(others), 'other')}" if others else ""
+    note = f"not compared: the {first}{more}, which the transformed module has no parameter of that name for"
+    return replace(report, outputs=tuple(outputs), notes=(*report.notes, note))
 
 
 def dtypes_of(module: nn.Module, inputs: Inputs) -> frozenset[torch.dtype]:
@@ -205,6 +275,13 @@ def _notes(base: Baseline, found: Outcome, outputs: Iterable[OutputReport]) -> I
                 f"`{path}` shares memory with {one} in the original, and with {other} in the transformed module: "
                 "writing to it later changes other values"
             )
+    for path, strides in base.outcome.strides.items():
+        others = found.strides.get(path, strides)
+        if others != strides:
+            yield f"`{path}` has strides {strides} in the original, and {others} in the transformed module: not judged"
+    for name, state in base.outcome.random.items():
+        if found.random.get(name, state) != state:
+            yield f"the transformed module consumes other random numbers of `{name}` than the original: not judged"
     outputs = list(outputs)
     for output in outputs:
         nans = 0 if output.measurement is None or output.unseen else output.measurement.nans
@@ -219,6 +296,21 @@ def _notes(base: Baseline, found: Outcome, outputs: Iterable[OutputReport]) -> I
             )
     elif alone:
         yield f"SQNR is against the original's own output, because its run in float64 failed: {base.reference}"
+
+
+def _hidden_nans(base: Baseline, outputs: Iterable[OutputReport], records: Sequence[Record]) -> Iterator[str]:
+    """Yield which outputs have lost NaN, and what passes say of that."""
+    said = dict.fromkeys(
+        f"; {record.pass_name}: {rewrite.note}"
+        for record in records
+        for rewrite in record.rewrites
+        if record.state == "applied" and "NaN" in rewrite.note
+    )
+    for output in outputs:
+        lost = 0 if output.measurement is None else output.measurement.lost_nans
+        if lost:
+            elements = f"{counted(lost, 'element')} that {'is' if lost == 1 else 'are'} NaN in the original alone"
+            yield f"`{output.path}` of input {output.number} has {elements}{''.join(said)}"
 
 
 def _in_float64(module: nn.Module) -> nn.Module:

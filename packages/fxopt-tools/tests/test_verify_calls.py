@@ -1,0 +1,144 @@
+"""`verify` sees later calls and gradients, and reports strides, random numbers and lost NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxopt_core import PreconditionError, VerificationError
+from fxopt_tools import verify
+
+X = torch.randn(3, 4)
+
+
+class Scaled(nn.Module):
+    """Computes the same at each call, but that `late` gives it something else to do from some call on."""
+
+    scale: Tensor
+
+    def __init__(self, late: Callable[[Tensor], Tensor] = torch.neg, since: int = 9) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((4,), 2.0))
+        self.calls = iter(range(1, 99))  # which `verify` cannot bring back
+        self.since, self.late = since, late
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a product."""
+        return self.late(x) if next(self.calls) >= self.since else x * self.scale
+
+
+@pytest.mark.parametrize("since", [1, 2, 3])
+def test_each_of_three_calls_is_judged(since: int) -> None:
+    report = verify(Scaled(), Scaled(since=since), X)
+    assert not report
+    assert len(report.outputs) == 1
+    assert ("after several calls" in str(report)) == (since > 1)
+    with pytest.raises(VerificationError, match="`output` of input 0"):
+        report.raise_if_failed()
+
+
+def test_rounding_that_starts_later_is_allowed() -> None:
+    report = verify(Scaled(), Scaled(lambda x: x * (2.0 + 1e-6), since=2), [X, X])
+    assert report
+    assert [output.max_absolute_error > 0 for output in report.outputs] == [True, True]  # type: ignore[operator]
+
+
+def test_later_calls_have_the_buffers_that_calls_have_afterwards() -> None:
+    """Programs that were made of them stay valid."""
+    seen: list[int] = []
+
+    class Seeing(nn.BatchNorm1d):
+        def forward(self, input: Tensor) -> Tensor:
+            """Note the buffer."""
+            seen.append(id(self.running_mean))
+            return super().forward(input)
+
+    norm = Seeing(4).eval()
+    assert verify(nn.BatchNorm1d(4).eval(), norm, X)
+    assert seen[0] != id(norm.running_mean)
+    assert seen[1:] == [id(norm.running_mean)] * 2
+    norm.train()
+    state = {name: each.clone() for name, each in norm.state_dict().items()}
+    verify(nn.BatchNorm1d(4), norm, X)
+    torch.testing.assert_close(dict(norm.state_dict()), state, rtol=0, atol=0)
+
+
+class Returning(nn.Module):
+    """Returns what a function of its input does."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return it."""
+        return self.function(x)
+
+
+def test_strides_are_reported() -> None:
+    """Those of dimensions with one entry mean nothing."""
+    report = verify(Returning(lambda x: x + 1), Returning(lambda x: (x + 1).t().contiguous().t()), X)
+    assert report
+    assert (
+        "`output` has strides (4, 1) in the original, and (1, 3) in the transformed module: not judged" in report.notes
+    )
+    assert not any("strides" in note for note in verify(Returning(torch.sin), Returning(torch.sin), X[:1]).notes)
+
+
+def test_random_numbers_are_reported() -> None:
+    def drawing(x: Tensor) -> Tensor:
+        torch.rand(2)
+        return x + 1
+
+    report = verify(Returning(lambda x: x + 1), Returning(drawing), X)
+    assert report
+    note = "the transformed module consumes other random numbers of `torch` than the original: not judged"
+    assert note in report.notes
+
+
+def test_lost_nans_are_counted() -> None:
+    x = X.clone()
+    x[1, 2] = math.nan
+    report = verify(nn.ReLU(), Returning(lambda x: x.nan_to_num().relu()), x)
+    assert not report
+    assert report.notes[-1] == "`output` of input 0 has 1 element that is NaN in the original alone"
+
+
+def test_gradients_are_judged_on_request() -> None:
+    """Of inputs and of parameters."""
+    model, detached = nn.Linear(4, 4), nn.Linear(4, 4)
+    detached.load_state_dict(model.state_dict())
+    model.bias.requires_grad_(False)
+    assert verify(model, detached, X, gradients=True)
+    report = verify(model, model, X, gradients=True)
+    assert [output.path for output in report.outputs] == ["output", "gradient of `args[0]`", "gradient of `weight`"]
+    assert report.outputs[-1].reference == "float64"
+    wrong = Returning(lambda x: nn.functional.linear(x.detach(), model.weight, model.bias))
+    assert verify(model, wrong, X)
+    report = verify(model, wrong, X, gradients=True)
+    assert [output.path for output in report.failures] == ["gradient of `args[0]`"]
+    assert all(each.grad is None for each in (*model.parameters(), X))
+
+
+def test_parameters_of_other_names_have_gradients_that_are_not_compared() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    renamed = nn.Sequential()
+    renamed.add_module("0", model[0])
+    renamed.add_module("last", model[1])
+    report = verify(model, renamed, X, gradients=True)
+    assert report
+    assert report.notes[-1].startswith("not compared: the gradient of `1.weight` and 1 other, which")
+
+
+def test_a_model_without_gradients_is_refused_in_words() -> None:
+    class Written(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            """Overwrite the input."""
+            return x.mul_(2)
+
+    with pytest.raises(PreconditionError, match=r"the original, with gradients, \(Written\) refuses input 0"):
+        verify(Written(), Written(), X, gradients=True)
