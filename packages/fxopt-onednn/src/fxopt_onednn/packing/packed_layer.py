@@ -39,7 +39,7 @@ class Packing(Generic[PlanT]):
         generation: how often `forget` was called.
     """
 
-    __slots__ = ("_made_of", "_packed", "generation", "plans")
+    __slots__ = ("_bias", "_made_of", "_packed", "generation", "plans")
 
     def __init__(self) -> None:
         self.generation = 0
@@ -54,16 +54,19 @@ class Packing(Generic[PlanT]):
         """Drop everything."""
         self.plans: dict[tuple[int, ...], PlanT | None] = {}
         self._made_of: Watched | None = None
+        self._bias: tuple[Tensor | None, int] = (None, 0)
         self._packed: Tensor | None = None
 
     def packed(self, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Return the packed copy of a weight; None if there is none, or if weight or bias has changed."""
-        same = self._made_of is not None and self._made_of.hold((weight,) if bias is None else (weight, bias))
-        return self._packed if same else None
+        """Return the packed copy of a weight; None if there is none, the weight has changed, or the bias is another."""
+        former, place = self._bias  # its numbers are read at each call
+        if self._made_of is None or former is not bias or (bias is not None and bias.data_ptr() != place):
+            return None
+        return self._packed if self._made_of.hold((weight,)) else None
 
     def keep(self, weight: Tensor, bias: Tensor | None, packed: Tensor) -> Tensor:
         """Keep the packed copy of a weight, and return it."""
-        self._made_of = Watched((weight,) if bias is None else (weight, bias))
+        self._made_of, self._bias = Watched((weight,)), (bias, 0 if bias is None else bias.data_ptr())
         self._packed = packed
         return packed
 
@@ -191,11 +194,10 @@ def _as_parameter(ref: TensorRef) -> nn.Parameter:
 
 
 def bias_fits(bias: Tensor | None, weight: Tensor) -> bool:
-    """Return whether a bias is safe for the operators, which do not check its size, and can be watched."""
+    """Return whether a bias is safe for the operators, which do not check its size."""
     if bias is None:
         return True
-    same = bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and bias.is_cpu
-    return same and bias.is_contiguous() and not bias.is_inference()
+    return bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and bias.is_cpu and bias.is_contiguous()
 
 
 def runs_by_onednn() -> bool:

@@ -126,6 +126,8 @@ def _undisturbed(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def _alias_of(tensor: Tensor) -> Tensor:
+    if tensor.is_inference():  # another one could not require gradients
+        return tensor
     alias = tensor.detach()
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(alias, tensor.requires_grad)
