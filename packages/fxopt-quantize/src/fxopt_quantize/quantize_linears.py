@@ -1,7 +1,7 @@
 """``x @ W.T + b`` -> ``round(x) @ (scale * integers).T + b``: linear layers with int8 weights and dynamic activations.
 
 The weight is rounded once, by the pass, with one scale for each output channel; the input at each call, with one scale
-and zero point for all of it.
+and zero point for each row.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -65,10 +65,9 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
     """``x @ W.T + b`` -> ``round(x) @ (scale * integers).T + b``: int8 weights, activations quantized at each call.
 
     ``W`` (out, in) becomes integers of 8 bits with one scale for each output channel, and no zero point. The input is
-    rounded to 8 bits when the layer is called, with one scale and zero point for all of its rows, so that a result
-    depends a little on what else is in the batch, unless each row gets a scale of its own (`per_row`). It may be of
-    float32, bfloat16 or float16, and so is the result; weights stored as (in, out) are taken, too. See
-    `QuantizedLinear` for the calls that it takes and for NaN.
+    rounded to 8 bits when the layer is called, with one scale and zero point for each row, a token say, so that a
+    result depends on its row alone. It may be of float32, bfloat16 or float16, and so is the result; weights stored as
+    (in, out) are taken, too. See `QuantizedLinear` for the calls that it takes and for NaN.
 
     Layers in train mode are refused: there are no derivatives. Merge layers first, so that their input is quantized
     once, and pack afterwards what is left.
@@ -80,9 +79,6 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
         keep_last: how many are left alone at the end: a classifier, say.
         min_weights: the least number of weights of a layer: with fewer, quantizing the input takes longer than the
             product gains.
-        per_row: whether each row of an input, a token say, gets a scale of its own. Then a result depends on its row
-            alone, and errors are half as large where rows differ, as in transformers; a product takes a fifth longer.
-            Processors without AVX-512 VNNI round to 7 bits, and always by rows.
         keep_originals: whether the former weights are kept beside the new ones, so that the pass can be undone and the
             original ``state_dict`` be had, for four times the memory that the integers take.
 
@@ -129,7 +125,6 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
         keep_first: int = 0,
         keep_last: int = 0,
         min_weights: int = 128 * 128,
-        per_row: bool = False,
         keep_originals: bool = False,
     ) -> None:
         if isinstance(keep, str) or min(keep_first, keep_last) < 0:
@@ -139,7 +134,6 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
         self.keep = tuple(keep)
         self.keep_first, self.keep_last = keep_first, keep_last
         self.min_weights = min_weights
-        self.per_row = per_row
         self.keep_originals = keep_originals
         self.reversible = keep_originals  # type: ignore[misc]  # a fact about this one
 
@@ -199,8 +193,7 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
         """Insert the quantized layer, and drop the original."""
         call = site.call
         full = call.module_name or call.weight.name
-        settings: dict[str, Any] = {"bias": call.bias is not None, "per_row": self.per_row}
-        module = bare_module(QuantizedLinear, call.in_features, call.out_features, **settings)
+        module = bare_module(QuantizedLinear, call.in_features, call.out_features, bias=call.bias is not None)
         _fill(module, call, keep_original=self.keep_originals)
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_quantized", module.train(call.training))
         edit.replace(call.node, edit.call_module(name, call.input, before=call.node, like=[call.node]))

@@ -49,8 +49,7 @@ def engine() -> str | None:
 def has_wide_sums() -> bool:
     """Return whether this processor adds products of 8-bit integers without saturation at 16 bits (AVX-512 VNNI).
 
-    Without it, inputs are rounded to 7 bits, so that the sum of two products fits, and by rows, which gives back the
-    accuracy that the missing bit takes.
+    Without it, inputs are rounded to 7 bits, so that the sum of two products fits.
     """
     supported = getattr(torch.cpu, "_is_vnni_supported", None)
     return supported is not None and bool(supported())
@@ -72,32 +71,35 @@ class _Packing:
 
     Attributes:
         packed: what the operator takes; None at first.
+        sums: (out,), those of the rows of the weight.
         halved: whether inputs are rounded to 7 bits.
     """
 
-    __slots__ = ("_made_of", "halved", "packed")
+    __slots__ = ("_made_of", "halved", "packed", "sums")
 
     def __init__(self) -> None:
         self.packed: Any = None
+        self.sums = torch.empty(0)
         self.halved = False
         self._made_of: Watched | None = None
 
-    def is_of(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> bool:
+    def is_of(self, weight: Tensor, scale: Tensor) -> bool:
         """Return whether it was made of these tensors, which have not changed since."""
-        return self._made_of is not None and self._made_of.hold(_given(weight, scale, bias))
+        return self._made_of is not None and self._made_of.hold((weight, scale))
 
-    def keep(self, packed: Any, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+    def keep(self, packed: Any, weight: Tensor, scale: Tensor) -> None:
         """Keep what was packed of these tensors."""
         self.packed, self.halved = packed, not has_wide_sums()
-        self._made_of = Watched(_given(weight, scale, bias))
-
-
-def _given(weight: Tensor, scale: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-    return (weight, scale) if bias is None else (weight, scale, bias)
+        self.sums = scale * weight.sum(1)
+        self._made_of = Watched((weight, scale))
 
 
 class QuantizedLinear(nn.Module):
-    """``x @ (scale * weight).T + bias``, with ``x`` rounded to 8 bits: one scale and zero point for all of it.
+    """``x @ (scale * weight).T + bias``, with ``x`` rounded to 8 bits: one scale and zero point for each row of it.
+
+    A row ``r`` from ``low`` to ``high`` is ``low + (high - low) * s``, with ``s`` from 0 to 1, and the product is
+    ``(high - low) * (s @ W.T) + low * W.sum(1) + bias``. The operator rounds ``s`` of all rows by the same scale, so
+    that no row changes the result of another. Without AVX-512 VNNI, it rounds to 7 bits.
 
     ``x`` is (..., in_features), of float32, bfloat16 or float16, and so is the result. ``weight`` (out_features,
     in_features) holds integers, ``scale`` (out_features,) is float32; both are buffers. They are packed at the first
@@ -111,8 +113,6 @@ class QuantizedLinear(nn.Module):
         in_features: size of the input's last dimension.
         out_features: size of the result's last dimension.
         bias: whether it has a bias.
-        per_row: whether each row of ``x`` is divided by its largest magnitude first, so that it has its own scale.
-            Processors without AVX-512 VNNI round to 7 bits, and always by rows.
 
     >>> layer = QuantizedLinear(2, 1, bias=False)
     >>> layer.weight.copy_(torch.tensor([[127, -127]])), layer.scale.fill_(1 / 127)
@@ -140,11 +140,10 @@ class QuantizedLinear(nn.Module):
         out_features: int,
         *,
         bias: bool = True,
-        per_row: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.per_row = in_features, out_features, per_row
+        self.in_features, self.out_features = in_features, out_features
         self.register_buffer("weight", torch.zeros(out_features, in_features, dtype=torch.int8, device=device))
         self.register_buffer("scale", torch.ones(out_features, device=device))
         own_bias = nn.Parameter(torch.zeros(out_features, device=device)) if bias else None
@@ -166,28 +165,20 @@ class QuantizedLinear(nn.Module):
         if weight is None or scale is None or not input.is_cpu or input.layout is not torch.strided:
             return self._plain(input)
         bias, shape = self._parameters["bias"], input.shape
-        if weight.is_inference() or (not packing.is_of(weight, scale, bias) and not self._pack(weight, scale, bias)):
+        if weight.is_inference() or (not packing.is_of(weight, scale) and not self._pack(weight, scale)):
             return self._plain(input)
         if len(shape) == 1:
             return self._fast(input.unsqueeze(0)).squeeze(0)
+        if not shape or shape[-1] != self.in_features or not input.numel():
+            return self._plain(input)
         wide = input if input.dtype is torch.float32 else input.float()
-        if self.per_row or packing.halved:
-            return self._by_rows(input, wide, bias, packing)
-        if not shape or shape[-1] != self.in_features or not math.isfinite(wide.sum()) or not input.numel():
-            return self._plain(input)  # the operator loses NaN, and one infinity would spoil all other rows
-        result: Tensor = _LINEAR(wide, packing.packed, packing.halved)
-        return result if input is wide else result.to(input.dtype)
-
-    def _by_rows(self, input: Tensor, wide: Tensor, bias: Tensor | None, packing: _Packing) -> Tensor:
-        """Return the product of rows divided by their largest magnitudes, multiplied by these."""
-        if not input.dim() or input.shape[-1] != self.in_features or not input.numel():
-            return self._plain(input)
         low, high = wide.amin(-1, keepdim=True), wide.amax(-1, keepdim=True)  # 10 times as fast as `aminmax` there
-        largest = torch.maximum(high, low.neg_()).clamp_min_(torch.finfo(torch.float32).tiny)
-        if not math.isfinite(largest.sum()):
-            return self._plain(input)
-        result: Tensor = _LINEAR(wide / largest, packing.packed, packing.halved)
-        result = result.mul_(largest) if bias is None else torch.addcmul(bias.float(), result, largest)
+        size = high.sub_(low).clamp_min_(torch.finfo(torch.float32).tiny)
+        if not math.isfinite(size.sum()):
+            return self._plain(input)  # the operator loses NaN
+        result: Tensor = _LINEAR((wide - low).div_(size), packing.packed, packing.halved)
+        result = result.mul_(size) if bias is None else torch.addcmul(bias.float(), result, size)
+        result.addcmul_(low, packing.sums)
         return result if input is wide else result.to(input.dtype)
 
     @property
@@ -203,18 +194,17 @@ class QuantizedLinear(nn.Module):
         """Drop the packed weight; the next call makes it again."""
         self._packing = _Packing()
 
-    def _pack(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> bool:
+    def _pack(self, weight: Tensor, scale: Tensor) -> bool:
         """Pack the weight, where that is possible, and changes of it can be noticed; return whether it was."""
-        tensors = _given(weight, scale, bias)
-        if engine() is None or not weight.numel() or any(each.is_inference() or not each.is_cpu for each in tensors):
+        fit = not any(each.is_inference() or not each.is_cpu for each in (weight, scale))
+        if engine() is None or not weight.numel() or not fit:
             return False
         zeros = torch.zeros(len(scale), dtype=torch.int64)
         with torch.no_grad(), _chosen_engine(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch announces that its quantized tensors will go
             made = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
-            added = None if bias is None or self.per_row or not has_wide_sums() else bias.detach().float()
-            packed = torch.ops.quantized.linear_prepack(made, added)
-        self.packing.keep(packed, weight, scale, bias)
+            packed = torch.ops.quantized.linear_prepack(made, None)
+            self.packing.keep(packed, weight, scale)
         return True
 
     def _plain(self, input: Tensor) -> Tensor:
@@ -237,8 +227,7 @@ class QuantizedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings in the form of ``nn.Linear``."""
-        shown = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        return f"{shown}, per_row=True" if self.per_row else shown
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 class _WithoutDerivative(torch.autograd.Function):
