@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -126,27 +125,47 @@ class TestErrorsThatWereInterrupts:
             except KeyboardInterrupt:
                 capture(nn.Linear(3, 2), X)
 
-    @pytest.mark.parametrize("swallowed", [True, False])
-    def test_a_signal_that_comes_out_as_something_else(self, swallowed: bool) -> None:
-        """Some code of torch clears what is raised in it, and goes on or fails with a word of its own."""
-
-        class Clears(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                with contextlib.suppress(KeyboardInterrupt):
-                    signal.raise_signal(signal.SIGINT)
-                if not swallowed:
-                    raise TypeError("an invalid combination of arguments") from None
-                return x + 1
-
-        former = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                capture(Clears(), X)
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        finally:
-            signal.signal(signal.SIGINT, former)
-
     def test_other_errors_stay(self) -> None:
         error = ValueError("no")
         error.__context__ = TypeError("nor")
         raise_interrupt(error)
+
+
+class TestSignals:
+    """The process's handlers of signals are its own."""
+
+    @pytest.fixture(autouse=True)
+    def interruptible(self) -> Iterator[None]:
+        former = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background has it ignored
+        yield
+        signal.signal(signal.SIGINT, former)
+
+    def test_handlers_are_not_replaced(self) -> None:
+        seen: list[dict[int, object]] = []
+
+        class Looks(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                seen.append({number: signal.getsignal(number) for number in signal.valid_signals()})
+                return x + 1
+
+        before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        capture(Looks(), X)
+        assert seen
+        assert all(each == before for each in seen)
+
+    def test_ctrl_c_interrupts(self, model: nn.Module) -> None:
+        class Pressed(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, x: Tensor) -> Tensor:
+                y: Tensor = self.model(x)
+                signal.raise_signal(signal.SIGINT)
+                return y
+
+        attributes = {name: dict(vars(module)) for name, module in model.named_modules()}
+        with pytest.raises(KeyboardInterrupt):
+            capture(Pressed(), X)
+        assert {name: dict(vars(module)) for name, module in model.named_modules()} == attributes
+        assert capture(model, X)(X).shape == (2, 2)

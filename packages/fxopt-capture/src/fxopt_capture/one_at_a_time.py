@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fxopt_core.errors import halted_by
-from fxopt_core.registry.watched import noting_interrupts
 
 _lock = threading.RLock()
 
@@ -22,18 +21,16 @@ _lock = threading.RLock()
 def one_at_a_time() -> Iterator[None]:
     """Keep other threads out of blocks like this one; they wait, and a wait can be interrupted.
 
-    An interrupt that comes out as an error, or not at all, is raised as the interrupt that it was.
+    An interrupt that torch has put into an error of its own is raised as the interrupt that it was. The process's
+    handlers of signals are its own: nothing here replaces them.
     """
     handled = sys.exc_info()[1]
-    with _lock, noting_interrupts() as interrupts:
+    with _lock:
         try:
             yield
         except Exception as error:
             raise_interrupt(error, handled)
-            if not interrupts:
-                raise
-        if interrupts:
-            raise interrupts[0] from None
+            raise
 
 
 def raise_interrupt(error: BaseException, handled: BaseException | None = None) -> None:
