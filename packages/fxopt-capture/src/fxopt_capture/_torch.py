@@ -13,7 +13,7 @@ from torch._export.serde.union import _Union
 from torch._functorch import predispatch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, _symbolic_trace
 from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
 from torch.fx.node import has_side_effect
 
@@ -77,3 +77,8 @@ def release_real_tensors(graph: Graph) -> None:
 def is_hook_of_export(hook: object) -> bool:
     """Return whether torch.export has put a hook on the graph module that it makes of a program."""
     return getattr(hook, "__module__", None) == "torch.export._unlift"
+
+
+def is_traced() -> bool:
+    """Return whether ``torch.fx`` traces, so that values may be proxies; torch's own function for it logs a warning."""
+    return _symbolic_trace._is_fx_tracing_flag

@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Proxy
 from torch.fx.graph import PythonCode
+from torch.utils._pytree import tree_leaves
 
+from fxopt_capture._torch import is_traced
 from fxopt_capture.call.arguments import InputBinding
 from fxopt_capture.call.guards import GUARDS, InputGuards, check_mode
+from fxopt_capture.call.retracing import retrace
 from fxopt_capture.export.failure import first_line
 from fxopt_capture.huggingface.clients import add_attributes, without_defaults
 from fxopt_core.errors import CaptureError
@@ -93,6 +96,10 @@ def _bound(compute: Callable[..., Any]) -> Callable[..., Any]:
         if kwargs:
             kwargs = without_defaults(self, kwargs, self._input_binding.form.fixed)
         inputs = self._input_binding(args, kwargs)
+        if inputs is not None and is_traced():
+            values = tree_leaves(inputs)
+            if any(isinstance(value, Proxy) for value in values):
+                return retrace(self, values)
         return compute(self, *args, **kwargs) if inputs is None else compute(self, **inputs)
 
     return forward

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Proxy, Tracer
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.utils import _pytree as pytree
 
@@ -106,14 +107,18 @@ class InputGuards(nn.Module):
         ]
         self._tests = [eval(f"lambda i, moved: {condition.code}", names) for condition in self.conditions]
 
-    def forward(self, *inputs: Any) -> None:
-        """Check the inputs.
+    def forward(self, *inputs: Any) -> Any:
+        """Check the inputs; where ``torch.fx`` traces a graph that calls this, be called by the new graph, too.
 
         Raises:
             CaptureError: the graph is not valid for them.
         """
         if not self._passes(inputs, self.module_dtype):
+            tracer = next((value.tracer for value in inputs if isinstance(value, Proxy)), None)
+            if isinstance(tracer, Tracer):
+                return tracer.create_proxy("call_module", tracer.path_of_module(self), inputs, {})
             self._refuse(inputs)
+        return None
 
     __call__ = forward  # without torch's search for hooks: this runs before every call of the model
 
