@@ -25,7 +25,7 @@ from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.journal.edits import CustomEdit, Piece
 from fxopt_rewrite.journal.provenance import Provenance, provenance
 from fxopt_rewrite.layers import bare_module
-from fxopt_rewrite.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
+from fxopt_rewrite.legality import mixed_flags_refusal, replacement_refusal, sharing_refusal, tensors_refusal
 from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, same_size, tensor_facts
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_rewrite.site_pass import ReversibleSitePass, Site, SitePass
@@ -81,6 +81,7 @@ __all__ = [
     "read_linear",
     "read_true_division",
     "refresh",
+    "replacement_refusal",
     "same_size",
     "sharing_refusal",
     "tensor_facts",

@@ -79,6 +79,35 @@ class GraphIndex:
         return self._same_values.first(node, reader)
 
     @cached_property
+    def _returned(self) -> set[Node]:
+        found = set(self.nodes[-1].all_input_nodes)
+        for node in reversed(self.nodes):
+            if node in found:
+                found.update(self.effects.aliases(node))
+        return found
+
+    def is_returned(self, node: Node) -> bool:
+        """Return whether the graph returns a node's value, or what may share its memory: a view, or its source.
+
+        >>> def views(x):
+        ...     y = x + 1
+        ...     return y.view(-1), (x * 2).sum()
+        >>> index = GraphIndex(torch.fx.symbolic_trace(views))
+        >>> [node.name for node in index.nodes if index.is_returned(node)]
+        ['add', 'view', 'sum_1']
+        """
+        return node in self._returned
+
+    def is_written_after(self, node: Node, since: Node | None = None) -> bool:
+        """Return whether a node's value is written in place later on, through an alias too, or a global mode changes.
+
+        Args:
+            node: the value.
+            since: the node after which writes count; the node itself if not given.
+        """
+        return self.effects.written_between(node, since or node, self.nodes[-1])
+
+    @cached_property
     def training(self) -> bool:
         """Whether an export graph was captured in train mode, as the arguments of its operators say."""
         return any(says_training(node) for node in self.nodes)

@@ -1,4 +1,4 @@
-"""Legality checks for passes on layers: whether anything else uses the tensors, or writes them."""
+"""Legality checks for passes: whether anything else uses tensors or values, or writes them."""
 
 from __future__ import annotations
 
@@ -71,3 +71,27 @@ def mixed_flags_refusal(site: str, calls: Collection[ParameterisedCall], index: 
     trainable = next(name for name, trains in flags.items() if trains)
     message = f"`{frozen}` is frozen and `{trainable}` is trainable; one tensor cannot be both"
     return index.refuse(site, "mixed-requires-grad", message, *(call.node for call in calls))
+
+
+def replacement_refusal(site: str, node: Node, index: GraphIndex, *values: Node) -> Refusal | None:
+    """Return why the readers of a node may not read other tensors with the same contents, made of these values.
+
+    Somebody may notice: the caller, if the graph returns the node's value or what shares its memory, and whatever
+    writes it later, or one of the values, which are other memory than the node's.
+
+    >>> import torch
+    >>> def copies(x):
+    ...     return x.clone(), x.clone() * 2
+    >>> index = GraphIndex(torch.fx.symbolic_trace(copies))
+    >>> x, returned, inner, *_ = index.nodes
+    >>> replacement_refusal("clone", returned, index, x).reason, replacement_refusal("clone_1", inner, index, x)
+    ('returned', None)
+    """
+    if index.is_returned(node):
+        message = f"the value of node `{node.name}`, or a view of it, is returned"
+        return index.refuse(site, "returned", message, node)
+    for value in (node, *values):
+        if index.is_written_after(value, since=node):
+            message = f"`{value.name}` is written after node `{node.name}`, or a global mode changes there"
+            return index.refuse(site, "mutated", message, node)
+    return None

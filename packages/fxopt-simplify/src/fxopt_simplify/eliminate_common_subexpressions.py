@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -18,8 +18,9 @@ from torch.fx.node import map_arg
 from fxopt_core import Refusal
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.legality import replacement_refusal
 from fxopt_rewrite.site_pass import ReversibleSitePass
-from fxopt_simplify.purity import USE_REASONS, Purity, Uses
+from fxopt_simplify.purity import Purity
 
 _PLAIN = (Node, int, str, bool, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -65,11 +66,9 @@ class EliminateCommonSubexpressions(ReversibleSitePass[Duplicate]):
         return mul
     """
 
-    reasons: ClassVar[Mapping[str, str]] = USE_REASONS
-
     def match(self, index: GraphIndex) -> Iterator[Duplicate | Refusal]:
         """Yield the calls that an earlier one equals, and refusals of those where it would be noticed."""
-        purity, uses = Purity(index), Uses(index)
+        purity = Purity(index)
         firsts: dict[Node, Node] = {}
         made: dict[Hashable, Node] = {}
         for node in index.nodes:
@@ -82,7 +81,8 @@ class EliminateCommonSubexpressions(ReversibleSitePass[Duplicate]):
             if any(index.effects.written_between(value, first, node) for value in (first, *first.all_input_nodes)):
                 made[key] = node  # the same expression with another value
                 continue
-            refusal = uses.refusal(node.name, node) or uses.refusal(node.name, first)
+            refusals = (replacement_refusal(node.name, each, index) for each in (node, first))
+            refusal = next(filter(None, refusals), None)
             if refusal is not None and node.op != "get_attr":
                 yield refusal
             elif refusal is None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 
 import torch
 from torch import nn
 from torch.fx import Node
 
-from fxopt_core import Refusal
 from fxopt_rewrite.effects.rules import Effect
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.ops.names import MISSING, argument, aten_overloads
@@ -43,12 +41,6 @@ _DROPPING: tuple[type[nn.Module], ...] = (
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
 )
-
-USE_REASONS: Mapping[str, str] = {
-    "returned": "The value, or a view of it, is returned, and the caller may write to it or compare memory. Nothing to "
-    "do: the caller gets its own tensors, as before.",
-}
-"""What the codes of `Uses.refusal` mean."""
 
 
 class Purity:
@@ -117,30 +109,3 @@ def says_eval(node: Node) -> bool:
 def _draws(name: str) -> bool:
     """Return whether an operator of this name draws random numbers."""
     return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in aten_overloads(name))
-
-
-class Uses:
-    """Who may notice that a value is another tensor with the same contents: the caller, and in-place writes."""
-
-    def __init__(self, index: GraphIndex) -> None:
-        self._index = index
-        self._returned: set[Node] = set(index.nodes[-1].all_input_nodes)
-        for node in reversed(index.nodes):
-            if node in self._returned:
-                self._returned.update(index.effects.aliases(node))
-
-    def refusal(self, label: str, node: Node, *values: Node) -> Refusal | None:
-        """Return why a node may not give way to these values, or None.
-
-        The node, and what shares its memory, must be neither returned nor written from then on; nor may the values be
-        written, which would be other memory than the node's.
-        """
-        end = self._index.nodes[-1]
-        if node in self._returned:
-            message = f"the value of node `{node.name}`, or a view of it, is returned"
-            return self._index.refuse(label, "returned", message, node)
-        for value in (node, *values):
-            if self._index.effects.written_between(value, node, end):
-                message = f"`{value.name}` is written after node `{node.name}`, or a global mode changes there"
-                return self._index.refuse(label, "mutated", message, node)
-        return None

@@ -11,9 +11,9 @@ from torch.fx import Node
 from fxopt_core import Refusal
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.legality import replacement_refusal
 from fxopt_rewrite.site_pass import ReversibleSitePass
 from fxopt_simplify.no_ops import NoOpReader
-from fxopt_simplify.purity import USE_REASONS, Uses
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,6 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
     """
 
     reasons: ClassVar[Mapping[str, str]] = {
-        **USE_REASONS,
         "signed-zero": "Adding 0 turns -0.0 into 0.0, which another operation may tell apart. Remove the addition from "
         "the model, or subtract 0.",
     }
@@ -85,7 +84,7 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
 
     def match(self, index: GraphIndex) -> Iterator[NoOp | Refusal]:
         """Yield the calls that change nothing."""
-        reader, uses = NoOpReader(index), Uses(index)
+        reader = NoOpReader(index)
         for node in index.nodes:
             if node.op not in ("call_function", "call_method") or not node.users:
                 continue
@@ -98,7 +97,8 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
                 message = f"node `{node.name}` adds 0 to floating-point values, which makes 0.0 of -0.0"
                 yield index.refuse(node.name, "signed-zero", message, node)
             elif result is not None:
-                refusal = uses.refusal(node.name, node, *((result.value,) if result.copies else ()))
+                values = (result.value,) if result.copies else ()
+                refusal = replacement_refusal(node.name, node, index, *values)
                 yield NoOp(node, result.value, result.between) if refusal is None else refusal
 
     def rewrite(self, site: NoOp, edit: Editor) -> None:

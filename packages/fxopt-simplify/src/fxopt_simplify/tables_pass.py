@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,12 +13,13 @@ from torch.fx import Graph, Node
 from fxopt_core import Refusal
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.legality import replacement_refusal
 from fxopt_rewrite.ops.tables import names
 from fxopt_rewrite.plain_names import is_plain_method, plain_name
 from fxopt_rewrite.shapes.kinds import MEMORY_FREE, Kind
 from fxopt_rewrite.shapes.meta import VALUE_KEYS
 from fxopt_rewrite.site_pass import ReversibleSitePass
-from fxopt_simplify.purity import USE_REASONS, Purity, Uses
+from fxopt_simplify.purity import Purity
 from fxopt_simplify.shape_tables import BUFFER, LIKE, SIZE, ShapeTables
 
 _LIKE = names("zeros_like ones_like full_like new_zeros new_ones new_full")
@@ -73,17 +74,16 @@ class TablesSite:
 class TablesPass(ReversibleSitePass[TablesSite]):
     """Passes that let `ShapeTables` compute what no input tensor decides; see those."""
 
-    reasons: ClassVar[Mapping[str, str]] = USE_REASONS
-
     takes_sizes: ClassVar[bool]
     """Whether tensors may depend on sizes, dtypes and devices of others."""
 
     def match(self, index: GraphIndex) -> Iterator[TablesSite | Refusal]:
         """Yield groups of tensors that can be computed at one place of the graph."""
-        tables, uses = _Tables(index, takes_sizes=self.takes_sizes), Uses(index)
+        tables = _Tables(index, takes_sizes=self.takes_sizes)
         outputs: list[_Output] = []
         for output in tables.outputs():
-            refusal = uses.refusal(output.node.name, output.node) if tables.is_computed(output.node) else None
+            node = output.node
+            refusal = replacement_refusal(node.name, node, index) if tables.is_computed(node) else None
             if refusal is None:
                 outputs.append(output)
             else:

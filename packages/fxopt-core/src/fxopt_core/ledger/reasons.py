@@ -41,6 +41,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "overlapping": "Another site of the same pass took some of its nodes. Run the pass again.",
         "mutated": "A value or parameter is written in place between its readers, or a global mode (autocast, "
         "no_grad) changes there. Write out of place.",
+        "returned": "The value, or a view of it, is returned, and the caller may write to it or compare memory. "
+        "Nothing to do: the caller gets its own tensors, as before.",
         "dtype-mismatch": "The tensors differ in dtype or device. Convert the model as a whole: `model.to(...)`.",
         "out-of-range": "The new weights would not be finite in their dtype. Use a wider one, or fix the statistics.",
         "rounding-mode": "The division rounds its quotient. Nothing to do: no product rounds in the same way.",
