@@ -25,12 +25,6 @@ SHIPPED = (
     "fxopt-quantize",
     "fxopt-core",
 )
-# Their results are what they were given, so that no model shows a change; or they read what another pass has made.
-CHANGE_NOTHING = {"deep-copy", "lint-and-recompile", "fuse-regions"}
-CHANGE_NOTHING |= {"quantize-linears"}  # the layers of the zoo are small
-CHANGE_NOTHING |= {"fold-layer-norm-affine"}  # no norm of the zoo has linear layers alone behind it
-CHANGE_NOTHING |= {"fold-scale-in-conv"}  # no convolution of the zoo has a constant behind it
-
 SUBJECTS = subjects_of(each for name in SHIPPED for each in passes_of(name))  # tried on the zoo once, for all tests
 
 SOME = zoo()[::3]  # for passes that are tried on all of the zoo by themselves, or with other options
@@ -54,7 +48,7 @@ def test_shipped_passes(subject: Subject, rule: Property) -> None:
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=name_of)
-def test_every_shipped_pass_finds_sites_in_the_zoo(subject: Subject) -> None:
+def test_every_shipped_pass_finds_sites_in_the_zoo_or_its_example(subject: Subject) -> None:
     rules = chosen_properties(["finds-sites", "checkpoints-load", "traces-kept"])
     findings = [finding for rule in rules for finding in check_property(subject, rule).findings]
-    assert bool(findings) == (subject.transformation.name in CHANGE_NOTHING), findings
+    assert not [finding for finding in findings if finding.severity == "error"]

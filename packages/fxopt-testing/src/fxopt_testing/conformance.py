@@ -15,6 +15,7 @@ from fxopt_testing.cases import ModelCase
 from fxopt_testing.findings import ConformanceReport, Finding, Flaw, Row, reproduction
 from fxopt_testing.models import zoo
 from fxopt_testing.properties import PROPERTIES, Property
+from fxopt_testing.properties.run import FINDS
 from fxopt_testing.trial import Subject, Trial, process_kept
 
 
@@ -22,6 +23,7 @@ def check_transformation(
     transformation: Transformation,
     *,
     models: Iterable[ModelCase] | None = None,
+    site_model: ModelCase | None = None,
     properties: Iterable[str] | None = None,
     expected_failures: Mapping[str, str] | None = None,
     thorough: bool = False,
@@ -32,7 +34,11 @@ def check_transformation(
     Args:
         transformation: the pass, made with the options to be checked.
         models: the models to try it on; the zoo if not given. To add some: ``models=[my_case, *zoo()]``.
-        properties: names of the properties to check; all of `PROPERTIES` if not given.
+        site_model: a model that the pass rewrites. It is tried beside the others, also in other forms of graph, in
+            bfloat16 and in the other mode, as far as these can be had. If neither it nor ``models`` is given, and the
+            zoo has no site for the pass, the graph of the example in its docstring is tried.
+        properties: names of the properties to check; all of `PROPERTIES` if not given. That no model has a site is
+            a finding, whichever of those that look at changes are checked.
         expected_failures: names of properties that are known not to hold, each with the reason; they are reported and
             make nothing fail. One that holds after all is a finding.
         thorough: whether to take minutes: more models, real ones where they are installed, more faults.
@@ -55,9 +61,11 @@ def check_transformation(
     checked = chosen_properties(properties)
     known = dict(expected_failures or {})
     chosen_properties(known)
-    subject = Subject(transformation, cases, own=models is not None, thorough=thorough)
-    rows = tuple(check_property(subject, each, known.get(each.name)) for each in checked)
-    report = ConformanceReport(subject.name, rows, subject.seconds)
+    subject = Subject(transformation, cases, own=models is not None, thorough=thorough, site_model=site_model)
+    rows = [check_property(subject, each, known.get(each.name)) for each in checked]
+    if FINDS not in checked and any(row.unchanged for row in rows) and not subject.changed:
+        rows.append(check_property(subject, FINDS, known.get(FINDS.name)))
+    report = ConformanceReport(subject.name, tuple(rows), subject.seconds)
     if raises:
         report.raise_if_failed()
     return report
@@ -125,11 +133,15 @@ def passes_of(name: str) -> tuple[Transformation, ...]:
 
 
 def subjects_of(
-    passes: Iterable[Transformation], models: tuple[ModelCase, ...] | None = None, *, thorough: bool = False
+    passes: Iterable[Transformation],
+    models: tuple[ModelCase, ...] | None = None,
+    *,
+    thorough: bool = False,
+    site_model: ModelCase | None = None,
 ) -> list[Subject]:
     """Pair passes with the models to try them on; nothing runs yet."""
-    cases = zoo(thorough=thorough) if models is None else models
-    return [Subject(each, cases, own=models is not None, thorough=thorough) for each in passes]
+    cases, own = (zoo(thorough=thorough), False) if models is None else (models, True)
+    return [Subject(each, cases, own=own, thorough=thorough, site_model=site_model) for each in passes]
 
 
 def applicable(subject: Subject) -> Iterator[Property]:

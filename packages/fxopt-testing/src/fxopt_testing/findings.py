@@ -153,7 +153,7 @@ class Row:
             return "known"
         if self.findings:
             return "advice"
-        return "holds" if self.checked or self.unchanged else "n/a"
+        return "holds" if self.checked else "unseen" if self.unchanged else "n/a"
 
 
 @dataclass(frozen=True)

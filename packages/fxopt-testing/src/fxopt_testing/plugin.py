@@ -26,6 +26,7 @@ Check: TypeAlias = "tuple[Subject, Property, str | None]"
 def conformance_tests(
     *passes: Transformation | str,
     models: Iterable[ModelCase] | None = None,
+    site_model: ModelCase | None = None,
     properties: Iterable[str] | None = None,
     expected_failures: Mapping[str, str] | None = None,
     thorough: bool = False,
@@ -38,6 +39,7 @@ def conformance_tests(
     Args:
         *passes: passes, or names of installed distributions, of which all passes are taken.
         models: the models to try them on; the zoo if not given.
+        site_model: a model that each of them rewrites, to be tried, too; see `check_transformation`.
         properties: names of the properties; all if not given.
         expected_failures: names of properties that are known not to hold, each with the reason: those tests xfail.
         thorough: whether to take minutes: more models, real ones where they are installed, more faults.
@@ -55,9 +57,10 @@ def conformance_tests(
     for each in made:
         check_pass(each)
     names = [each.name for each in made]
+    subjects = subjects_of(made, given, thorough=thorough, site_model=site_model)
     checks = [
         pytest.param((subject, rule, known.get(rule.name)), id=f"{label}-{rule.name}")
-        for subject, label in zip(subjects_of(made, given, thorough=thorough), _labels(names), strict=True)
+        for subject, label in zip(subjects, _labels(names), strict=True)
         for rule in applicable(subject)
         if rule.name in chosen
     ]

@@ -6,7 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -24,7 +24,9 @@ from fxopt_core import (
 )
 from fxopt_core.passes.options import construct
 from fxopt_testing.cases import ModelCase
+from fxopt_testing.examples import example_case
 from fxopt_testing.footprints import Footprint
+from fxopt_testing.forms import Form
 from fxopt_testing.outcomes import Outcome, outcome_of
 from fxopt_testing.pictures import changes, picture
 from fxopt_tools import Inputs
@@ -151,6 +153,7 @@ class Subject:
         transformation: the pass.
         cases: the models.
         own: whether the caller gave the models.
+        site_model: a model with sites for the pass, which is tried in several forms, dtypes and modes.
         thorough: whether to take more time.
         seconds: how long capturing the models and running the pass on them took.
     """
@@ -159,17 +162,24 @@ class Subject:
     cases: tuple[ModelCase, ...]
     own: bool = False
     thorough: bool = False
+    site_model: ModelCase | None = None
     seconds: float = field(default=0.0, init=False)
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """One run on each model."""
+        """One run on each model; where none has a site, on that of the pass's example, too."""
         started = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trials = tuple(Trial(self.transformation, case) for case in self.cases)
+            trials = [Trial(self.transformation, case) for case in self.cases]
+            if self.site_model is not None:
+                trials += _of_site_model(self.transformation, self.site_model)
+            elif not self.own and not any(trial.changed for trial in trials):
+                example = example_case(type(self.transformation))
+                trials += [] if example is None else [Trial(self.transformation, example)]
+        self.cases = tuple(trial.case for trial in trials)
         self.seconds = time.perf_counter() - started
-        return trials
+        return tuple(trials)
 
     @property
     def changed(self) -> list[Trial]:
@@ -207,6 +217,18 @@ class Subject:
         made = construct(type(self.transformation), dict(self.transformation.options))
         assert isinstance(made, Transformation)
         return made
+
+
+def _of_site_model(transformation: Transformation, case: ModelCase) -> Iterator[Trial]:
+    """Yield runs on a model, and on it in other forms, in bfloat16 and in the other mode, as far as they can be had."""
+    yield Trial(transformation, case)
+    forms: tuple[Form, ...] = () if case.form == "graph" else ("modules", "functions", "export")
+    variants = [case.variant(form=form) for form in forms if form != case.form]
+    if case.form != "graph":
+        variants += [case.variant(dtype=torch.bfloat16), case.variant(training=not case.training)]
+    for variant in variants:
+        with suppress(Exception):  # not every model can be traced or exported, and not in every dtype
+            yield Trial(transformation, variant)
 
 
 def members_of(transformation: Transformation) -> list[Transformation]:

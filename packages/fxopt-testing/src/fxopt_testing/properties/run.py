@@ -116,14 +116,20 @@ def _declared(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 def _finds(subject: Subject) -> Iterator[Flaw]:
     if any(trial.error for trial in subject.trials):
         return
-    if subject.changed:
+    site_model = subject.site_model
+    names = {trial.case.name for trial in subject.changed}
+    if names and (site_model is None or site_model.name in names):
         yield from _finds_in_every_form(subject)
         return
-    refused = {refusal.reason for trial in subject.trials for refusal in trial.refusals}
+    tried = [trial for trial in subject.trials if site_model is None or trial.case.name == site_model.name]
+    refused = {refusal.reason for trial in tried for refusal in trial.refusals}
     more = f"; refused for {', '.join(sorted(refused))}" if refused else ""
-    yield Flaw(
-        f"the pass changed none of {len(subject.trials)} models{more}", "a model with a site", None, None, "advice"
-    )
+    what = f"none of {len(tried)} models" if site_model is None else f"nothing of the site_model {site_model.name!r}"
+    yield Flaw(f"the pass changed {what}{more}, so that what it does was not seen", "a model with a site")
+
+
+def _if_it_edits(subject: Subject, trial: Trial | None) -> str | None:
+    return None if subject.transformation._edits else "the pass leaves the graph as it is"
 
 
 _EVERY_FORM: dict[Form, str] = {
@@ -258,9 +264,10 @@ DECLARED = Property(
 FINDS = Property(
     "finds-sites",
     "the pass changes at least one of the models, and in every form of graph",
-    "Give models that have sites: check_transformation(..., models=[ModelCase(...), *zoo()]). Nothing of what the pass "
-    "does is checked so far.",
+    "Give a model with sites, check_transformation(..., site_model=ModelCase(...)), or let the docstring of the pass "
+    "have an example, `>>> MyPass()(graph_module)`, whose graph is tried.",
     on_pass=_finds,
+    applies=_if_it_edits,
 )
 INDEPENDENT = Property(
     "results-independent",

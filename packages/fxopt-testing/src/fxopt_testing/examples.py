@@ -1,0 +1,94 @@
+"""The model of a pass's own example: what the pass was given while the example of its docstring ran."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from fxopt_core import Instrument, Ledger, PassRun, Transformation, faithful_copy, instrumented, iter_nodes
+from fxopt_core.ledger.marks import forget_ids
+from fxopt_core.ledger.records import set_ledger
+from fxopt_testing.cases import ModelCase
+
+_SIZES = ("in_features", "in_channels", "num_features", "embedding_dim")
+
+
+class _Given(Instrument):
+    """Keeps copies of the graph modules that passes of a class are given."""
+
+    def __init__(self, cls: type[Transformation]) -> None:
+        self._cls = cls
+        self.graph_modules: list[GraphModule] = []
+
+    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
+        if type(run.transformation) is self._cls and not run.reverse:
+            given = faithful_copy(graph_module)
+            set_ledger(given, Ledger())  # what earlier passes did to it is not to be undone
+            forget_ids(iter_nodes(given.graph))
+            self.graph_modules.append(given)
+
+
+def example_case(cls: type[Transformation]) -> ModelCase | None:
+    """Return the first graph that the docstring of a pass gives to it, with inputs that it takes.
+
+    The inputs are those that its nodes note, or else guessed: floating-point tensors with as many features as a layer
+    takes, or indices.
+
+    Returns:
+        None where there is no example, it fails, or no guess fits.
+
+    >>> from fxopt_core import LintAndRecompile
+    >>> example_case(LintAndRecompile).id
+    'the example of LintAndRecompile[graph]'
+    """
+    examples = doctest.DocTestParser().get_examples(vars(cls).get("__doc__") or "")
+    given = _Given(cls)
+    source = "".join(example.source for example in examples)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(Exception), instrumented(given):  # an example that fails is its author's to test
+            exec(source, dict(vars(sys.modules[cls.__module__])))
+        for graph_module in given.graph_modules:
+            for inputs in _guesses(graph_module):
+                with contextlib.suppress(Exception), torch.no_grad():
+                    faithful_copy(graph_module)(*inputs)
+                    make = partial(faithful_copy, graph_module)
+                    return ModelCase(f"the example of {cls.__name__}", make, inputs, form="graph", batched=False)
+    return None
+
+
+def _guesses(graph_module: GraphModule) -> Iterator[tuple[Tensor, ...]]:
+    inputs = [node for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
+    noted = [_noted(node) for node in inputs]
+    if all(value is not None for value in noted):
+        yield tuple(value for value in noted if value is not None)
+    for sizes in _shapes(graph_module):
+        yield tuple(torch.randn(sizes) for _ in inputs)
+    yield tuple(torch.arange(6).reshape(2, 3) for _ in inputs)
+
+
+def _noted(node: Node) -> Tensor | None:
+    """Return a tensor as the node notes it; None where it notes none of known sizes."""
+    value: Any = node.meta.get("val", node.meta.get("tensor_meta"))
+    try:
+        sizes, dtype = [int(size) for size in value.shape], value.dtype
+        return (torch.randn(sizes) if dtype.is_floating_point else torch.ones(sizes)).to(dtype)
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+
+
+def _shapes(graph_module: GraphModule) -> Iterator[Sequence[int]]:
+    found = [getattr(module, name, None) for module in graph_module.modules() for name in _SIZES]
+    found += [module.normalized_shape[-1] for module in graph_module.modules() if isinstance(module, nn.LayerNorm)]
+    for size in dict.fromkeys([*(each for each in found if type(each) is int), 4, 8]):
+        yield from ((3, size), (2, 3, size), (2, size, 8, 8), (2, size, 16), (2, size, 6, 6, 6))
