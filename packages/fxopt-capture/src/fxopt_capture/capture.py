@@ -18,7 +18,7 @@ from fxopt_capture._torch import release_real_tensors
 from fxopt_capture.call.arguments import CallForm, InputBinding, bind_call
 from fxopt_capture.call.caches import CacheReturn
 from fxopt_capture.call.guards import GUARDS, InputGuards
-from fxopt_capture.call.names import check_unused
+from fxopt_capture.call.names import ignored_names
 from fxopt_capture.call.nesting import nesting_of
 from fxopt_capture.call.structures import name_inputs, register_structures, return_sizes, separate_names, structures_of
 from fxopt_capture.captured import CapturedModule, assemble
@@ -200,7 +200,8 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
             f"adds; let the model return it, or capture it without `{lost[0]}`"
         )
     _check_steps(request, exported)
-    check_unused(model, form, _unused(exported))
+    if ignored := ignored_names(model, form, _unused(exported)):
+        return _capture_without(request, exported, ignored, compare=compare)
     # Only now: a model's own containers may be known to torch's pytrees only since the export.
     nestings = {name: nesting_of(value) for name, value in inputs.items()}
     binding = InputBinding(form, type(model).__name__, structures_of(exported.module.graph), nestings)
@@ -221,6 +222,19 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
     for note in (exported.note, hidden_note(captured), request.observer.note()):
         if note is not None:
             _LOGGER.warning("%s: %s", type(model).__name__, note)
+    return captured
+
+
+def _capture_without(request: Request, exported: Export, ignored: Sequence[str], *, compare: bool) -> CapturedModule:
+    """Capture without inputs that the model ignores; the graph ignores them too."""
+    name, names = type(request.model).__name__, ", ".join(f"`{name}`" for name in ignored)
+    inputs = {name: value for name, value in request.inputs.items() if name not in ignored}
+    form = request.form.ignoring(ignored)
+    without = replace(request, form=form, inputs=inputs, observer=Observer(), errors=[])
+    captured = _capture_request(without, compare=False)
+    if compare:
+        _check_example(request, exported, captured)
+    _LOGGER.warning("%s: the graph ignores %s, as the model does", name, names)
     return captured
 
 

@@ -173,6 +173,7 @@ def _form_rows(form: CallForm) -> Form:
         "implied": sorted(form.implied),
         "variadic": list(form.variadic),
         "absent": dict(form.absent),
+        "ignored": sorted(form.ignored),
     }
 
 
@@ -192,7 +193,8 @@ def _form(rows: Form) -> CallForm:
     fixed = {str(name): _read(value) for name, value in rows["fixed"]}
     absent = {str(name): int(number) for name, number in rows.get("absent", {}).items()}
     implied, variadic = frozenset(rows["implied"]), tuple(rows["variadic"])
-    return CallForm(parameters, tuple(rows["inputs"]), fixed, implied, variadic, absent=absent)
+    ignored = frozenset(map(str, rows.get("ignored", ())))
+    return CallForm(parameters, tuple(rows["inputs"]), fixed, implied, variadic, absent=absent, ignored=ignored)
 
 
 def read_document(text: str, program: ExportedProgram, path: str) -> CapturedModule:

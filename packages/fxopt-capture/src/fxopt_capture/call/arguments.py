@@ -8,7 +8,7 @@ only repeat it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,6 +54,7 @@ class CallForm:
         by_position: how many of `parameters` were given by position.
         absent: those among `inputs` that a call may leave out, with the number that all of their elements are then;
             they are as large as the input `IDS`.
+        ignored: names that a ``**kwargs`` of ``forward`` takes, and that the model does not read; calls may give them.
     """
 
     parameters: tuple[Parameter, ...]
@@ -63,6 +64,7 @@ class CallForm:
     variadic: tuple[str, ...] = ()
     by_position: int = 0
     absent: Mapping[str, int] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
 
     def with_fixed(self, **values: object) -> CallForm:
         """Return this form with further values baked in, where the caller has not given them."""
@@ -73,6 +75,11 @@ class CallForm:
     def with_implied(self, **values: object) -> CallForm:
         """Return this form with other values for what is implied."""
         return replace(self, fixed={**self.fixed, **values}, implied=self.implied | values.keys())
+
+    def ignoring(self, names: Collection[str]) -> CallForm:
+        """Return this form without some of its inputs, which calls may still give."""
+        inputs = tuple(name for name in self.inputs if name not in names)
+        return replace(self, inputs=inputs, ignored=self.ignored | frozenset(names))
 
     def without(self, name: str) -> CallForm:
         """Return this form without one of the values that are baked in."""
@@ -248,7 +255,7 @@ class InputBinding:
 
     def bound(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, object]:
         """Return the graph's inputs by name, in its order; raises what a call does."""
-        values = self.by_name(args, kwargs)
+        values = {name: value for name, value in self.by_name(args, kwargs).items() if name not in self.form.ignored}
         inputs = {name: values.pop(name) for name in self.form.inputs if name in values}
         ids = inputs.get(IDS)
         for name, number in self.form.absent.items():

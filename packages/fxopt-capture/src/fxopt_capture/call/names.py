@@ -10,6 +10,8 @@ from torch import nn
 from fxopt_capture.call.arguments import CallForm, forward_signature
 from fxopt_core.errors import CaptureError
 
+_MISSPELT = 0.8  # of 1: "atention_mask" is 0.96 of "attention_mask", and "pixel_mask" 0.73 of "pixel_values"
+
 
 def check_names(model: nn.Module, names: Sequence[str]) -> None:
     """Refuse names that the model's ``forward`` does not take."""
@@ -30,11 +32,17 @@ def unknown_names(model: nn.Module, form: CallForm) -> list[str]:
     return [_unknown(model, name) for name in extra_names(model, form) if _close(name, _taken(model))]
 
 
-def check_unused(model: nn.Module, form: CallForm, unused: Sequence[str]) -> None:
-    """Refuse inputs that only a ``**kwargs`` of ``forward`` takes, and that nothing reads."""
-    for name in extra_names(model, form):
-        if name in unused:
+def ignored_names(model: nn.Module, form: CallForm, unused: Sequence[str]) -> list[str]:
+    """Return the inputs that only a ``**kwargs`` of ``forward`` takes, and that nothing reads.
+
+    Raises:
+        CaptureError: One is nearly an input that ``forward`` does take, and so a misspelt one.
+    """
+    ignored = [name for name in extra_names(model, form) if name in unused]
+    for name in ignored:
+        if _close(name, _taken(model), _MISSPELT):
             raise CaptureError(_unknown(model, name))
+    return ignored
 
 
 def _taken(model: nn.Module) -> list[str]:
@@ -42,8 +50,8 @@ def _taken(model: nn.Module) -> list[str]:
     return [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
 
 
-def _close(name: str, taken: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(name, taken, n=3)
+def _close(name: str, taken: Sequence[str], cutoff: float = 0.6) -> list[str]:
+    return difflib.get_close_matches(name, taken, n=3, cutoff=cutoff)
 
 
 def _unknown(model: nn.Module, name: str) -> str:

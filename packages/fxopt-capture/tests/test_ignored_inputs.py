@@ -1,0 +1,78 @@
+"""Inputs that a model takes by its ``**kwargs`` and does not read: its graph takes and ignores them too."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxopt_capture import capture, load, save
+from fxopt_core.errors import CaptureError
+
+X = torch.randn(2, 3)
+SIZES = torch.ones(2, 5)
+
+
+class Open(nn.Module):
+    """Takes any keyword, and reads one."""
+
+    def forward(self, x: Tensor, **options: Tensor) -> Tensor:
+        return x * options["scale"] if "scale" in options else x
+
+
+class Choosing(nn.Module):
+    """Computes something else as soon as it is given a keyword, whose values it does not read."""
+
+    def forward(self, x: Tensor, **options: Tensor) -> Tensor:
+        return x * 2 if "sizes" in options else x
+
+
+def test_what_the_model_ignores_the_graph_ignores(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    with caplog.at_level(logging.WARNING):
+        captured = capture(Open().eval(), (X,), {"sizes": SIZES})
+    assert "Open: the graph ignores `sizes`, as the model does" in caplog.text
+    save(captured, tmp_path / "model.pt2")
+    for each in (captured, copy.deepcopy(captured), pickle.loads(pickle.dumps(captured)), load(tmp_path / "model.pt2")):
+        for given in ({}, {"sizes": SIZES}, {"sizes": SIZES[:0].bool()}, {"sizes": None}):
+            assert torch.equal(each(X, **given), X)
+            assert torch.equal(each(x=X, **given), X)
+        with pytest.raises(CaptureError, match="without `scale`"):
+            each(X, scale=SIZES)
+
+
+def test_what_the_model_reads_is_an_input_beside() -> None:
+    captured = capture(Open().eval(), (X,), {"sizes": SIZES, "scale": torch.tensor(3.0)})
+    assert torch.equal(captured(X, scale=torch.tensor(4.0), sizes=SIZES), 4 * X)
+    with pytest.raises(CaptureError, match="needs `scale`"):
+        captured(X, sizes=SIZES)
+
+
+def test_a_keyword_that_decides_by_being_there_is_not_ignored() -> None:
+    with pytest.raises(CaptureError, match="does not compute what the model does on the example"):
+        capture(Choosing().eval(), (X,), {"sizes": SIZES})
+
+
+def test_masks_of_images() -> None:
+    """YOLOS takes the mask that its processor makes, and does not read it."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.YolosConfig(
+        image_size=[32, 32],
+        patch_size=16,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_detection_tokens=4,
+    )
+    model = transformers.YolosModel(config).eval()
+    inputs = {"pixel_values": torch.randn(2, 3, 32, 32), "pixel_mask": torch.ones(2, 32, 32, dtype=torch.int64)}
+    captured = capture(model, (), inputs)
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        torch.testing.assert_close(captured(**inputs).last_hidden_state, expected)
+        torch.testing.assert_close(captured(pixel_values=inputs["pixel_values"]).last_hidden_state, expected)
