@@ -25,6 +25,7 @@ from fxopt_capture.captured import CapturedModule, assemble
 from fxopt_capture.export.compare import GraphError, difference, effect_of
 from fxopt_capture.export.dynamic import batch_dimension, distinct_tensors
 from fxopt_capture.export.failure import first_line, source_of
+from fxopt_capture.export.mask_kinds import take_other_masks
 from fxopt_capture.export.modes import training_note
 from fxopt_capture.export.observer import Observer
 from fxopt_capture.export.random_state import random_state_kept
@@ -280,6 +281,7 @@ def _check_example(request: Request, exported: Export, captured: CapturedModule)
             f"the graph of {name} does not compute what the model does on the example: {found}. If the model {values}, "
             f"{remedy}"
         )
+    take_other_masks(model, form, captured, inputs)
 
 
 def _unused(exported: Export) -> list[str]:

@@ -98,6 +98,7 @@ def program_form(inputs: ProgramInputs) -> CallForm:
 
 
 _READ_OFF_THE_PROGRAM = frozenset({"name", "kind", "sizes", "value"})
+_KINDS = frozenset({"bool", "integer", "floating", "complex"})
 _KEPT = tuple(field.name for field in fields(InputSpec) if field.name not in _READ_OFF_THE_PROGRAM)
 
 
@@ -120,7 +121,7 @@ def with_row(guards: InputGuards, row: Form) -> InputGuards:
     if row is None:
         return guards
     specs = [
-        replace(spec, **{name: _read(kept[name]) for name in _KEPT})
+        replace(spec, **{name: _read(kept[name]) for name in _KEPT if name in kept})
         for spec, kept in zip(guards.specs, row["specs"], strict=True)
     ]
     module_dtype, baked = _read(row["module_dtype"]), row.get("baked")
@@ -132,6 +133,8 @@ def with_row(guards: InputGuards, row: Form) -> InputGuards:
         given: tuple[object, object] = spec.read_at, spec.follows
         if not isinstance(given[0], str | None) or not isinstance(given[1], bool):
             raise ValueError(f"input {spec.name} has something else than a place where a dtype is read")
+        if not _KINDS.issuperset(spec.also):
+            raise ValueError(f"input {spec.name} has other kinds of dtype than there are")
     conditions = [Condition(str(code), str(text)) for code, text in row["conditions"]]
     check_conditions(conditions)
     if not row.get("complete"):

@@ -34,6 +34,7 @@ class InputSpec:
             it, None where any of its kind does.
         read_at: where in its source the model reads a dtype of this kind, from which constants of the graph follow.
         follows: whether an input may have the dtype that the graph module was moved to since (``.half()``).
+        also: other kinds that the graph was found to be right for.
     """
 
     name: str
@@ -43,6 +44,7 @@ class InputSpec:
     dtype: torch.dtype | None = None
     read_at: str | None = None
     follows: bool = False
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,10 +233,11 @@ def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
         text = f"has {{value.ndim}} dimensions, where the graph was captured for {rank}; {_ADVICE}"
         yield index, f"{value}.dim() == {rank}", text
         text = f"has dtype {{value.dtype}}, where the graph was captured for a {spec.kind} one; {_ADVICE}"
-        yield index, _KIND_TESTS[spec.kind].format(value), text
+        others = [f"({_KIND_TESTS[kind].format(value)})" for kind in spec.also]
+        yield index, " or ".join([f"({_KIND_TESTS[spec.kind].format(value)})", *others]), text
         if spec.dtype is not None:
-            same = f"{value}.dtype is dtype_{index}"
-            yield index, f"({same} or {value}.dtype is moved)" if spec.follows else same, _dtype_text(spec)
+            moved = [f"{value}.dtype is moved"] if spec.follows else []
+            yield index, " or ".join([f"{value}.dtype is dtype_{index}", *moved, *others]), _dtype_text(spec)
         for dimension, size in enumerate(spec.sizes):
             if size is not None:
                 found = f"has size {{value.shape[{dimension}]}} in dimension {dimension}"
@@ -276,7 +279,7 @@ def _compiled(
     One expression takes a fraction of the time of a loop over the demands, which is left to refusals.
     """
     tests = [f"len(i) == {len(specs)}", *(code for _, code, _ in _demands(specs))]
-    test = " and ".join([*tests, *(f"({condition.code})" for condition in conditions)])
+    test = " and ".join(f"({code})" for code in [*tests, *(condition.code for condition in conditions)])
     namespace = _namespace(specs)
     lines = ["def passes(i, moved):", " try:", f"  return {test}", " except ZeroDivisionError:", "  return False"]
     exec("\n".join(lines), namespace)

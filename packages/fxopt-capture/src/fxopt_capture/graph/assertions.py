@@ -23,11 +23,16 @@ _CONVERSIONS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout, a
 
 
 def drop_assertions(graph: Graph) -> None:
-    """Erase the assertions about tensors whose dtype follows neither from parameters nor from inputs."""
+    """Erase the assertions about tensors whose dtype follows neither from parameters nor from inputs.
+
+    So are those about tensors that are only converted to other dtypes than their own, which the model has to ask for.
+    """
     settled: set[Node] = set()
     for node in iter_nodes(graph):
         if node.target is aten._assert_tensor_metadata.default:
-            if node.all_input_nodes[0] in settled:
+            tensor, dtype = node.all_input_nodes[0], node.kwargs.get("dtype")
+            converted = [user for user in tensor.users if user.target in _CONVERSIONS]
+            if tensor in settled or (converted and not any(dtype in _constants(user) for user in converted)):
                 graph.erase_node(node)
         elif _is_settled(node, settled):
             settled.add(node)
