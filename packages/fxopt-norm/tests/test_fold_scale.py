@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from norm_models import Computes
 from torch import Tensor, nn
 
+from fxopt_capture import capture
 from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
 from fxopt_core import NotReversibleError, Transformation
 from fxopt_norm import FoldScaleInConv, FoldScaleInLinear
@@ -140,11 +142,58 @@ def test_what_cannot_be_folded_is_left_alone(reason: str, make: Make, spoil: Cal
     assert [code for _, code in refused(graph_module)] == [reason]
 
 
-def test_buffers_that_no_checkpoint_holds_stay() -> None:
-    graph_module = graph_of(linear(lambda m, x: m.layer(x) * m.d)(), "modules", ROWS)
-    graph_module._non_persistent_buffers_set.add("d")
-    FoldScaleInLinear()(graph_module, expect=0)
+HELD: dict[str, tuple[Callable[[Any, Tensor], Tensor], tuple[int, ...]]] = {
+    "scale": (lambda m, x: m.layer(x) * m.k, ()),
+    "one": (lambda m, x: m.layer(x) / m.k, (1,)),
+    "scales": (lambda m, x: m.k * m.layer(x), (4,)),
+    "shifts": (lambda m, x: m.layer(x) - m.k, (4,)),
+    "minuend": (lambda m, x: m.k - m.layer(x), (4,)),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("is_attribute", [True, False], ids=["attribute", "buffer"])
+@pytest.mark.parametrize("layer", ["linear", "conv"])
+@pytest.mark.parametrize(("forward", "shape"), HELD.values(), ids=list(HELD))
+def test_constants_that_no_checkpoint_holds_are_noted_in_the_ledger(
+    forward: Callable[[Any, Tensor], Tensor], shape: tuple[int, ...], layer: str, is_attribute: bool, bias: bool
+) -> None:
+    """Plain attributes and buffers that are not persistent: captures have both as the latter."""
+    made = nn.Linear(4, 4, bias=bias) if layer == "linear" else nn.Conv2d(4, 4, 3, bias=bias)
+    model, x = scaled(made, forward), ROWS if layer == "linear" else IMAGES
+    constant = (torch.rand(shape) + 0.5)[(..., *[None] * (len(shape) and (0 if layer == "linear" else 2)))]
+    if is_attribute:
+        model.k = constant
+    else:
+        model.register_buffer("k", constant, persistent=False)
+    transformation = FoldScaleInLinear() if layer == "linear" else FoldScaleInConv()
+    graph_module = transformation(capture(model, x), expect=1)
+    torch.testing.assert_close(graph_module(x), model(x))
+    assert not list(graph_module.buffers())
+    state = model.state_dict()
+    found = original_state_dict(pickle.loads(pickle.dumps(graph_module)))
+    assert list(found) == list(state)
+    for key, value in state.items():
+        torch.testing.assert_close(found[key], value)
+    other = {key: torch.randn_like(value) for key, value in state.items()}
+    load_original_state_dict(graph_module, other)
+    model.load_state_dict(other)
+    torch.testing.assert_close(graph_module(x), model(x))
+
+
+def test_constants_without_values_stay() -> None:
+    with torch.device("meta"):
+        model = linear(lambda m, x: m.layer(x) * m.d)()
+    model._non_persistent_buffers_set.add("d")
+    graph_module = FoldScaleInLinear()(capture(model, ROWS.to("meta")), expect=0)
     assert [code for _, code in refused(graph_module)] == ["not-a-parameter"]
+
+
+def test_a_zero_in_a_constant_that_no_checkpoint_holds_stays() -> None:
+    model = linear(lambda m, x: m.layer(x) * m.k)()
+    model.k = torch.tensor([1.0, 0.0, 2.0])
+    graph_module = FoldScaleInLinear()(capture(model, ROWS), expect=0)
+    assert [code for _, code in refused(graph_module)] == ["out-of-range"]
 
 
 def test_what_is_read_elsewhere_stays() -> None:

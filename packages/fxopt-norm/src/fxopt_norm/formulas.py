@@ -270,7 +270,7 @@ def fold_scale(
     constant: Tensor | None,
     *,
     operation: str,
-    number: float,
+    number: float | tuple[float, ...],
     swapped: bool,
     alpha: float,
     transposed: bool = False,
@@ -283,7 +283,7 @@ def fold_scale(
         bias: (out,), or None.
         constant: a tensor of one or ``out`` elements; None for ``number``.
         operation: ``add``, ``sub``, ``mul`` or ``div``.
-        number: the constant where ``constant`` is None.
+        number: the constant where ``constant`` is None, as one number or ``out`` of them.
         swapped: whether the constant is the first operand.
         alpha: the factor of the second operand of a sum or difference.
         transposed: whether the layer is a transposed convolution.
@@ -298,7 +298,7 @@ def fold_scale(
     """
     out = weight.shape[1] * groups if transposed else weight.shape[0]
     like = _precise(weight.new_ones(out))
-    value = like * (number if constant is None else _precise(constant).reshape(-1))
+    value = like * (like.new_tensor(number) if constant is None else _precise(constant).reshape(-1))
     scale, shift = _scale_and_shift_of(value, operation, swapped, alpha)
     found = scaled_after(weight, bias, scale, shift, transposed=transposed, groups=groups)
     return found if bias is not None or operation in ("add", "sub") else found[:1]
@@ -318,7 +318,7 @@ def restore_scale(
     bias: Tensor | None = None,
     *,
     operation: str,
-    number: float,
+    number: float | tuple[float, ...],
     swapped: bool,
     alpha: float,
     transposed: bool = False,
@@ -335,13 +335,14 @@ def restore_scale(
     out = weight.shape[1] * groups if transposed else weight.shape[0]
     sums, shape = operation in ("add", "sub"), shapes["constant"]
     found: dict[str, Tensor] = {}
-    value = _precise(weight.new_ones(out)) * (number if shape is None else float(not sums))
+    ones = _precise(weight.new_ones(out))
+    value = ones * (ones.new_tensor(number) if shape is None else float(not sums))
     if shape is not None:
         constant = value
         if sums and shapes["bias"] is None and bias is not None:
             constant = _precise(bias) / (1.0 if swapped else alpha if operation == "add" else -alpha)
         found["constant"] = constant[: torch.Size(shape).numel()].reshape(shape).to(weight.dtype)
-        value = _precise(weight.new_ones(out)) * _precise(found["constant"]).reshape(-1)
+        value = ones * _precise(found["constant"]).reshape(-1)
     scale, shift = _scale_and_shift_of(value, operation, swapped, alpha)
     if bias is not None and shapes["bias"] is None and not bias.is_meta:
         _check_that_it_gives(bias, shift)

@@ -31,14 +31,16 @@ class ScaleSite:
     Attributes:
         layer: the convolution or linear layer.
         call: the sum, difference, product or quotient.
-        number: the constant, if it is a number.
+        number: the constant, if it is a number, or the numbers of a tensor that no checkpoint holds.
         held: the constant, if it is a tensor, as the weight of a call.
+        is_stored: whether checkpoints hold that tensor.
     """
 
     layer: Layer
     call: ElementwiseCall
-    number: float
-    held: ParameterisedCall | None
+    number: float | tuple[float, ...]
+    held: ParameterisedCall | None = None
+    is_stored: bool = False
 
     @property
     def label(self) -> str:
@@ -56,11 +58,11 @@ class ScaleSite:
         return None if self.held is None else self.held.weight
 
     @property
-    def settings(self) -> dict[str, str | float]:
+    def settings(self) -> dict[str, object]:
         """What `fold_scale` is told besides the tensors."""
         call, layer = self.call, self.layer
         swapped = call.right is layer.node
-        found: dict[str, str | float] = {"operation": call.operation, "number": self.number, "swapped": swapped}
+        found: dict[str, object] = {"operation": call.operation, "number": self.number, "swapped": swapped}
         found["alpha"] = call.alpha
         if isinstance(layer, ConvolutionCall):
             found |= {"transposed": layer.transposed, "groups": layer.groups}
@@ -69,7 +71,8 @@ class ScaleSite:
     @property
     def inputs(self) -> dict[str, TensorRef | None]:
         """The tensors, as `fold_scale` calls them."""
-        return {"weight": self.layer.weight, "bias": self.layer.bias, "constant": self.constant}
+        constant = self.constant if self.is_stored else None
+        return {"weight": self.layer.weight, "bias": self.layer.bias, "constant": constant}
 
 
 class _FoldScale(SitePass[ScaleSite]):
@@ -152,7 +155,8 @@ class FoldScaleInConv(_FoldScale):
     """``conv(x) * c`` -> ``folded_conv(x)``, also for ``+``, ``-`` and ``/``, over 1, 2 or 3 dimensions.
 
     The constant is a number, or a parameter or buffer of one value, or of one for each output channel: (C, 1, 1) or
-    (1, C, 1, 1) behind a 2d convolution. ``c - conv(x)`` is folded, too. Refused if something else reads the result of
+    (1, C, 1, 1) behind a 2d convolution. The values of a buffer that is not persistent, as captures have plain
+    attributes, are noted in the ledger. ``c - conv(x)`` is folded, too. Refused if something else reads the result of
     the convolution, in train mode, where dtypes would be promoted, and for shared or tied tensors.
 
     >>> class Halved(nn.Module):
@@ -206,7 +210,7 @@ def _site(layer: Layer | Obstacle, call: ElementwiseCall, constant: object, inde
     if isinstance(layer, Obstacle):
         return Refusal(layer.site, layer.reason, f"{layer.message}; node `{node.name}` stays", (node.name,))
     if isinstance(constant, int | float):
-        return ScaleSite(layer, call, float(constant), None)
+        return ScaleSite(layer, call, float(constant))
     assert isinstance(constant, Node)
     ref = tensor_ref(index, node, constant, "constant", parameter=False)
     if isinstance(ref, Obstacle):
@@ -214,7 +218,11 @@ def _site(layer: Layer | Obstacle, call: ElementwiseCall, constant: object, inde
     assert ref is not None
     owner = owner_of(ref.name)
     held = ParameterisedCall(node, layer.node, ref, None, None, owner, trains(index, node, owner))
-    return ScaleSite(layer, call, 0.0, held)
+    module = index.modules.get(owner)
+    if module is None or ref.key not in module._non_persistent_buffers_set or ref.tensor.is_meta:
+        return ScaleSite(layer, call, 0.0, held, is_stored=True)
+    numbers = tuple(ref.tensor.detach().double().flatten().tolist())
+    return ScaleSite(layer, call, numbers[0] if len(numbers) == 1 else numbers, held)
 
 
 def _mode_refusal(site: ScaleSite, index: GraphIndex) -> Refusal | None:
@@ -238,8 +246,8 @@ def _fit_refusal(site: ScaleSite, index: GraphIndex) -> Refusal | None:
     if ref is None:
         return None
     owner = index.modules.get(owner_of(ref.name))
-    if owner is not None and ref.key in owner._non_persistent_buffers_set:
-        message = f"`{ref.name}` is a buffer that is not persistent, so that checkpoints do not hold it"
+    if owner is not None and ref.key in owner._non_persistent_buffers_set and site.is_stored:
+        message = f"`{ref.name}` is on the meta device and not persistent, so that no checkpoint will bring its values"
         return index.refuse(site.label, "not-a-parameter", message, *site.nodes)
     if (ref.tensor.dtype, ref.tensor.device) != (weight.dtype, weight.device):
         found, expected = (f"{tensor.dtype} on {tensor.device}" for tensor in (ref.tensor, weight))
@@ -272,9 +280,10 @@ def _range_refusal(site: ScaleSite, index: GraphIndex) -> Refusal | None:
     """Refuse overflow, and numbers that cannot be taken out of the weights again."""
     weight, call, lost = site.layer.weight.tensor, site.call, False
     limits = torch.finfo(weight.dtype)
-    if site.constant is None and call.operation in ("mul", "div"):
-        size = abs(site.number)
-        lost = not all(limits.tiny <= each <= limits.max for each in (size, 1.0 / size if size else 0.0))
+    if not site.is_stored and call.operation in ("mul", "div"):
+        numbers = site.number if isinstance(site.number, tuple) else (site.number,)
+        sizes = [size for each in map(abs, numbers) for size in (each, 1.0 / each if each else 0.0)]
+        lost = not all(limits.tiny <= size <= limits.max for size in sizes)
     lost = lost or (call.operation in ("add", "sub") and not limits.tiny <= abs(call.alpha) <= limits.max)
     if weight.is_meta or (not lost and all(bool(tensor.isfinite().all()) for tensor in _folded(site))):
         return None
