@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+import re
 import threading
 import weakref
 from collections import Counter
@@ -31,6 +33,8 @@ Compiled = Callable[..., Any]
 _C = torch._C
 _dispatch_modes, _functorch_level = _C._len_torch_dispatch_stack, _C._functorch.peek_interpreter_stack
 _MOST_SEEN = 1024
+_NUMBER = re.compile(r".*/(\d+)")
+_LOGGER = logging.getLogger("fxopt_compile")
 _NUMBERS = count()
 
 
@@ -57,8 +61,25 @@ def fxopt(
     """
     del mode
     graph = LiveGraph(graph_module, example_inputs, Settings.read(options))
+    _warn_of_limit(graph.name)
     GRAPHS.add(graph)
     return graph.compiled(example_inputs)
+
+
+def _warn_of_limit(name: str) -> None:
+    """Say that a graph is the last one that dynamo makes of a function: what none of them fits runs plain from then on.
+
+    `name` is dynamo's number of the graph, "0/7" for the eighth of its first function.
+    """
+    found, limit = _NUMBER.match(name), torch._dynamo.config.recompile_limit
+    if found is not None and int(found[1]) + 1 == limit:
+        _LOGGER.warning(
+            "graph %s is the last one that dynamo makes of its function (torch._dynamo.config.recompile_limit is %d): "
+            "calls that none of them fits run as without fxopt. Let sizes vary (torch.compile(..., dynamic=True), "
+            "torch._dynamo.mark_dynamic), or raise the limit",
+            name,
+            limit,
+        )
 
 
 class LiveGraph:

@@ -51,6 +51,13 @@ class GraphHistory:
         return (*whole, *(refusal for record in self.records for refusal in record.refusals))
 
 
+_NO_GRAPHS = (
+    "dynamo has made no graphs with backend fxopt in this process: no call of the model has come by torch.compile. "
+    "Calls of model.forward() go past model.compile(), and generate() past what torch.compile returns: compile what is "
+    "called, in place. A process that was spawned compiles the model itself"
+)
+
+
 class CompileHistory(tuple[GraphHistory, ...]):
     """The graphs that dynamo made of a model, oldest first; ``print`` shows a table."""
 
@@ -58,7 +65,7 @@ class CompileHistory(tuple[GraphHistory, ...]):
 
     def __str__(self) -> str:
         if not self:
-            return "dynamo has made no graphs with backend fxopt"
+            return _NO_GRAPHS
         rows: list[tuple[str, ...]] = [("graph", "rewritten", "refused", "calls", "plain calls", "refreshes")]
         rows += [
             (

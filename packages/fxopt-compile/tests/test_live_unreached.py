@@ -1,0 +1,101 @@
+"""Calls that gain nothing because dynamo makes no graph for them: said where it can be known."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from collections.abc import Iterator
+
+import pytest
+import torch
+from live_models import network
+from torch import Tensor, nn
+
+import fxopt_compile
+
+
+class Wrapper(nn.Module):
+    """Calls the ``forward`` of a model, as sentence-transformers does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.model.forward(x)
+        return found
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+
+
+def test_a_history_without_graphs_says_why() -> None:
+    model = linear()
+    model.compile(backend="fxopt")
+    with torch.no_grad():
+        Wrapper(model)(torch.ones(2, 4))
+        assert not fxopt_compile.history(model)
+        text = str(fxopt_compile.history(model))
+        assert "no call of the model has come by torch.compile" in text and "compile what is called" in text
+        outer = Wrapper(model)
+        outer.compile(backend="fxopt")
+        outer(torch.ones(2, 4))
+    assert fxopt_compile.history(model)[0].rewritten
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # which PEFT reads
+@pytest.mark.parametrize("in_place", [True, False])
+def test_calls_of_a_peft_model_reach_a_model_that_was_compiled_before(in_place: bool) -> None:
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=50
+    )
+    model, ids = transformers.BertModel(config).eval(), torch.randint(50, (2, 5))
+    if in_place:
+        model.compile(backend="fxopt")
+    else:
+        model = torch.compile(model, backend="fxopt")
+    around = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], r=2)).eval()
+    with torch.no_grad():
+        around(input_ids=ids)
+    assert sum(graph.rewritten for graph in fxopt_compile.history(around))
+
+
+def test_a_pickled_model_is_plain() -> None:
+    model = linear()
+    model.compile(backend="fxopt")
+    assert pickle.loads(pickle.dumps(model))._compiled_call_impl is None
+    assert copy.deepcopy(model)._compiled_call_impl is None
+
+
+def test_the_last_graph_before_the_limit_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    model, limit = linear(), 3
+    fast = torch.compile(model, backend="fxopt", dynamic=False)
+    log, patched = caplog.at_level(logging.WARNING, "fxopt_compile"), torch._dynamo.config.patch(recompile_limit=limit)
+    with torch.no_grad(), log, patched:
+        for rows in range(2, 2 + limit - 1):
+            fast(torch.ones(rows, 4))
+        assert not [each for each in caplog.records if each.name == "fxopt_compile"]
+        for rows in range(5, 9):
+            assert torch.equal(fast(torch.ones(rows, 4)), model(torch.ones(rows, 4)))
+    texts = [each.getMessage() for each in caplog.records if each.name == "fxopt_compile"]
+    assert len(texts) == 1
+    assert texts[0].startswith("graph ") and "recompile_limit is 3" in texts[0] and "dynamic=True" in texts[0]
+    assert len(fxopt_compile.history(model)) == limit
+
+
+def test_no_other_graph_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    fast = torch.compile(network(), backend="fxopt")
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "fxopt_compile"):
+        fast(torch.randn(2, 3, 16, 16))
+    assert not [each for each in caplog.records if each.name == "fxopt_compile"]
