@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Graph, GraphModule, Proxy
+from torch.fx import Graph, GraphModule, Interpreter, Proxy
 from torch.fx.graph import PythonCode
 from torch.utils._pytree import tree_leaves
 
@@ -20,8 +20,10 @@ from fxopt_capture.call.guards import GUARDS, InputGuards, check_mode
 from fxopt_capture.call.retracing import retrace
 from fxopt_capture.export.failure import first_line
 from fxopt_capture.huggingface.clients import add_attributes, without_defaults
+from fxopt_core._torch import pytree_info
 from fxopt_core.errors import CaptureError
 from fxopt_core.travel import pickling
+from fxopt_rewrite.fast_paths import runs_in_transform
 
 aten = torch.ops.aten
 
@@ -39,7 +41,10 @@ class CapturedModule(GraphModule):
     def recompile(self) -> PythonCode:
         """Generate ``forward`` from the graph again; it takes calls as the model's ``forward`` does."""
         code = super().recompile()
-        forward = _bound(type(self).forward)
+        forward: Callable[..., Any] = type(self).forward
+        if _chooses_format(self._graph):
+            forward = _in_any_format(forward)
+        forward = _bound(forward)
         if facts := _facts(self._graph):
             forward = _refusing(forward, facts)
         type(self).forward = forward  # torch makes one class for each instance
@@ -101,6 +106,34 @@ def _bound(compute: Callable[..., Any]) -> Callable[..., Any]:
             if any(isinstance(value, Proxy) for value in values):
                 return retrace(self, values)
         return compute(self, *args, **kwargs) if inputs is None else compute(self, **inputs)
+
+    return forward
+
+
+def _chooses_format(graph: Graph) -> bool:
+    """Return whether a graph has named inputs, and converts values to a memory format."""
+    converts = any(node.kwargs for node in graph.find_nodes(op="call_function", target=aten.contiguous.default))
+    return converts and pytree_info(graph) is None
+
+
+class _AnyFormat(Interpreter):
+    """Runs a graph node by node, and leaves out to what memory format it converts."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a function."""
+        return super().call_function(target, args, {} if target is aten.contiguous.default else kwargs)
+
+
+def _in_any_format(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``forward`` that ``torch.vmap`` runs too, which has no memory formats but the contiguous one."""
+
+    @functools.wraps(compute)
+    def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
+        if not runs_in_transform():
+            return compute(self, *args, **kwargs)
+        names = [str(node.target) for node in self.graph.find_nodes(op="placeholder")]
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        return _AnyFormat(self).run(*(values[name] for name in names))
 
     return forward
 

@@ -34,6 +34,15 @@ def runs_plainly() -> bool:
     )
 
 
+def runs_in_transform() -> bool:
+    """Return whether ``torch.vmap`` or another transform of ``torch.func`` runs what is called now.
+
+    >>> torch.vmap(lambda row: row + runs_in_transform())(torch.zeros(2))
+    tensor([1., 1.])
+    """
+    return not torch.compiler.is_compiling() and _functorch_level() is not None
+
+
 def runs_under_modes() -> bool:
     """Return whether modes intercept operators called now, as shape inference does, and no graph is recorded."""
     return not torch.compiler.is_compiling() and bool(_dispatch_modes())

@@ -1,0 +1,61 @@
+"""Transforms of ``torch.func`` over optimized models: the plain path, on any pipeline for CPUs."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxopt
+
+IMAGES = torch.randn(2, 3, 8, 8)
+BATCHES = torch.randn(4, 2, 3, 8, 8)
+
+
+class Residual(nn.Module):
+    """Two convolutions with a sum around one, as ResNets have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        states = self.stem(image)
+        states = torch.relu(self.block(states) + states)
+        found: Tensor = self.head(states.mean((2, 3)))
+        return found
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Residual().eval()
+
+
+@pytest.mark.parametrize("pipeline", ["inference", "cpu-inference", "cpu-inference-int8"])
+def test_an_optimized_cnn_is_mapped_over_batches(model: nn.Module, pipeline: str) -> None:
+    optimized = fxopt.optimize(model, (IMAGES,), pipeline=pipeline)
+    tolerance = {"rtol": 0.2, "atol": 0.1} if pipeline.endswith("int8") else {"rtol": 1e-4, "atol": 1e-5}
+    for each in (optimized, copy.deepcopy(optimized), pickle.loads(pickle.dumps(optimized))):
+        with torch.no_grad():
+            expected = torch.vmap(model)(BATCHES)
+            for _ in range(3):  # region programs start at the second plain call
+                torch.testing.assert_close(torch.vmap(each)(BATCHES), expected, **tolerance)
+                torch.testing.assert_close(each(IMAGES), model(IMAGES), **tolerance)
+    by_name = torch.vmap(lambda images: optimized(image=images))(BATCHES)
+    torch.testing.assert_close(by_name, torch.vmap(model)(BATCHES), **tolerance)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # by which torch has its own derivatives
+def test_derivatives_of_an_optimized_cnn(model: nn.Module) -> None:
+    optimized = fxopt.optimize(model, (IMAGES,), pipeline="cpu-inference")
+    for transform in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(transform(optimized)(IMAGES), transform(model)(IMAGES), rtol=1e-3, atol=1e-5)
+    _, found = torch.func.jvp(optimized, (IMAGES,), (IMAGES,))
+    _, expected = torch.func.jvp(model, (IMAGES,), (IMAGES,))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
