@@ -41,7 +41,7 @@ def minilm(folder: Path) -> Path:
 def test_minilm_as_a_folder_is_used_where_the_original_was(tmp_path: Path) -> None:
     """The tokenizer and the configuration are read from the new folder, the model with `load`."""
     original, fast = minilm(tmp_path / "minilm"), tmp_path / "fast"
-    data = command("optimize", original, "-p", "merge-linears", "-o", fast, "--no-verify")
+    data = command("optimize", original, "-p", "merge-linears", "-o", fast)
     assert data["output"] == str(fast)
     names = {path.name for path in fast.iterdir()}
     assert {"config.json", "model.pt2", "tokenizer.json", "tokenizer_config.json", "vocab.txt"} <= names

@@ -308,7 +308,7 @@ def test_passes_after_quantizing_refuse(quantize: Callable[[nn.Module], None]) -
     code, inputs = case.graph_module.code, case.inputs(2, 10)
     with torch.no_grad():
         expected = case.graph_module(**inputs).last_hidden_state
-    with pytest.raises(UndoError, match=r"`.*merged\.weight` is a Int8Tensor now"):
+    with pytest.raises(UndoError, match=r"`.*merged\.weight` is an Int8Tensor now"):
         MergeLinears()(case.graph_module, reverse=True)
     FuseBiasInLinear()(case.graph_module, expect=0)
     assert {refusal.reason for refusal in history(case.graph_module)[-1].refusals} == {"not-a-parameter"}
@@ -325,7 +325,7 @@ def test_quantizing_first_is_refused_with_the_reason(quantize: Callable[[nn.Modu
     MergeLinears()(graph_module, expect=0)
     refusals = history(graph_module)[-1].refusals
     assert [refusal.reason for refusal in refusals] == ["not-a-parameter"] * 6
-    assert "has a `weight` that is a Int8Tensor" in refusals[0].message
+    assert "has a `weight` that is an Int8Tensor" in refusals[0].message
 
 
 @pytest.fixture(autouse=True)

@@ -195,7 +195,7 @@ def test_related_dimensions() -> None:
 def test_unknown_and_malformed_requests() -> None:
     with pytest.raises(CaptureError, match="names 'y', which is not among the tensor inputs of this capture: input"):
         capture(nn.ReLU(), torch.randn(2, 2), dynamic_shapes={"y": {0: Dim.AUTO}})
-    with pytest.raises(CaptureError, match="dynamic_shapes is a int"):
+    with pytest.raises(CaptureError, match="dynamic_shapes is an int"):
         capture(nn.ReLU(), torch.randn(2, 2), dynamic_shapes=3)
 
 

@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
     "keys": (lambda: {"a": one()}, lambda: {"a": one(), "b": one()}, r"is a dict with the keys \['a', 'b'\], where"),
     "lost key": (lambda: {"a": one(), "b": one()}, lambda: {"a": one()}, r"with a dict with the keys \['a', 'b'\]"),
     "other key": (lambda: {"a": one()}, lambda: {"b": one()}, r"keys \['b'\], .* keys \['a'\]"),
-    "ordered": (lambda: OrderedDict(a=one()), lambda: OrderedDict(a=one(), b=one()), "is a OrderedDict with the keys"),
+    "ordered": (lambda: OrderedDict(a=one()), lambda: OrderedDict(a=one(), b=one()), "is an OrderedDict with the keys"),
     "nested": (
         lambda: [[one()], 1],
         lambda: [[one(), one()], 1],
@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
         lambda: {"b": one(), "a": one()},
         r"keys \['b', 'a'\], .* \['a', 'b'\]",
     ),
-    "mapping type": (lambda: {"a": one()}, lambda: OrderedDict(a=one()), "is a OrderedDict with .*, .* with a dict"),
+    "mapping type": (lambda: {"a": one()}, lambda: OrderedDict(a=one()), "is an OrderedDict with .*, .* with a dict"),
     "view": (lambda: {"a": one()}, lambda: MappingProxyType({"a": one()}), "is a mappingproxy, where"),
     "in named": (lambda: Point([one()], one()), lambda: Point([one()] * 2, one()), r"`values\.first` .* list of 2"),  # type: ignore[arg-type]  # a list on purpose
 }

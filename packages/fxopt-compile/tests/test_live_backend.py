@@ -49,7 +49,7 @@ def test_without_options_the_pipeline_fits_the_device() -> None:
     ("options", "message"),
     [
         ({"pipelin": "merge-linears"}, "has no option 'pipelin'; expected \"pipeline\""),
-        ({"pipeline": 3}, 'option "pipeline" is a int'),
+        ({"pipeline": 3}, 'option "pipeline" is an int'),
         ({"then": "aot"}, "option \"then\" is 'aot'"),
         ({"verify": "yes"}, "option \"verify\" is 'yes'"),
         ({"pipeline": "merge-liners"}, "'merge-liners'.*merge-linears"),

@@ -286,7 +286,7 @@ class TestWhatCannotBeWrapped:
             (lambda graph_module: None, "cannot be imported by name"),
             (functools.partial(lambda graph_module: None), "cannot be imported by name"),
             (SwapPass(object()), "found an object of type builtins:object"),  # type: ignore[arg-type]  # the test
-            (3, "a int, expected a PassBase"),
+            (3, "an int, expected a PassBase"),
             (nn.ReLU(), "a ReLU, expected a PassBase"),
             (LintAndRecompile(), "a LintAndRecompile, expected"),
             (LintAndRecompile, r"a transformation already: write LintAndRecompile\(\)"),
@@ -416,7 +416,7 @@ def demands(graph_module: GraphModule, *, times: int) -> None: ...
     [
         (lambda graph_module: None, "a lambda, expected a function"),
         (SwapPass(), "a SwapPass, expected a function"),
-        (SwapPass, "a ABCMeta, expected a function"),
+        (SwapPass, "an ABCMeta, expected a function"),
         (takes_nothing, "takes_nothing takes no graph module"),
         (takes_keywords_alone, "takes no graph module"),
         (takes_a_position, "the parameters times, expected options"),

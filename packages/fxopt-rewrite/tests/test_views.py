@@ -191,7 +191,7 @@ def quantized(layer: nn.Linear) -> nn.Module:
 
 
 OBSTACLES: list[tuple[Callable[[nn.Linear], nn.Module], str, str]] = [
-    (lambda layer: Adapter(3, 3), "subclass", "is a Adapter, a subclass of torch's own Linear"),
+    (lambda layer: Adapter(3, 3), "subclass", "is an Adapter, a subclass of torch's own Linear"),
     (hooked, "hooks", "_forward_hooks"),
     (pre_hooked, "hooks", "_forward_pre_hooks"),
     (backward_hooked, "hooks", "_backward_hooks"),

@@ -202,9 +202,9 @@ class TestArguments:
         with pytest.raises(PreconditionError, match=r"class MulToDiv as pipeline.*write MulToDiv\(\)"):
             bisect(steps(1), wrong, X)
         wrong = 3
-        with pytest.raises(PreconditionError, match="given a int as pipeline"):
+        with pytest.raises(PreconditionError, match="given an int as pipeline"):
             bisect(steps(1), wrong, X)
-        with pytest.raises(PreconditionError, match="given a int as model"):
+        with pytest.raises(PreconditionError, match="given an int as model"):
             bisect(wrong, AddToSub(), X)
         with pytest.raises(UnknownPassError):
             bisect(steps(1), "no-such-pass", X)

@@ -103,7 +103,7 @@ class TestLeavingOut:
 
     def test_what_is_no_step_is_refused(self) -> None:
         wrong: Any = 3
-        with pytest.raises(PreconditionError, match="given a int, expected steps"):
+        with pytest.raises(PreconditionError, match="given an int, expected steps"):
             LeaveOut(wrong)
 
 

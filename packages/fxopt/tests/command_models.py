@@ -133,6 +133,30 @@ def branching() -> tuple[nn.Module, tuple[Tensor]]:
     return Branching(), (torch.ones(2, 2),)
 
 
+class Squared(nn.Module):
+    """A product that graphs compute by themselves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x
+
+
+def raising_graph() -> tuple[nn.Module, tuple[Tensor]]:
+    """Return a graph with an input that it does not take."""
+    return torch.fx.symbolic_trace(Squared()), (torch.ones(2, 3),)
+
+
+class ReadingValues(nn.Module):
+    """Takes another way while it is exported."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if torch.compiler.is_compiling() else x + 2
+
+
+def reading_values() -> tuple[nn.Module, tuple[Tensor]]:
+    """Return a model whose graph computes something else."""
+    return ReadingValues().eval(), (torch.ones(2, 3),)
+
+
 def waits() -> nn.Module:
     """Say that it is there, and wait for the signal that ends it."""
     Path("waiting").touch()

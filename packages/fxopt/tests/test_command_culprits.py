@@ -103,7 +103,7 @@ class TestBisect:
         [
             ("has_q", "does not name a function"),
             ("command_models:has_qq", "did you mean has_q"),
-            ("command_models:NOT_A_FACTORY", "is a int, expected a function"),
+            ("command_models:NOT_A_FACTORY", "is an int, expected a function"),
         ],
     )
     def test_wrong_checks(self, check: str, words: str) -> None:
@@ -237,13 +237,14 @@ class TestReport:
     def test_wrong_paths(self, name: str) -> None:
         fxopt("optimize", ATTENTION, "-o", "out.pt2", "--report", name, code=3)
 
-    def test_an_interrupt_while_drawing_leaves_nothing(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_interrupt_while_drawing_leaves_the_archive(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*arguments: Any, **options: Any) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("fxopt.commands.optimized.report_on", interrupted)
         fxopt("optimize", ATTENTION, "-o", "out.pt2", "--report", "report.html", code=130)
-        assert list(folder.iterdir()) == []
+        assert [path.name for path in folder.iterdir()] == ["out.pt2"]
+        load("out.pt2")
 
     @pytest.mark.parametrize(("form", "words"), [("mermaid", "flowchart"), ("dot", "digraph"), ("svg", "<svg")])
     def test_pictures_of_a_difference(self, form: str, words: str) -> None:

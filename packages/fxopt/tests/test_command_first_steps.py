@@ -24,6 +24,7 @@ WRONG = [
     (["optimize", "model", "-o", "out.pt2"], 3, "there is no file or folder 'model'; did you mean model.pt2?"),
     (["optimize", "bret", "-o", "out.pt2"], 3, "there is no file or folder 'bret'; did you mean bert?"),
     (["optimize", "notes", "-o", "out.pt2"], 3, "Hugging Face format, owner/name on the hub, or package"),
+    (["optimize", "gpt2", "-o", "out.pt2"], 3, "On the hub, names have an owner: OWNER/gpt2"),
     (["optimize", "shop:make", "-o", "out.pt2", "-p", ""], 2, "the pipeline is empty: name passes or a pipeline"),
     (["bench", "shop:make", "-p", " "], 2, "the pipeline is empty"),
     (["tune", "shop:make", "-p", ""], 2, "name passes or a pipeline; `fxopt list` shows them"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from command_models import attention, seeded
-from command_runs import fxopt, fxopt_json
+from command_runs import fxopt, fxopt_json, process
 from torch import Tensor, nn
 
 from fxopt.commands.models.factories import brief_traceback
@@ -93,7 +93,7 @@ class TestFiles:
         torch.save({"weight": torch.ones(2)}, "weights.pt")
         assert "holds a pickled dict, expected a model" in fxopt("history", "weights.pt", FLAG, code=3).stderr
         torch.save(seeded(), "model.pt")
-        assert "holds a Attention, expected a graph module" in fxopt("history", "model.pt", FLAG, code=3).stderr
+        assert "holds an Attention, expected a graph module" in fxopt("history", "model.pt", FLAG, code=3).stderr
         Path("noise.pt").write_bytes(b"\x80\x05noise")
         assert "cannot be opened by torch.load" in fxopt("history", "noise.pt", FLAG, code=3).stderr
 
@@ -117,8 +117,8 @@ class TestFactories:
         [
             ("command_models:atention", "did you mean attention"),
             ("command_models:nothing_like_it", "has no 'nothing_like_it'"),
-            ("command_models:NOT_A_FACTORY", "is a int, expected a function"),
-            ("command_models:number", "returned a int; expected a model, or (model, args)"),
+            ("command_models:NOT_A_FACTORY", "is an int, expected a function"),
+            ("command_models:number", "returned an int; expected a model, or (model, args)"),
             ("command_models:model_and_tensor", "args as Tensor"),
             ("no_such_module:make", "there is no module 'no_such_module'"),
             ("command_models.sub:make", "there is no module 'command_models.sub'"),
@@ -154,8 +154,18 @@ class TestFactories:
         assert "returned a tuple of int, int" in failure("tuples:make")
         assert "returned a tuple of nothing" in failure("tuples:nothing")
 
-    def test_a_model_that_cannot_be_captured(self) -> None:
-        assert "Branching cannot be captured" in failure("command_models:branching", code=4)
+    def test_a_model_that_cannot_be_captured(self, folder: Path) -> None:
+        said = process("optimize", "command_models:branching", "-o", "out.pt2", folder=folder).stderr
+        assert said.startswith("error: Branching cannot be captured"), "torch logs what it cannot guard on"
+
+    def test_a_graph_that_raises_has_no_traceback(self) -> None:
+        """torch.fx prints one, and raises the error."""
+        assert failure("command_models:raising_graph").startswith("error: the original (Squared) refuses input 0")
+
+    def test_a_graph_that_computes_something_else(self) -> None:
+        said = failure("command_models:reading_values", code=4)
+        assert "`fxopt optimize --no-verify` takes the graph all the same" in said
+        fxopt("optimize", "command_models:reading_values", "-o", "out.pt2", "--no-verify")
 
     def test_frames_of_python_itself_are_left_out(self) -> None:
         assert brief_traceback(ValueError("no frames")) == "ValueError: no frames"
@@ -183,7 +193,9 @@ class TestInputFiles:
 
     def test_a_file_that_torch_has_not_written(self) -> None:
         Path("inputs.pt").write_text("1 2 3")
-        assert "cannot be read as inputs" in self.optimize(3)
+        said = self.optimize(3)
+        assert "inputs.pt was not written by torch.save; expected a tensor, a tuple" in said
+        assert FLAG not in said
 
     def test_pickles_are_not_opened(self) -> None:
         torch.save({"x": Marker()}, "inputs.pt")

@@ -17,6 +17,8 @@ from torch.fx import Graph, GraphModule, _symbolic_trace
 from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
 from torch.fx.node import has_side_effect
 
+from fxopt_core.naming import type_text
+
 SCHEMA = tuple(schema.SCHEMA_VERSION)
 """Major and minor version of the archives that this torch writes."""
 CLASSES = vars(schema)
@@ -43,7 +45,7 @@ def graph_module_of(program: ExportedProgram) -> GraphModule:
     """Return a program as a graph module with its tensors as attributes, which checks nothing."""
     module = program.module(check_guards=False)
     if not isinstance(module, GraphModule):
-        raise TypeError(f"torch.export made a {type(module).__name__} of the program, not a GraphModule")
+        raise TypeError(f"torch.export made {type_text(module)} of the program, not a GraphModule")
     return module
 
 

@@ -53,6 +53,7 @@ from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_capture.weightless import device_for, is_weightless, off_meta, with_values
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
+from fxopt_core.naming import type_text
 
 _LOGGER = logging.getLogger("fxopt_capture")
 # Attributes that captured modules have besides those of their class.
@@ -274,7 +275,7 @@ def _check_example(request: Request, exported: Export, captured: CapturedModule)
         place = source_of(error)
         raise CaptureError(
             f"{name} itself cannot be called with the example: {type(error).__name__}: {first_line(error)}"
-            f"{f' at {place}' if place else ''}. Give an example that it takes, or compare=False to capture it unseen"
+            f"{f' at {place}' if place else ''}. Give an example that it takes"
         ) from error
     if found is not None:
         raise CaptureError(
@@ -325,7 +326,7 @@ def _check_tensors(model: nn.Module) -> None:
 def check_model(model: object) -> None:
     """Refuse what is no module that can be captured, with a `CaptureError` that says what to give instead."""
     if not isinstance(model, nn.Module):
-        raise CaptureError(f"a {type(model).__name__} cannot be captured; give a torch.nn.Module")
+        raise CaptureError(f"{type_text(model)} cannot be captured; give a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(
             f"{model.original_name} is a TorchScript module, whose Python source is gone; capture the module that it "
@@ -418,4 +419,4 @@ def _attach(shell: nn.Module, name: str, value: object) -> None:
     elif isinstance(value, torch.Tensor):
         shell.register_buffer(name, value, persistent=False)
     else:
-        raise CaptureError(f"the graph reads `{name}`, a {type(value).__name__} that no module of the graph can hold")
+        raise CaptureError(f"the graph reads `{name}`, {type_text(value)} that no module of the graph can hold")

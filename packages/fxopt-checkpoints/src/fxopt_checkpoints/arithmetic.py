@@ -23,6 +23,7 @@ from fxopt_checkpoints.tensor_map import (
     listed,
 )
 from fxopt_core.errors import CheckpointError, NotReversibleError
+from fxopt_core.naming import type_text
 from fxopt_rewrite.dtypes import dtype_kind
 from fxopt_rewrite.journal.arithmetic import registered_functions, unregistered
 from fxopt_rewrite.journal.edits import Neutral
@@ -366,7 +367,7 @@ def _misfits(
 ) -> list[str]:
     """Say what a function that goes back gives otherwise than it has to, before values are looked at."""
     if not isinstance(found, Mapping):
-        return [f"a {type(found).__name__}, expected a mapping of names to tensors"]
+        return [f"{type_text(found)}, expected a mapping of names to tensors"]
     labels, names = dict(step.inputs), listed(target.name for target in step.targets)
     problems = []
     for name, label in step.inputs:
@@ -376,7 +377,7 @@ def _misfits(
         if values is None:
             problems.append(f"no `{name}` (`{label}`), which `{step.function}` takes")
         elif not isinstance(values, Tensor) or tuple(values.shape) != shape:
-            kind = tuple(values.shape) if isinstance(values, Tensor) else f"a {type(values).__name__}"
+            kind = tuple(values.shape) if isinstance(values, Tensor) else type_text(values)
             problems.append(f"{kind} as `{name}` of {names}, expected {shape}")
         elif dtype_kind(values.dtype) != dtype_kind(dtypes.get(label) or values.dtype):
             problems.append(f"{values.dtype} as `{name}` of {names}, expected {dtypes[label]}")

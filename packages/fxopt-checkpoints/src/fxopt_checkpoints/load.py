@@ -21,6 +21,7 @@ from fxopt_checkpoints.trace import is_baked, key_map
 from fxopt_checkpoints.validation import Validation, copying_problem
 from fxopt_core.errors import CheckpointError
 from fxopt_core.graph import check_graph_module
+from fxopt_core.naming import type_text
 from fxopt_rewrite.dtypes import dtype_kind
 
 
@@ -64,7 +65,7 @@ def load_original_state_dict(
     check_graph_module(graph_module, "load_original_state_dict")
     if not isinstance(state_dict, Mapping):
         raise CheckpointError(
-            f"load_original_state_dict is given a {type(state_dict).__name__}, expected a state_dict: a mapping of "
+            f"load_original_state_dict is given {type_text(state_dict)}, expected a state_dict: a mapping of "
             "names to tensors"
         )
     names = key_map(graph_module)

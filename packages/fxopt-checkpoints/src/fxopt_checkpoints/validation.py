@@ -15,6 +15,7 @@ from fxopt_checkpoints.sharding import holds, is_sharded
 from fxopt_checkpoints.tensor_map import Derivation, OriginalTensor, TensorMap, listed
 from fxopt_checkpoints.trace import is_baked
 from fxopt_core.errors import CheckpointError
+from fxopt_core.naming import type_text
 
 
 def advice(state_dict: Mapping[Any, Any], missing: Collection[str], unexpected: Collection[str]) -> str | None:
@@ -204,7 +205,7 @@ def copying_problem(values: Tensor, target: Tensor, assign: bool) -> str | None:
         try:
             torch.empty_like(target).copy_(values)
         except Exception as error:  # whatever a subclass makes of it
-            return f"is a {type(values).__name__} that cannot be copied ({error})"
+            return f"is {type_text(values)} that cannot be copied ({error})"
     return None
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fxopt_compile.backend import GRAPHS, LiveGraph
 from fxopt_core.errors import PreconditionError
 from fxopt_core.ledger.records import Record, Refusal
+from fxopt_core.naming import type_text
 from fxopt_core.text import text_table
 from fxopt_rewrite.watching import refresh
 
@@ -138,5 +139,5 @@ def undo(model: nn.Module) -> nn.Module:
 
 def _tensors_of(model: nn.Module, caller: str) -> dict[int, Tensor]:
     if not isinstance(model, nn.Module):
-        raise PreconditionError(f"{caller} is given a {type(model).__name__}, expected a model, compiled or not")
+        raise PreconditionError(f"{caller} is given {type_text(model)}, expected a model, compiled or not")
     return {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from fxopt_core.errors import FxoptError, PassOptionError, PreconditionError
+from fxopt_core.naming import type_text
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.registry import registry
 
@@ -48,7 +49,7 @@ class Settings:
             names = ", ".join(repr(name) for name in given)
             raise PassOptionError(f'backend "fxopt" has no option {names}; {_EXPECTED}')
         if not (pipeline is None or isinstance(pipeline, str)):
-            raise PassOptionError(f'option "pipeline" is a {type(pipeline).__name__}; {_EXPECTED}')
+            raise PassOptionError(f'option "pipeline" is {type_text(pipeline)}; {_EXPECTED}')
         if then not in ("eager", "inductor"):
             raise PassOptionError(f'option "then" is {then!r}; {_EXPECTED}')
         if not isinstance(verify, bool):

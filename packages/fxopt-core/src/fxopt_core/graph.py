@@ -8,6 +8,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from fxopt_core.errors import PreconditionError
+from fxopt_core.naming import type_text
 
 
 def iter_nodes(graph: Graph) -> Iterator[Node]:
@@ -46,6 +47,6 @@ def check_graph_module(graph_module: object, doing: str) -> None:
     """Check that what is to be read or changed is a graph module; ``doing`` says who was given it."""
     if not isinstance(graph_module, GraphModule):
         raise PreconditionError(
-            f"{doing} is given a {type(graph_module).__name__}, expected a torch.fx.GraphModule: capture the model "
+            f"{doing} is given {type_text(graph_module)}, expected a torch.fx.GraphModule: capture the model "
             "first, for example by fxopt.symbolic_trace(model) or fxopt.capture(model, args)"
         )

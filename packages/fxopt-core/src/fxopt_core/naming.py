@@ -34,10 +34,29 @@ def option_text(parameter: str) -> str:
 
 
 def close_names(name: str, candidates: Iterable[str]) -> str:
-    """Return a hint that lists the candidates close to a name, best first, or an empty text.
+    """Return a hint that lists up to three candidates close to a name, or that begin with it, or an empty text.
 
     >>> close_names("MergeLinear", ["merge-linears", "fuse-bias"])
     '; did you mean merge-linears?'
     """
-    close = difflib.get_close_matches(kebab_case(name), list(candidates), n=3, cutoff=0.6)
+    kebab, known = kebab_case(name), list(candidates)
+    close = difflib.get_close_matches(kebab, known, n=3, cutoff=0.6) or [c for c in known if c.startswith(kebab)][:3]
     return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def type_text(value: object) -> str:
+    """Return the name of a value's class with its article, for messages.
+
+    >>> type_text(3), type_text("three")
+    ('an int', 'a str')
+    """
+    return with_article(type(value).__name__)
+
+
+def with_article(noun: str) -> str:
+    """Return a noun after "a" or "an", as far as its first letter tells.
+
+    >>> with_article("integer")
+    'an integer'
+    """
+    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fxopt_core.naming import type_text
 from fxopt_core.values.forms import is_plain_data
 
 
 def tensor_problem(tensor: Tensor, *, parameter: bool) -> tuple[str, str] | None:
     """Return why a tensor may not be rewritten, as (reason, predicate), or None: only plain, dense tensors may be."""
     if parameter and type(tensor) is not nn.Parameter:
-        return "not-a-parameter", f"is a {type(tensor).__name__}, no plain torch.nn.Parameter"
+        return "not-a-parameter", f"is {type_text(tensor)}, no plain torch.nn.Parameter"
     if type(tensor) not in (Tensor, nn.Parameter):
         return "not-a-parameter", f"is a tensor subclass, {type(tensor).__name__}"
     if tensor.layout != torch.strided or tensor.is_quantized:
@@ -44,7 +45,7 @@ def module_problem(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> t
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return "lazy", f"is lazy ({cls.__name__}) and has no weights yet"
     if cls not in classes:
-        return "subclass", f"is a {cls.__name__}, a subclass of torch's own {classes[0].__name__} or its siblings"
+        return "subclass", f"is {type_text(module)}, a subclass of torch's own {classes[0].__name__} or its siblings"
     if "forward" in state:
         return "patched-forward", "has a forward of its own on the instance"
     hooks = [key for key in _HOOKS if state.get(key)]

@@ -25,6 +25,7 @@ from fxopt_core import (
     faithful_copy,
     history,
 )
+from fxopt_core.naming import type_text
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.forms import Form, graph_of
 from fxopt_testing.pictures import changes, picture
@@ -245,7 +246,7 @@ def _graph_module_of(model: object, inputs: Inputs, form: Form) -> GraphModule:
         return faithful_copy(model)
     if not isinstance(model, nn.Module):
         made = f"; write {model.__name__}()" if isinstance(model, type) else ""
-        found = f"an assertion is given a {type(model).__name__}"
+        found = f"an assertion is given {type_text(model)}"
         raise PreconditionError(f"{found}, expected a model or a ModelCase{made}")
     return graph_of(copy.deepcopy(model), form, inputs)
 

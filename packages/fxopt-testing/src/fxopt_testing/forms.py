@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from fxopt_capture import capture
 from fxopt_core import iter_nodes
+from fxopt_core.naming import type_text
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_tools import Inputs
 
@@ -63,7 +64,7 @@ def traced(model: nn.Module, form: Form, inputs: Inputs) -> GraphModule:
     """Return a model as a graph of one of the traced forms, or captured, with shapes known."""
     if form == "graph":
         if not isinstance(model, GraphModule):
-            raise TypeError(f"the form is `graph`, and the model is a {type(model).__name__}, expected a GraphModule")
+            raise TypeError(f"the form is `graph`, and the model is {type_text(model)}, expected a GraphModule")
         return model
     if form == "capture":
         return capture(model, inputs.args, inputs.kwargs or None)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fxopt_core import PreconditionError
+from fxopt_core.naming import type_text
 from fxopt_tools.value_tree import equal, leaves, tree_of
 
 
@@ -110,7 +111,7 @@ def _read(item: object, name: str) -> Inputs:
             "positional argument, put it into a tuple"
         )
     raise PreconditionError(
-        f"{name} is a {type(item).__name__}, expected a tensor (one positional argument), a tuple (positional "
+        f"{name} is {type_text(item)}, expected a tensor (one positional argument), a tuple (positional "
         "arguments), a mapping (keyword arguments), fxopt_tools.Inputs (both), or a list of these for several inputs: "
         "to pass one argument of another type, put it into a tuple"
     )

@@ -9,6 +9,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_core import PreconditionError, Transformation, registry
+from fxopt_core.naming import type_text
 
 Pipeline: TypeAlias = "Transformation | str"
 """A pass, a composition, or the text of a pipeline."""
@@ -24,13 +25,13 @@ def as_graph_module(model: object, who: str) -> GraphModule:
         return model
     if not isinstance(model, nn.Module):
         raise PreconditionError(
-            f"{who} is given a {type(model).__name__} as model, expected a torch.fx.GraphModule or a torch.nn.Module"
+            f"{who} is given {type_text(model)} as model, expected a torch.fx.GraphModule or a torch.nn.Module"
         )
     try:
         return torch.fx.symbolic_trace(model)
     except Exception as error:  # running a model on proxies can raise anything
         raise PreconditionError(
-            f"{who} is given a {type(model).__name__} that torch.fx.symbolic_trace cannot trace: "
+            f"{who} is given {type_text(model)} that torch.fx.symbolic_trace cannot trace: "
             f"{type(error).__name__}: {error}. Expected a graph module: capture the model first, by "
             "torch.export.export(model, args).module() or fxopt_capture.capture(model, args)"
         ) from error
@@ -52,6 +53,6 @@ def as_transformation(pipeline: object, who: str) -> Transformation:
         name = pipeline.__name__
         raise PreconditionError(f"{who} is given the class {name} as pipeline, expected an instance: write {name}()")
     raise PreconditionError(
-        f"{who} is given a {type(pipeline).__name__} as pipeline, expected an instance of a pass, a composition, or "
+        f"{who} is given {type_text(pipeline)} as pipeline, expected an instance of a pass, a composition, or "
         "text such as 'merge-linears,fuse-bias-in-linear'"
     )

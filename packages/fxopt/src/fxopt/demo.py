@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt.commands.terminal import silence_imports
+from fxopt.commands.terminal import silence_libraries
 from fxopt.optimization import named_pipelines
 from fxopt_capture import capture
 from fxopt_core import NotReversibleError, compose, history, iter_nodes, registry, undo
@@ -239,7 +239,7 @@ def main() -> int:
     if missing:
         console.print(f"The demonstration needs {', '.join(missing)}; in a checkout, `nox -s demo` installs all of it.")
         return 1
-    silence_imports()
+    silence_libraries()
     started = time.monotonic()
     torch.manual_seed(0)
     held = [show(subject, console) for subject in SUBJECTS]

@@ -12,6 +12,7 @@ from fxopt.drop_in.clients import ClientT, is_client, with_models_replaced
 from fxopt_capture import capture
 from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core import PreconditionError, Transformation, faithful_copy, registry
+from fxopt_core.naming import type_text
 from fxopt_tools import Inputs, verify as verify_outputs
 
 __all__ = ["default_pipeline", "optimize"]
@@ -81,9 +82,7 @@ def optimize(
     ['PackedConv2d']
     """
     if not isinstance(args, Sequence):
-        raise PreconditionError(
-            f"args is a {type(args).__name__}, expected a tuple of inputs: write optimize(model, (x,))"
-        )
+        raise PreconditionError(f"args is {type_text(args)}, expected a tuple of inputs: write optimize(model, (x,))")
     if dynamic_shapes is not None and isinstance(model, GraphModule):
         raise PreconditionError(
             "dynamic_shapes is given with a graph module, whose sizes are those that it was captured with: give it to "
@@ -146,7 +145,7 @@ def _transformation(pipeline: object) -> Transformation:
         )
     if not isinstance(pipeline, str):
         raise PreconditionError(
-            f"pipeline is a {type(pipeline).__name__}, expected text such as 'merge-linears,fold-batch-norm', or an "
+            f"pipeline is {type_text(pipeline)}, expected text such as 'merge-linears,fold-batch-norm', or an "
             "instance of a pass such as MergeLinears()"
         )
     return registry().pipeline(pipeline)

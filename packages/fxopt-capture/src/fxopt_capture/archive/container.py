@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from fxopt_core.errors import CaptureError
+from fxopt_core.naming import type_text
 from fxopt_rewrite.special_files import special_kind
 
 ADVICE = "give a file that torch.export.save or fxopt_capture.save has written"
@@ -37,8 +38,8 @@ def opened(source: PathLike | IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
             yield path, file
         return
     if not callable(getattr(source, "read", None)):
-        raise CaptureError(f"a {type(source).__name__} is neither a path nor an open file; {ADVICE}")
-    name = str(getattr(source, "name", f"a {type(source).__name__}"))
+        raise CaptureError(f"{type_text(source)} is neither a path nor an open file; {ADVICE}")
+    name = str(getattr(source, "name", type_text(source)))
     if isinstance(source, io.FileIO | io.BufferedReader) and special_kind(source.fileno()) == "a device":
         raise CaptureError(f"{name!r} is a device, and no file; {ADVICE}")
     content: object = source.read()

@@ -95,7 +95,7 @@ def _failure(error: Exception) -> CaptureError:
     return CaptureError(
         f"the graph module cannot be saved, as torch.export refuses its graph: {type(error).__name__}: "
         f"{first_line(error)}{f' at {place}' if place else ''}. Check that the graph module runs on the inputs (give "
-        f"them as args and kwargs), and see the chained error"
+        f"them as args and kwargs)"
     )
 
 

@@ -25,6 +25,7 @@ from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_core.graph import check_graph_module
 from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.ledger.records import LEDGER_VERSION, Ledger
+from fxopt_core.naming import type_text
 from fxopt_core.values.forms import InexpressibleError
 
 
@@ -119,14 +120,14 @@ def _positional(args: object) -> tuple[object, ...] | None:
     if isinstance(args, torch.Tensor) or args is None:
         return None if args is None else (args,)
     if isinstance(args, Mapping | str) or not isinstance(args, Sequence):
-        raise CaptureError(f"args is a {type(args).__name__}; give a tensor, or a tuple of the positional inputs")
+        raise CaptureError(f"args is {type_text(args)}; give a tensor, or a tuple of the positional inputs")
     return tuple(args)
 
 
 def _by_name(kwargs: object) -> Mapping[str, object] | None:
     if kwargs is None or isinstance(kwargs, Mapping):
         return kwargs
-    raise CaptureError(f"kwargs is a {type(kwargs).__name__}; give a dictionary from names of inputs to their values")
+    raise CaptureError(f"kwargs is {type_text(kwargs)}; give a dictionary from names of inputs to their values")
 
 
 def _extra_files(graph_module: GraphModule, program: ExportedProgram, form: CallForm, narrowed: bool) -> dict[str, str]:

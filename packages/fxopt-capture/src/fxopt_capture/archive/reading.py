@@ -79,8 +79,7 @@ def _loaded(name: str, file: IO[bytes], description: Mapping[str, Any], extra: d
         by = f", which torch {written} has written and torch {torch.__version__} reads" if written else ""
         raise CaptureError(
             f"torch.export.load cannot read {name!r}{by}: {type(cause).__name__}: {first_line(cause)}. The file may be "
-            f"damaged, or its operators may not be registered here: import the package that registers them, and see "
-            f"the chained error"
+            f"damaged, or its operators may not be registered here: import the package that registers them"
         ) from cause
 
 

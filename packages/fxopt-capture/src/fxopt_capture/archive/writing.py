@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from fxopt_capture.archive.container import PathLike
 from fxopt_capture.export.failure import first_line
 from fxopt_core.errors import CaptureError
+from fxopt_core.naming import type_text
 from fxopt_rewrite.special_files import special_kind
 
 
@@ -25,7 +26,7 @@ def checked_target(target: PathLike | IO[bytes]) -> str | IO[bytes]:
     """
     if not isinstance(target, str | bytes | os.PathLike):
         if not callable(getattr(target, "write", None)):
-            raise CaptureError(f"a {type(target).__name__} is neither a path nor an open file to save to")
+            raise CaptureError(f"{type_text(target)} is neither a path nor an open file to save to")
         return target
     path = os.fsdecode(target)
     folder, name = os.path.split(path)
@@ -44,7 +45,7 @@ def write_archive(program: ExportedProgram, target: str | IO[bytes], extra: Mapp
     Raises:
         CaptureError: torch cannot write the program, or the file cannot be written; what was there is unchanged.
     """
-    name = target if isinstance(target, str) else str(getattr(target, "name", f"a {type(target).__name__}"))
+    name = target if isinstance(target, str) else str(getattr(target, "name", type_text(target)))
     try:
         if isinstance(target, str):
             _replace(program, os.path.realpath(target), extra)

@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.utils import _pytree as pytree
 
 from fxopt_core.errors import CaptureError
+from fxopt_core.naming import type_text, with_article
 
 GUARDS = "_guards_fn"
 """The name of the guards in a captured module: that of torch.export's own check."""
@@ -228,11 +229,11 @@ def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
             same = f"type({value}) is type(value_{index}) and {value} == value_{index}"
             yield index, same, f"is {{value!r}}, where the graph was captured with {{spec.value!r}}; {_ADVICE}"
             continue
-        yield index, f"isinstance({value}, Tensor)", "is a {type(value).__name__}, where the graph takes a tensor"
+        yield index, f"isinstance({value}, Tensor)", "is {type_text(value)}, where the graph takes a tensor"
         rank = len(spec.sizes)
         text = f"has {{value.ndim}} dimensions, where the graph was captured for {rank}; {_ADVICE}"
         yield index, f"{value}.dim() == {rank}", text
-        text = f"has dtype {{value.dtype}}, where the graph was captured for a {spec.kind} one; {_ADVICE}"
+        text = f"has dtype {{value.dtype}}, where the graph was captured for {with_article(spec.kind)} one; {_ADVICE}"
         others = [f"({_KIND_TESTS[kind].format(value)})" for kind in spec.also]
         yield index, " or ".join([f"({_KIND_TESTS[spec.kind].format(value)})", *others]), text
         if spec.dtype is not None:
@@ -268,7 +269,14 @@ _KIND_TESTS = {
 def _namespace(specs: Sequence[InputSpec]) -> dict[str, Any]:
     expected = {f"value_{index}": spec.value for index, spec in enumerate(specs)}
     dtypes = {f"dtype_{index}": spec.dtype for index, spec in enumerate(specs)}
-    return {**SYMPY_INTERP, "Tensor": torch.Tensor, "bool_dtype": torch.bool, **expected, **dtypes}
+    return {
+        **SYMPY_INTERP,
+        "Tensor": torch.Tensor,
+        "type_text": type_text,
+        "bool_dtype": torch.bool,
+        **expected,
+        **dtypes,
+    }
 
 
 def _compiled(

@@ -11,6 +11,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
 from fxopt_core.errors import CaptureError
+from fxopt_core.naming import type_text, with_article
 
 _TAGS = frozenset("_tpsv")  # of objects in the contexts that transformers writes
 _SEQUENCES = (list, tuple, immutable_list)
@@ -37,7 +38,7 @@ class Nesting:
         """Return the container in words: ``a list of 2``."""
         if self.kind is None:
             return "a tensor or constant"
-        name = f"a {self.kind.__name__}"
+        name = with_article(self.kind.__name__)
         if self.kind in _SEQUENCES:
             return f"{name} of {len(self.entries)}"
         if self.kind in _MAPPINGS:
@@ -107,7 +108,7 @@ def _refusal(value: Any, nesting: Nesting, name: str, model_name: str) -> Captur
         place, one, other = context_difference(found.context, nesting.context)
         text, expected = f"{text} and {place or 'with'} {one!r}", f"{place or 'with'} {other!r}"
     return CaptureError(
-        f"argument `{name}` of the captured {model_name} is {f'a {type(value).__name__}' if is_leaf else text}, where "
+        f"argument `{name}` of the captured {model_name} is {type_text(value) if is_leaf else text}, where "
         f"it was captured with {expected}; pass that, or capture the model again with what it is to take"
     )
 

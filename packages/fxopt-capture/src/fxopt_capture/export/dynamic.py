@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.export.images import SMALLEST, Place
 from fxopt_core.errors import CaptureError
+from fxopt_core.naming import type_text
 
 DimensionsOf = Callable[[str, torch.Tensor], Sequence[int]]
 
@@ -98,7 +99,7 @@ def requested_shapes(form: CallForm, dynamic_shapes: Any, inputs: Mapping[str, o
         named = dict(zip(sorted(names, key=lambda name: order.get(name, len(order))), dynamic_shapes, strict=False))
     else:
         raise CaptureError(
-            f"dynamic_shapes is a {type(dynamic_shapes).__name__}; give a dictionary from argument names to shapes, "
+            f"dynamic_shapes is {type_text(dynamic_shapes)}; give a dictionary from argument names to shapes, "
             f"a tuple in the order of the arguments, or a torch.export.ShapesCollection"
         )
     for index, spec in enumerate(named.pop("args", ()) if form.variadic and "args" not in form.inputs else ()):

@@ -97,4 +97,4 @@ def _remedy(error: Exception) -> str:
             "What the model does there depends on the values of a tensor, so that one graph cannot say it; write it "
             "with tensor operations (torch.where), or capture the part of the model before or after it"
         )
-    return "Check that the model itself takes these inputs, and see the chained error"
+    return "Check that the model itself takes these inputs"

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fxopt_core.errors import CheckpointError
+from fxopt_core.naming import type_text
 from fxopt_rewrite.special_files import special_kind
 
 _DTYPES: Mapping[str, torch.dtype] = {
@@ -84,7 +85,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     except (ValueError, RecursionError) as error:  # also what is no UTF-8
         raise CheckpointError(f"`{file}` is no safetensors file: its header is no JSON ({error})") from error
     if not isinstance(header, dict):
-        raise CheckpointError(f"`{file}` is no safetensors file: its header is a {type(header).__name__}")
+        raise CheckpointError(f"`{file}` is no safetensors file: its header is {type_text(header)}")
     header.pop("__metadata__", None)
     problems: list[str] = []
     stored = {}
@@ -159,7 +160,7 @@ def _shown(entry: Any) -> str:
     try:
         return repr(str(entry)[:80])
     except (ValueError, RecursionError):  # too long a number, or too deep
-        return f"a {type(entry).__name__}"
+        return type_text(entry)
 
 
 def _misplaced(stored: Iterable[StoredTensor], file: Path, start: int, size: int) -> Iterator[str]:

@@ -15,6 +15,7 @@ from fxopt_core.graph import check_graph_module
 from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.ledger.reasons import refusals_text
 from fxopt_core.ledger.records import Record, adopt_records, append_record, ledger_of, mark_undone, set_ledger
+from fxopt_core.naming import type_text
 from fxopt_core.passes.context import Frame, Run, composing_run, current_frame, frame_open, run_open
 from fxopt_core.passes.instruments import (
     InstrumentProtocol,
@@ -336,7 +337,7 @@ def _apply(number: int, frame: Frame, info: PassRun, graph_module: GraphModule) 
     if not isinstance(result, GraphModule):
         method = "reverse" if info.reverse else "transform"
         raise PostconditionError(
-            f"`{method}` of pass `{info.name}` returned a {type(result).__name__}, expected a torch.fx.GraphModule: "
+            f"`{method}` of pass `{info.name}` returned {type_text(result)}, expected a torch.fx.GraphModule: "
             "return the graph module at its end"
         )
     if result is not graph_module and META_KEY not in result.meta and META_KEY in graph_module.meta:

@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt_core.errors import PreconditionError
 from fxopt_core.graph import iter_nodes
+from fxopt_core.naming import type_text
 from fxopt_core.passes.call import run_members
 from fxopt_core.passes.signature import signature_of
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
@@ -119,7 +120,7 @@ def check_is_transformation(item: object, where: str) -> None:
     if isinstance(item, type) and issubclass(item, Transformation):
         raise PreconditionError(f"{where} is the class {item.__name__}, expected an instance: write {item.__name__}()")
     raise PreconditionError(
-        f"{where} is a {type(item).__name__}, expected a Transformation: derive passes from fxopt_core.Transformation"
+        f"{where} is {type_text(item)}, expected a Transformation: derive passes from fxopt_core.Transformation"
     )
 
 

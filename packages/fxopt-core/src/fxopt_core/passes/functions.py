@@ -19,7 +19,7 @@ from torch.fx.passes.infra.pass_base import PassResult
 
 from fxopt_core.errors import PostconditionError
 from fxopt_core.graph import iter_nodes
-from fxopt_core.naming import kebab_case
+from fxopt_core.naming import kebab_case, type_text
 from fxopt_core.passes.options import kept
 from fxopt_core.passes.signature import signature_of, uuid_of
 from fxopt_core.passes.transformation import Transformation
@@ -37,7 +37,7 @@ class WrappedPass(Transformation):
         result: object = graph_module if returned is None else found
         if not isinstance(result, GraphModule):
             raise PostconditionError(
-                f"pass `{self.name}` returned a {type(returned).__name__}, expected a PassResult, a graph module, or "
+                f"pass `{self.name}` returned {type_text(returned)}, expected a PassResult, a graph module, or "
                 "None for one that was edited in place",
                 pass_name=self.name,
             )
@@ -243,7 +243,7 @@ def _plain_name(torch_pass: Any) -> str:
 
 
 def _described(value: object) -> str:
-    return "a lambda" if getattr(value, "__name__", "") == "<lambda>" else f"a {type(value).__qualname__}"
+    return "a lambda" if getattr(value, "__name__", "") == "<lambda>" else type_text(value)
 
 
 class _NodePicture:

@@ -7,6 +7,7 @@ import importlib.metadata
 import sys
 from collections.abc import Mapping
 
+from fxopt_core.naming import type_text
 from fxopt_core.values.forms import Digester, Form, UnstableValueError, form_bytes
 from fxopt_core.values.names import class_path, source_of
 
@@ -74,7 +75,7 @@ def _option_form(digester: Digester, cls: type, name: str, value: object) -> For
     except UnstableValueError as error:
         raise TypeError(f"{where}: {error}") from error.__cause__
     except RecursionError:
-        raise TypeError(f"{where}: found a {type(value).__qualname__} nested too deeply; flatten it") from None
+        raise TypeError(f"{where}: found {type_text(value)} nested too deeply; flatten it") from None
 
 
 def _version_of(cls: type) -> str:

@@ -20,12 +20,13 @@ from torch._ops import OpOverloadPacket
 from torch.fx import GraphModule
 
 from fxopt_core.errors import DuplicatePassError, PipelineSyntaxError, PluginLoadError, UnknownPassError
-from fxopt_core.naming import NAME, close_names, kebab_case
+from fxopt_core.naming import NAME, close_names, kebab_case, type_text
 from fxopt_core.passes.options import options_of
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.hookspec import PROJECT, FunctionsPlugin, LayersPlugin, PipelinesPlugin, TransformationsPlugin
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
+from fxopt_core.registry.shipped import SHIPPED_NAMES
 from fxopt_core.registry.watched import watched
 from fxopt_core.values.names import class_path, describe, find, name_of
 
@@ -145,14 +146,20 @@ class Offers:
         return dict(sorted({**self.broken, **contested}.items()))
 
     def _unknown(self, name: str) -> str:
-        hints = [f"registered are: {', '.join(self.names) or 'none'}"]
+        home = SHIPPED_NAMES.get(kebab_case(name))
+        if home is not None and home.removeprefix("fxopt-") not in self.found:
+            hint = f": it is in {home}, which is not installed: pip install {home}"
+        else:
+            known = f"; print(registry()) or, in a shell, `fxopt list` shows the {len(self.names)} that are there"
+            hint = close_names(name, self.names) or known
+        hints = []
         if self.failed:
             hints.append(f"these plugins failed, see registry().failed: {', '.join(self.failed)}")
         if self.left_out:
             hints.append(f"{ALLOW_LIST} leaves out these plugins: {', '.join(self.left_out)}")
         if self.missing:
             hints.append(f"{ALLOW_LIST} names plugins that are not installed: {', '.join(self.missing)}")
-        return f"no pass or pipeline is named {name!r}{close_names(name, self.names)}\n  " + "\n  ".join(hints)
+        return "\n  ".join([f"no pass or pipeline is named {name!r}{hint}", *hints])
 
 
 class _Claim(NamedTuple):
@@ -373,7 +380,7 @@ def _check_the_rest_is_unused(plugin: object, hooks: Iterable[str]) -> None:
         if callable(value):
             raise PluginLoadError(f"{hook} is not marked as a hook; {_MARK}")
         if value is not None:
-            raise PluginLoadError(f"{hook} is a {type(value).__qualname__}, expected a function; {_MARK}")
+            raise PluginLoadError(f"{hook} is {type_text(value)}, expected a function; {_MARK}")
 
 
 def _check_can_be_called(plugin: object, hook: str, impl: pluggy.HookImpl) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from fxopt_core.errors import PluginLoadError, PreconditionError, RegistryError, UnknownPassError
+from fxopt_core.naming import type_text
 from fxopt_core.passes.compose import check_is_transformation
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.hookspec import PROJECT, Plugin
@@ -133,7 +134,7 @@ class Registry:
             RegistryError: a name in it is unknown or claimed twice, or a named pipeline contains itself.
         """
         if not isinstance(text, str):
-            raise PreconditionError(f"a pipeline is a {type(text).__name__}, expected text such as 'merge-linears'")
+            raise PreconditionError(f"a pipeline is {type_text(text)}, expected text such as 'merge-linears'")
         return build_pipeline(text, self.lookup)
 
     def pipeline_text(self, composition: Transformation) -> str:

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from fxopt_core.errors import PreconditionError
 from fxopt_core.ledger.marks import NodeTag, tag_of
 from fxopt_core.ledger.records import Ledger, Record, Rewrite, ledger_of
+from fxopt_core.naming import type_text
 from fxopt_rewrite.journal.edits import NodeRemoved, of_kind
 from fxopt_rewrite.journal.journal import edits_of
 
@@ -73,7 +74,7 @@ def provenance(node: Node) -> Provenance | None:
     """
     if not isinstance(node, Node):
         raise PreconditionError(
-            f"provenance is given a {type(node).__name__}, expected a torch.fx.Node, one of graph_module.graph.nodes"
+            f"provenance is given {type_text(node)}, expected a torch.fx.Node, one of graph_module.graph.nodes"
         )
     tag = tag_of(node)
     if tag.origin is None and not tag.marks:

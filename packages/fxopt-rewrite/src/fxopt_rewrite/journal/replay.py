@@ -23,6 +23,7 @@ from fxopt_core.errors import UndoError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import NodeTag, set_tag, tag_of
 from fxopt_core.ledger.records import undo_error
+from fxopt_core.naming import type_text
 from fxopt_core.passes.context import release
 from fxopt_core.values.names import class_path, import_class
 from fxopt_rewrite.journal import edits
@@ -268,7 +269,7 @@ class Live(edits.EditVisitor):
             )
         problem = module_problem(module, (type(module),))
         if class_path(type(module)) != edit.cls or problem is not None:
-            found = problem[1] if problem is not None else f"is a {type(module).__name__} now"
+            found = problem[1] if problem is not None else f"is {type_text(module)} now"
             raise self.refuse(f"module `{name}`, which the pass made, {found}")
         tensors = {**module._parameters, **module._buffers}
         self._check_unused(name, module, tensors)
@@ -324,8 +325,8 @@ class Live(edits.EditVisitor):
             piece = row.piece.take(tensor.detach())
             values = copied(piece, row.strides)
         except (RuntimeError, IndexError) as error:
-            if (kind := type(tensor)) not in (Tensor, nn.Parameter):  # quantized, or distributed
-                raise self.refuse(f"`{row.piece.key}` is a {kind.__name__} now, which cannot be cut") from error
+            if type(tensor) not in (Tensor, nn.Parameter):  # quantized, or distributed
+                raise self.refuse(f"`{row.piece.key}` is {type_text(tensor)} now, which cannot be cut") from error
             raise self.refuse(f"`{row.piece.key}` has shape {tuple(tensor.shape)} now ({error})") from error
         if tuple(values.shape) != row.shape:
             raise self.refuse(f"`{row.piece.key}` holds {tuple(values.shape)} for `{row.name}`, which had {row.shape}")

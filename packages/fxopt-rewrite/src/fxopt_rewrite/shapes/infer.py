@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxopt_core._torch import PyTreeCodeGen, codegen_of
 from fxopt_core.errors import PreconditionError
 from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core.naming import type_text
 from fxopt_rewrite.shapes.effort import BoundedRun, TooMuchError
 from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
 
@@ -159,7 +160,7 @@ class _Faker:
             return self.mode.from_tensor(_alias_of(tensor), static_shapes=True)
         except Exception as cause:
             raise PreconditionError(
-                f"infer_shapes: no fake tensor can be made of a {type(tensor).__name__} of {tensor.dtype}, "
+                f"infer_shapes: no fake tensor can be made of {type_text(tensor)} of {tensor.dtype}, "
                 f"{tensor.layout}: {cause}. Nothing was changed"
             ) from cause
 
@@ -291,4 +292,4 @@ class _Run(BoundedRun):
     def _described(self, node: Node) -> str:
         target = getattr(node.target, "__name__", str(node.target))
         owner = dict(self.submodules).get(target) if node.op == "call_module" else None
-        return f"{node.op} {target}" if owner is None else f"{node.op} {target}, a {type(owner).__name__}"
+        return f"{node.op} {target}" if owner is None else f"{node.op} {target}, {type_text(owner)}"

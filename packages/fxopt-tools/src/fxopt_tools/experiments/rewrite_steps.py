@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt_core import Instrument, PassRun, PreconditionError, Record, Transformation, faithful_copy, instrumented
+from fxopt_core.naming import type_text
 from fxopt_rewrite.site_pass import SitePass
 
 Part = Literal["pass", "site"]
@@ -163,7 +164,7 @@ class LeaveOut(Instrument):
                 self._places.setdefault((item.pass_name, item.site), set()).add(item.index)
             else:
                 raise PreconditionError(
-                    f"LeaveOut is given a {type(item).__name__}, expected steps that BisectLimit counted (a culprit of "
+                    f"LeaveOut is given {type_text(item)}, expected steps that BisectLimit counted (a culprit of "
                     "bisect is one), or names of passes"
                 )
 

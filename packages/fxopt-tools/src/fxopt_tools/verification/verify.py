@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_core import PreconditionError, Record, faithful_copy
+from fxopt_core.naming import type_text
 from fxopt_tools.inputs import Inputs, OneInput, read_inputs
 from fxopt_tools.verification.bounds import Bounds, read_bounds, records_of
 from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME, Outcome, gradients_once, run_once, run_thrice
@@ -105,7 +106,7 @@ def check_modules(**modules: object) -> None:
     for name, module in modules.items():
         if not isinstance(module, nn.Module):
             raise PreconditionError(
-                f"{name} is a {type(module).__name__}, expected a torch.nn.Module (of an exported program, .module())"
+                f"{name} is {type_text(module)}, expected a torch.nn.Module (of an exported program, .module())"
             )
 
 

@@ -27,6 +27,7 @@ DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")
 _EXPECTED = "expected a .pt2 archive, a folder in Hugging Face format, owner/name on the hub, or package.module:factory"
 _ARCHIVE = "give a file that torch.export.save or fxopt has written"
 _HUB_NAME = re.compile(r"(?!.*\.(pt2|pt|pth|py|safetensors|onnx)$)[\w-][\w.-]*/[\w-][\w.-]*")
+_NAME = re.compile(r"[\w-]+")
 _DYNAMIC = re.compile(r"[^\W\d]\w*=\d{1,2}(,\d{1,2})*")
 
 
@@ -170,7 +171,8 @@ def _check_path(text: str, expected: str) -> None:
     if path.exists():
         return
     close = _close(text, (".pt2", ".pt", ".pth", ".py"))
-    raise FileError(f"there is no file or folder {text!r}{close or f'; {expected}'}")
+    hub = f". On the hub, names have an owner: OWNER/{text}" if _NAME.fullmatch(text) and expected == _EXPECTED else ""
+    raise FileError(f"there is no file or folder {text!r}{close or f'; {expected}{hub}'}")
 
 
 def _check_archive(path: Path) -> None:

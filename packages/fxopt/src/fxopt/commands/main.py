@@ -21,7 +21,7 @@ from fxopt.commands.optimize import optimize
 from fxopt.commands.passes import list_passes, show_pass
 from fxopt.commands.reproduce import reproduce
 from fxopt.commands.show_history import show_history
-from fxopt.commands.terminal import silence_imports
+from fxopt.commands.terminal import silence_libraries
 from fxopt.commands.tune import tune
 from fxopt.commands.undo import undo
 from fxopt.commands.verify import verify
@@ -89,7 +89,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, _interrupted)
     # Without NumPy, which fxopt does not need, torch warns on stderr.
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
-    silence_imports()
+    silence_libraries()
     build_app(plain=not (sys.stdout.isatty() and sys.stderr.isatty()))()
 
 

@@ -53,7 +53,7 @@ def optimized(
     source = read_source(job.source, run_pickled_code=job.run_pickled_code, wanted=wanted)
     calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=job.run_pickled_code, wanted=wanted)
     step("capturing")
-    graph_module = graph_of(source, calls[0], wanted.dynamic)
+    graph_module = graph_of(source, calls[0], wanted.dynamic, compare=job.verify)
     transformation = transformation or registry().pipeline(default_pipeline(graph_module))
     before, known = size_data(graph_module), len(history(graph_module))
     drawn = DrawnGraph.of(graph_module)

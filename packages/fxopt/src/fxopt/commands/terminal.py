@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from typing import TextIO
 
 from rich import box
 from rich.console import Console
@@ -18,12 +21,42 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 _TALKATIVE = ("torchao", "torch.utils._pytree", "torch.onnx._internal.exporter._registration")
+_FX_TRACE = "Call using an FX-traced Module"
 
 
-def silence_imports() -> None:
-    """Let libraries not warn, on import, of parts that are not there and that nothing here needs."""
+def silence_libraries() -> None:
+    """Let libraries not warn, on import, of parts that are not there and that nothing here needs.
+
+    A torch that is yet to be imported logs errors alone, unless ``TORCH_LOGS`` says otherwise.
+    """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
+    os.environ.setdefault("TORCH_LOGS", "-all")
+
+
+class _WithoutTraces(io.TextIOBase):
+    """Standard error without the traceback that torch.fx prints of an error in a graph before it raises it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._dropped = stream, False
+
+    def write(self, text: str) -> int:
+        """Write a text unless it is such a traceback, or the end of its line."""
+        dropped = _FX_TRACE in text or (self._dropped and text == "\n")
+        self._dropped = dropped and text != "\n"
+        return len(text) if dropped else self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush the stream behind."""
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        """Return whether the stream behind is a terminal."""
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        """Return the descriptor of the stream behind."""
+        return self._stream.fileno()
 
 
 class Steps:
@@ -80,7 +113,8 @@ class Terminal:
         ) as progress:
             step = Steps(progress, count)
             step("loading torch")
-            yield step
+            with redirect_stderr(_WithoutTraces(sys.stderr)):  # which the progress bar may have replaced
+                yield step
 
     def print(self, text: str = "", style: str | None = None) -> None:
         """Print a text as it is."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from fxopt.commands.checks import FACTORY, find_in_current_folder, no_module
 from fxopt.commands.failures import FileError
+from fxopt_core.naming import close_names, type_text
 from fxopt_tools import Inputs
 
 _RETURNS = "expected a model, or (model, args), or (model, args, kwargs)"
@@ -32,7 +33,7 @@ def from_factory(text: str) -> tuple[nn.Module, Inputs | None]:
     """
     factory = _named(text)
     if not callable(factory) or isinstance(factory, nn.Module):
-        raise FileError(f"{text} is a {type(factory).__name__}, expected a function without arguments; {_RETURNS}")
+        raise FileError(f"{text} is {type_text(factory)}, expected a function without arguments; {_RETURNS}")
     return _checked(_called(factory, text), text)
 
 
@@ -46,7 +47,7 @@ def named_function(text: str) -> Callable[..., object]:
         raise FileError(f"{text!r} does not name a function; expected package.module:function")
     found = _named(text)
     if not callable(found):
-        raise FileError(f"{text} is a {type(found).__name__}, expected a function")
+        raise FileError(f"{text} is {type_text(found)}, expected a function")
     function: Callable[..., object] = found
     return function
 
@@ -90,8 +91,6 @@ def _imported(name: str, text: str) -> Any:
 
 
 def _attribute(owner: Any, name: str, text: str) -> Any:
-    from fxopt_core.naming import close_names
-
     try:
         return getattr(owner, name)
     except AttributeError as error:
@@ -123,4 +122,4 @@ def _checked(made: object, text: str) -> tuple[nn.Module, Inputs | None]:
 def _described(made: object) -> str:
     if isinstance(made, tuple):
         return f"a tuple of {', '.join(type(part).__name__ for part in made) or 'nothing'}"
-    return f"a {type(made).__name__}"
+    return type_text(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fxopt.optimization import default_pipeline
 from fxopt_capture.archive.call import call_to_save
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
 from fxopt_core import CaptureError, PreconditionError, Transformation, iter_nodes, registry
+from fxopt_core.naming import type_text
 from fxopt_rewrite.special_files import special_kind
 from fxopt_tools import Inputs
 from fxopt_tools.inputs import read_inputs
@@ -28,6 +30,7 @@ from fxopt_tools.inputs import read_inputs
 _GIVE = "give them by --inputs FILE"
 _FORMS = "a tensor, a tuple of positional inputs, a dictionary of inputs by name, or a list of these for several calls"
 _EMBEDDINGS = (torch.ops.aten.embedding.default, torch.nn.functional.embedding)
+_PICKLE = b"\x80"  # the first byte of files in torch's older format
 _REACH = 200  # how many nodes to search for the embedding that an input indexes
 
 
@@ -79,10 +82,12 @@ def read_file_of_inputs(path: Path, *, run_pickled_code: bool = False) -> list[I
     try:
         return read_inputs(found)
     except PreconditionError as error:
-        raise FileError(f"{path} holds a {type(found).__name__}; expected {_FORMS}") from error
+        raise FileError(f"{path} holds {type_text(found)}; expected {_FORMS}") from error
 
 
 def _saved(path: Path, run_pickled_code: bool) -> Any:
+    if not zipfile.is_zipfile(path) and path.read_bytes()[:1] != _PICKLE:
+        raise FileError(f"{path} was not written by torch.save; expected {_FORMS}, written by torch.save")
     try:
         return torch.load(path, weights_only=not run_pickled_code, map_location="cpu")
     except Exception as error:  # a damaged file, or a pickle, may lead to anything

@@ -17,6 +17,7 @@ from fxopt.commands.models.files import from_folder, from_pickle, is_program, to
 from fxopt.commands.models.wanted import Wanted
 from fxopt_capture import capture, load
 from fxopt_core import CaptureError, faithful_copy
+from fxopt_core.naming import type_text
 from fxopt_tools import Inputs
 
 
@@ -71,9 +72,7 @@ def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
     check_archives(text, trusted=run_pickled_code)
     model = read_file(archive_path(text), run_pickled_code=run_pickled_code)
     if not isinstance(model, GraphModule):
-        raise FileError(
-            f"{text} holds a {type(model).__name__}, expected a graph module, as `fxopt optimize` writes it"
-        )
+        raise FileError(f"{text} holds {type_text(model)}, expected a graph module, as `fxopt optimize` writes it")
     return model
 
 
@@ -92,13 +91,16 @@ def read_file(path: Path, *, run_pickled_code: bool) -> nn.Module:
         raise FileError(f"{error}{hint}") from error
 
 
-def graph_of(source: Source, inputs: Inputs, dynamic: Mapping[str, Sequence[int]] | None = None) -> GraphModule:
+def graph_of(
+    source: Source, inputs: Inputs, dynamic: Mapping[str, Sequence[int]] | None = None, *, compare: bool = True
+) -> GraphModule:
     """Return a graph of a source, which is not changed itself.
 
     Args:
         source: the model.
         inputs: what it is captured with.
         dynamic: the dimensions that vary, by input; by default what `capture` chooses.
+        compare: whether to compare graph and model on the inputs.
 
     Raises:
         CommandError: It cannot be captured, or does not take the inputs.
@@ -108,7 +110,10 @@ def graph_of(source: Source, inputs: Inputs, dynamic: Mapping[str, Sequence[int]
     with blaming(ExitCode.CAPTURE):
         try:
             shapes = {name: dict.fromkeys(each, Dim.DYNAMIC) for name, each in (dynamic or {}).items()}
-            return capture(source.model, inputs.args, inputs.kwargs, dynamic_shapes=shapes or None)
+            return capture(source.model, inputs.args, inputs.kwargs, dynamic_shapes=shapes or None, compare=compare)
+        except CaptureError as error:
+            unseen = "`fxopt optimize --no-verify` takes the graph all the same"
+            raise CaptureError(str(error).replace("compare=False returns the graph all the same", unseen)) from error
         except RecursionError as error:
             raise CommandError(
                 f"{source.text} is nested too deeply to be captured: {error}", ExitCode.CAPTURE

@@ -1,0 +1,19 @@
+"""Which distribution of fxopt has which pass or named pipeline, for the error about one that is not installed."""
+
+_BY_DISTRIBUTION = {
+    "fxopt": "inference",
+    "fxopt-core": "deep-copy lint-and-recompile",
+    "fxopt-linear": "merge-linears fuse-bias-in-linear",
+    "fxopt-norm": "fold-batch-norm fuse-batch-norm2d-in-conv2d fuse-batch-norm1d-in-conv1d fuse-batch-norm3d-in-conv3d "
+    "fuse-batch-norm-in-conv-transpose fuse-batch-norm1d-in-linear fold-layer-norm-affine fold-scale-in-conv "
+    "fold-scale-in-linear",
+    "fxopt-arith": "change-true-div-to-mul-by-inverse",
+    "fxopt-onednn": "cpu-inference convert-to-channels-last pack-convolutions pack-linears fuse-regions "
+    "remove-identities",
+    "fxopt-simplify": "simplify remove-no-ops eliminate-common-subexpressions eliminate-dead-code cache-shape-tables "
+    "fold-constants fuse-scaled-dot-product-attention",
+    "fxopt-quantize": "cpu-inference-int8 cpu-inference-bf16 quantize-linears cast-to-bfloat16",
+}
+
+SHIPPED_NAMES = {name: home for home, names in _BY_DISTRIBUTION.items() for name in names.split()}
+"""Distribution by name of a pass or pipeline."""

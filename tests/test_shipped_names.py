@@ -1,0 +1,43 @@
+"""An unknown pass that another distribution of fxopt has is told where it is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+
+from fxopt_core import Registry, UnknownPassError, registry
+from fxopt_core.registry.shipped import SHIPPED_NAMES
+
+
+def test_the_table_has_what_the_distributions_offer() -> None:
+    """A pass or pipeline that is added to a distribution of fxopt is added to the table, too."""
+    offers = [offer for offer in registry()._contents().offers if offer.source.shipped]
+    found = {info.name: offer.source.distribution for offer in offers for info in offer.passes}
+    found |= {name: offer.source.distribution for offer in offers for name in offer.pipelines}
+    assert found == SHIPPED_NAMES
+
+
+def test_a_pass_whose_distribution_is_not_installed() -> None:
+    installed = importlib.metadata.entry_points(group="fxopt")
+    few = Registry([point for point in installed if point.name in ("core", "linear", "fxopt")])
+    with pytest.raises(UnknownPassError, match="it is in fxopt-norm, which is not installed: pip install fxopt-norm"):
+        few.pipeline("inference")
+    with pytest.raises(UnknownPassError, match="did you mean merge-linears"):
+        few.create("merge-linear")
+
+
+def test_one_that_is_installed_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FXOPT_PLUGINS", "core")
+    with pytest.raises(UnknownPassError, match=r"FXOPT_PLUGINS leaves out these plugins: .*norm") as caught:
+        Registry().create("fold-scale-in-conv")
+    assert "not installed" not in str(caught.value)
+
+
+def test_at_most_three_names_are_given() -> None:
+    with pytest.raises(UnknownPassError) as caught:
+        registry().create("f")
+    assert str(caught.value).partition("did you mean ")[2].count(" or ") == 2
+    with pytest.raises(UnknownPassError, match="fxopt list` shows the") as caught:
+        registry().create("xyz")
+    assert "merge-linears" not in str(caught.value)
