@@ -99,6 +99,14 @@ def test_the_way_to_green_tests_takes_fewer_than_10_commands() -> None:
     assert commands[-1] == "pytest"
 
 
+@pytest.mark.parametrize("path", [TEMPLATE / "copier.yml", TEMPLATE / "project" / "README.md.jinja"])
+def test_pip_is_upgraded_before_it_reads_a_group(path: Path) -> None:
+    """The pip that Python 3.10 and 3.11 bring has no ``--group``."""
+    commands = re.findall(r"python -m pip install .*", path.read_text(encoding="utf-8"))
+    assert commands[0].endswith("--upgrade pip")
+    assert "--group" in commands[1]
+
+
 @pytest.mark.parametrize(
     ("question", "answer"),
     [("distribution", "Fxopt_Mine"), ("distribution", "mine-"), ("pass_class", "drop"), ("description", 'a "b"')],

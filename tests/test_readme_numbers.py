@@ -1,0 +1,33 @@
+"""The README's table of gains: bold where fxopt leads its row, and each encoder on both kinds of processors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def rows() -> list[list[str]]:
+    text = README.read_text(encoding="utf-8").partition("## What it gains")[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_bold_is_the_highest_of_its_row() -> None:
+    heading, *measured = rows()
+    assert len(measured) > 3
+    for name, *cells in measured:
+        speeds = [float(cell.strip("*")) if re.search(r"\d", cell) else 0.0 for cell in cells]
+        leads = heading[1 + speeds.index(max(speeds))].startswith("fxopt")
+        bold = [float(cell.strip("*")) for cell in cells if cell.startswith("**")]
+        assert bold == ([max(speeds)] if leads else []), name
+
+
+def test_encoders_are_quoted_with_and_without_avx512() -> None:
+    names = [row[0] for row in rows()]
+    encoders = [place for place, name in enumerate(names) if "MiniLM" in name]
+    assert encoders
+    for place in encoders:
+        assert "AVX-512" in names[place]
+        assert "AVX2 alone" in names[place + 1]
