@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from email import message_from_bytes
 from functools import cache
-from importlib.metadata import requires
+from importlib.metadata import metadata, requires
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ RUN_TIME = {
     **{name: {"fxopt-rewrite"} for name in [*FAMILIES, "fxopt-capture", "fxopt-tools"]},
     "fxopt-compile": {"fxopt-rewrite", "fxopt-checkpoints"},
     "fxopt-testing": {"fxopt-checkpoints", "fxopt-capture", "fxopt-tools", "pytest"},
-    "fxopt": {*(name for name in PACKAGES if name != "fxopt"), "rich", "typer"},
+    "fxopt": {*(name for name in PACKAGES if name not in ("fxopt", "fxopt-testing")), "rich", "typer"},
 }
 
 for_each_package = pytest.mark.parametrize("name", PACKAGES)
@@ -54,6 +54,22 @@ def declared(name: str, *, extras: bool = False) -> dict[str, Requirement]:
 def test_run_time_dependencies_are_those_agreed(name: str) -> None:
     """A dependency more is a decision: it belongs into docs/decisions.md and into this table."""
     assert declared(name).keys() == RUN_TIME[name]
+
+
+def test_pytest_comes_with_the_extra_for_authors_of_passes() -> None:
+    """Whoever optimizes models needs no test tools."""
+    assert "pytest" not in required_by("fxopt")
+    assert {"fxopt-testing", "pytest"} <= required_by("fxopt[testing]")
+
+
+@for_each_package
+def test_an_index_leads_to_the_project(name: str) -> None:
+    """By the keyword under which people search, and by its addresses."""
+    described = metadata(name)
+    assert "fxopt" in str(described["Keywords"]).split(",")
+    addresses = dict(str(line).split(", ", 1) for line in described.get_all("Project-URL", []))
+    assert addresses.keys() == {"Homepage", "Documentation", "Issues", "Changelog"}
+    assert addresses["Changelog"].endswith(f"/packages/{name}/CHANGELOG.md")
 
 
 @for_each_package

@@ -95,6 +95,18 @@ def test_importing_is_lazy() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
 
 
+def test_what_the_extra_brings_is_told_where_it_is_not_installed() -> None:
+    script = (
+        "import sys; sys.modules['fxopt_testing'] = None\n"
+        "import fxopt\n"
+        "assert 'check_transformation' not in dir(fxopt); fxopt.MergeLinears\n"
+        "try: fxopt.check_transformation\n"
+        "except AttributeError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.endswith("if it is one of fxopt_testing, which is not installed: pip install 'fxopt[testing]'\n")
+
+
 def test_optimize_captures_transforms_and_verifies(model: Model) -> None:
     x = torch.randn(3, 3, 6, 6)
     keys = list(model.state_dict())

@@ -32,6 +32,9 @@ _HOMES = (
 )
 """The modules whose ``__all__`` is offered here; for type checkers, `__init__.pyi` imports from the same ones."""
 
+_OPTIONAL = "fxopt_testing"
+"""The one that an extra brings, for authors of passes: it brings pytest."""
+
 
 def __getattr__(name: str) -> object:
     """Load a name from its home."""
@@ -39,7 +42,9 @@ def __getattr__(name: str) -> object:
         return sorted(_home_of_names())
     home = _home_of_names().get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        absent = find_spec(_OPTIONAL) is None
+        hint = f"; if it is one of {_OPTIONAL}, which is not installed: pip install 'fxopt[testing]'" if absent else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value: object = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
