@@ -19,12 +19,14 @@ from torch.export import Dim
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxopt_core import PreconditionError
+from fxopt.drop_in.stored_dtype import slow_dtype
+from fxopt_core import PreconditionError, Transformation
 from fxopt_tools import Inputs
 
 _SHORT, _LONG = "A short text.", "Another text, which is somewhat longer than the first one is."
-# Two texts of different lengths in one call, so that one is padded, and one text alone, which is not.
-_TEXTS = ([_SHORT, _LONG], [f"{_LONG} {_SHORT}"])
+_LONGER = "The old mill by the river has been closed for years, but on quiet evenings people still hear its wheel turn."
+# Two texts of different lengths in one call, so that one is padded, and at the end one text alone, which is not.
+_TEXTS = ([_SHORT, _LONG], [f"{_LONGER} {_LONG}"])
 _TEXT_TASKS = ("feature-extraction", "fill-mask", "text-classification", "token-classification")
 _IMAGE_TASKS = ("image-classification", "image-feature-extraction")
 _AUDIO_TASKS = ("audio-classification", "automatic-speech-recognition")
@@ -39,8 +41,8 @@ class Client(Protocol):
 
 
 ClientT = TypeVar("ClientT", bound=Client)
-Optimize = Callable[[nn.Module, Sequence[Inputs], Mapping[str, Any] | None], GraphModule]
-"""Makes a graph of a model, the calls that it gets, and ``dynamic_shapes``."""
+Optimize = Callable[[nn.Module, Sequence[Inputs], Mapping[str, Any] | None, Transformation | None], GraphModule]
+"""Makes a graph of a model, the calls that it gets, ``dynamic_shapes``, and a pass to run first."""
 
 
 def is_client(found: object) -> bool:
@@ -67,9 +69,15 @@ def with_models_replaced(client: ClientT, optimize: Optimize) -> ClientT:
         client = copy.deepcopy(client, {id(model): recorder})
         for call in _calls(client):
             call()
-        if not recorder.calls:
+        calls = recorder.calls
+        if not calls:
             raise PreconditionError(f"{name} was not called with the examples; {_OTHERWISE}")
-        graph_module = optimize(model, recorder.calls, _varying_sizes(recorder.calls[0]))
+        first = slow_dtype(model)
+        if first is not None:
+            model = copy.deepcopy(model).float()
+            calls = [Inputs(*map(_wide, call.args), **pytree.tree_map(_wide, dict(call.kwargs))) for call in calls]
+            _holder(client).float()  # layers behind the model, which get what it returns
+        graph_module = optimize(model, calls, _varying_sizes(calls[0]), first)
         client = copy.deepcopy(client, {id(recorder): graph_module})
     return client
 
@@ -113,6 +121,16 @@ class _Recorder(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(vars(self)["_recorded"][0], name)
+
+
+def _wide(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _holder(client: Any) -> nn.Module:
+    """Return the module in which a client has its model."""
+    holder: nn.Module = client if isinstance(client, nn.Module) else client.model
+    return holder
 
 
 def _own(value: object) -> object:
