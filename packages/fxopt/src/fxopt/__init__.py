@@ -12,6 +12,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from fxopt.autoload import autoload
+
 __version__ = "0.1.0"
 
 _HOMES = (
@@ -72,3 +74,6 @@ def _names_of(home: str) -> list[str]:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
             return list(ast.literal_eval(statement.value))
     return []
+
+
+autoload()

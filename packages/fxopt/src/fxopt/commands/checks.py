@@ -22,7 +22,7 @@ FLAG = "--trusted"
 FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 ARCHIVE = "model.pt2"
 """The name of the archive in a folder that `fxopt optimize` writes."""
-DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")
+DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "README.md")
 """The files of a folder in Hugging Face format that describe model and tokenizer, and hold no weights."""
 _EXPECTED = "expected a .pt2 archive, a folder in Hugging Face format, owner/name on the hub, or package.module:factory"
 _ARCHIVE = "give a file that torch.export.save or fxopt has written"
@@ -115,6 +115,25 @@ def downloaded(name: str) -> Path:
             f"{there_is_none} ({type(error).__name__}: {reason}). Where the hub can be reached, run `hf download "
             f"{name} --local-dir FOLDER`, and give FOLDER"
         ) from error
+
+
+def folders_of_modules(folder: Path) -> list[str]:
+    """Return the folders there that modules of sentence-transformers have for themselves; some have none.
+
+    Raises:
+        FileError: ``modules.json`` is not as sentence-transformers writes it.
+    """
+    listed = folder / "modules.json"
+    if not listed.is_file():
+        return []
+    try:
+        names = [module["path"] for module in json.loads(listed.read_text(encoding="utf-8"))]
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        raise FileError(f"{listed} is not as sentence-transformers writes it: {error!r}") from error
+    outside = [name for name in names if not isinstance(name, str) or name != Path(name).name or name == ".."]
+    if outside:
+        raise FileError(f"{listed} names {outside[0]!r}, expected the name of a folder beside it")
+    return [name for name in names if name and (folder / name).is_dir()]
 
 
 def check_dynamic(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fxopt.commands.checks import ARCHIVE, DESCRIBING, downloaded, is_hub_name
+from fxopt.commands.checks import ARCHIVE, DESCRIBING, downloaded, folders_of_modules, is_hub_name
 from fxopt.commands.failures import ExitCode, FileError, blaming
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from fxopt_tools import Inputs
 
-_NOT_COPIED = (".index.json", "modules.json")  # of weights in several files, and of folders that are not copied
 
 
 def check_output(text: str, *, force: bool, suffix: str = ".pt2") -> Path:
@@ -69,7 +69,8 @@ def check_output_folder(text: str, *, source: str, force: bool) -> Path:
         raise FileError(f"the output {text!r} cannot be written: there is no folder {str(path.parent)!r}")
     if path.exists() and not (path / ARCHIVE).is_file():
         raise FileError(f"the output {text!r} exists and was not written by fxopt, which keeps it; give another path")
-    other = next((file for file in path.glob("*") if not any(map(file.match, (ARCHIVE, *DESCRIBING)))), None)
+    kept = (ARCHIVE, *DESCRIBING, *folders_of_modules(path))
+    other = next((file for file in path.glob("*") if not any(map(file.match, kept))), None)
     if other is not None:
         raise FileError(f"the output {text!r} holds {other.name!r}, which would be lost; give another path")
     if path.exists() and Path(source).exists() and path.samefile(source):
@@ -134,13 +135,19 @@ def write_folder(
     Raises:
         CommandError: It cannot be saved, or not at this path.
     """
+    from fxopt_capture.huggingface.folders import write_config
+
     folder, former = (path.with_name(f".{path.name}.{os.getpid()}.{word}") for word in ("part", "former"))
     try:
         folder.mkdir()
         origin = Path(source) if Path(source).exists() else downloaded(source)
         for file in (found for pattern in DESCRIBING for found in origin.glob(pattern)):
-            if file.is_file() and not file.name.endswith(_NOT_COPIED):
+            if file.is_file() and not file.name.endswith(".index.json"):  # which is of weights in several files
                 shutil.copyfile(file, folder / file.name)
+        for name in folders_of_modules(origin):
+            shutil.copytree(origin / name, folder / name)
+        _require_fxopt(folder / "config_sentence_transformers.json")
+        write_config(graph_module, folder)
         size = write_graph(graph_module, folder / ARCHIVE, inputs, keep_history=keep_history)
         if path.exists():
             path.rename(former)
@@ -151,6 +158,15 @@ def write_folder(
         for left in (folder, former):
             shutil.rmtree(left, ignore_errors=True)
     return size
+
+
+def _require_fxopt(file: Path) -> None:
+    """Have sentence-transformers say that a folder needs fxopt, where it is not installed."""
+    if file.is_file():
+        config = json.loads(file.read_text(encoding="utf-8"))
+        reason = {"specifier": ">=0.1", "reason": "Its transformer is a graph that fxopt has optimized."}
+        config["requirements"] = {**config.get("requirements", {}), "fxopt": reason}
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def knows_its_inputs(graph_module: GraphModule) -> bool:

@@ -14,7 +14,10 @@ import torch
 from torch import nn
 
 from fxopt.commands.failures import FileError
+from fxopt.drop_in.clients import calls_of
+from fxopt_tools import Inputs
 
+_OF_SENTENCE_TRANSFORMERS = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
 _PROGRAMS = ("models/model.json", "serialized_exported_program.json")
 
 
@@ -63,6 +66,30 @@ def from_folder(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
             "of its own can be loaded by a factory: package.module:factory"
         ) from error
     return model.eval()
+
+
+def from_modules(folder: Path, dtype: torch.dtype | None = None) -> tuple[nn.Module, list[Inputs]]:
+    """Return the transformer in a folder of sentence-transformers, and calls of it that its tokenizer has prepared.
+
+    Raises:
+        FileError: sentence-transformers cannot load the folder.
+        PreconditionError: No graph can stand for what is in it.
+    """
+    library = importlib.import_module("sentence_transformers")
+    library.base.modules.transformer.transformers_logging.disable_progress_bar()
+    described = folder / "config_sentence_transformers.json"
+    config = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {}
+    name = config.get("model_type", "SentenceTransformer")
+    if name not in _OF_SENTENCE_TRANSFORMERS:
+        known = ", ".join(_OF_SENTENCE_TRANSFORMERS)
+        raise FileError(f"{described} names the model {name!r}, expected one of {known}")
+    chosen = {} if dtype is None else {"dtype": dtype}
+    try:
+        client = getattr(library, name)(str(folder), device="cpu", local_files_only=True, model_kwargs=chosen)
+    except Exception as error:  # either library raises errors of many kinds
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise FileError(f"sentence-transformers cannot load {folder}: {type(error).__name__}: {reason}") from error
+    return calls_of(client.eval())
 
 
 def tokenizer_inputs(folder: Path) -> list[str]:

@@ -52,8 +52,8 @@ def inputs_for(
     if file is not None:
         found = read_file_of_inputs(Path(file), run_pickled_code=run_pickled_code)
         return [wanted.moved(inputs) for inputs in found] if wanted else found
-    if source.inputs is not None:
-        return [source.inputs]
+    if source.inputs is not None or source.calls:
+        return list(source.calls) if source.inputs is None else [source.inputs]
     try:
         if isinstance(source.model, GraphModule):
             return [drawn(source.model, seed)]

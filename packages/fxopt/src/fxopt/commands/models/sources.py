@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 from torch import nn
 from torch.export import Dim
 from torch.fx import GraphModule
@@ -13,10 +15,11 @@ from torch.fx import GraphModule
 from fxopt.commands.checks import FLAG, archive_path, check_archives, check_sources, is_hub_name, source_path
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
 from fxopt.commands.models.factories import from_factory
-from fxopt.commands.models.files import from_folder, from_pickle, is_program, tokenizer_inputs
+from fxopt.commands.models.files import from_folder, from_modules, from_pickle, is_program, tokenizer_inputs
 from fxopt.commands.models.wanted import Wanted
+from fxopt.drop_in.stored_dtype import slow_dtype
 from fxopt_capture import capture, load
-from fxopt_core import CaptureError, faithful_copy
+from fxopt_core import CaptureError, Transformation, faithful_copy
 from fxopt_core.naming import type_text
 from fxopt_tools import Inputs
 
@@ -30,12 +33,16 @@ class Source:
         model: the model, or the graph module of an archive.
         inputs: the inputs that came with it.
         tokenized: the names of what the tokenizer makes that came with it.
+        calls: calls of it that its tokenizer has prepared.
+        note: a pass to run first, which notes in the history what was done on reading.
     """
 
     text: str
     model: nn.Module
     inputs: Inputs | None = None
     tokenized: Sequence[str] = ()
+    calls: Sequence[Inputs] = ()
+    note: Transformation | None = None
 
 
 def read_source(text: str, *, run_pickled_code: bool = False, wanted: Wanted | None = None) -> Source:
@@ -52,15 +59,24 @@ def read_source(text: str, *, run_pickled_code: bool = False, wanted: Wanted | N
     check_sources(text, trusted=run_pickled_code)
     wanted = wanted or Wanted()
     tokenized: Sequence[str] = ()
+    calls: Sequence[Inputs] = ()
+    note = None
     if not Path(text).exists() and not is_hub_name(text):
         model, inputs = from_factory(text)
     else:
         path, inputs = source_path(text), None
-        if path.is_dir():
+        if (path / "modules.json").is_file() and find_spec("sentence_transformers"):
+            with blaming(ExitCode.CAPTURE):
+                model, calls = from_modules(path, wanted.dtype)
+        elif path.is_dir():
             model, tokenized = from_folder(path, wanted.dtype), tokenizer_inputs(path)
         else:
             model = read_file(path, run_pickled_code=run_pickled_code)
-    return Source(text, *wanted.placed(text, model, inputs), tokenized)
+        if path.is_dir() and wanted == Wanted() and (note := slow_dtype(model)):
+            model.float()
+            calls = [Wanted(torch.float32).moved(call) for call in calls]
+    calls = [wanted.moved(call) for call in calls]
+    return Source(text, *wanted.placed(text, model, inputs), tokenized, calls, note)
 
 
 def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
