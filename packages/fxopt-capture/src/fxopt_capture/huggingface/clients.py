@@ -113,7 +113,8 @@ def _device(graph_module: nn.Module) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def _dtype(graph_module: nn.Module) -> torch.dtype:
+def dtype_of(graph_module: nn.Module) -> torch.dtype:
+    """Return the dtype of the first floating-point tensor, as transformers has it."""
     tensors = (*graph_module.parameters(), *graph_module.buffers())
     return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
 
@@ -128,6 +129,6 @@ _ATTRIBUTES: dict[str, Callable[[GraphModule], Any]] = {
     "generation_config": _configuration("generation_config"),
     "main_input_name": lambda graph_module: graph_module.meta[NOTE]["main_input_name"],
     "device": _device,
-    "dtype": _dtype,
+    "dtype": dtype_of,
     "can_generate": lambda graph_module: lambda: False,
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch.fx import GraphModule
 
 from fxopt_capture.archive.files import save
-from fxopt_capture.huggingface.clients import NOTE, offer
+from fxopt_capture.huggingface.clients import NOTE, dtype_of, offer
 from fxopt_core.errors import CaptureError
 
 ARCHIVE = "model.pt2"
@@ -41,8 +41,9 @@ def save_pretrained(graph_module: GraphModule, folder: str | Path, *, push_to_hu
 def write_config(graph_module: GraphModule, folder: str | Path) -> None:
     """Write the ``config.json`` that lies beside the archive of a captured Hugging Face model."""
     config = graph_module.meta[NOTE]["config"]
-    own = {"model_type": config["model_type"], "archive": ARCHIVE}
-    changed = {"architectures": [type(graph_module).__name__], "model_type": MODEL_TYPE, KEY: own}
+    dtype = str(dtype_of(graph_module)).removeprefix("torch.")
+    own = {"model_type": config["model_type"], "archive": ARCHIVE, "dtype": dtype}
+    changed = {"architectures": [type(graph_module).__name__], "model_type": MODEL_TYPE, "dtype": dtype, KEY: own}
     text = json.dumps(config | changed, indent=2, sort_keys=True)
     Path(folder, "config.json").write_text(text + "\n", encoding="utf-8")
 

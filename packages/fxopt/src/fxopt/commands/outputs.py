@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fxopt_tools import Inputs
 
 
-
 def check_output(text: str, *, force: bool, suffix: str = ".pt2") -> Path:
     """Return the path of the file to write, after checking that it may be written.
 

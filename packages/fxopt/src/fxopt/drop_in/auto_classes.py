@@ -40,7 +40,7 @@ class Opener:
         _check_head(path, config, cls.auto_class)
         given = [name for name in _DECIDED if kwargs.get(name) is not None]
         dtype = kwargs.get("dtype") or kwargs.get("torch_dtype") or "auto"
-        if dtype != "auto" and _name(dtype) != _name(config.dtype):
+        if dtype != "auto" and _name(dtype) != config.fxopt["dtype"]:
             given.append(f"dtype={_name(dtype)}")
         if given:
             raise ValueError(f"{path} holds an optimized graph, for which {', '.join(given)} cannot be chosen any more")

@@ -60,26 +60,17 @@ def with_models_replaced(client: ClientT, optimize: Optimize) -> ClientT:
     Raises:
         PreconditionError: It has no model for which a graph can stand, or one in training mode.
     """
-    given = client
-    for model in _models(client):
-        name = f"the {type(model).__name__} of this {type(given).__name__}"
-        if model.training:
-            raise PreconditionError(f"{name} is in training mode, where it is random: call eval() first")
-        recorder = _Recorder(model)
-        client = copy.deepcopy(client, {id(model): recorder})
-        for call in _calls(client):
-            call()
-        calls = recorder.calls
-        if not calls:
-            raise PreconditionError(f"{name} was not called with the examples; {_OTHERWISE}")
+    recording, recorders = _recorded(client)
+    memo: dict[int, Any] = {}
+    for recorder in recorders:
+        model, calls = recorder.model, recorder.calls
         first = slow_dtype(model)
         if first is not None:
             model = copy.deepcopy(model).float()
             calls = [Inputs(*map(_wide, call.args), **pytree.tree_map(_wide, dict(call.kwargs))) for call in calls]
-            _holder(client).float()  # layers behind the model, which get what it returns
-        graph_module = optimize(model, calls, _varying_sizes(calls[0]), first)
-        client = copy.deepcopy(client, {id(recorder): graph_module})
-    return client
+            _holder(recording).float()  # layers behind the model, which get what it returns
+        memo[id(recorder)] = optimize(model, calls, _varying_sizes(calls[0]), first)
+    return copy.deepcopy(recording, memo)
 
 
 def calls_of(client: Client) -> tuple[nn.Module, list[Inputs]]:
@@ -88,16 +79,30 @@ def calls_of(client: Client) -> tuple[nn.Module, list[Inputs]]:
     Raises:
         PreconditionError: It has none, or several.
     """
-    models = _models(client)
-    if len(models) > 1:
-        kinds = " and ".join(type(model).__name__ for model in models)
+    _, recorders = _recorded(client)
+    if len(recorders) > 1:
+        kinds = " and ".join(type(recorder.model).__name__ for recorder in recorders)
         raise PreconditionError(
-            f"this {type(client).__name__} has several models, {kinds}; use fxopt.optimize in Python"
+            f"this {type(client).__name__} has several models, {kinds}; optimize it in Python, and save that"
         )
-    recorder = _Recorder(models[0])
-    for call in _calls(copy.deepcopy(client, {id(models[0]): recorder})):
+    return recorders[0].model, recorders[0].calls
+
+
+def _recorded(client: ClientT) -> tuple[ClientT, list[_Recorder]]:
+    """Return a copy of a client with recorders in place of its models, which have noted calls with examples."""
+    recorders = [_Recorder(model) for model in _models(client)]
+    recording = copy.deepcopy(client, {id(recorder.model): recorder for recorder in recorders})
+    for recorder in recorders:
+        if recorder.model.training:
+            name = f"the {type(recorder.model).__name__} of this {type(client).__name__}"
+            raise PreconditionError(f"{name} is in training mode, where it is random: call eval() first")
+    for call in _calls(recording):
         call()
-    return models[0], recorder.calls
+    unused = [recorder for recorder in recorders if not recorder.calls]
+    if unused:
+        name = f"the {type(unused[0].model).__name__} of this {type(client).__name__}"
+        raise PreconditionError(f"{name} was not called with the examples; {_OTHERWISE}")
+    return recording, recorders
 
 
 class _Recorder(nn.Module):
@@ -109,12 +114,17 @@ class _Recorder(nn.Module):
         self.calls: list[Inputs] = []
         self.eval()
 
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self._recorded[0]
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Note a call, and make it."""
         with torch.inference_mode(False):  # clients call in it, and its tensors are of no use outside
             noted = {name: pytree.tree_map(_own, value) for name, value in kwargs.items() if _counts(value)}
             self.calls.append(Inputs(*pytree.tree_map(_own, args), **noted))
-        return self._recorded[0](*args, **kwargs)
+        return self.model(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:

