@@ -72,7 +72,7 @@ def read_source(text: str, *, run_pickled_code: bool = False, wanted: Wanted | N
             model, tokenized = from_folder(path, wanted.dtype), tokenizer_inputs(path)
         else:
             model = read_file(path, run_pickled_code=run_pickled_code)
-        if path.is_dir() and wanted == Wanted() and (note := slow_dtype(model)):
+        if path.is_dir() and wanted.dtype is None and wanted.device is None and (note := slow_dtype(model)):
             model.float()
             calls = [Wanted(torch.float32).moved(call) for call in calls]
     calls = [wanted.moved(call) for call in calls]
