@@ -6,19 +6,18 @@ Imported by `fxopt.autoload` in every process that has these classes; what opens
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from typing import Any, ClassVar
 
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig
-from transformers.models.auto import modeling_auto
-from transformers.utils import cached_file
+transformers: Any = importlib.import_module("transformers")  # an extra, which is there when this is imported
 
-MODEL_TYPE = "fxopt (pip install fxopt)"
+MODEL_TYPE = "fxopt (pip install fxopt)"  # as fxopt_capture.huggingface.folders has it, which is not imported here
 _OF_THE_HUB = {"cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token"}
 _DECIDED = ("attn_implementation", "device_map", "quantization_config")
 
 
-class FxoptConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers is untyped here
+class FxoptConfig(transformers.PreTrainedConfig):  # type: ignore[misc]  # which is untyped here
     """The configuration of a folder: the model's, whose type is under the key ``fxopt``."""
 
     model_type = MODEL_TYPE
@@ -37,20 +36,26 @@ class Opener:
         Raises:
             ValueError: The model in it has another head, or options are given that were decided when it was optimized.
         """
-        _check_head(path, config, cls.auto_class)
+        own, (head, *others) = getattr(config, "fxopt", None), getattr(config, "architectures", None) or [""]
+        keys = ("archive", "dtype", "model_type")
+        if not isinstance(own, dict) or not all(isinstance(own.get(key), str) for key in keys) or others:
+            raise ValueError(f"the config.json of {path} says that fxopt wrote it, and is not as fxopt writes it")
+        _check_head(path, head, own["model_type"], cls.auto_class)
         given = [name for name in _DECIDED if kwargs.get(name) is not None]
         dtype = kwargs.get("dtype") or kwargs.get("torch_dtype") or "auto"
-        if dtype != "auto" and _name(dtype) != config.fxopt["dtype"]:
+        if dtype != "auto" and _name(dtype) != own["dtype"]:
             given.append(f"dtype={_name(dtype)}")
         if given:
             raise ValueError(f"{path} holds an optimized graph, for which {', '.join(given)} cannot be chosen any more")
         hub = {name: value for name, value in kwargs.items() if name in _OF_THE_HUB}
-        return importlib.import_module("fxopt_capture").load(cached_file(path, config.fxopt["archive"], **hub))
+        archive = transformers.utils.cached_file(path, os.path.basename(own["archive"]), **hub)
+        return importlib.import_module("fxopt_capture").load(archive)
 
 
 def register() -> None:
     """Let transformers open the folders that fxopt writes."""
-    AutoConfig.register(MODEL_TYPE, FxoptConfig, exist_ok=True)
+    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    transformers.AutoConfig.register(MODEL_TYPE, FxoptConfig, exist_ok=True)
     for name in modeling_auto.__all__:
         auto_class = getattr(modeling_auto, name)
         if name.startswith("AutoModel"):
@@ -58,13 +63,12 @@ def register() -> None:
             auto_class.register(FxoptConfig, opener, exist_ok=True)
 
 
-def _check_head(path: str, config: Any, auto_class: Any) -> None:
+def _check_head(path: str, name: str, model_type: str, auto_class: Any) -> None:
     """Refuse to give a model for one of another head."""
-    (name,) = config.architectures
-    if auto_class is AutoModel:  # encoders of models that have both parts are no model of a mapping
+    if auto_class is transformers.AutoModel:  # encoders of models that have both parts are no model of a mapping
         fits = re.search("For[A-Z]|LMHead", name) is None
     else:
-        found = auto_class._model_mapping.get(CONFIG_MAPPING[config.fxopt["model_type"]], ())
+        found = auto_class._model_mapping.get(transformers.CONFIG_MAPPING[model_type], ())
         fits = name in [each.__name__ for each in (found if isinstance(found, list | tuple) else (found,))]
     if not fits:
         raise ValueError(
