@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fxopt
 import fxopt_compile
+from fxopt.commands.main import build_app
 
 numpy = pytest.importorskip("numpy")
 library = pytest.importorskip("sentence_transformers")
@@ -213,3 +215,23 @@ def test_adapters_come_and_go_between_calls_of_a_live_model(tmp_path: Path) -> N
     eager: Any = fxopt_compile.undo(model)
     numpy.testing.assert_allclose(eager.encode(TEXTS), with_adapter, atol=1e-5)
     assert abs(with_adapter - plain).max() > 1e-3
+
+
+def test_the_command_computes_a_stored_dtype_that_is_slow_in_float32(tmp_path: Path) -> None:
+    if torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        pytest.skip("this processor has instructions for float16")
+    bert("Model").half().save_pretrained(tmp_path / "half")
+    arguments = ["optimize", str(tmp_path / "half"), "-p", "merge-linears", "-o", str(tmp_path / "fast")]
+    result = CliRunner().invoke(build_app(plain=True), arguments)
+    assert result.exit_code == 0, result.output
+    assert "compute-in-float32" in result.output
+    opened = transformers.AutoModel.from_pretrained(str(tmp_path / "fast"), dtype="auto")
+    assert opened.dtype == torch.float32
+    assert [record.pass_name for record in fxopt.history(opened)] == ["compute-in-float32", "merge-linears"]
+    assert "encoder.layer.0.attention.self.query.weight" in fxopt.undo(opened).state_dict()
+
+
+def test_a_configuration_that_fxopt_did_not_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "fxopt (pip install fxopt)", "architectures": ["BertModel"]}')
+    with pytest.raises(ValueError, match="is not as fxopt writes it"):
+        transformers.AutoModel.from_pretrained(str(tmp_path))

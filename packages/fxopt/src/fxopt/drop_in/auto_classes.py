@@ -10,23 +10,15 @@ import os
 import re
 from typing import Any, ClassVar
 
-transformers: Any = importlib.import_module("transformers")  # an extra, which is there when this is imported
-
 MODEL_TYPE = "fxopt (pip install fxopt)"  # as fxopt_capture.huggingface.folders has it, which is not imported here
 _OF_THE_HUB = {"cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token"}
 _DECIDED = ("attn_implementation", "device_map", "quantization_config")
 
 
-class FxoptConfig(transformers.PreTrainedConfig):  # type: ignore[misc]  # which is untyped here
-    """The configuration of a folder: the model's, whose type is under the key ``fxopt``."""
-
-    model_type = MODEL_TYPE
-
-
 class Opener:
     """Stands for a class of models; what it opens is a captured module."""
 
-    config_class = FxoptConfig
+    config_class: ClassVar[Any]
     auto_class: ClassVar[Any]
 
     @classmethod
@@ -48,23 +40,27 @@ class Opener:
         if given:
             raise ValueError(f"{path} holds an optimized graph, for which {', '.join(given)} cannot be chosen any more")
         hub = {name: value for name, value in kwargs.items() if name in _OF_THE_HUB}
-        archive = transformers.utils.cached_file(path, os.path.basename(own["archive"]), **hub)
+        cached_file = importlib.import_module("transformers.utils").cached_file
+        archive = cached_file(path, os.path.basename(own["archive"]), **hub)
         return importlib.import_module("fxopt_capture").load(archive)
 
 
 def register() -> None:
     """Let transformers open the folders that fxopt writes."""
+    transformers = importlib.import_module("transformers")
     modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
-    transformers.AutoConfig.register(MODEL_TYPE, FxoptConfig, exist_ok=True)
+    config_class = type("FxoptConfig", (transformers.PreTrainedConfig,), {"model_type": MODEL_TYPE})
+    transformers.AutoConfig.register(MODEL_TYPE, config_class, exist_ok=True)
     for name in modeling_auto.__all__:
         auto_class = getattr(modeling_auto, name)
         if name.startswith("AutoModel"):
-            opener = type("Opener", (Opener,), {"auto_class": auto_class})
-            auto_class.register(FxoptConfig, opener, exist_ok=True)
+            opener = type("Opener", (Opener,), {"auto_class": auto_class, "config_class": config_class})
+            auto_class.register(config_class, opener, exist_ok=True)
 
 
 def _check_head(path: str, name: str, model_type: str, auto_class: Any) -> None:
     """Refuse to give a model for one of another head."""
+    transformers = importlib.import_module("transformers")
     if auto_class is transformers.AutoModel:  # encoders of models that have both parts are no model of a mapping
         fits = re.search("For[A-Z]|LMHead", name) is None
     else:
