@@ -1,0 +1,56 @@
+// What the units offer: one table of functions for each instruction set, and the one that this processor takes.
+#pragma once
+
+#include <cstdint>
+
+enum Format : int64_t { FLOAT32, BFLOAT16, INT8 };
+
+// result = norm(activation(input @ weight.T + bias) + residual), or activation(gate) * up of two products.
+// Pointers that are not needed are null. The result may overlap with nothing else.
+struct Linear {
+  Format format;
+  int64_t rows, depth, features;
+  const float* input;
+  int64_t input_stride;  // from row to row, in elements
+  const void* panels;    // (panels, steps, 64 bytes), see operators/linear.py
+  const float* scale;    // int8: of each column, padded as the panels are
+  const int32_t* sums;   // int8: of each column's integers
+  const float* bias;
+  int64_t activation;
+  float alpha, beta;
+  const float* residual;
+  int64_t residual_stride;
+  int64_t norm;
+  const float *norm_weight, *norm_bias;
+  float epsilon;
+  bool gated;
+  float input_scale;  // int8: of all rows, or 0 for one of each row
+  float* output;      // rows of `features` elements
+};
+
+// Rows in the form that the unit multiplies: where they begin, and from one to the next, in bytes.
+struct Rows {
+  const char* data;
+  int64_t stride;
+  const float* scales;  // int8: NaN for rows that hold NaN or infinity
+};
+
+struct Kernels {
+  const char* name;
+  int64_t most_rows;  // of one tile
+  // How many bytes a converted row takes; 0 where rows are multiplied as they lie.
+  int64_t (*linear_row_bytes)(const Linear&);
+  // Converts rows first to last of the input to `data`, and writes their scales.
+  void (*linear_convert)(const Linear&, int64_t first, int64_t last, char* data, float* scales);
+  // Computes these rows and columns (panel `first_panel` to `last_panel`) without the norm; `rows` begins at row `first`.
+  void (*linear_tiles)(const Linear&, Rows rows, int64_t first, int64_t last, int64_t first_panel, int64_t last_panel);
+  void (*linear_norm)(const Linear&, int64_t first, int64_t last);
+};
+
+// The table in use. `limit_kernels` takes the highest that this processor has and the limit allows, and says which:
+// 0 portable, 1 avx2, 2 avx512, 3 avx512vnni.
+const Kernels& kernels();
+extern "C" __attribute__((visibility("default"))) int fxopt_limit_kernels(int limit);
+
+// Computes a product with torch's threads; linear.cpp.
+void run_linear(const Linear&);

@@ -1,0 +1,61 @@
+// How a product is split: blocks of rows that stay in the second cache, and pieces of a block for threads.
+#include <vector>
+
+#include "kernels.h"
+#include "threads.h"
+
+namespace {
+
+constexpr int64_t BLOCK_BYTES = 256 << 10;  // of converted rows, for each thread
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+void run_linear(const Linear& call) {
+  const Kernels& unit = kernels();
+  const int64_t row_bytes = unit.linear_row_bytes(call), all_panels = divide_up(call.features, 16);
+  const double weights = double(call.depth) * double(call.features) * (call.gated ? 2 : 1);
+  const double speed = call.format == FLOAT32 ? 50 : call.format == BFLOAT16 ? 75 : 150;  // products a nanosecond
+  const double nanoseconds = weights * double(call.rows) / speed + weights * (4 >> call.format) / 20;
+  const int64_t threads = threads_for(nanoseconds);
+  const int64_t bytes = row_bytes ? row_bytes : call.depth * 4;
+  const int64_t wanted = BLOCK_BYTES / (bytes ? bytes : 1) / unit.most_rows * unit.most_rows;
+  const int64_t part = wanted < 2 * unit.most_rows ? 2 * unit.most_rows : wanted;  // rows that one piece takes
+  const int64_t block = part * threads;
+  for (int64_t first = 0; first < call.rows; first += block) {
+    const int64_t last = first + block < call.rows ? first + block : call.rows, rows = last - first;
+    const double share = nanoseconds * double(rows) / double(call.rows);
+    char* data = nullptr;
+    float* scales = nullptr;
+    if (row_bytes) {
+      data = scratch(size_t(rows) * size_t(row_bytes + 4));
+      scales = reinterpret_cast<float*>(data + rows * row_bytes);
+      const int64_t chunk = divide_up(rows, threads * 2);
+      run_pieces(divide_up(rows, chunk), double(rows) * double(call.depth) / 4, [&](int64_t piece) {
+        const int64_t from = piece * chunk, to = from + chunk < rows ? from + chunk : rows;
+        if (from < to)
+          unit.linear_convert(call, first + from, first + to, data + from * row_bytes, scales + from);
+      });
+    }
+    // A piece is some rows and some columns; the last one done with its rows norms them.
+    const int64_t row_pieces = divide_up(rows, part), row_size = divide_up(rows, row_pieces);
+    int64_t column_pieces = threads > 1 ? divide_up(threads * 4, row_pieces) : 1;
+    int64_t columns = divide_up(divide_up(all_panels, column_pieces), 8) * 8;
+    if (!columns) columns = 1;
+    column_pieces = divide_up(all_panels, columns);
+    std::vector<std::atomic<int64_t>> done(call.norm ? size_t(row_pieces) : 0);
+    run_pieces(row_pieces * column_pieces, share, [&](int64_t piece) {
+      const int64_t which = piece / column_pieces, panel = piece % column_pieces * columns;
+      const int64_t from = which * row_size, to = from + row_size < rows ? from + row_size : rows;
+      if (from >= to) return;
+      Rows converted{reinterpret_cast<const char*>(call.input + (first + from) * call.input_stride), call.input_stride * 4,
+                     nullptr};
+      if (row_bytes) converted = {data + from * row_bytes, row_bytes, scales + from};
+      unit.linear_tiles(call, converted, first + from, first + to, panel,
+                        panel + columns < all_panels ? panel + columns : all_panels);
+      if (call.norm && done[size_t(which)].fetch_add(1) + 1 == column_pieces)
+        unit.linear_norm(call, first + from, first + to);
+    });
+  }
+}

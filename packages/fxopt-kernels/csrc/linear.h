@@ -1,0 +1,346 @@
+// Products with weights in panels of 16 columns, in tiles that stay in registers.
+//
+// Every format's panel is a row of steps of 64 bytes: 16 columns by one float, two bfloat16 or four int8. Each result is
+// one chain of sums over the steps in their order, whatever the tile: a row's bits do not depend on the other rows.
+#pragma once
+
+#include "kernels.h"
+#include "math.h"
+#include "norms.h"
+
+namespace {
+
+constexpr int64_t PANEL = 16;                 // columns
+constexpr int64_t STEP = 64;                  // bytes of a panel's step
+constexpr int64_t VECTORS = PANEL / WIDTH;    // of a panel
+constexpr int64_t MOST_PANELS = 8;            // of a tile
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int64_t REGISTERS = 32;
+#else
+constexpr int64_t REGISTERS = 16;
+#endif
+constexpr int64_t MAX_ROWS = WIDTH == 16 ? 14 : REGISTERS == 32 || WIDTH == 8 ? 6 : 2;  // of a tile
+
+// How many panels a tile of this many rows takes, so that sums, one row of weights and one factor fit the registers.
+constexpr int64_t panels_for(int64_t rows) {
+  int64_t panels = rows == 1 ? MOST_PANELS : 4;
+  while (panels > 1 && (rows + 1) * panels * VECTORS >= REGISTERS) panels /= 2;
+  return panels;
+}
+
+// Each format: the sums' type, the bytes of a row's step, and add(): sums[row] += row's step times the panels' step.
+struct FloatStep {
+  typedef Floats Sum;
+  static constexpr int64_t BYTES = 4;
+  template <int64_t ROWS, int64_t COLUMNS>
+  static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
+    Floats weights[COLUMNS];
+    UNROLL for (int64_t c = 0; c < COLUMNS; ++c) weights[c] = load(panels[c / VECTORS] + at + c % VECTORS * WIDTH * 4);
+    UNROLL for (int64_t r = 0; r < ROWS; ++r) {
+      const Floats factor = splat(*reinterpret_cast<const float*>(row + r * stride));
+      UNROLL for (int64_t c = 0; c < COLUMNS; ++c) sums[r][c] += factor * weights[c];
+    }
+  }
+};
+
+#if defined(__AVX512BF16__)
+struct BfloatStep {
+  typedef Floats Sum;
+  static constexpr int64_t BYTES = 4;  // two bfloat16
+  template <int64_t ROWS, int64_t COLUMNS>
+  static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
+    Ints weights[COLUMNS];
+    UNROLL for (int64_t c = 0; c < COLUMNS; ++c) weights[c] = load<Ints>(panels[c] + at);
+    UNROLL for (int64_t r = 0; r < ROWS; ++r) {
+      const Ints factor = splat(*reinterpret_cast<const int32_t*>(row + r * stride));
+      UNROLL for (int64_t c = 0; c < COLUMNS; ++c)
+        sums[r][c] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][c], (__m512bh)factor, (__m512bh)weights[c]);
+    }
+  }
+};
+#else
+struct BfloatStep {
+  typedef Floats Sum;
+  static constexpr int64_t BYTES = 8;  // two floats, rounded
+  template <int64_t ROWS, int64_t COLUMNS>
+  static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
+    UNROLL for (int64_t half = 0; half < 2; ++half) {
+      Floats weights[COLUMNS];
+      UNROLL for (int64_t c = 0; c < COLUMNS; ++c) {
+        const Ints pair = load<Ints>(panels[c / VECTORS] + at + c % VECTORS * WIDTH * 4);
+        weights[c] = bits(half ? pair & int32_t(0xffff0000) : pair << 16);
+      }
+      UNROLL for (int64_t r = 0; r < ROWS; ++r) {
+        const Floats factor = splat(*reinterpret_cast<const float*>(row + r * stride + half * 4));
+        UNROLL for (int64_t c = 0; c < COLUMNS; ++c) sums[r][c] += factor * weights[c];
+      }
+    }
+  }
+};
+#endif
+
+#if defined(__AVX512VNNI__)
+struct ByteStep {
+  typedef Ints Sum;
+  static constexpr int64_t BYTES = 4;  // four integers, plus 128: the instruction wants one factor unsigned
+  static constexpr int32_t ZERO = 128;
+  template <int64_t ROWS, int64_t COLUMNS>
+  static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
+    Ints weights[COLUMNS];
+    UNROLL for (int64_t c = 0; c < COLUMNS; ++c) weights[c] = load<Ints>(panels[c] + at);
+    UNROLL for (int64_t r = 0; r < ROWS; ++r) {
+      const Ints factor = splat(*reinterpret_cast<const int32_t*>(row + r * stride));
+      UNROLL for (int64_t c = 0; c < COLUMNS; ++c)
+        sums[r][c] = (Ints)_mm512_dpbusd_epi32((__m512i)sums[r][c], (__m512i)factor, (__m512i)weights[c]);
+    }
+  }
+  static inline void write(char* to, Ints values) { store(to, __builtin_convertvector(values + ZERO, Bytes)); }
+};
+#else
+// In each lane of 32 bits, the sum of two products of 16 bits: exact, where sums of products of 8 bits may saturate.
+inline Ints multiply_pairs(Shorts a, Shorts b) {
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  return ((Ints)a << 16 >> 16) * ((Ints)b << 16 >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
+#endif
+}
+struct ByteStep {
+  typedef Ints Sum;
+  static constexpr int64_t BYTES = 8;  // four integers of 16 bits: the first, third, second and fourth
+  static constexpr int32_t ZERO = 0;
+  template <int64_t ROWS, int64_t COLUMNS>
+  static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
+    UNROLL for (int64_t half = 0; half < 2; ++half) {
+      Shorts weights[COLUMNS];
+      UNROLL for (int64_t c = 0; c < COLUMNS; ++c) {
+        const Shorts four = load<Shorts>(panels[c / VECTORS] + at + c % VECTORS * WIDTH * 4);
+        weights[c] = half ? four >> 8 : four << 8 >> 8;
+      }
+      UNROLL for (int64_t r = 0; r < ROWS; ++r) {
+        const Shorts factor = (Shorts)splat(*reinterpret_cast<const int32_t*>(row + r * stride + half * 4));
+        UNROLL for (int64_t c = 0; c < COLUMNS; ++c) sums[r][c] += multiply_pairs(factor, weights[c]);
+      }
+    }
+  }
+  static inline void write(char* to, Ints values) {
+    int32_t all[WIDTH];
+    store(all, values);
+    int16_t* shorts = reinterpret_cast<int16_t*>(to);
+    for (int64_t i = 0; i < WIDTH; ++i) shorts[i / 4 * 4 + (i % 4 & 1) * 2 + (i % 4 >> 1)] = int16_t(all[i]);
+  }
+};
+#endif
+
+// Sums of ROWS rows and PANELS panels, to rows of `to` that are `width` elements apart.
+template <class Step, int64_t ROWS, int64_t PANELS>
+__attribute__((noinline)) void multiply(const char* row, int64_t stride, int64_t steps, const char* const* from, void* to,
+                                        int64_t width) {
+  const char* panels[PANELS];
+  UNROLL for (int64_t p = 0; p < PANELS; ++p) panels[p] = from[p];
+  typename Step::Sum sums[ROWS][PANELS * VECTORS] = {};
+  for (int64_t at = 0; at < steps * STEP; at += STEP, row += Step::BYTES) {
+    UNROLL for (int64_t p = 0; p < PANELS; ++p) __builtin_prefetch(panels[p] + at + 16 * STEP);
+    Step::template add<ROWS, PANELS * VECTORS>(sums, row, stride, panels, at);
+  }
+  UNROLL for (int64_t r = 0; r < ROWS; ++r)
+    UNROLL for (int64_t c = 0; c < PANELS * VECTORS; ++c)
+      store(static_cast<char*>(to) + (r * width + c * WIDTH) * 4, sums[r][c]);
+}
+template <class Step, int64_t ROWS = MAX_ROWS>
+inline void multiply_rows(int64_t rows, const char* row, int64_t stride, int64_t steps, const char* const* panels, void* to,
+                          int64_t width) {
+  if (rows == ROWS) {
+    multiply<Step, ROWS, panels_for(ROWS)>(row, stride, steps, panels, to, width);
+  } else if constexpr (ROWS > 1) {
+    multiply_rows<Step, ROWS - 1>(rows, row, stride, steps, panels, to, width);
+  }
+}
+
+int64_t steps_of(const Linear& call) {
+  return divide_up(call.depth, call.format == FLOAT32 ? 1 : call.format == BFLOAT16 ? 2 : 4);
+}
+
+// Rows whose strides are multiples of so many bytes fall onto the same few places of the first cache.
+bool crowded(int64_t stride) { return stride % 4096 == 0 || (stride % 2048 == 0 && MAX_ROWS > 8); }
+
+int64_t linear_row_bytes(const Linear& call) {
+  const int64_t steps = steps_of(call);
+  int64_t bytes = 0;
+  if (call.format == FLOAT32) {
+    if (call.rows < 4 || !crowded(call.input_stride * 4)) return 0;
+    bytes = steps * FloatStep::BYTES;
+  } else {
+    bytes = steps * (call.format == BFLOAT16 ? BfloatStep::BYTES : ByteStep::BYTES);
+  }
+  bytes = divide_up(bytes, WIDTH * 8) * WIDTH * 8;  // whole vectors are written
+  return crowded(bytes) ? bytes + 128 : bytes;
+}
+
+inline void convert_bfloat(const float* from, char* to, int64_t depth) {
+  for (int64_t k = 0; k < depth; k += WIDTH) {
+    const Floats value = load(from + k, depth - k);
+#if defined(__AVX512BF16__)
+    store(to + k * 2, _mm512_cvtneps_pbh((__m512)value));
+#else
+    const Ints word = bits(value);
+    const Ints rounded = (word + 0x7fff + (word >> 16 & 1)) & int32_t(0xffff0000);
+    store(to + k * 4, value != value ? value : bits(rounded));
+#endif
+  }
+}
+
+// One row's integers, with its scale; NaN says that the row holds NaN or infinity.
+inline float convert_bytes(const float* from, char* to, int64_t depth, float scale) {
+  Ints most_bits = {};
+  for (int64_t k = 0; k < depth; k += WIDTH) {
+    const Ints size = bits(load(from + k, depth - k)) & 0x7fffffff;
+    most_bits = size > most_bits ? size : most_bits;
+  }
+  int32_t lanes[WIDTH], top = 0;
+  store(lanes, most_bits);
+  for (int64_t i = 0; i < WIDTH; ++i) top = most(top, lanes[i]);
+  float largest;
+  std::memcpy(&largest, &top, 4);
+  const bool finite = top < 0x7f800000;
+  const float lift = top < 0x10000000 ? 0x1p80f : 1.f;  // so that the inverse of a tiny scale is finite
+  float inverse = 0.f;
+  if (finite && scale == 0.f) {
+    inverse = largest > 0.f ? 127.f / (largest * lift) : 0.f;
+    scale = largest / 127.f;
+  } else if (finite) {
+    inverse = 1.f / scale / lift;
+  } else {
+    scale = __builtin_nanf("");
+  }
+  for (int64_t k = 0; k < depth; k += WIDTH) {
+    Floats value = Floats{};
+    if (finite) value = at_most(at_least(load(from + k, depth - k) * lift * inverse, splat(-127.f)), splat(127.f));
+    ByteStep::write(to + k * ByteStep::BYTES / 4, nearest_ints(value));
+  }
+  return scale;
+}
+
+void linear_convert(const Linear& call, int64_t first, int64_t last, char* data, float* scales) {
+  const int64_t bytes = linear_row_bytes(call), depth = call.depth;
+  for (int64_t row = first; row < last; ++row, data += bytes) {
+    const float* from = call.input + row * call.input_stride;
+    if (call.format == FLOAT32) {
+      std::memcpy(data, from, size_t(depth) * 4);
+    } else if (call.format == BFLOAT16) {
+      convert_bfloat(from, data, depth);
+    } else {
+      *scales++ = convert_bytes(from, data, depth, call.input_scale);
+    }
+  }
+}
+
+// A row with NaN or infinity times int8 weights, as float32 computes it.
+inline void multiply_special(const float* row, int64_t depth, const char* panel, const float* scale, float* to) {
+  for (int64_t column = 0; column < PANEL; ++column) {
+    float total = 0.f;
+    for (int64_t k = 0; k < depth; ++k)
+      total += row[k] * float(int8_t(panel[k / 4 * STEP + column * 4 + k % 4]));
+    to[column] = total * scale[column];
+  }
+}
+
+// What follows the sums of one tile: scales, bias, activation, gate, residual.
+struct Epilogue {
+  const Linear& call;
+  float* sums;      // rows of `width` elements; integers where the format is int8
+  int64_t width, rows, row;  // the tile's rows begin at `row`
+  int64_t panel, panels;     // of the result; of a gate's factor, as many follow
+  const float* row_scales;
+
+  void scale() {
+    for (int64_t c = 0; c < width; c += WIDTH) {
+      const int64_t inside = c % (panels * PANEL), half = c / (panels * PANEL);
+      int64_t column = least(panel * PANEL + inside, divide_up(call.features, PANEL) * PANEL - WIDTH);
+      column += half * divide_up(call.features, PANEL) * PANEL;
+      const Floats scale = load(call.scale + column);
+      const Ints zero = load<Ints>(call.sums + column) * ByteStep::ZERO;
+      for (int64_t r = 0; r < rows; ++r) {
+        float* at = sums + r * width + c;
+        store(at, floats(load<Ints>(at) - zero) * (scale * row_scales[r]));
+      }
+    }
+  }
+  template <int64_t KIND>
+  void run() {
+    const int64_t first = panel * PANEL, columns = least(panels * PANEL, call.features - first);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* from = sums + r * width;
+      float* to = call.output + (row + r) * call.features + first;
+      const float* residual = call.residual ? call.residual + (row + r) * call.residual_stride + first : nullptr;
+      for (int64_t c = 0; c < columns; c += WIDTH) {
+        Floats value = load(from + c);
+        if (call.bias) value += load(call.bias + first + c, columns - c);
+        value = activate<KIND>(value, call.alpha, call.beta);
+        if (call.gated) {
+          Floats factor = load(from + panels * PANEL + c);
+          if (call.bias) factor += load(call.bias + call.features + first + c, columns - c);
+          value *= factor;
+        }
+        if (residual) value += load(residual + c, columns - c);
+        store(to + c, value, columns - c);
+      }
+    }
+  }
+};
+
+template <class Step>
+void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t first_panel, int64_t last_panel) {
+  const int64_t count = last - first, tile = divide_up(count, divide_up(count, MAX_ROWS));
+  const int64_t steps = steps_of(call), panel_bytes = steps * STEP, all_panels = divide_up(call.features, PANEL);
+  const int64_t at_once = panels_for(tile), halves = call.gated ? 2 : 1;
+  const int64_t group = most(at_once / halves, int64_t(1));  // panels of the result that a tile computes
+  const char* base = static_cast<const char*>(call.panels);
+  alignas(64) float sums[MAX_ROWS * (MOST_PANELS + 1) * PANEL];
+  const int64_t width = group * halves * PANEL;
+  for (int64_t panel = first_panel; panel < last_panel; panel += group) {
+    const char* panels[MOST_PANELS + 1];
+    for (int64_t i = 0; i < group * halves; ++i)  // beyond the last panel it is computed again, and not used
+      panels[i] = base + (least(panel + i % group, all_panels - 1) + i / group * all_panels) * panel_bytes;
+    for (int64_t row = first; row < last; row += tile) {
+      if (row + tile > last) row = last - tile;  // some rows again: tiles of one size
+      const char* data = rows.data + (row - first) * rows.stride;
+      for (int64_t i = 0; i < group * halves; i += at_once)
+        multiply_rows<Step>(tile, data, rows.stride, steps, panels + i, sums + i * PANEL, width);
+      const int64_t present = least(group, last_panel - panel);
+      Epilogue epilogue{call, sums, width, tile, row, panel, group, nullptr};
+      if (call.format == INT8) {
+        epilogue.row_scales = rows.scales + (row - first);
+        epilogue.scale();
+        for (int64_t r = 0; r < tile; ++r)
+          if (epilogue.row_scales[r] != epilogue.row_scales[r])
+            for (int64_t i = 0; i < group * halves; ++i) {
+              const int64_t which = (panels[i] - base) / panel_bytes;
+              multiply_special(call.input + (row + r) * call.input_stride, call.depth, panels[i], call.scale + which * PANEL,
+                               sums + r * width + i * PANEL);
+            }
+      }
+      (void)present;
+      with_activation(call.activation, epilogue);
+    }
+  }
+}
+
+void linear_tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t first_panel, int64_t last_panel) {
+  if (call.format == FLOAT32) return tiles<FloatStep>(call, rows, first, last, first_panel, last_panel);
+  if (call.format == BFLOAT16) return tiles<BfloatStep>(call, rows, first, last, first_panel, last_panel);
+  tiles<ByteStep>(call, rows, first, last, first_panel, last_panel);
+}
+
+void linear_norm(const Linear& call, int64_t first, int64_t last) {
+  for (int64_t row = first; row < last; ++row) {
+    float* at = call.output + row * call.features;
+    norm_row(at, at, call.features, call.norm, call.norm_weight, call.norm_bias, call.epsilon);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,76 @@
+// fxopt::linear: checks of every operand, the result, and the call of the product.
+#include "operators.h"
+
+#include "kernels.h"
+
+namespace {
+
+constexpr const char* LINEAR = "fxopt::linear";
+
+Tensor linear(Tensor input, Tensor panels, std::optional<Tensor> scale, std::optional<Tensor> sums, std::optional<Tensor> bias,
+              int64_t features, int64_t activation, double alpha, double beta, std::optional<Tensor> residual, int64_t norm,
+              std::optional<Tensor> norm_weight, std::optional<Tensor> norm_bias, double epsilon, bool gated,
+              double input_scale) {
+  check_type(LINEAR, "input", input, ScalarType::Float);
+  if (input.dim() < 1) refuse(LINEAR, ": input has no dimension, expected (..., in)");
+  Linear call{};
+  call.depth = input.size(input.dim() - 1);
+  call.features = features;
+  call.rows = 1;
+  for (int64_t i = 0; i + 1 < input.dim(); ++i) call.rows *= input.size(i);
+  const int64_t halves = gated ? 2 : 1, columns = (features + 15) / 16 * halves * 16;
+  if (features < 1) refuse(LINEAR, ": features is ", features, ", expected at least 1");
+
+  const ScalarType type = panels.scalar_type();
+  int64_t together = 1;
+  if (type == ScalarType::BFloat16) {
+    call.format = BFLOAT16, together = 2;
+  } else if (type == ScalarType::Char) {
+    call.format = INT8, together = 4;
+    if (!scale || !sums) refuse(LINEAR, ": panels of int8 need scale and sums");
+    if (call.depth > 65536) refuse(LINEAR, ": input has ", call.depth, " columns, and int8 sums hold 65536; use bfloat16");
+  } else {
+    check_type(LINEAR, "panels", panels, ScalarType::Float);
+  }
+  check_type(LINEAR, "panels", panels, type);
+  const int64_t steps = (call.depth + together - 1) / together;
+  if (panels.dim() != (together == 1 ? 3 : 4) || panels.size(0) != columns / 16 || panels.size(1) != steps ||
+      panels.size(2) != 16 || (together > 1 && panels.size(3) != together) || !panels.is_contiguous())
+    refuse(LINEAR, ": panels have shape ", text_of(panels.sizes()), ", expected (", columns / 16, ", ", steps, ", 16",
+           together > 1 ? ", " + std::to_string(together) : std::string(), "), contiguous, for ", features, " features",
+           gated ? ", gated," : "", " of inputs with ", call.depth);
+  call.panels = panels.const_data_ptr();
+  call.scale = vector_of<float>(LINEAR, "scale", scale, ScalarType::Float, columns);
+  call.sums = vector_of<int32_t>(LINEAR, "sums", sums, ScalarType::Int, columns);
+  call.bias = vector_of<float>(LINEAR, "bias", bias, ScalarType::Float, features * halves);
+  call.norm_weight = vector_of<float>(LINEAR, "norm_weight", norm_weight, ScalarType::Float, features);
+  call.norm_bias = vector_of<float>(LINEAR, "norm_bias", norm_bias, ScalarType::Float, features);
+  if (activation < 0 || activation > 13) refuse(LINEAR, ": activation is ", activation, ", expected 0 to 13");
+  if (norm < 0 || norm > 2) refuse(LINEAR, ": norm is ", norm, ", expected 0 (none), 1 (layer norm) or 2 (RMS norm)");
+  if (!(input_scale >= 0)) refuse(LINEAR, ": input_scale is ", input_scale, ", expected 0 (one for each row) or more");
+  call.activation = activation, call.alpha = float(alpha), call.beta = float(beta);
+  call.norm = norm, call.epsilon = float(epsilon), call.gated = gated, call.input_scale = float(input_scale);
+
+  int64_t sizes[64];
+  if (input.dim() > 64) refuse(LINEAR, ": input has ", input.dim(), " dimensions, expected at most 64");
+  for (int64_t i = 0; i + 1 < input.dim(); ++i) sizes[i] = input.size(i);
+  sizes[input.dim() - 1] = features;
+  const torch::headeronly::IntHeaderOnlyArrayRef shape(sizes, size_t(input.dim()));
+  if (residual) {
+    check_type(LINEAR, "residual", *residual, ScalarType::Float);
+    if (!residual->sizes().equals(shape))
+      refuse(LINEAR, ": residual has shape ", text_of(residual->sizes()), ", expected ", text_of(shape));
+    call.residual_stride = row_stride(*residual);
+    call.residual = static_cast<const float*>(residual->const_data_ptr());
+  }
+  call.input_stride = row_stride(input);
+  call.input = static_cast<const float*>(input.const_data_ptr());
+  Tensor result = empty(shape);
+  call.output = static_cast<float*>(result.mutable_data_ptr());
+  if (call.rows) run_linear(call);
+  return result;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, library) { library.impl("linear", TORCH_BOX(&linear)); }

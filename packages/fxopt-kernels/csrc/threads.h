@@ -1,0 +1,52 @@
+// Work in pieces, on torch's threads. For files that are compiled once: units do not include this.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+// Below this a parallel region costs more than it gains.
+constexpr double WORTH_THREADS = 50e3;  // nanoseconds
+
+inline int64_t threads_for(double nanoseconds) {
+  return nanoseconds < WORTH_THREADS ? 1 : int64_t(torch::stable::get_num_threads());
+}
+
+// Calls function(piece) for each piece. Threads draw the next piece when they are done with one: where a neighbour
+// holds a core up, the other threads do its share.
+template <class Function>
+void run_pieces(int64_t pieces, double nanoseconds, const Function& function) {
+  int64_t threads = threads_for(nanoseconds);
+  if (threads > pieces) threads = pieces;
+  if (threads <= 1) {
+    for (int64_t piece = 0; piece < pieces; ++piece) function(piece);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (; begin < end; ++begin)
+      for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;) function(piece);
+  });
+}
+
+// This thread's memory for what lasts no longer than a call; it keeps what it has grown to. Aligned to 64 bytes.
+inline char* scratch(size_t bytes) {
+  struct Memory {
+    char* data = nullptr;
+    size_t size = 0;
+    ~Memory() { std::free(data); }
+  };
+  thread_local Memory memory;
+  if (memory.size < bytes) {
+    std::free(memory.data);
+    memory.size = 0;
+    const size_t rounded = (bytes + 4095) / 4096 * 4096;
+    memory.data = static_cast<char*>(std::aligned_alloc(64, rounded));
+    if (!memory.data) throw std::bad_alloc();
+    memory.size = rounded;
+  }
+  return memory.data;
+}

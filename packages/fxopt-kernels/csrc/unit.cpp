@@ -1,0 +1,8 @@
+// One instruction set's table: CMake compiles this file once for each, with its flags and its name as FXOPT_UNIT.
+#include "kernels.h"
+#include "linear.h"
+
+extern const Kernels FXOPT_UNIT;
+const Kernels FXOPT_UNIT = {
+    FXOPT_UNIT_NAME, MAX_ROWS, linear_row_bytes, linear_convert, linear_tiles, linear_norm,
+};
