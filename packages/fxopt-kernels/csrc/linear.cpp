@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int64_t BLOCK_BYTES = 256 << 10;  // of converted rows, for each thread
+constexpr int64_t BLOCK_BYTES = 512 << 10;  // of converted rows, for each thread
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

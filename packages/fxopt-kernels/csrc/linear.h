@@ -21,6 +21,13 @@ constexpr int64_t REGISTERS = 16;
 #endif
 constexpr int64_t MAX_ROWS = WIDTH == 16 ? 14 : REGISTERS == 32 || WIDTH == 8 ? 6 : 2;  // of a tile
 
+// Has a sum computed here and now: products of several sums at once would not fit the registers.
+#if defined(__x86_64__)
+#define HERE(sum) asm volatile("" : "+v"(sum))
+#else
+#define HERE(sum) asm volatile("" : "+w"(sum))
+#endif
+
 // How many panels a tile of this many rows takes, so that sums, one row of weights and one factor fit the registers.
 constexpr int64_t panels_for(int64_t rows) {
   int64_t panels = rows == 1 ? MOST_PANELS : 4;
@@ -28,10 +35,27 @@ constexpr int64_t panels_for(int64_t rows) {
   return panels;
 }
 
-// Each format: the sums' type, the bytes of a row's step, and add(): sums[row] += row's step times the panels' step.
+// What multiply() works on.
+struct Tile {
+  const char* row;  // the first; `stride` bytes on lies the next
+  int64_t stride, steps;
+  const char* const* panels;
+  const int64_t* columns;   // int8: the panels' places in these two
+  const float* scale;
+  const int32_t* zeros;
+  const float* row_scales;  // int8
+  float* to;                // rows of `width` elements
+  int64_t width;
+  const char* ahead;        // what is wanted in the second cache soon, and how much of it at each step
+  int64_t ahead_step;
+};
+
+// Each format: the sums' type, the bytes of a row's step, add(): sums[row] += row's step times the panels' step, and
+// finish(): the sum of a row and a vector of columns as floats.
 struct FloatStep {
   typedef Floats Sum;
   static constexpr int64_t BYTES = 4;
+  static inline Floats finish(Sum sum, const Tile&, int64_t, int64_t) { return sum; }
   template <int64_t ROWS, int64_t COLUMNS>
   static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
     Floats weights[COLUMNS];
@@ -47,6 +71,7 @@ struct FloatStep {
 struct BfloatStep {
   typedef Floats Sum;
   static constexpr int64_t BYTES = 4;  // two bfloat16
+  static inline Floats finish(Sum sum, const Tile&, int64_t, int64_t) { return sum; }
   template <int64_t ROWS, int64_t COLUMNS>
   static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
     Ints weights[COLUMNS];
@@ -62,6 +87,7 @@ struct BfloatStep {
 struct BfloatStep {
   typedef Floats Sum;
   static constexpr int64_t BYTES = 8;  // two floats, rounded
+  static inline Floats finish(Sum sum, const Tile&, int64_t, int64_t) { return sum; }
   template <int64_t ROWS, int64_t COLUMNS>
   static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
     UNROLL for (int64_t half = 0; half < 2; ++half) {
@@ -72,18 +98,30 @@ struct BfloatStep {
       }
       UNROLL for (int64_t r = 0; r < ROWS; ++r) {
         const Floats factor = splat(*reinterpret_cast<const float*>(row + r * stride + half * 4));
-        UNROLL for (int64_t c = 0; c < COLUMNS; ++c) sums[r][c] += factor * weights[c];
+        UNROLL for (int64_t c = 0; c < COLUMNS; ++c) {
+          sums[r][c] += factor * weights[c];
+          HERE(sums[r][c]);
+        }
       }
     }
   }
 };
 #endif
 
+inline Floats finish_bytes(Ints sum, const Tile& tile, int64_t row, int64_t vector, int32_t zero) {
+  const int64_t column = tile.columns[vector / VECTORS] + vector % VECTORS * WIDTH;
+  if (zero) sum -= load<Ints>(tile.zeros + column) * zero;
+  return floats(sum) * (load(tile.scale + column) * tile.row_scales[row]);
+}
+
 #if defined(__AVX512VNNI__)
 struct ByteStep {
   typedef Ints Sum;
   static constexpr int64_t BYTES = 4;  // four integers, plus 128: the instruction wants one factor unsigned
   static constexpr int32_t ZERO = 128;
+  static inline Floats finish(Sum sum, const Tile& tile, int64_t row, int64_t vector) {
+    return finish_bytes(sum, tile, row, vector, ZERO);
+  }
   template <int64_t ROWS, int64_t COLUMNS>
   static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
     Ints weights[COLUMNS];
@@ -113,6 +151,9 @@ struct ByteStep {
   typedef Ints Sum;
   static constexpr int64_t BYTES = 8;  // four integers of 16 bits: the first, third, second and fourth
   static constexpr int32_t ZERO = 0;
+  static inline Floats finish(Sum sum, const Tile& tile, int64_t row, int64_t vector) {
+    return finish_bytes(sum, tile, row, vector, ZERO);
+  }
   template <int64_t ROWS, int64_t COLUMNS>
   static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
     UNROLL for (int64_t half = 0; half < 2; ++half) {
@@ -123,7 +164,10 @@ struct ByteStep {
       }
       UNROLL for (int64_t r = 0; r < ROWS; ++r) {
         const Shorts factor = (Shorts)splat(*reinterpret_cast<const int32_t*>(row + r * stride + half * 4));
-        UNROLL for (int64_t c = 0; c < COLUMNS; ++c) sums[r][c] += multiply_pairs(factor, weights[c]);
+        UNROLL for (int64_t c = 0; c < COLUMNS; ++c) {
+          sums[r][c] += multiply_pairs(factor, weights[c]);
+          HERE(sums[r][c]);
+        }
       }
     }
   }
@@ -136,28 +180,28 @@ struct ByteStep {
 };
 #endif
 
-// Sums of ROWS rows and PANELS panels, to rows of `to` that are `width` elements apart.
 template <class Step, int64_t ROWS, int64_t PANELS>
-__attribute__((noinline)) void multiply(const char* row, int64_t stride, int64_t steps, const char* const* from, void* to,
-                                        int64_t width) {
+__attribute__((noinline)) void multiply(const Tile& tile) {
   const char* panels[PANELS];
-  UNROLL for (int64_t p = 0; p < PANELS; ++p) panels[p] = from[p];
+  UNROLL for (int64_t p = 0; p < PANELS; ++p) panels[p] = tile.panels[p];
+  const char *row = tile.row, *ahead = tile.ahead;
+  const int64_t stride = tile.stride, ahead_step = tile.ahead_step;
   typename Step::Sum sums[ROWS][PANELS * VECTORS] = {};
-  for (int64_t at = 0; at < steps * STEP; at += STEP, row += Step::BYTES) {
+  for (int64_t at = 0; at < tile.steps * STEP; at += STEP, row += Step::BYTES, ahead += ahead_step) {
     UNROLL for (int64_t p = 0; p < PANELS; ++p) __builtin_prefetch(panels[p] + at + 16 * STEP);
+    __builtin_prefetch(ahead, 0, 2);
     Step::template add<ROWS, PANELS * VECTORS>(sums, row, stride, panels, at);
   }
   UNROLL for (int64_t r = 0; r < ROWS; ++r)
-    UNROLL for (int64_t c = 0; c < PANELS * VECTORS; ++c)
-      store(static_cast<char*>(to) + (r * width + c * WIDTH) * 4, sums[r][c]);
+    UNROLL for (int64_t v = 0; v < PANELS * VECTORS; ++v)
+      store(tile.to + r * tile.width + v * WIDTH, Step::finish(sums[r][v], tile, r, v));
 }
 template <class Step, int64_t ROWS = MAX_ROWS>
-inline void multiply_rows(int64_t rows, const char* row, int64_t stride, int64_t steps, const char* const* panels, void* to,
-                          int64_t width) {
+inline void multiply_rows(int64_t rows, const Tile& tile) {
   if (rows == ROWS) {
-    multiply<Step, ROWS, panels_for(ROWS)>(row, stride, steps, panels, to, width);
+    multiply<Step, ROWS, panels_for(ROWS)>(tile);
   } else if constexpr (ROWS > 1) {
-    multiply_rows<Step, ROWS - 1>(rows, row, stride, steps, panels, to, width);
+    multiply_rows<Step, ROWS - 1>(rows, tile);
   }
 }
 
@@ -249,41 +293,27 @@ inline void multiply_special(const float* row, int64_t depth, const char* panel,
   }
 }
 
-// What follows the sums of one tile: scales, bias, activation, gate, residual.
+// What follows the product: bias, activation, gate, residual.
 struct Epilogue {
   const Linear& call;
-  float* sums;      // rows of `width` elements; integers where the format is int8
-  int64_t width, rows, row;  // the tile's rows begin at `row`
-  int64_t panel, panels;     // of the result; of a gate's factor, as many follow
-  const float* row_scales;
+  const float* sums;  // the product, in rows of `width`; with a gate, `count` columns of it and then of its factor
+  int64_t width, count;
+  int64_t rows, row, column;  // the place in the result
 
-  void scale() {
-    for (int64_t c = 0; c < width; c += WIDTH) {
-      const int64_t inside = c % (panels * PANEL), half = c / (panels * PANEL);
-      int64_t column = least(panel * PANEL + inside, divide_up(call.features, PANEL) * PANEL - WIDTH);
-      column += half * divide_up(call.features, PANEL) * PANEL;
-      const Floats scale = load(call.scale + column);
-      const Ints zero = load<Ints>(call.sums + column) * ByteStep::ZERO;
-      for (int64_t r = 0; r < rows; ++r) {
-        float* at = sums + r * width + c;
-        store(at, floats(load<Ints>(at) - zero) * (scale * row_scales[r]));
-      }
-    }
-  }
   template <int64_t KIND>
   void run() {
-    const int64_t first = panel * PANEL, columns = least(panels * PANEL, call.features - first);
+    const int64_t columns = least(count, call.features - column);
     for (int64_t r = 0; r < rows; ++r) {
       const float* from = sums + r * width;
-      float* to = call.output + (row + r) * call.features + first;
-      const float* residual = call.residual ? call.residual + (row + r) * call.residual_stride + first : nullptr;
+      float* to = call.output + (row + r) * call.features + column;
+      const float* residual = call.residual ? call.residual + (row + r) * call.residual_stride + column : nullptr;
       for (int64_t c = 0; c < columns; c += WIDTH) {
         Floats value = load(from + c);
-        if (call.bias) value += load(call.bias + first + c, columns - c);
+        if (call.bias) value += load(call.bias + column + c, columns - c);
         value = activate<KIND>(value, call.alpha, call.beta);
         if (call.gated) {
-          Floats factor = load(from + panels * PANEL + c);
-          if (call.bias) factor += load(call.bias + call.features + first + c, columns - c);
+          Floats factor = load(from + count + c);
+          if (call.bias) factor += load(call.bias + call.features + column + c, columns - c);
           value *= factor;
         }
         if (residual) value += load(residual + c, columns - c);
@@ -295,36 +325,34 @@ struct Epilogue {
 
 template <class Step>
 void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t first_panel, int64_t last_panel) {
-  const int64_t count = last - first, tile = divide_up(count, divide_up(count, MAX_ROWS));
+  const int64_t height = divide_up(last - first, divide_up(last - first, MAX_ROWS));
+  const int64_t along = divide_up(last - first, height), at_once = panels_for(height), halves = call.gated ? 2 : 1;
+  const int64_t group = most(at_once / halves, int64_t(1)), width = group * halves * PANEL;  // panels of the result
   const int64_t steps = steps_of(call), panel_bytes = steps * STEP, all_panels = divide_up(call.features, PANEL);
-  const int64_t at_once = panels_for(tile), halves = call.gated ? 2 : 1;
-  const int64_t group = most(at_once / halves, int64_t(1));  // panels of the result that a tile computes
-  const char* base = static_cast<const char*>(call.panels);
-  alignas(64) float sums[MAX_ROWS * (MOST_PANELS + 1) * PANEL];
-  const int64_t width = group * halves * PANEL;
+  alignas(64) float sums[MAX_ROWS * MOST_PANELS * PANEL];
   for (int64_t panel = first_panel; panel < last_panel; panel += group) {
-    const char* panels[MOST_PANELS + 1];
-    for (int64_t i = 0; i < group * halves; ++i)  // beyond the last panel it is computed again, and not used
-      panels[i] = base + (least(panel + i % group, all_panels - 1) + i / group * all_panels) * panel_bytes;
-    for (int64_t row = first; row < last; row += tile) {
-      if (row + tile > last) row = last - tile;  // some rows again: tiles of one size
-      const char* data = rows.data + (row - first) * rows.stride;
-      for (int64_t i = 0; i < group * halves; i += at_once)
-        multiply_rows<Step>(tile, data, rows.stride, steps, panels + i, sums + i * PANEL, width);
-      const int64_t present = least(group, last_panel - panel);
-      Epilogue epilogue{call, sums, width, tile, row, panel, group, nullptr};
-      if (call.format == INT8) {
-        epilogue.row_scales = rows.scales + (row - first);
-        epilogue.scale();
-        for (int64_t r = 0; r < tile; ++r)
-          if (epilogue.row_scales[r] != epilogue.row_scales[r])
-            for (int64_t i = 0; i < group * halves; ++i) {
-              const int64_t which = (panels[i] - base) / panel_bytes;
-              multiply_special(call.input + (row + r) * call.input_stride, call.depth, panels[i], call.scale + which * PANEL,
-                               sums + r * width + i * PANEL);
-            }
+    const char* panels[MOST_PANELS];
+    int64_t columns[MOST_PANELS];
+    for (int64_t i = 0; i < group * halves; ++i) {  // beyond the last panel it is computed again, and not used
+      const int64_t place = least(panel + i % group, all_panels - 1) + i / group * all_panels;
+      panels[i] = static_cast<const char*>(call.panels) + place * panel_bytes;
+      columns[i] = place * PANEL;
+    }
+    for (int64_t t = 0; t < along; ++t) {
+      const int64_t row = least(first + t * height, last - height);  // the last tile computes some rows again
+      const float* row_scales = call.format == INT8 ? rows.scales + (row - first) : nullptr;
+      for (int64_t i = 0; i < group * halves; i += at_once) {
+        const char* ahead = panels[i] + group * panel_bytes + t * at_once * panel_bytes / along;
+        const Tile tile{rows.data + (row - first) * rows.stride, rows.stride, steps, panels + i, columns + i, call.scale,
+                        call.sums, row_scales, sums + i * PANEL, width, ahead, at_once * STEP / along};
+        multiply_rows<Step>(height, tile);
       }
-      (void)present;
+      if (row_scales)
+        for (int64_t r = 0; r < height; ++r)
+          for (int64_t i = 0; row_scales[r] != row_scales[r] && i < group * halves; ++i)
+            multiply_special(call.input + (row + r) * call.input_stride, call.depth, panels[i], call.scale + columns[i],
+                             sums + r * width + i * PANEL);
+      Epilogue epilogue{call, sums, width, group * PANEL, height, row, panel * PANEL};
       with_activation(call.activation, epilogue);
     }
   }
