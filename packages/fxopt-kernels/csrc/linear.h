@@ -342,9 +342,10 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
       const int64_t row = least(first + t * height, last - height);  // the last tile computes some rows again
       const float* row_scales = call.format == INT8 ? rows.scales + (row - first) : nullptr;
       for (int64_t i = 0; i < group * halves; i += at_once) {
-        const char* ahead = panels[i] + group * panel_bytes + t * at_once * panel_bytes / along;
+        // Each tile asks for its share of the next panels; a single one has no time for more than its own.
+        const char* ahead = along > 1 ? panels[i] + group * panel_bytes + t * at_once * panel_bytes / along : rows.data;
         const Tile tile{rows.data + (row - first) * rows.stride, rows.stride, steps, panels + i, columns + i, call.scale,
-                        call.sums, row_scales, sums + i * PANEL, width, ahead, at_once * STEP / along};
+                        call.sums, row_scales, sums + i * PANEL, width, ahead, along > 1 ? at_once * STEP / along : 0};
         multiply_rows<Step>(height, tile);
       }
       if (row_scales)
