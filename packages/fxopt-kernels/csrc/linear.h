@@ -14,6 +14,7 @@ constexpr int64_t PANEL = 16;                 // columns
 constexpr int64_t STEP = 64;                  // bytes of a panel's step
 constexpr int64_t VECTORS = PANEL / WIDTH;    // of a panel
 constexpr int64_t MOST_PANELS = 8;            // of a tile
+constexpr int64_t AHEAD = 256;                // steps that a single tile asks memory for in advance, of all its panels
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int64_t REGISTERS = 32;
 #else
@@ -46,7 +47,10 @@ struct Tile {
   const float* row_scales;  // int8
   float* to;                // rows of `width` elements
   int64_t width;
-  const char* ahead;        // what is wanted in the second cache soon, and how much of it at each step
+  // What is asked of memory: each panel so many bytes on, and `next` more from there where its end is passed; and for
+  // the second cache what follows `ahead`, so much at each step.
+  int64_t distance, next;
+  const char* ahead;
   int64_t ahead_step;
 };
 
@@ -187,10 +191,16 @@ __attribute__((noinline)) void multiply(const Tile& tile) {
   const char *row = tile.row, *ahead = tile.ahead;
   const int64_t stride = tile.stride, ahead_step = tile.ahead_step;
   typename Step::Sum sums[ROWS][PANELS * VECTORS] = {};
-  for (int64_t at = 0; at < tile.steps * STEP; at += STEP, row += Step::BYTES, ahead += ahead_step) {
-    UNROLL for (int64_t p = 0; p < PANELS; ++p) __builtin_prefetch(panels[p] + at + 16 * STEP);
-    __builtin_prefetch(ahead, 0, 2);
-    Step::template add<ROWS, PANELS * VECTORS>(sums, row, stride, panels, at);
+  const int64_t bytes = tile.steps * STEP;
+  int64_t at = 0, end = bytes - tile.distance, distance = tile.distance;
+  for (;;) {
+    for (; at < end; at += STEP, row += Step::BYTES, ahead += ahead_step) {
+      UNROLL for (int64_t p = 0; p < PANELS; ++p) __builtin_prefetch(panels[p] + at + distance);
+      __builtin_prefetch(ahead, 0, 2);
+      Step::template add<ROWS, PANELS * VECTORS>(sums, row, stride, panels, at);
+    }
+    if (at >= bytes) break;
+    distance += tile.next, end = bytes;
   }
   UNROLL for (int64_t r = 0; r < ROWS; ++r)
     UNROLL for (int64_t v = 0; v < PANELS * VECTORS; ++v)
@@ -342,10 +352,11 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
       const int64_t row = least(first + t * height, last - height);  // the last tile computes some rows again
       const float* row_scales = call.format == INT8 ? rows.scales + (row - first) : nullptr;
       for (int64_t i = 0; i < group * halves; i += at_once) {
-        // Each tile asks for its share of the next panels; a single one has no time for more than its own.
+        // Each tile asks for its share of the next panels; a single one looks farther ahead in its own.
         const char* ahead = along > 1 ? panels[i] + group * panel_bytes + t * at_once * panel_bytes / along : rows.data;
         const Tile tile{rows.data + (row - first) * rows.stride, rows.stride, steps, panels + i, columns + i, call.scale,
-                        call.sums, row_scales, sums + i * PANEL, width, ahead, along > 1 ? at_once * STEP / along : 0};
+                        call.sums, row_scales, sums + i * PANEL, width, (along > 1 ? 16 : AHEAD / at_once) * STEP,
+                        along > 1 ? 0 : (group - 1) * panel_bytes, ahead, along > 1 ? at_once * STEP / along : 0};
         multiply_rows<Step>(height, tile);
       }
       if (row_scales)
