@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from zipfile import ZipFile
 
 import nox
 
@@ -39,6 +40,8 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1",
 # Most tests capture models of one or two layers with sizes that vary, where torch's cache of fake tensors costs a
 # quarter of the time. It pays in deep models and with fixed sizes, so that it stays on in `nightly` and for users.
 SHALLOW = {"TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0"}
+# The library that a C++ compiler makes; where there is none, the wheel lacks it.
+KERNELS = "fxopt_kernels/_kernels.so"
 # What the newest torch is not tried with: packages that only drive the others.
 DRIVERS = ("fxopt", "fxopt-tools", "fxopt-testing")
 
@@ -138,6 +141,19 @@ def types(session: nox.Session) -> None:
     session.run("mypy", *session.posargs, *(place for place in places if holds_python(Path(place))), str(copies))
 
 
+@nox.session(requires=["torch", "wheels"])
+def sanitize(session: nox.Session) -> None:
+    """The tests of the kernels, built with AddressSanitizer and UndefinedBehaviorSanitizer."""
+    install(session, ["test", "wheels"], ["fxopt-kernels", *siblings_for_tests("fxopt-kernels")])
+    options = ("--no-deps", "--no-build-isolation", "--force-reinstall")
+    setting = "--config-settings=cmake.define.FXOPT_SANITIZE=ON"
+    session.run("python", "-m", "pip", "install", "-q", *options, setting, str(PACKAGES["fxopt-kernels"]))
+    names = ("libasan.so", "libubsan.so", "libstdc++.so.6")
+    found = [str(session.run("g++", f"-print-file-name={name}", silent=True, external=True)).strip() for name in names]
+    settings = {"LD_PRELOAD": ":".join(found), "ASAN_OPTIONS": "detect_leaks=0"}  # Python itself leaks
+    run_pytest(session, str(PACKAGES["fxopt-kernels"] / "tests"), settings=settings)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and formatting, checked only: `ruff check --fix` and `ruff format` mend most."""
@@ -161,13 +177,14 @@ def docs(session: nox.Session) -> None:
     session.run("python", "docs/check_links.py", "site")
 
 
-@nox.session
+@nox.session(requires=["torch"])
 def build(session: nox.Session) -> None:
     """Source distribution and wheel of each package (or those named after --) into dist/, checked."""
-    session.install(*requirements("build"))
+    session.install(*requirements("build", "wheels"))
+    see(session, torch_directory(session))
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     for name in session.posargs or PACKAGES:
-        session.run("python", "-m", "build", "--outdir", "dist", str(PACKAGES[name]))
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", "dist", str(PACKAGES[name]))
     session.run("twine", "check", "--strict", *glob("dist/*"))
 
 
@@ -177,16 +194,23 @@ def torch(session: nox.Session) -> None:
     share_torch(session, torch_directory(session), "-c", "constraints.txt", "torch")
 
 
-@nox.session
+@nox.session(requires=["torch"])
 def wheels(session: nox.Session) -> None:
-    """Build the wheels that the other sessions install, once for all of them."""
+    """Build the wheels that the other sessions install, once for all of them, and audit the library of kernels."""
     directory = wheel_directory(session)
     shutil.rmtree(directory, ignore_errors=True)
     sources = [str(path) for path in DISTRIBUTIONS.values()]
-    session.install(*requirements("wheels"))
+    session.install(*requirements("wheels", "audit"))
+    see(session, torch_directory(session))
     # With the backend here, no environment has to be made for each of them.
     options = ("-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory))
     session.run("python", "-m", "pip", "wheel", *options, *sources)
+    with ZipFile(wheel_of(session, "fxopt-kernels")) as wheel:
+        if KERNELS in wheel.namelist():
+            # Other versions of torch than the one that it was built with have to load it.
+            session.run("torch-abi-audit", "--check", "torch", wheel.extract(KERNELS, session.create_tmp()))
+        else:
+            session.warn("there is no C++ compiler: the kernels were left out")
 
 
 @nox.session(requires=["torch"])
@@ -220,16 +244,21 @@ def install(
     session: nox.Session, groups: Iterable[str], names: Iterable[str], *shared: Path, newest_torch: Path | None = None
 ) -> None:
     """Install dependency groups and packages, with the siblings these declare, beside torch and what else is shared."""
-    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    purelib = Path(str(session.run("python", "-c", script, silent=True)).strip())
-    seen = (newest_torch or torch_directory(session), *shared)
-    (purelib / "shared.pth").write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
+    purelib = see(session, newest_torch or torch_directory(session), *shared)
     files = [str(wheel_of(session, name)) for name in with_siblings(names)]
     used_again = any(purelib.glob("fxopt*.dist-info"))
     constraints = () if newest_torch else ("-c", "constraints.txt")
     session.install(*constraints, *requirements(*groups), *files)
     if used_again and files:  # pip keeps an installed package of the same version
         session.install("--no-deps", "--force-reinstall", *files)
+
+
+def see(session: nox.Session, *directories: Path) -> Path:
+    """Let the session's environment import what lies in these directories; return where its own packages lie."""
+    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    purelib = Path(str(session.run("python", "-c", script, silent=True)).strip())
+    (purelib / "shared.pth").write_text("".join(f"{path}\n" for path in directories), encoding="utf-8")
+    return purelib
 
 
 def install_models(session: nox.Session) -> None:

@@ -66,6 +66,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_onednn": _REWRITE,
     "fxopt_simplify": _REWRITE,
     "fxopt_quantize": _REWRITE,
+    "fxopt_kernels": _REWRITE,
     "fxopt_compile": (*_REWRITE, "fxopt_checkpoints"),
     "fxopt_capture": _REWRITE,
     "fxopt_tools": _REWRITE,

@@ -22,7 +22,15 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
-FAMILIES = ["fxopt-linear", "fxopt-norm", "fxopt-arith", "fxopt-onednn", "fxopt-simplify", "fxopt-quantize"]
+FAMILIES = [
+    "fxopt-linear",
+    "fxopt-norm",
+    "fxopt-arith",
+    "fxopt-onednn",
+    "fxopt-simplify",
+    "fxopt-quantize",
+    "fxopt-kernels",
+]
 RUN_TIME = {
     "fxopt-core": {"torch", "pluggy"},
     "fxopt-rewrite": {"fxopt-core"},
@@ -184,8 +192,20 @@ def test_the_wheel_holds_the_package_and_nothing_else(name: str, wheel: zipfile.
     assert any(re.fullmatch(rf"{module}-[^/]*\.dist-info/licenses/LICENSE", file) for file in files)
     assert {re.sub(r"-[^-]*\.dist-info$", "", file.partition("/")[0]) for file in files} == {module}
     sources = {path for path in folder_of(name).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    held = {file for file in files if file.startswith(f"{module}/")}
+    sources = {path for path in sources if not path.name.startswith("_kernels.so")}  # as build_inplace.py leaves it
+    held = {file for file in files if file.startswith(f"{module}/") and not file.endswith("/_kernels.so")}
     assert held == {path.relative_to(folder_of(name).parent).as_posix() for path in sources}
+
+
+@pytest.mark.parametrize("name", ["fxopt-kernels"])
+def test_one_wheel_of_kernels_serves_every_python(wheel: zipfile.ZipFile) -> None:
+    """It holds one library, for every instruction set, or none where there was no compiler."""
+    (path,) = (file for file in wheel.namelist() if file.endswith(".dist-info/WHEEL"))
+    built = "fxopt_kernels/_kernels.so" in wheel.namelist()
+    tag = message_from_bytes(wheel.read(path))["Tag"]
+    assert tag == "py3-none-any" if not built else re.fullmatch(r"py3-none-(?!any).+", tag)
+    assert wheel.filename is not None
+    assert Path(wheel.filename).stat().st_size < 2_000_000
 
 
 @for_each_package

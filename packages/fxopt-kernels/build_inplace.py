@@ -1,4 +1,4 @@
-"""Build the library beside the Python sources, for work in a checkout: `python packages/fxopt-kernels/build_inplace.py`.
+"""Build the library beside the Python sources, for work in a checkout: `python .../build_inplace.py`.
 
 What follows goes to CMake: `-DFXOPT_SANITIZE=ON`.
 """
@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 BUILD = HERE / "build"
 
 if __name__ == "__main__":
-    options = [f"-DPython_EXECUTABLE={sys.executable}", *sys.argv[1:]]
+    options = ["-DFXOPT_SANITIZE=OFF", f"-DPython_EXECUTABLE={sys.executable}", *sys.argv[1:]]
     subprocess.run(["cmake", "-S", HERE, "-B", BUILD, "-G", "Ninja", *options], check=True)
     subprocess.run(["cmake", "--build", BUILD], check=True)
     target = HERE / "src" / "fxopt_kernels" / "_kernels.so"

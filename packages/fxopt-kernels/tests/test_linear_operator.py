@@ -65,7 +65,9 @@ class Case(NamedTuple):
 
     def expected(self) -> Tensor:
         """The reference's result, in float64."""
-        wide = [value.double() if name in WIDE and value is not None else value for name, value in self._asdict().items()]
+        wide = [
+            value.double() if name in WIDE and value is not None else value for name, value in self._asdict().items()
+        ]
         result = LINEAR.reference(*wide)
         assert isinstance(result, Tensor)
         return result
@@ -84,7 +86,7 @@ def packed(weight: Tensor, form: str, gated: bool = False) -> tuple[Tensor, Tens
 
 
 def rows_of(form: str, *shape: int) -> Tensor:
-    """Random rows; for int8 such that their integers are exact, for else rounding to the other side of a tie is seen."""
+    """Random rows; for int8 such that their integers are exact: else a tie that is rounded otherwise is seen."""
     if form != "int8" or not shape[-1]:
         return torch.randn(shape)
     steps = torch.randint(-127, 128, shape).float()
@@ -137,9 +139,11 @@ def test_norms_are_those_of_float64(isa: str) -> None:
             case = Case(torch.randn(17, 33), *packed(torch.randn(features, 33), "float32"), None, features)
             case = case._replace(residual=torch.randn(17, features))
             plain = case.run().double()
-            wide = [None if value is None else value.double() for value in (weight, bias)]
+            wide = [each if each is None else each.double() for each in (weight, bias)]
             found = case._replace(norm=kind, norm_weight=weight, norm_bias=bias).run()
-            torch.testing.assert_close(found.double(), normalize(plain, kind, *wide, 1e-5), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                found.double(), normalize(plain, kind, wide[0], wide[1], 1e-5), rtol=1e-5, atol=1e-5
+            )
 
 
 def test_activations_are_right_to_the_last_digits(isa: str) -> None:
@@ -243,7 +247,9 @@ def test_rows_are_read_where_they_lie(isa: str) -> None:
         residual = torch.randn(20, *input.shape[:-1]).movedim(0, -1)
         found = Case(input, panels, None, None, bias, 20, residual=residual).run()
         assert found.is_contiguous()
-        torch.testing.assert_close(found, torch.nn.functional.linear(input, weight, bias) + residual, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            found, torch.nn.functional.linear(input, weight, bias) + residual, rtol=1e-5, atol=1e-5
+        )
     nothing = Case(torch.randn(3, 0), pack(torch.randn(20, 0)), None, None, bias, 20).run()
     assert torch.equal(nothing, bias.expand(3, 20))
 

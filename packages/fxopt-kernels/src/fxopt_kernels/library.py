@@ -1,7 +1,7 @@
 """The library of kernels: defines the operators `torch.ops.fxopt.*`, and loads their kernels where they were built.
 
-Every operator is defined here, with what it returns under fake tensors. Where there is no library (`isa()` is None), the
-reference in plain torch runs in its place.
+Every operator is defined here, with what it returns under fake tensors. Where there is no library (`isa()` is None),
+the reference in plain torch runs in its place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPERATORS: tuple[Operator, ...] = (LINEAR,)
 ISAS = ("portable", "avx2", "avx512", "avx512vnni")
 VARIABLE = "FXOPT_KERNELS_ISA"
 
-_library = torch.library.Library("fxopt", "FRAGMENT")
+_library = torch.library.Library("fxopt", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch.library is untyped
 _file = Path(__file__).with_name("_kernels.so")
 _loaded: ctypes.CDLL | None = None
 _isa: str | None = None
@@ -47,14 +47,14 @@ def limit_isa(name: str) -> str | None:
 def _load() -> None:
     global _loaded
     for operator in OPERATORS:
-        _library.define(operator.schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _library.define(operator.schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"fxopt::{operator.name}", operator.fake, lib=_library)
     if _file.exists():
-        torch.ops.load_library(str(_file))
+        torch.ops.load_library(str(_file))  # type: ignore[no-untyped-call]
         _loaded = ctypes.CDLL(str(_file))
     else:
         for operator in OPERATORS:
-            _library.impl(operator.name, operator.reference, "CPU")
+            _library.impl(operator.name, operator.reference, "CPU")  # type: ignore[no-untyped-call]
     limit_isa(os.environ.get(VARIABLE) or ISAS[-1])
 
 

@@ -26,6 +26,7 @@ _HOMES = (
     "fxopt_onednn",
     "fxopt_simplify",
     "fxopt_quantize",
+    "fxopt_kernels",
     "fxopt_capture",
     "fxopt_tools",
     "fxopt_testing",

@@ -6,6 +6,7 @@ from fxopt_arith import *
 from fxopt_capture import *
 from fxopt_checkpoints import *
 from fxopt_core import *
+from fxopt_kernels import *
 from fxopt_linear import *
 from fxopt_norm import *
 from fxopt_onednn import *

@@ -1,7 +1,7 @@
 """`fxopt::linear`: `norm(activation(input @ weight.T + bias) + residual)`, its weight packed in panels.
 
-A panel holds 16 columns of the product, which are 16 rows of the weight, step by step along `in`; the last one is filled
-up with zeros. The same panels serve every instruction set:
+A panel holds 16 columns of the product, which are 16 rows of the weight, step by step along `in`; the last one is
+filled up with zeros. The same panels serve every instruction set:
 
     float32     (panels, in, 16)
     bfloat16    (panels, in / 2, 16, 2)
@@ -152,7 +152,7 @@ def _reference(
         weight = weight * column_scale[:, None]
     value = F.linear(rows, weight, None if bias is None else bias.to(dtype))
     if gated:
-        gate, factor = value.split(features, -1)
+        gate, factor = value[..., :features], value[..., features:]
         value = activate(gate, activation, alpha, beta) * factor
     else:
         value = activate(value, activation, alpha, beta)
@@ -160,14 +160,16 @@ def _reference(
     return normalize(value, norm, norm_weight, norm_bias, eps)
 
 
-def _fake(input: Tensor, panels: Tensor, scale: object, sums: object, bias: object, features: int, *rest: object) -> Tensor:
+def _fake(
+    input: Tensor, panels: Tensor, scale: object, sums: object, bias: object, features: int, *rest: object
+) -> Tensor:
     return input.new_empty(*input.shape[:-1], features)
 
 
 LINEAR = Operator(
     "linear(Tensor input, Tensor panels, Tensor? scale, Tensor? sums, Tensor? bias, int features, int activation,"
-    " float alpha, float beta, Tensor? residual, int norm, Tensor? norm_weight, Tensor? norm_bias, float eps, bool gated,"
-    " float input_scale) -> Tensor",
+    " float alpha, float beta, Tensor? residual, int norm, Tensor? norm_weight, Tensor? norm_bias, float eps,"
+    " bool gated, float input_scale) -> Tensor",
     _fake,
     _reference,
 )
