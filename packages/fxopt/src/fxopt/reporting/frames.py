@@ -12,7 +12,15 @@ from importlib.util import find_spec
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>.+)$')
 _PACKAGES = re.compile(r"^.*[/\\](?:site|dist)-packages[/\\]")
 _OWN_PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](?:torch|fxopt(?:_[a-z]+)?)[/\\]")
-_FAMILIES = ("fxopt_linear", "fxopt_norm", "fxopt_arith", "fxopt_onednn", "fxopt_simplify", "fxopt_quantize")
+_FAMILIES = (
+    "fxopt_linear",
+    "fxopt_norm",
+    "fxopt_arith",
+    "fxopt_onednn",
+    "fxopt_simplify",
+    "fxopt_quantize",
+    "fxopt_kernels",
+)
 _FXOPT = ("fxopt_core", "fxopt_rewrite", "fxopt_checkpoints", "fxopt_capture", *_FAMILIES, "fxopt_tools", "fxopt")
 
 
