@@ -35,6 +35,43 @@ struct Rows {
   const float* scales;  // int8: NaN for rows that hold NaN or infinity
 };
 
+// softmax(scale * query @ key^T + mask) @ value for every head. Strides are those of batch, head and row (and, of a mask, of
+// columns), in elements; the elements of a row lie side by side.
+struct Attention {
+  const float *query, *key, *value;
+  const float* mask;              // added to the scores; null without one
+  const unsigned char* attended;  // 0 where a key is not attended; null without such a mask
+  float* result;                  // (batch, queries, heads * value_size), contiguous
+  int64_t batch, heads, kv_heads, queries, keys, size, value_size;
+  int64_t query_strides[3], key_strides[3], value_strides[3], mask_strides[4];
+  float scale;
+  bool causal;
+};
+
+// result = norm(input + residual), and their sum.
+struct Norm {
+  int64_t rows, size, kind;
+  const float* input;
+  int64_t input_stride;
+  const float* residual;
+  int64_t residual_stride;
+  const float *weight, *bias;
+  float epsilon;
+  float *result, *sum;  // rows of `size` elements; `sum` may be null
+};
+
+// result = norm(sum of rows of tables).
+constexpr int64_t MOST_TABLES = 8;
+struct Embedding {
+  int64_t rows, size, kind, tables;
+  const int64_t* ids;  // (rows, tables), all of them inside of their tables
+  const float* table[MOST_TABLES];
+  int64_t stride[MOST_TABLES];
+  const float *weight, *bias;
+  float epsilon;
+  float* result;
+};
+
 struct Kernels {
   const char* name;
   int64_t most_rows;  // of one tile
@@ -45,6 +82,12 @@ struct Kernels {
   // Computes these rows and columns (panel `first_panel` to `last_panel`) without the norm; `rows` begins at row `first`.
   void (*linear_tiles)(const Linear&, Rows rows, int64_t first, int64_t last, int64_t first_panel, int64_t last_panel);
   void (*linear_norm)(const Linear&, int64_t first, int64_t last);
+  // The pieces that attention falls into, the floats of scratch that each needs, and one piece.
+  int64_t (*attention_pieces)(const Attention&);
+  int64_t (*attention_scratch)(const Attention&);
+  void (*attention)(const Attention&, int64_t piece, float* scratch);
+  void (*norm_rows)(const Norm&, int64_t first, int64_t last);
+  void (*embedding_rows)(const Embedding&, int64_t first, int64_t last);
 };
 
 // The table in use. `limit_kernels` takes the highest that this processor has and the limit allows, and says which:
@@ -54,3 +97,7 @@ extern "C" __attribute__((visibility("default"))) int fxopt_limit_kernels(int li
 
 // Computes a product with torch's threads; linear.cpp.
 void run_linear(const Linear&);
+// Attention, norms and embeddings; attention.cpp and norms.cpp.
+void run_attention(const Attention&);
+void run_norm(const Norm&);
+void run_embedding(const Embedding&);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -50,16 +51,36 @@ template <class Vector>
 inline void store(void* to, Vector value) {
   std::memcpy(to, &value, sizeof value);
 }
-// The first `count` lanes, and zeros; a count of WIDTH or more is a whole vector.
+#if defined(__AVX512F__)
+constexpr Ints LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif defined(__AVX2__)
+constexpr Ints LANES = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+constexpr Ints LANES = {0, 1, 2, 3};
+#endif
+
+// The first `count` lanes, and zeros; a count of WIDTH or more is a whole vector. Nothing beyond them is read or written.
 inline Floats load(const float* from, int64_t count) {
   if (count >= WIDTH) return load(from);
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), from);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_maskload_ps(from, (__m256i)(LANES < int32_t(count)));
+#else
   Floats value = {};
-  std::memcpy(&value, from, size_t(count) * 4);
+  for (int64_t lane = 0; lane < count; ++lane) value[lane] = from[lane];
   return value;
+#endif
 }
 inline void store(float* to, Floats value, int64_t count) {
   if (count >= WIDTH) return store(to, value);
-  std::memcpy(to, &value, size_t(count) * 4);
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, __mmask16((1u << count) - 1), (__m512)value);
+#elif defined(__AVX2__)
+  _mm256_maskstore_ps(to, (__m256i)(LANES < int32_t(count)), (__m256)value);
+#else
+  for (int64_t lane = 0; lane < count; ++lane) to[lane] = value[lane];
+#endif
 }
 inline Floats splat(float value) {
   return value - Floats{};  // x - 0 is x for every x, so that the compiler leaves the copies alone
@@ -98,12 +119,54 @@ inline Ints nearest_ints(Floats a) {
   const Floats magic = splat(12582912.f);
   return bits(a + magic) - bits(magic);
 }
+// Orders of lanes: `__builtin_shufflevector`, which GCC and Clang have, wants them as constants.
+template <int STEP, size_t... LANE>
+inline Floats low_halves(Floats a, Floats b, std::index_sequence<LANE...>) {
+  return __builtin_shufflevector(a, b, (LANE & STEP ? LANE + WIDTH - STEP : LANE)...);
+}
+template <int STEP, size_t... LANE>
+inline Floats high_halves(Floats a, Floats b, std::index_sequence<LANE...>) {
+  return __builtin_shufflevector(a, b, (LANE & STEP ? LANE + WIDTH : LANE + STEP)...);
+}
+template <int STEP, size_t... LANE>
+inline Floats exchanged(Floats a, std::index_sequence<LANE...>) {
+  return __builtin_shufflevector(a, a, (LANE ^ STEP)...);
+}
+typedef std::make_index_sequence<WIDTH> Order;
+
+template <int STEP = WIDTH / 2>
 inline float sum(Floats value) {
-  float lanes[WIDTH];
-  store(lanes, value);
-  for (int64_t half = WIDTH / 2; half; half /= 2)
-    for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  return lanes[0];
+  value += exchanged<STEP>(value, Order{});
+  if constexpr (STEP > 1) return sum<STEP / 2>(value);
+  return value[0];
+}
+template <int STEP = WIDTH / 2>
+inline float highest(Floats value) {
+  value = most(value, exchanged<STEP>(value, Order{}));
+  if constexpr (STEP > 1) return highest<STEP / 2>(value);
+  return value[0];
+}
+
+// rows[r][l] becomes rows[l][r]: the bits of r and l change places one by one.
+template <int STEP = WIDTH / 2>
+inline void transpose(Floats (&rows)[WIDTH]) {
+  for (int64_t r = 0; r < WIDTH; ++r)
+    if (!(r & STEP)) {
+      const Floats a = rows[r], b = rows[r + STEP];
+      rows[r] = low_halves<STEP>(a, b, Order{});
+      rows[r + STEP] = high_halves<STEP>(a, b, Order{});
+    }
+  if constexpr (STEP > 1) transpose<STEP / 2>(rows);
+}
+// Lane l of the result is the sum of rows[l].
+template <int STEP = WIDTH / 2>
+inline Floats sums(Floats (&rows)[WIDTH]) {
+  for (int64_t r = 0; r < STEP; ++r) {
+    const Floats a = rows[r], b = rows[r + STEP];
+    rows[r] = low_halves<STEP>(a, b, Order{}) + high_halves<STEP>(a, b, Order{});
+  }
+  if constexpr (STEP > 1) return sums<STEP / 2>(rows);
+  return rows[0];
 }
 
 }  // namespace

@@ -1,0 +1,136 @@
+// fxopt::norm, fxopt::add_norm and fxopt::embedding_norm: checks of every operand, the results, and how the work is split.
+#include <tuple>
+#include <vector>
+
+#include "kernels.h"
+#include "operators.h"
+#include "threads.h"
+
+namespace {
+
+// Some rows at a time, each of about 5 us.
+template <class Function>
+void by_rows(int64_t rows, double nanoseconds_each, const Function& function) {
+  const int64_t some = int64_t(5e3 / nanoseconds_each) + 1;
+  run_pieces((rows + some - 1) / some, double(rows) * nanoseconds_each, [&](int64_t piece) {
+    function(piece * some, piece * some + some < rows ? piece * some + some : rows);
+  });
+}
+
+}  // namespace
+
+void run_norm(const Norm& call) {
+  by_rows(call.rows, double(call.size) / 8 + 10, [&](int64_t first, int64_t last) { kernels().norm_rows(call, first, last); });
+}
+
+void run_embedding(const Embedding& call) {
+  by_rows(call.rows, double(call.size) / 8 * double(call.tables) + 10,
+          [&](int64_t first, int64_t last) { kernels().embedding_rows(call, first, last); });
+}
+
+namespace {
+
+std::tuple<Tensor, Tensor> norm_of(const char* op, Tensor input, std::optional<Tensor> residual, std::optional<Tensor> weight,
+                                   std::optional<Tensor> bias, double epsilon, int64_t kind, bool with_sum) {
+  check_type(op, "input", input, ScalarType::Float);
+  if (input.dim() < 1 || input.dim() > 64) refuse(op, ": input has ", input.dim(), " dimensions, expected 1 to 64");
+  if (kind != 1 && kind != 2) refuse(op, ": kind is ", kind, ", expected 1 (layer norm) or 2 (RMS norm)");
+  Norm call{};
+  call.kind = kind, call.epsilon = float(epsilon), call.size = input.size(input.dim() - 1);
+  call.rows = call.size ? input.numel() / call.size : 0;
+  call.weight = vector_of<float>(op, "weight", weight, ScalarType::Float, call.size);
+  call.bias = vector_of<float>(op, "bias", bias, ScalarType::Float, call.size);
+  if (residual) {
+    check_type(op, "residual", *residual, ScalarType::Float);
+    if (!residual->sizes().equals(input.sizes()))
+      refuse(op, ": residual has shape ", text_of(residual->sizes()), ", expected ", text_of(input.sizes()));
+    call.residual_stride = row_stride(*residual);
+    call.residual = static_cast<const float*>(residual->const_data_ptr());
+  }
+  call.input_stride = row_stride(input);
+  call.input = static_cast<const float*>(input.const_data_ptr());
+  Tensor result = empty(input.sizes()), sum = with_sum ? empty(input.sizes()) : result;
+  call.result = static_cast<float*>(result.mutable_data_ptr());
+  call.sum = with_sum ? static_cast<float*>(sum.mutable_data_ptr()) : nullptr;
+  if (call.rows) run_norm(call);
+  return {result, sum};
+}
+
+Tensor norm(Tensor input, std::optional<Tensor> residual, std::optional<Tensor> weight, std::optional<Tensor> bias,
+            double epsilon, int64_t kind) {
+  return std::get<0>(norm_of("fxopt::norm", input, residual, weight, bias, epsilon, kind, false));
+}
+
+std::tuple<Tensor, Tensor> add_norm(Tensor input, Tensor residual, std::optional<Tensor> weight, std::optional<Tensor> bias,
+                                    double epsilon, int64_t kind) {
+  return norm_of("fxopt::add_norm", input, residual, weight, bias, epsilon, kind, true);
+}
+
+Tensor embedding_norm(std::vector<Tensor> ids, std::vector<Tensor> tables, std::optional<Tensor> weight,
+                      std::optional<Tensor> bias, double epsilon, int64_t kind) {
+  constexpr const char* OP = "fxopt::embedding_norm";
+  constexpr int64_t MOST_DIMENSIONS = 8;
+  const int64_t count = int64_t(tables.size());
+  if (count < 1 || count > MOST_TABLES || int64_t(ids.size()) != count)
+    refuse(OP, ": ", count, " tables and ", ids.size(), " ids, expected as many, 1 to ", MOST_TABLES);
+  if (kind < 0 || kind > 2) refuse(OP, ": kind is ", kind, ", expected 0 (none), 1 (layer norm) or 2 (RMS norm)");
+  Embedding call{};
+  call.kind = kind, call.epsilon = float(epsilon), call.tables = count, call.rows = 1;
+  int64_t dimensions = 0, sizes[MOST_DIMENSIONS + 1];
+  for (const Tensor& part : ids) {
+    check_type(OP, "ids", part, ScalarType::Long);
+    if (part.dim() > MOST_DIMENSIONS) refuse(OP, ": ids have ", part.dim(), " dimensions, expected at most ", MOST_DIMENSIONS);
+    dimensions = part.dim() > dimensions ? part.dim() : dimensions;
+  }
+  for (int64_t i = 0; i < dimensions; ++i) {
+    sizes[i] = 1;
+    for (const Tensor& part : ids) {
+      const int64_t at = i - (dimensions - part.dim()), size = at < 0 ? 1 : part.size(at);
+      if (size != 1 && sizes[i] != 1 && size != sizes[i])
+        refuse(OP, ": ids of shapes ", text_of(ids[0].sizes()), " and ", text_of(part.sizes()), " do not broadcast");
+      if (size != 1) sizes[i] = size;
+    }
+    call.rows *= sizes[i];
+  }
+  std::vector<int64_t> rows(size_t(call.rows * count));
+  for (int64_t t = 0; t < count; ++t) {
+    Tensor& table = tables[size_t(t)];
+    const Tensor& part = ids[size_t(t)];
+    check_type(OP, "tables", table, ScalarType::Float);
+    if (table.dim() != 2 || table.size(1) != tables[0].size(1))
+      refuse(OP, ": tables have shapes ", text_of(tables[0].sizes()), " and ", text_of(table.sizes()),
+             ", expected (entries, size) with one size");
+    if (table.size(1) > 1 && table.stride(1) != 1) table = torch::stable::contiguous(table);
+    call.size = table.size(1), call.stride[t] = table.stride(0);
+    call.table[t] = static_cast<const float*>(table.const_data_ptr());
+    const int64_t* from = static_cast<const int64_t*>(part.const_data_ptr());
+    const int64_t entries = table.size(0);
+    int64_t index[MOST_DIMENSIONS] = {}, steps[MOST_DIMENSIONS] = {};
+    for (int64_t i = 0; i < part.dim(); ++i)
+      if (part.size(i) != 1) steps[dimensions - part.dim() + i] = part.stride(i);
+    for (int64_t row = 0; row < call.rows; ++row) {
+      int64_t at = 0;
+      for (int64_t i = 0; i < dimensions; ++i) at += index[i] * steps[i];
+      if (from[at] < 0 || from[at] >= entries)
+        refuse(OP, ": index out of range in self: ", from[at], " in a table of ", entries, " entries");
+      rows[size_t(row * count + t)] = from[at];
+      for (int64_t i = dimensions - 1; i >= 0 && ++index[i] == sizes[i]; --i) index[i] = 0;
+    }
+  }
+  call.ids = rows.data();
+  call.weight = vector_of<float>(OP, "weight", weight, ScalarType::Float, call.size);
+  call.bias = vector_of<float>(OP, "bias", bias, ScalarType::Float, call.size);
+  sizes[dimensions] = call.size;
+  Tensor result = empty({sizes, size_t(dimensions + 1)});
+  call.result = static_cast<float*>(result.mutable_data_ptr());
+  if (call.rows && call.size) run_embedding(call);
+  return result;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, library) {
+  library.impl("norm", TORCH_BOX(&norm));
+  library.impl("add_norm", TORCH_BOX(&add_norm));
+  library.impl("embedding_norm", TORCH_BOX(&embedding_norm));
+}
