@@ -72,6 +72,16 @@ struct Embedding {
   float* result;
 };
 
+// result = activation(a), or of their sum, difference or product; four dimensions, of which the first may be 1.
+enum Operation : int64_t { COPY, ADD, SUBTRACT, MULTIPLY };
+struct Elementwise {
+  int64_t operation, activation;
+  float alpha, beta;
+  int64_t sizes[4], a_strides[4], b_strides[4];
+  const float *a, *b;
+  float* result;  // contiguous
+};
+
 struct Kernels {
   const char* name;
   int64_t most_rows;  // of one tile
@@ -88,6 +98,7 @@ struct Kernels {
   void (*attention)(const Attention&, int64_t piece, float* scratch);
   void (*norm_rows)(const Norm&, int64_t first, int64_t last);
   void (*embedding_rows)(const Embedding&, int64_t first, int64_t last);
+  void (*elementwise_rows)(const Elementwise&, int64_t first, int64_t last);  // of sizes[0] * sizes[1] * sizes[2]
 };
 
 // The table in use. `limit_kernels` takes the highest that this processor has and the limit allows, and says which:
@@ -97,7 +108,8 @@ extern "C" __attribute__((visibility("default"))) int fxopt_limit_kernels(int li
 
 // Computes a product with torch's threads; linear.cpp.
 void run_linear(const Linear&);
-// Attention, norms and embeddings; attention.cpp and norms.cpp.
+// attention.cpp and norms.cpp.
 void run_attention(const Attention&);
 void run_norm(const Norm&);
 void run_embedding(const Embedding&);
+void run_elementwise(const Elementwise&);

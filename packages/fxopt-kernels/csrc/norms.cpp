@@ -28,6 +28,11 @@ void run_embedding(const Embedding& call) {
           [&](int64_t first, int64_t last) { kernels().embedding_rows(call, first, last); });
 }
 
+void run_elementwise(const Elementwise& call) {
+  by_rows(call.sizes[0] * call.sizes[1] * call.sizes[2], double(call.sizes[3]) / 4 + 10,
+          [&](int64_t first, int64_t last) { kernels().elementwise_rows(call, first, last); });
+}
+
 namespace {
 
 std::tuple<Tensor, Tensor> norm_of(const char* op, Tensor input, std::optional<Tensor> residual, std::optional<Tensor> weight,

@@ -1,5 +1,6 @@
 // One instruction set's table: CMake compiles this file once for each, with its flags and its name as FXOPT_UNIT.
 #include "attention.h"
+#include "elementwise.h"
 #include "kernels.h"
 #include "linear.h"
 #include "norms.h"
@@ -8,4 +9,5 @@ extern const Kernels FXOPT_UNIT;
 const Kernels FXOPT_UNIT = {
     FXOPT_UNIT_NAME, MAX_ROWS, linear_row_bytes, linear_convert, linear_tiles, linear_norm,
     attention_pieces, attention_scratch, attention, norm_rows, embedding_rows,
+    elementwise_rows,
 };

@@ -1,0 +1,294 @@
+// fxopt::run: a plan of steps over one arena. operators/plan.py writes plans, and says what the numbers are.
+//
+// A plan is data that anybody can write: every operand is checked, as its step comes, against the tensors of this call.
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+#include "operators.h"
+#include "threads.h"
+
+namespace {
+
+constexpr const char* OP = "fxopt::run";
+constexpr int64_t FORMAT = 1, LARGEST = int64_t(1) << 40;
+enum StepKind : int64_t { LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP };
+
+// What operands lie in: the arena, the inputs, the outputs and the weights, in this order.
+struct Slot {
+  char* data;
+  int64_t elements;
+  ScalarType type;
+  bool writable;
+};
+
+int64_t size_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float:
+    case ScalarType::Int:
+      return 4;
+    case ScalarType::Long:
+      return 8;
+    case ScalarType::BFloat16:
+      return 2;
+    case ScalarType::Char:
+    case ScalarType::Bool:
+      return 1;
+    default:
+      refuse(OP, ": a tensor is ", torch::headeronly::toString(type), ", which no step takes");
+  }
+}
+
+int64_t product(std::initializer_list<int64_t> factors) {
+  int64_t result = 1;
+  for (const int64_t factor : factors)
+    if (__builtin_mul_overflow(result, factor, &result)) refuse(OP, ": the plan has sizes that are too large");
+  return result;
+}
+
+// The elements from the first to the last of such sizes and strides; 0 where there are none.
+template <size_t N>
+int64_t extent(const int64_t (&sizes)[N], const int64_t (&strides)[N]) {
+  int64_t result = 1;
+  for (size_t i = 0; i < N; ++i) {
+    if (sizes[i] == 0) return 0;
+    if (__builtin_add_overflow(result, product({sizes[i] - 1, strides[i]}), &result))
+      refuse(OP, ": the plan has sizes that are too large");
+  }
+  return result;
+}
+
+class Reader {
+ public:
+  const int64_t *at, *end;
+  std::vector<Slot> slots;
+  int64_t step = -1;
+
+  int64_t number() {
+    if (at == end) refuse(OP, ": the plan ends within step ", step);
+    return *at++;
+  }
+  int64_t size(int64_t least = 0, int64_t most = LARGEST) {
+    const int64_t value = number();
+    if (value < least || value > most)
+      refuse(OP, ": step ", step, " of the plan has the number ", value, ", expected ", least, " to ", most);
+    return value;
+  }
+  template <size_t N>
+  void sizes(int64_t (&to)[N]) {
+    for (int64_t& each : to) each = size();
+  }
+  float real() {
+    const int64_t bits = number();
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+  }
+  const Slot* slot(int64_t& offset) {
+    const int64_t index = size(-1, int64_t(slots.size()) - 1);
+    offset = size();
+    return index < 0 ? nullptr : &slots[size_t(index)];
+  }
+  // An operand of so many elements, or null where the plan names none and `optional` allows it.
+  const void* operand(ScalarType type, int64_t elements, bool optional = false) { return find(type, elements, optional, false); }
+  const float* floats(int64_t elements, bool optional = false) {
+    return static_cast<const float*>(operand(ScalarType::Float, elements, optional));
+  }
+  float* result(int64_t elements, bool optional = false) {
+    return static_cast<float*>(find(ScalarType::Float, elements, optional, true));
+  }
+  void* find(ScalarType type, int64_t elements, bool optional, bool writable) {
+    int64_t offset;
+    const Slot* found = slot(offset);
+    if (!found) {
+      if (!optional) refuse(OP, ": step ", step, " of the plan lacks an operand");
+      return nullptr;
+    }
+    if (found->type != type)
+      refuse(OP, ": step ", step, " of the plan has an operand of ", torch::headeronly::toString(found->type), ", expected ",
+             torch::headeronly::toString(type));
+    if (writable && !found->writable) refuse(OP, ": step ", step, " of the plan writes to an input or a weight");
+    if (offset > found->elements || elements > found->elements - offset)
+      refuse(OP, ": step ", step, " of the plan has an operand of ", elements, " elements from ", offset, " on, where there are ",
+             found->elements);
+    return found->data + offset * size_of(type);
+  }
+};
+
+void linear(Reader& plan) {
+  Linear call{};
+  call.format = Format(plan.size(0, 2));
+  call.rows = plan.size(), call.depth = plan.size(0, call.format == INT8 ? 65536 : LARGEST), call.features = plan.size(1);
+  call.activation = plan.size(0, 13), call.alpha = plan.real(), call.beta = plan.real();
+  call.norm = plan.size(0, 2), call.epsilon = plan.real(), call.gated = plan.size(0, 1), call.input_scale = plan.real();
+  call.input_stride = plan.size(), call.residual_stride = plan.size();
+  if (!(call.input_scale >= 0)) refuse(OP, ": step ", plan.step, " of the plan has an input scale below 0");
+  const int64_t halves = call.gated ? 2 : 1, panels = (call.features + 15) / 16 * halves;
+  const int64_t together = call.format == FLOAT32 ? 1 : call.format == BFLOAT16 ? 2 : 4;
+  const ScalarType type =
+      call.format == FLOAT32 ? ScalarType::Float : call.format == BFLOAT16 ? ScalarType::BFloat16 : ScalarType::Char;
+  call.input = plan.floats(extent<2>({call.rows, call.depth}, {call.input_stride, 1}));
+  call.panels = plan.operand(type, product({panels, (call.depth + together - 1) / together, 16, together}));
+  call.scale = plan.floats(panels * 16, call.format != INT8);
+  call.sums = static_cast<const int32_t*>(plan.operand(ScalarType::Int, panels * 16, call.format != INT8));
+  call.bias = plan.floats(call.features * halves, true);
+  call.residual = plan.floats(extent<2>({call.rows, call.features}, {call.residual_stride, 1}), true);
+  call.norm_weight = plan.floats(call.features, true);
+  call.norm_bias = plan.floats(call.features, true);
+  call.output = plan.result(product({call.rows, call.features}));
+  if (call.rows) run_linear(call);
+}
+
+void attention(Reader& plan) {
+  Attention call{};
+  call.batch = plan.size(), call.heads = plan.size(1), call.kv_heads = plan.size(1, call.heads), call.queries = plan.size();
+  call.keys = plan.size(), call.size = plan.size(), call.value_size = plan.size();
+  call.causal = plan.size(0, 1), call.scale = plan.real();
+  if (call.heads % call.kv_heads) refuse(OP, ": step ", plan.step, " of the plan has heads that do not divide into groups");
+  plan.sizes(call.query_strides), plan.sizes(call.key_strides), plan.sizes(call.value_strides), plan.sizes(call.mask_strides);
+  const auto rows = [](int64_t batch, int64_t heads, int64_t count, int64_t size, const int64_t(&strides)[3]) {
+    return extent<4>({batch, heads, count, size}, {strides[0], strides[1], strides[2], 1});
+  };
+  call.query = plan.floats(rows(call.batch, call.heads, call.queries, call.size, call.query_strides));
+  call.key = plan.floats(rows(call.batch, call.kv_heads, call.keys, call.size, call.key_strides));
+  call.value = plan.floats(rows(call.batch, call.kv_heads, call.keys, call.value_size, call.value_strides));
+  const bool attended = plan.size(0, 1);
+  const void* mask = plan.operand(attended ? ScalarType::Bool : ScalarType::Float,
+                                  extent({call.batch, call.heads, call.queries, call.keys}, call.mask_strides), true);
+  if (attended)
+    call.attended = static_cast<const unsigned char*>(mask);
+  else
+    call.mask = static_cast<const float*>(mask);
+  call.result = plan.result(product({call.batch, call.queries, call.heads, call.value_size}));
+  if (call.batch && call.queries && call.value_size) run_attention(call);
+}
+
+void norm(Reader& plan) {
+  Norm call{};
+  call.rows = plan.size(), call.size = plan.size(1), call.kind = plan.size(1, 2), call.epsilon = plan.real();
+  call.input_stride = plan.size(), call.residual_stride = plan.size();
+  call.input = plan.floats(extent<2>({call.rows, call.size}, {call.input_stride, 1}));
+  call.residual = plan.floats(extent<2>({call.rows, call.size}, {call.residual_stride, 1}), true);
+  call.weight = plan.floats(call.size, true);
+  call.bias = plan.floats(call.size, true);
+  call.result = plan.result(product({call.rows, call.size}));
+  call.sum = plan.result(product({call.rows, call.size}), true);
+  if (call.rows) run_norm(call);
+}
+
+void embedding(Reader& plan) {
+  Embedding call{};
+  int64_t sizes[4];
+  plan.sizes(sizes);
+  call.rows = product({sizes[0], sizes[1], sizes[2], sizes[3]});
+  call.size = plan.size(1), call.kind = plan.size(0, 2), call.epsilon = plan.real(), call.tables = plan.size(1, MOST_TABLES);
+  // The rows of the result come first in the plan: where they have memory, there are not too many ids either.
+  call.result = plan.result(product({call.rows, call.size}));
+  call.weight = plan.floats(call.size, true);
+  call.bias = plan.floats(call.size, true);
+  std::vector<int64_t> ids(size_t(call.rows * call.tables));
+  for (int64_t t = 0; t < call.tables; ++t) {
+    const int64_t entries = plan.size();
+    call.stride[t] = plan.size();
+    int64_t strides[4];
+    plan.sizes(strides);
+    const int64_t* from = static_cast<const int64_t*>(plan.operand(ScalarType::Long, extent(sizes, strides)));
+    call.table[t] = plan.floats(extent<2>({entries, call.size}, {call.stride[t], 1}));
+    for (int64_t row = 0; row < call.rows; ++row) {
+      const int64_t outer = row / sizes[3] / sizes[2];
+      const int64_t id = from[outer / sizes[1] * strides[0] + outer % sizes[1] * strides[1] + row / sizes[3] % sizes[2] * strides[2] +
+                              row % sizes[3] * strides[3]];
+      if (id < 0 || id >= entries) refuse(OP, ": index out of range in self: ", id, " in a table of ", entries, " entries");
+      ids[size_t(row * call.tables + t)] = id;
+    }
+  }
+  call.ids = ids.data();
+  if (call.rows) run_embedding(call);
+}
+
+void elementwise(Reader& plan) {
+  Elementwise call{};
+  call.operation = plan.size(0, MULTIPLY), call.activation = plan.size(0, 13), call.alpha = plan.real(), call.beta = plan.real();
+  plan.sizes(call.sizes), plan.sizes(call.a_strides), plan.sizes(call.b_strides);
+  call.a = plan.floats(extent(call.sizes, call.a_strides));
+  call.b = plan.floats(extent(call.sizes, call.b_strides), call.operation == COPY);
+  const int64_t elements = product({call.sizes[0], call.sizes[1], call.sizes[2], call.sizes[3]});
+  call.result = plan.result(elements);
+  if (elements) run_elementwise(call);
+}
+
+// This thread's arena; a larger one lasts no longer than its call.
+constexpr int64_t KEPT = int64_t(16) << 20;
+
+std::vector<Tensor> run(std::vector<Tensor> inputs, std::vector<Tensor> weights, Tensor plan) {
+  check_type(OP, "plan", plan, ScalarType::Long);
+  if (plan.dim() != 1 || !plan.is_contiguous()) refuse(OP, ": plan has shape ", text_of(plan.sizes()), ", expected one dimension");
+  Reader reader;
+  reader.at = static_cast<const int64_t*>(plan.const_data_ptr());
+  reader.end = reader.at + plan.numel();
+  if (reader.number() != FORMAT) refuse(OP, ": the plan is of another format; make it again");
+  const int64_t arena = reader.size(0, int64_t(1) << 36);
+  const int64_t counts[3] = {reader.size(0, 1 << 20), reader.size(0, 1 << 20), reader.size(0, 1 << 20)};
+  if (counts[0] != int64_t(inputs.size()) || counts[2] != int64_t(weights.size()))
+    refuse(OP, ": ", inputs.size(), " inputs and ", weights.size(), " weights, the plan takes ", counts[0], " and ", counts[2]);
+
+  std::optional<Tensor> large;
+  float* floats;
+  if (arena * 4 > KEPT) {
+    large = empty({&arena, 1});
+    floats = static_cast<float*>(large->mutable_data_ptr());
+  } else {
+    floats = reinterpret_cast<float*>(scratch<ARENA>(size_t(arena) * 4));
+  }
+  reader.slots.reserve(1 + inputs.size() + size_t(counts[1]) + weights.size());
+  reader.slots.push_back({reinterpret_cast<char*>(floats), arena, ScalarType::Float, true});
+  const auto add = [&](const char* kind, size_t i, Tensor& tensor) {
+    if (!tensor.is_cpu()) refuse(OP, ": ", kind, " ", i, " is not on the CPU");
+    if (!tensor.is_contiguous()) tensor = torch::stable::contiguous(tensor);
+    reader.slots.push_back(
+        {static_cast<char*>(const_cast<void*>(tensor.const_data_ptr())), tensor.numel(), tensor.scalar_type(), false});
+  };
+  int64_t sizes[64];
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const int64_t dimensions = reader.size(0, 64);
+    for (int64_t d = 0; d < dimensions; ++d) sizes[d] = reader.size();
+    const torch::headeronly::IntHeaderOnlyArrayRef wanted(sizes, size_t(dimensions));
+    if (!inputs[i].sizes().equals(wanted))
+      refuse(OP, ": input ", i, " has shape ", text_of(inputs[i].sizes()), ", the plan was made for ", text_of(wanted));
+    add("input", i, inputs[i]);
+  }
+  std::vector<Tensor> outputs;
+  for (int64_t i = 0; i < counts[1]; ++i) {
+    const int64_t dimensions = reader.size(0, 64);
+    for (int64_t d = 0; d < dimensions; ++d) sizes[d] = reader.size();
+    outputs.push_back(empty({sizes, size_t(dimensions)}));
+    reader.slots.push_back({static_cast<char*>(outputs.back().mutable_data_ptr()), outputs.back().numel(), ScalarType::Float, true});
+  }
+  for (size_t i = 0; i < weights.size(); ++i) add("weight", i, weights[i]);
+
+  for (reader.step = 0; reader.at != reader.end; ++reader.step) switch (reader.number()) {
+      case LINEAR_STEP:
+        linear(reader);
+        break;
+      case ATTENTION_STEP:
+        attention(reader);
+        break;
+      case NORM_STEP:
+        norm(reader);
+        break;
+      case EMBEDDING_STEP:
+        embedding(reader);
+        break;
+      case ELEMENTWISE_STEP:
+        elementwise(reader);
+        break;
+      default:
+        refuse(OP, ": step ", reader.step, " of the plan is of an unknown kind");
+    }
+  return outputs;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, library) { library.impl("run", TORCH_BOX(&run)); }
