@@ -1,4 +1,4 @@
-"""`fxopt::attention` against its reference in float64, torch's eager attention in what is not finite, and row by row."""
+"""`fxopt::attention` against its reference in float64, eager attention in what is not finite, and row by row."""
 
 from __future__ import annotations
 

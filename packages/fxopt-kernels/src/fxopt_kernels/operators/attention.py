@@ -1,7 +1,7 @@
 """`fxopt::attention`: `softmax(scale * query @ key.mT + mask) @ value` of every head, its rows side by side.
 
-Query, key and value may be views of any strides, also of one merged product, which `fxopt::attention_merged` takes whole.
-A query that its mask keeps from every key gives zeros, as torch's `scaled_dot_product_attention` does.
+Query, key and value may be views of any strides, also of one merged product, which `fxopt::attention_merged` takes
+whole. A query that its mask keeps from every key gives zeros, as torch's `scaled_dot_product_attention` does.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def split(merged: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Te
         (torch.Size([2, 4, 5, 16]), torch.Size([2, 2, 5, 16]))
     """
     batch, rows, width = merged.shape
-    rows_of_heads = merged.view(batch, rows, heads + 2 * kv_heads, width // (heads + 2 * kv_heads)).transpose(1, 2)
-    query, key, value = rows_of_heads.split((heads, kv_heads, kv_heads), 1)
-    return query, key, value
+    every = merged.view(batch, rows, heads + 2 * kv_heads, width // (heads + 2 * kv_heads)).transpose(1, 2)
+    keys = every.narrow(1, heads, kv_heads)
+    return every.narrow(1, 0, heads), keys, every.narrow(1, heads + kv_heads, kv_heads)
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:

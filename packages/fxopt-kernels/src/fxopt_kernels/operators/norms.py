@@ -1,4 +1,4 @@
-"""`fxopt::norm`, `fxopt::add_norm` and `fxopt::embedding_norm`: norms over the last dimension, with the sum before them."""
+"""`fxopt::norm`, `fxopt::add_norm`, `fxopt::embedding_norm`: norms over the last dimension, of sums too."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _fake_add_norm(input: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
 
 
 def _fake_embedding_norm(ids: Sequence[Tensor], tables: Sequence[Tensor], *rest: object) -> Tensor:
-    return tables[0].new_empty(*torch.broadcast_shapes(*(part.shape for part in ids)), tables[0].shape[1])
+    shape = torch.broadcast_shapes(*(part.shape for part in ids))  # type: ignore[no-untyped-call]  # torch's
+    return tables[0].new_empty(*shape, tables[0].shape[1])
 
 
 NORM = Operator(

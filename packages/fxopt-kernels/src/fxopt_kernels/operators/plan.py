@@ -1,9 +1,9 @@
 """`fxopt::run`: many operators in one call, from a plan made for inputs of these shapes.
 
-A plan is a tensor of integers (floats as their bits): a format, the arena's size, how many inputs, outputs and weights there
-are, the shapes of inputs and outputs, and steps. A step is its kind, its sizes and strides, and its operands, each as the
-tensor it lies in (0 the arena, then inputs, outputs and weights; -1 none) and the offset of its first element. `PlanBuilder`
-writes plans; `csrc/plan.cpp` checks every operand against the tensors of the call.
+A plan is a tensor of integers (floats as their bits): a format, the arena's size, how many inputs, outputs and weights
+there are, the shapes of inputs and outputs, and steps. A step is its kind, its sizes and strides, and operands, each
+as the tensor it lies in (0 the arena, then inputs, outputs and weights; -1 none) and the offset of its first element.
+`PlanBuilder` writes plans; `csrc/plan.cpp` checks every operand against the tensors of the call.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Plan(NamedTuple):
     """What `torch.ops.fxopt.run` takes after the inputs.
 
     Attributes:
-        weights: The tensors that `PlanBuilder.weight` was given, in their order. Others of the same shapes may take their
-            places in a call.
+        weights: The tensors that `PlanBuilder.weight` was given, in their order. Others of the same shapes may take
+            their places in a call.
         steps: The plan.
         arena: How many bytes results between the steps take.
     """
@@ -252,7 +252,7 @@ class PlanBuilder:
         kind: int,
     ) -> Value:
         """`fxopt::embedding_norm`."""
-        shape = torch.broadcast_shapes(*(part.shape for part in ids))
+        shape = _broadcast(*ids)
         size = tables[0].shape[1]
         result = self._result((*shape, size))
         operands: list[int | Value | None] = [result, weight, bias]
@@ -277,8 +277,8 @@ class PlanBuilder:
         alpha: float = 0.0,
         beta: float = 0.0,
     ) -> Value:
-        """Return the activation of `a`, or of the sum, difference or product of `a` and `b` (`OPERATIONS`), contiguous."""
-        shape = a.shape if b is None else tuple(torch.broadcast_shapes(a.shape, b.shape))
+        """Return the activation of `a`, or of its sum, difference or product with `b` (`OPERATIONS`), contiguous."""
+        shape = _broadcast(a) if b is None else _broadcast(a, b)
         result = self._result(shape)
         views = [operand.layout.expand(shape).stride() for operand in (a, a if b is None else b)]
         sizes, strides = _four(shape, views)
@@ -402,6 +402,11 @@ def _four(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[
         raise ValueError(f"an operand of shape {tuple(shape)} has more than four dimensions that do not run on")
     missing = 4 - len(sizes)
     return [1] * missing + sizes, [[0] * missing + operand for operand in kept]
+
+
+def _broadcast(*values: Value) -> tuple[int, ...]:
+    shape = torch.broadcast_shapes(*(value.shape for value in values))  # type: ignore[no-untyped-call]  # torch's
+    return tuple(shape)
 
 
 def _unknown(*arguments: object) -> list[Tensor]:
