@@ -218,6 +218,28 @@ void elementwise(Reader& plan) {
   if (elements) run_elementwise(call);
 }
 
+void run_steps(Reader& plan) {
+  for (plan.step = 0; plan.at != plan.end; ++plan.step) switch (plan.number()) {
+      case LINEAR_STEP:
+        linear(plan);
+        break;
+      case ATTENTION_STEP:
+        attention(plan);
+        break;
+      case NORM_STEP:
+        norm(plan);
+        break;
+      case EMBEDDING_STEP:
+        embedding(plan);
+        break;
+      case ELEMENTWISE_STEP:
+        elementwise(plan);
+        break;
+      default:
+        refuse(OP, ": step ", plan.step, " of the plan is of an unknown kind");
+    }
+}
+
 // This thread's arena; a larger one lasts no longer than its call.
 constexpr int64_t KEPT = int64_t(16) << 20;
 
@@ -228,7 +250,7 @@ std::vector<Tensor> run(std::vector<Tensor> inputs, std::vector<Tensor> weights,
   reader.at = static_cast<const int64_t*>(plan.const_data_ptr());
   reader.end = reader.at + plan.numel();
   if (reader.number() != FORMAT) refuse(OP, ": the plan is of another format; make it again");
-  const int64_t arena = reader.size(0, int64_t(1) << 36);
+  const int64_t arena = reader.size(0, int64_t(1) << 36), nanoseconds = reader.size();
   const int64_t counts[3] = {reader.size(0, 1 << 20), reader.size(0, 1 << 20), reader.size(0, 1 << 20)};
   if (counts[0] != int64_t(inputs.size()) || counts[2] != int64_t(weights.size()))
     refuse(OP, ": ", inputs.size(), " inputs and ", weights.size(), " weights, the plan takes ", counts[0], " and ", counts[2]);
@@ -267,25 +289,7 @@ std::vector<Tensor> run(std::vector<Tensor> inputs, std::vector<Tensor> weights,
   }
   for (size_t i = 0; i < weights.size(); ++i) add("weight", i, weights[i]);
 
-  for (reader.step = 0; reader.at != reader.end; ++reader.step) switch (reader.number()) {
-      case LINEAR_STEP:
-        linear(reader);
-        break;
-      case ATTENTION_STEP:
-        attention(reader);
-        break;
-      case NORM_STEP:
-        norm(reader);
-        break;
-      case EMBEDDING_STEP:
-        embedding(reader);
-        break;
-      case ELEMENTWISE_STEP:
-        elementwise(reader);
-        break;
-      default:
-        refuse(OP, ": step ", reader.step, " of the plan is of an unknown kind");
-    }
+  Team::run(threads_for(double(nanoseconds)), [&] { run_steps(reader); });
   return outputs;
 }
 

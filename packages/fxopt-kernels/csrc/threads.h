@@ -8,10 +8,13 @@
 #include <cstdlib>
 #include <new>
 
-// Below this a parallel region costs more than it gains.
-constexpr double WORTH_THREADS = 50e3;  // nanoseconds
+#include "team.h"
+
+// Below this a parallel region, and a step of a team, cost more than they gain.
+constexpr double WORTH_THREADS = 50e3, WORTH_TEAM = 15e3;  // nanoseconds
 
 inline int64_t threads_for(double nanoseconds) {
+  if (const Team* team = Team::current()) return nanoseconds < WORTH_TEAM ? 1 : team->threads;
   return nanoseconds < WORTH_THREADS ? 1 : int64_t(torch::stable::get_num_threads());
 }
 
@@ -25,6 +28,7 @@ void run_pieces(int64_t pieces, double nanoseconds, const Function& function) {
     for (int64_t piece = 0; piece < pieces; ++piece) function(piece);
     return;
   }
+  if (Team* team = Team::current()) return team->run_pieces(pieces, function);
   std::atomic<int64_t> next{0};
   torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (; begin < end; ++begin)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -129,6 +131,47 @@ def test_an_encoder_gives_the_bits_of_its_operators(
     finally:
         torch.set_num_threads(before)
     assert torch.equal(plan(ids.t().contiguous().t(), mask)[0], expected)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_that_share_steps_change_nothing(instructions: str, two_threads: None) -> None:
+    torch.manual_seed(0)
+    layers = [Layer(128, 512, 4, dtype) for dtype in (torch.float32, torch.int8)]
+    builder = PlanBuilder()
+    value = builder.input(torch.empty(2, 40, 128))
+    for layer in layers:
+        value = layer.steps(builder, value, None)
+    builder.output(value)
+    plan = builder.build()
+    inputs = [torch.randn(2, 40, 128) for _ in range(3)]
+    exact = [layers[1].one_by_one(layers[0].one_by_one(each, None), None) for each in inputs]
+
+    def often(which: int) -> bool:
+        return all(torch.equal(plan(inputs[which])[0], exact[which]) for _ in range(20))
+
+    assert often(0)
+    with ThreadPoolExecutor(3) as callers:
+        assert all(callers.map(often, range(3)))
+
+
+def test_errors_of_steps_that_threads_share_come_out(two_threads: None) -> None:
+    builder = PlanBuilder()
+    value, ids = builder.input(torch.empty(200, 512)), builder.input(torch.empty(3, dtype=torch.int64))
+    value = builder.linear(value, builder.weight(pack(torch.randn(512, 512))), features=512)
+    rows = builder.embedding_norm([ids], [builder.weight(torch.randn(5, 512))], kind=0)
+    builder.output(builder.elementwise(value.narrow(0, 0, 3), rows, "add"))
+    plan = builder.build()
+    for _ in range(20):
+        with pytest.raises(RuntimeError, match="index out of range in self: 5 in a table of 5 entries"):
+            plan(torch.randn(200, 512), torch.tensor([0, 1, 5]))
+    assert plan(torch.randn(200, 512), torch.tensor([0, 1, 4]))[0].shape == (3, 512)
 
 
 def test_weights_of_a_call_are_read_anew() -> None:

@@ -1,9 +1,10 @@
 """`fxopt::run`: many operators in one call, from a plan made for inputs of these shapes.
 
-A plan is a tensor of integers (floats as their bits): a format, the arena's size, how many inputs, outputs and weights
-there are, the shapes of inputs and outputs, and steps. A step is its kind, its sizes and strides, and operands, each
-as the tensor it lies in (0 the arena, then inputs, outputs and weights; -1 none) and the offset of its first element.
-`PlanBuilder` writes plans; `csrc/plan.cpp` checks every operand against the tensors of the call.
+A plan is a tensor of integers (floats as their bits): a format, the arena's size, about how many nanoseconds it takes
+(little work stays on one thread), how many inputs, outputs and weights there are, the shapes of inputs and outputs, and
+steps. A step is its kind, its sizes and strides, and operands, each as the tensor it lies in (0 the arena, then inputs,
+outputs and weights; -1 none) and the offset of its first element. `PlanBuilder` writes plans; `csrc/plan.cpp` checks
+every operand against the tensors of the call.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class PlanBuilder:
         self._weights: list[tuple[Tensor, Value]] = []
         # Operands stand in a step as values, or None, and become two numbers each when the plan is built.
         self._steps: list[list[int | Value | None]] = []
+        self._nanoseconds = 0.0
 
     def input(self, like: Tensor) -> Value:
         """Return the next input, of this shape and dtype; it is made contiguous if it is not."""
@@ -170,7 +172,8 @@ class PlanBuilder:
             list(TOGETHER.values()).index(together), rows, depth, features, activation, _bits(alpha), _bits(beta),
             norm, _bits(eps), int(gated), _bits(input_scale), input_stride, residual_stride,
         ]  # fmt: skip
-        self._step(LINEAR, numbers, [input, panels, scale, sums, bias, residual, norm_weight, norm_bias, result])
+        operands = [input, panels, scale, sums, bias, residual, norm_weight, norm_bias, result]
+        self._step(LINEAR, numbers, operands, rows * math.prod(panels.shape))
         return result
 
     def attention(
@@ -193,7 +196,7 @@ class PlanBuilder:
         result = self._result((batch, queries, heads * value_size))
         attended = mask is not None and mask.layout.dtype == torch.bool
         operands: list[int | Value | None] = [query, key, value, int(attended), mask, result]
-        self._step(ATTENTION, numbers, operands)
+        self._step(ATTENTION, numbers, operands, batch * heads * queries * keys * (size + value_size))
         return result
 
     def attention_merged(
@@ -290,7 +293,7 @@ class PlanBuilder:
         """Return the plan: places in the arena by the steps between which a value lives."""
         arena = self._place()
         counts = [len(self._inputs), len(self._outputs), len(self._weights)]
-        numbers = [FORMAT, arena, *counts]
+        numbers = [FORMAT, arena, int(self._nanoseconds), *counts]
         for slot, value in enumerate((*self._inputs, *self._outputs, *(value for _, value in self._weights)), 1):
             buffer = self._buffers[value.buffer]
             if buffer.slot >= 0:
@@ -334,11 +337,14 @@ class PlanBuilder:
     def _result(self, shape: Sequence[int]) -> Value:
         return self._new("arena", shape, torch.float32)
 
-    def _step(self, kind: int, numbers: Sequence[int], operands: Sequence[int | Value | None]) -> None:
+    def _step(
+        self, kind: int, numbers: Sequence[int], operands: Sequence[int | Value | None], products: int = 0
+    ) -> None:
         for operand in operands:
             if isinstance(operand, Value):
                 self._buffers[operand.buffer].last = len(self._steps)
         self._steps.append([kind, *numbers, *operands])
+        self._nanoseconds += products / 50  # of one thread, roughly
 
     def _norm(
         self,
