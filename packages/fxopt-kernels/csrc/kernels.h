@@ -35,6 +35,37 @@ struct Rows {
   const float* scales;  // int8: NaN for rows that hold NaN or infinity
 };
 
+// A window that moves over images with the channels last: (images, height, width, channels) -> (images, rows, columns, ...).
+struct Window {
+  int64_t images, height, width, channels, rows, columns;
+  int64_t kernel[2], stride[2], padding[2], dilation[2];  // padding: before the first row and column
+};
+
+// result = activation(convolution(input) + bias + residual).
+constexpr int64_t MOST_COPIED = 4096;  // elements of such a pixel's window
+constexpr int64_t FEW_CHANNELS = 8;  // below this, images may also have each channel by itself
+struct Convolution : Window {
+  int64_t features;
+  int64_t channel_stride;  // 1 with the channels last, or the size of an image of one channel
+  bool depthwise;
+  const float* input;
+  const float* panels;    // dense: (panels, taps * channels, 16); depthwise: (taps, features padded to 16)
+  const float* bias;      // `run_convolution` takes `features` of them or null; kernels take them padded to 16
+  const float* residual;  // as the output, or null
+  const float* zeros;     // of `run_convolution`: as many as there are channels
+  float* output;          // (images, rows, columns, features)
+  int64_t activation;
+  float alpha, beta;
+};
+
+// The mean or the largest of each window; torch's means count the padding, or do not.
+struct Pool : Window {
+  bool largest, counts_padding;
+  int64_t after[2];  // padding behind the last row and column
+  const float* input;
+  float* output;
+};
+
 // softmax(scale * query @ key^T + mask) @ value for every head. Strides are those of batch, head and row (and, of a mask, of
 // columns), in elements; the elements of a row lie side by side.
 struct Attention {
@@ -99,6 +130,11 @@ struct Kernels {
   void (*norm_rows)(const Norm&, int64_t first, int64_t last);
   void (*embedding_rows)(const Embedding&, int64_t first, int64_t last);
   void (*elementwise_rows)(const Elementwise&, int64_t first, int64_t last);  // of sizes[0] * sizes[1] * sizes[2]
+  // Pixels first to last of all images, panel `first_panel` to `last_panel`.
+  void (*convolve)(const Convolution&, int64_t first, int64_t last, int64_t first_panel, int64_t last_panel);
+  // Rows first to last of all images.
+  void (*convolve_depthwise)(const Convolution&, int64_t first, int64_t last);
+  void (*pool_rows)(const Pool&, int64_t first, int64_t last);
 };
 
 // The table in use. `limit_kernels` takes the highest that this processor has and the limit allows, and says which:
@@ -108,6 +144,11 @@ extern "C" __attribute__((visibility("default"))) int fxopt_limit_kernels(int li
 
 // Computes a product with torch's threads; linear.cpp.
 void run_linear(const Linear&);
+// conv.cpp. `fit` fills in rows and columns, and says whether there are any.
+bool fit(Window&, const int64_t (&padding)[4]);
+bool may_be_planes(const Convolution&);
+void run_convolution(Convolution);
+void run_pool(const Pool&);
 // attention.cpp and norms.cpp.
 void run_attention(const Attention&);
 void run_norm(const Norm&);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* OP = "fxopt::run";
 constexpr int64_t FORMAT = 1, LARGEST = int64_t(1) << 40;
-enum StepKind : int64_t { LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP };
+enum StepKind : int64_t { LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP };
 
 // What operands lie in: the arena, the inputs, the outputs and the weights, in this order.
 struct Slot {
@@ -218,6 +218,51 @@ void elementwise(Reader& plan) {
   if (elements) run_elementwise(call);
 }
 
+// Sizes that a window moves over; returns how many taps it has.
+int64_t window(Reader& plan, Window& call, int64_t (&padding)[4]) {
+  constexpr int64_t most = int64_t(1) << 31;
+  call.images = plan.size(1, most), call.height = plan.size(1, most), call.width = plan.size(1, most), call.channels = plan.size(1, most);
+  for (int64_t& each : call.kernel) each = plan.size(1, 4096);
+  for (int64_t& each : call.stride) each = plan.size(1, most);
+  for (int64_t& each : padding) each = plan.size(0, most);
+  for (int64_t& each : call.dilation) each = plan.size(1, most);
+  if (!fit(call, padding)) refuse(OP, ": step ", plan.step, " of the plan has a kernel larger than its images");
+  return product({call.kernel[0], call.kernel[1]});
+}
+
+void convolution(Reader& plan) {
+  Convolution call{};
+  int64_t padding[4];
+  const int64_t taps = window(plan, call, padding);
+  call.features = plan.size(1), call.depthwise = plan.size(0, 1);
+  const bool planes = plan.size(0, 1);
+  if (planes && !may_be_planes(call)) refuse(OP, ": step ", plan.step, " of the plan has images whose channels are not last");
+  call.channel_stride = planes ? call.height * call.width : 1;
+  call.activation = plan.size(0, 13), call.alpha = plan.real(), call.beta = plan.real();
+  if (taps > 4096) refuse(OP, ": step ", plan.step, " of the plan has ", taps, " taps, expected at most 4096");
+  if (call.depthwise && call.features != call.channels)
+    refuse(OP, ": step ", plan.step, " of the plan is depthwise, and has other features than channels");
+  const int64_t padded = (call.features + 15) / 16 * 16;
+  call.input = plan.floats(product({call.images, call.height, call.width, call.channels}));
+  call.panels = plan.floats(product({padded, taps, call.depthwise ? 1 : call.channels}));
+  call.bias = plan.floats(call.features, true);
+  const int64_t elements = product({call.images, call.rows, call.columns, call.features});
+  call.residual = plan.floats(elements, true);
+  call.output = plan.result(elements);
+  run_convolution(call);
+}
+
+void pool(Reader& plan) {
+  Pool call{};
+  int64_t padding[4];
+  window(plan, call, padding);
+  call.largest = plan.size(0, 1), call.counts_padding = plan.size(0, 1);
+  call.after[0] = padding[1], call.after[1] = padding[3];
+  call.input = plan.floats(product({call.images, call.height, call.width, call.channels}));
+  call.output = plan.result(product({call.images, call.rows, call.columns, call.channels}));
+  run_pool(call);
+}
+
 void run_steps(Reader& plan) {
   for (plan.step = 0; plan.at != plan.end; ++plan.step) switch (plan.number()) {
       case LINEAR_STEP:
@@ -234,6 +279,12 @@ void run_steps(Reader& plan) {
         break;
       case ELEMENTWISE_STEP:
         elementwise(plan);
+        break;
+      case CONVOLUTION_STEP:
+        convolution(plan);
+        break;
+      case POOL_STEP:
+        pool(plan);
         break;
       default:
         refuse(OP, ": step ", plan.step, " of the plan is of an unknown kind");

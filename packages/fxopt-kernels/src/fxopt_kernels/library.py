@@ -13,12 +13,13 @@ from pathlib import Path
 import torch
 
 from fxopt_kernels.operators.attention import ATTENTION, ATTENTION_MERGED
+from fxopt_kernels.operators.conv import CONV
 from fxopt_kernels.operators.definition import Operator
 from fxopt_kernels.operators.linear import LINEAR
 from fxopt_kernels.operators.norms import ADD_NORM, EMBEDDING_NORM, NORM
 from fxopt_kernels.operators.plan import RUN
 
-OPERATORS: tuple[Operator, ...] = (LINEAR, ATTENTION, ATTENTION_MERGED, NORM, ADD_NORM, EMBEDDING_NORM, RUN)
+OPERATORS: tuple[Operator, ...] = (LINEAR, ATTENTION, ATTENTION_MERGED, NORM, ADD_NORM, EMBEDDING_NORM, CONV, RUN)
 # Instruction sets that the library is compiled for; one with a later name has all of those before it.
 ISAS = ("portable", "avx2", "avx512", "avx512vnni")
 VARIABLE = "FXOPT_KERNELS_ISA"

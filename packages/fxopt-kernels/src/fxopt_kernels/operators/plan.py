@@ -21,8 +21,9 @@ from fxopt_kernels.operators.definition import Operator
 from fxopt_kernels.operators.linear import PANEL, TOGETHER
 
 FORMAT = 1
-LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE = range(1, 6)
+LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL = range(1, 8)
 OPERATIONS = ("copy", "add", "subtract", "multiply")
+FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
 ALIGNMENT = 16  # elements of the arena: 64 bytes
 
 
@@ -54,6 +55,10 @@ class Value:
     def transpose(self, first: int, second: int) -> Value:
         """Return the elements with two dimensions exchanged."""
         return Value(self.buffer, self.layout.transpose(first, second))
+
+    def permute(self, *dims: int) -> Value:
+        """Return the elements with the dimensions in this order."""
+        return Value(self.buffer, self.layout.permute(*dims))
 
     def expand(self, *shape: int) -> Value:
         """Return the elements repeated along dimensions of size 1, as `Tensor.expand` does."""
@@ -288,6 +293,87 @@ class PlanBuilder:
         numbers = [OPERATIONS.index(operation), activation, _bits(alpha), _bits(beta), *sizes, *strides[0], *strides[1]]
         self._step(ELEMENTWISE, numbers, [a, b, result])
         return result
+
+    def conv(
+        self,
+        input: Value,
+        panels: Value,
+        *,
+        features: int,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (1, 1),
+        padding: Sequence[int] = (0, 0, 0, 0),
+        dilation: Sequence[int] = (1, 1),
+        groups: int = 1,
+        bias: Value | None = None,
+        activation: int = 0,
+        alpha: float = 0.0,
+        beta: float = 0.0,
+        residual: Value | None = None,
+    ) -> Value:
+        """`fxopt::conv`: (images, channels, height, width), channels last in memory."""
+        taps, padded = math.prod(kernel), -(-features // PANEL) * PANEL
+        channels = input.shape[1]
+        expected = (taps, padded) if groups > 1 else (padded // PANEL, taps * channels, PANEL)
+        if panels.shape != expected or (groups > 1 and not groups == channels == features):
+            raise ValueError(
+                f"conv: panels have shape {panels.shape}, expected {expected} for {features} of {channels}"
+            )
+        # Few channels are copied anyway: they may lie one by one, as those of colour images do.
+        few = groups == 1 and channels < FEW_CHANNELS and 1 < taps and taps * channels <= MOST_COPIED
+        planes = few and input.layout.is_contiguous()
+        images, numbers, sizes = self._window(input, kernel, stride, padding, dilation, planes=planes)
+        result = self._result((input.shape[0], *sizes, features))
+        other = None if residual is None else self._channels_last(residual)
+        if other is not None and other.shape != result.shape:
+            raise ValueError(f"conv: the residual has the layout {other.shape}, expected {result.shape}")
+        numbers += [features, int(groups > 1), int(planes), activation, _bits(alpha), _bits(beta)]
+        products = math.prod(result.shape) * taps * (1 if groups > 1 else channels)
+        self._step(CONVOLUTION, numbers, [images, panels, bias, other, result], products)
+        return result.permute(0, 3, 1, 2)
+
+    def pool(
+        self,
+        input: Value,
+        *,
+        kernel: Sequence[int],
+        largest: bool,
+        stride: Sequence[int] = (1, 1),
+        padding: Sequence[int] = (0, 0, 0, 0),
+        dilation: Sequence[int] = (1, 1),
+        counts_padding: bool = True,
+    ) -> Value:
+        """Return the largest or the mean of each window of images (images, channels, height, width)."""
+        images, numbers, sizes = self._window(input, kernel, stride, padding, dilation)
+        result = self._result((input.shape[0], *sizes, input.shape[1]))
+        self._step(POOL, [*numbers, int(largest), int(counts_padding)], [images, result])
+        return result.permute(0, 3, 1, 2)
+
+    def _window(
+        self,
+        input: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        *,
+        planes: bool = False,
+    ) -> tuple[Value, list[int], list[int]]:
+        """Return images with the channels last, the numbers of a window over them, and the sizes that result."""
+        count, channels, *lengths = input.shape
+        sizes = [
+            (lengths[i] + padding[2 * i] + padding[2 * i + 1] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+            for i in range(2)
+        ]
+        if min(sizes) < 1:
+            raise ValueError(f"an operand has shape {input.shape}, which is smaller than the kernel {tuple(kernel)}")
+        numbers = [count, *lengths, channels, *kernel, *stride, *padding, *dilation]
+        return input if planes else self._channels_last(input), numbers, sizes
+
+    def _channels_last(self, value: Value) -> Value:
+        """Return images as (images, height, width, channels), contiguous."""
+        last = value.permute(0, 2, 3, 1)
+        return last if last.layout.is_contiguous() else self.elementwise(last)
 
     def build(self) -> Plan:
         """Return the plan: places in the arena by the steps between which a value lives."""

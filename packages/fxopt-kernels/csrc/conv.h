@@ -1,0 +1,248 @@
+// Convolutions over channels-last images: dense ones as products of pixels with panels, depthwise ones tap by tap.
+//
+// A dense convolution has its weight as panels (P, taps * channels, 16) and reads each pixel of the input through a table of
+// pointers, one for each tap and pixel of the result, so that strides, dilation and padding cost nothing in the
+// product: outside of the image the pointer leads to zeros. A depthwise one has it as (taps, channels).
+#pragma once
+
+#include "kernels.h"
+#include "linear.h"
+#include "math.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int64_t MOST_POINTERS = 4096;
+
+struct Activate {
+  const Convolution& c;
+  Floats* values;
+  int count;
+  template <int64_t KIND>
+  void run() {
+    for (int i = 0; i < count; ++i) values[i] = activate<KIND>(values[i], c.alpha, c.beta);
+  }
+};
+
+// The results of M neighbouring pixels and N vectors of features, from their sums: residual, activation, and into memory.
+template <int M, int N>
+inline void finish(const Convolution& c, Floats (&sums)[M][N], int64_t pixel, int64_t feature) {
+  const int64_t place = pixel * c.features + feature, left = c.features - feature;
+  if (c.residual) {
+    UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j)
+        if (j * WIDTH < left) sums[i][j] += load(c.residual + place + i * c.features + j * WIDTH, left - j * WIDTH);
+  }
+  if (c.activation == RELU || c.activation == HARDTANH) {  // the usual ones
+    const bool relu = c.activation == RELU;
+    const Floats low = splat(relu ? 0.f : c.alpha), high = splat(relu ? __builtin_inff() : c.beta);
+    UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j)
+        sums[i][j] = at_most(at_least(sums[i][j], low), high);
+  } else if (c.activation != NO_ACTIVATION) {
+    Floats values[M * N];  // a copy: the sums stay in registers if nothing has their address
+    UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j) values[i * N + j] = sums[i][j];
+    Activate function{c, values, M * N};
+    with_activation(c.activation, function);
+    UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j) sums[i][j] = values[i * N + j];
+  }
+  if (left >= N * WIDTH) {
+    UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j)
+        store(c.output + place + i * c.features + j * WIDTH, sums[i][j]);
+  } else {
+    UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j)
+        if (j * WIDTH < left) store(c.output + place + i * c.features + j * WIDTH, sums[i][j], left - j * WIDTH);
+  }
+}
+
+// sums[i][j] += rows[i][k] * weight[k][j], for K neighbouring k.
+template <int M, int N, int K>
+inline void multiply(Floats (&sums)[M][N], const float* const (&rows)[M], int64_t k, const float* weight, int64_t size) {
+  Floats columns[K][N];
+UNROLL for (int l = 0; l < K; ++l)
+UNROLL for (int j = 0; j < N; ++j) columns[l][j] = load(weight + l * 16 + j / VECTORS * size + j % VECTORS * WIDTH);
+UNROLL for (int i = 0; i < M; ++i)
+UNROLL for (int l = 0; l < K; ++l) {
+      const Floats value = splat(rows[i][k + l]);
+UNROLL for (int j = 0; j < N; ++j) sums[i][j] += value * columns[l][j];
+    }
+}
+
+// M pixels times P panels.
+template <int M, int P>
+void convolve_tile(const Convolution& c, const float* const* table, int64_t taps, int64_t channels, int64_t pixels,
+                   int64_t pixel, int64_t panel) {
+  constexpr int N = P * VECTORS;
+  const int64_t size = taps * channels * 16;
+  Floats sums[M][N];
+UNROLL for (int j = 0; j < N; ++j) {
+    const Floats start = load(c.bias + panel * 16 + j * WIDTH);
+UNROLL for (int i = 0; i < M; ++i) sums[i][j] = start;
+  }
+  const float* weight = c.panels + panel * size;
+  // A narrow tile reads as many pointers as products otherwise; half of the registers have no room for more columns.
+  constexpr int STEP = WIDTH < 16 || N > 2 ? 1 : 4 / N;
+  for (int64_t tap = 0; tap < taps; ++tap) {
+    const float* rows[M];
+    for (int i = 0; i < M; ++i) rows[i] = table[tap * pixels + i];
+    int64_t k = 0;
+    for (; k + STEP <= channels; k += STEP, weight += STEP * 16) multiply<M, N, STEP>(sums, rows, k, weight, size);
+    for (; k < channels; ++k, weight += 16) multiply<M, N, 1>(sums, rows, k, weight, size);
+  }
+  finish(c, sums, pixel, panel * 16);
+}
+
+// All pixels of a block times P panels, M pixels at once.
+template <int M, int P>
+void convolve_panels(const Convolution& c, const float* const* table, int64_t taps, int64_t channels, int64_t pixels,
+                     int64_t first, int64_t panel) {
+  int64_t i = 0;
+  for (; i + M <= pixels; i += M) convolve_tile<M, P>(c, table + i, taps, channels, pixels, first + i, panel);
+  if constexpr (M > 4)
+    for (; i + 4 <= pixels; i += 4) convolve_tile<4, P>(c, table + i, taps, channels, pixels, first + i, panel);
+  if constexpr (M > 2)
+    for (; i + 2 <= pixels; i += 2) convolve_tile<2, P>(c, table + i, taps, channels, pixels, first + i, panel);
+  for (; i < pixels; ++i) convolve_tile<1, P>(c, table + i, taps, channels, pixels, first + i, panel);
+}
+
+// What one pixel of the result reads, tap by tap.
+inline void copy_patch(const Convolution& c, const float* image, int64_t y, int64_t x, float* to) {
+  const int64_t size = c.kernel[1] * c.channels;
+  const bool within = x >= 0 && x + (c.kernel[1] - 1) * c.dilation[1] < c.width;
+  const bool run = within && c.dilation[1] == 1 && c.channel_stride == 1;
+  const int64_t place = c.channel_stride == 1 ? c.channels : 1;  // from pixel to pixel
+  for (int64_t v = 0; v < c.kernel[0]; ++v, to += size, y += c.dilation[0]) {
+    const bool inside = y >= 0 && y < c.height;
+    if (run && inside) {
+      const float* from = image + (y * c.width + x) * place;
+      for (int64_t k = 0; k < size; k += WIDTH) store(to + k, load(from + k, size - k), size - k);
+      continue;
+    }
+    for (int64_t k = 0; k < c.channels; ++k)
+      for (int64_t h = 0, left = x; h < c.kernel[1]; ++h, left += c.dilation[1]) {
+        const bool there = inside && (within || (left >= 0 && left < c.width));
+        to[h * c.channels + k] = there ? image[(y * c.width + left) * place + k * c.channel_stride] : 0.0f;
+      }
+  }
+}
+
+// Pixels [first, last) of all images, as one row, times panels [panel, end).
+void convolve(const Convolution& c, int64_t first, int64_t last, int64_t panel, int64_t end) {
+  const int64_t all = c.kernel[0] * c.kernel[1], patch = all * c.channels;
+  // Few channels, as of colour images: what a pixel of the result reads is copied into one row.
+  const bool copies = c.channels < FEW_CHANNELS && all > 1 && patch <= MOST_COPIED;
+  const int64_t taps = copies ? 1 : all, channels = copies ? patch : c.channels;
+  const int64_t block = copies ? MOST_COPIED / patch : most(int64_t(1), MOST_POINTERS / all);
+  const float* table[MOST_POINTERS];
+  float rows[MOST_COPIED];
+  for (int64_t start = first; start < last; start += block) {
+    const int64_t pixels = least(block, last - start);
+    int64_t column = start % c.columns, row = start / c.columns % c.rows, image = start / c.columns / c.rows;
+    for (int64_t i = 0; i < pixels; ++i) {
+      const float* from = c.input + image * c.height * c.width * c.channels;
+      const int64_t y = row * c.stride[0] - c.padding[0], x = column * c.stride[1] - c.padding[1];
+      if (copies) {
+        copy_patch(c, from, y, x, rows + i * patch);
+        table[i] = rows + i * patch;
+      } else {
+        for (int64_t tap = 0, top = y, v = 0; v < c.kernel[0]; ++v, top += c.dilation[0])
+          for (int64_t left = x, h = 0; h < c.kernel[1]; ++h, ++tap, left += c.dilation[1]) {
+            const bool inside = top >= 0 && top < c.height && left >= 0 && left < c.width;
+            table[tap * pixels + i] = inside ? from + (top * c.width + left) * c.channels : c.zeros;
+          }
+      }
+      if (++column == c.columns) {
+        column = 0;
+        if (++row == c.rows) row = 0, ++image;
+      }
+    }
+    for (int64_t p = panel; p < end;) {
+      [[maybe_unused]] const int64_t left = end - p;
+#if defined(__AVX512F__)
+      if (left >= 7 || left == 4) {
+        convolve_panels<6, 4>(c, table, taps, channels, pixels, start, p), p += 4;
+      } else if (left >= 3) {
+        convolve_panels<8, 3>(c, table, taps, channels, pixels, start, p), p += 3;
+      } else if (left == 2) {
+        convolve_panels<12, 2>(c, table, taps, channels, pixels, start, p), p += 2;
+      } else {
+        convolve_panels<12, 1>(c, table, taps, channels, pixels, start, p), p += 1;
+      }
+#elif defined(__AVX2__)
+      if (left >= 2 && pixels < 6) {
+        convolve_panels<2, 2>(c, table, taps, channels, pixels, start, p), p += 2;
+      } else {
+        convolve_panels<6, 1>(c, table, taps, channels, pixels, start, p), p += 1;
+      }
+#else
+      convolve_panels<2, 1>(c, table, taps, channels, pixels, start, p), p += 1;
+#endif
+    }
+  }
+}
+
+// X neighbouring pixels of a row, V vectors of channels: taps [top, bottom) by [left, right) are inside of the image.
+template <int X, int V, bool WHOLE>
+inline void depthwise_tile(const Convolution& c, const float* corner, int64_t pixel, int64_t channel, int64_t top,
+                           int64_t bottom, int64_t left, int64_t right) {
+  const int64_t some = c.channels - channel, step = c.stride[1] * c.channels;
+  Floats sums[X][V];
+UNROLL for (int i = 0; i < X; ++i)
+UNROLL for (int j = 0; j < V; ++j) sums[i][j] = load(c.bias + channel + j * WIDTH);
+  for (int64_t y = top; y < bottom; ++y)
+    for (int64_t x = left; x < right; ++x) {
+      const float* from = corner + (y * c.dilation[0] * c.width + x * c.dilation[1]) * c.channels + channel;
+      const float* weights = c.panels + (y * c.kernel[1] + x) * divide_up(c.features, 16) * 16 + channel;
+UNROLL for (int j = 0; j < V; ++j) {
+        const Floats weight = load(weights + j * WIDTH);
+UNROLL for (int i = 0; i < X; ++i) {
+          const float* place = from + i * step + j * WIDTH;
+          sums[i][j] += (WHOLE ? load(place) : load(place, some)) * weight;
+        }
+      }
+    }
+  finish(c, sums, pixel, channel);
+}
+
+// X neighbouring pixels of a row, all channels: in the order in which they lie in memory.
+template <int X>
+inline void depthwise_pixels(const Convolution& c, const float* corner, int64_t pixel, int64_t top, int64_t bottom,
+                             int64_t left, int64_t right) {
+  constexpr int V = WIDTH < 16 || X > 4 ? 2 : 4;
+  int64_t channel = 0;
+  for (; channel + V * WIDTH <= c.channels; channel += V * WIDTH)
+    depthwise_tile<X, V, true>(c, corner, pixel, channel, top, bottom, left, right);
+  for (; channel + WIDTH <= c.channels; channel += WIDTH)
+    depthwise_tile<X, 1, true>(c, corner, pixel, channel, top, bottom, left, right);
+  if (channel < c.channels) depthwise_tile<X, 1, false>(c, corner, pixel, channel, top, bottom, left, right);
+}
+
+// Rows [first, last) of the results of all images.
+void convolve_depthwise(const Convolution& c, int64_t first, int64_t last) {
+  constexpr int X = WIDTH < 8 ? 4 : 6;
+  const int64_t reach = (c.kernel[1] - 1) * c.dilation[1], room = c.width + c.padding[1] - reach - 1;
+  // Columns whose taps are all inside of the image.
+  const int64_t inner = least(c.columns, (c.padding[1] + c.stride[1] - 1) / c.stride[1]);
+  const int64_t outer = most(inner, least(c.columns, room < 0 ? 0 : room / c.stride[1] + 1));
+  for (int64_t line = first; line < last; ++line) {
+    const int64_t y = line % c.rows * c.stride[0] - c.padding[0];
+    const float* image = c.input + line / c.rows * c.height * c.width * c.channels;
+    int64_t top = 0, bottom = c.kernel[0];
+    while (top < bottom && y + top * c.dilation[0] < 0) ++top;
+    while (bottom > top && y + (bottom - 1) * c.dilation[0] >= c.height) --bottom;
+    for (int64_t column = 0; column < c.columns;) {
+      const int64_t x = column * c.stride[1] - c.padding[1], pixel = line * c.columns + column;
+      const float* corner = image + (y * c.width + x) * c.channels;
+      if (column >= inner && column + X <= outer) {
+        depthwise_pixels<X>(c, corner, pixel, top, bottom, 0, c.kernel[1]), column += X;
+      } else if (column >= inner && column + 2 <= outer) {
+        depthwise_pixels<2>(c, corner, pixel, top, bottom, 0, c.kernel[1]), column += 2;
+      } else {
+        int64_t left = 0, right = c.kernel[1];
+        while (left < right && x + left * c.dilation[1] < 0) ++left;
+        while (right > left && x + (right - 1) * c.dilation[1] >= c.width) --right;
+        depthwise_pixels<1>(c, corner, pixel, top, bottom, left, right), ++column;
+      }
+    }
+  }
+}
+
+}  // namespace
