@@ -77,4 +77,4 @@ def _names_of(home: str) -> list[str]:
     return []
 
 
-autoload()
+autoload()  # as the entry point of torch does, which may be turned off

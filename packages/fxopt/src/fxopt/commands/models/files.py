@@ -78,8 +78,11 @@ def from_modules(folder: Path, dtype: torch.dtype | None = None) -> tuple[nn.Mod
     library = importlib.import_module("sentence_transformers")
     library.base.modules.transformer.transformers_logging.disable_progress_bar()
     described = folder / "config_sentence_transformers.json"
-    config = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {}
-    name = config.get("model_type", "SentenceTransformer")
+    try:
+        config = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {}
+        name = config.get("model_type", "SentenceTransformer")
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise FileError(f"{described} is not as sentence-transformers writes it: {error!r}") from error
     if name not in _OF_SENTENCE_TRANSFORMERS:
         known = ", ".join(_OF_SENTENCE_TRANSFORMERS)
         raise FileError(f"{described} names the model {name!r}, expected one of {known}")
