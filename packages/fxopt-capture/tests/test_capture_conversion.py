@@ -27,7 +27,8 @@ class Zeros(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + torch.zeros(4, dtype=self.linear.weight.dtype)
+        result: Tensor = self.linear(x) + torch.zeros(4, dtype=self.linear.weight.dtype)
+        return result
 
 
 class Lowest(Zeros):
@@ -35,14 +36,16 @@ class Lowest(Zeros):
 
     def forward(self, x: Tensor) -> Tensor:
         states = self.linear(x)
-        return states.masked_fill(states > 0, torch.finfo(x.dtype).min)
+        result: Tensor = states.masked_fill(states > 0, torch.finfo(x.dtype).min)
+        return result
 
 
 class Entering(Zeros):
     """Converts what it is given to the dtype of its weights."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.to(self.linear.weight.dtype))
+        result: Tensor = self.linear(x.to(self.linear.weight.dtype))
+        return result
 
 
 class Wide(Zeros):
@@ -50,21 +53,24 @@ class Wide(Zeros):
 
     def forward(self, x: Tensor) -> Tensor:
         states = self.linear(x)
-        return (states.to(torch.float32) * 2).to(states.dtype)
+        result: Tensor = (states.to(torch.float32) * 2).to(states.dtype)
+        return result
 
 
 class Placed(Zeros):
     """Moves to a device, for which torch notes a dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).to("cpu") + 1
+        result: Tensor = self.linear(x).to("cpu") + 1
+        return result
 
 
 class Explicit(Zeros):
     """Has a dtype of its own."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + torch.ones((), dtype=torch.float32)
+        result: Tensor = self.linear(x) + torch.ones((), dtype=torch.float32)
+        return result
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {

@@ -42,7 +42,8 @@ def sharded(model: Any, mesh: Any, *, parts: bool = True, root: bool = True) -> 
 
     for layer in (model[0], model[2]) if parts else ():
         fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh) if root else model
+    result: nn.Module = fully_shard(model, mesh=mesh) if root else model
+    return result
 
 
 def in_parallel(model: nn.Module, mesh: Any) -> nn.Module:

@@ -28,7 +28,8 @@ class Pooled(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         weights = mask[..., None].to(torch.bool).to(torch.float32)
-        return (self.embedding(ids) * weights).sum(1) / weights.sum(1)
+        result: Tensor = (self.embedding(ids) * weights).sum(1) / weights.sum(1)
+        return result
 
 
 class Additive(Pooled):
@@ -36,14 +37,16 @@ class Additive(Pooled):
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         states = self.embedding(ids).sum(-1)
-        return states.masked_fill(~mask, -9.0) if mask.dtype == torch.bool else states + mask
+        result: Tensor = states.masked_fill(~mask, -9.0) if mask.dtype == torch.bool else states + mask
+        return result
 
 
 class Negated(Pooled):
     """Takes no booleans: torch subtracts none."""
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        return self.embedding(ids) * (1 - mask)[..., None]
+        result: Tensor = self.embedding(ids) * (1 - mask)[..., None]
+        return result
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_what_is_not_finite_comes_out_as_in_eager(instructions: str, queries: in
     ):
         for place in ("nothing", "query", "key", "value"):
             for special in (math.nan, INFINITY, -INFINITY, 1e30, 1e-42, -0.0):
-                operands = {"query": query.clone(), "key": key.clone(), "value": value.clone()}
+                operands: dict[str, Any] = {"query": query.clone(), "key": key.clone(), "value": value.clone()}
                 if place != "nothing":
                     operands[place][0, 1, -1, 5] = special
                 close(attention(**operands, mask=mask), eager(**operands, mask=mask))
@@ -205,7 +206,7 @@ GOOD = {"query": (2, 4, 5, 16), "key": (2, 2, 7, 16), "value": (2, 2, 7, 24)}
     ],
 )
 def test_bad_operands_are_named(change: dict[str, Tensor], message: str) -> None:
-    operands = {name: torch.zeros(*shape) for name, shape in GOOD.items()} | change
+    operands: dict[str, Any] = {name: torch.zeros(*shape) for name, shape in GOOD.items()} | change
     with pytest.raises(RuntimeError, match=message):
         attention(**operands)
 

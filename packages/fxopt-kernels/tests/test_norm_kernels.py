@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -81,11 +82,8 @@ def test_embeddings_are_summed_and_normed(instructions: str, size: int, kind: in
             ([words, types, places[None]], tables),
         ):
             exact = [table.double() for table in some]
-            expected = (
-                EMBEDDING_NORM.reference(ids, exact, weight.double(), bias.double(), EPSILON, kind)
-                if kind
-                else sum(torch.nn.functional.embedding(part, table) for part, table in zip(ids, exact, strict=True))
-            )
+            norm = (weight.double(), bias.double()) if kind else (None, None)
+            expected = EMBEDDING_NORM.reference(ids, exact, *norm, EPSILON, kind)
             use = (weight, bias) if kind else (None, None)
             result = torch.ops.fxopt.embedding_norm(ids, some, *use, EPSILON, kind)
             assert result.shape == (*shape, size) and result.is_contiguous()
@@ -116,7 +114,7 @@ def test_shapes_are_known_without_running() -> None:
 def test_bad_operands_are_named() -> None:
     value, ids, table = torch.zeros(2, 8), torch.zeros(2, dtype=torch.int64), torch.zeros(5, 8)
     norm, embedding = torch.ops.fxopt.norm, torch.ops.fxopt.embedding_norm
-    for call, message in (
+    calls: tuple[tuple[Callable[[], Tensor], str], ...] = (
         (lambda: norm(value.double(), None, None, None, EPSILON, 1), "input is Double, expected Float"),
         (lambda: norm(value, value[:1], None, None, EPSILON, 1), r"residual has shape \(1, 8\), expected \(2, 8\)"),
         (lambda: norm(value, None, torch.zeros(7), None, EPSILON, 1), r"weight has shape \(7\), expected 8 elements"),
@@ -130,6 +128,7 @@ def test_bad_operands_are_named() -> None:
             "expected .entries, size. with one size",
         ),
         (lambda: embedding([ids, torch.zeros(3).long()], [table, table], None, None, EPSILON, 1), "do not broadcast"),
-    ):
+    )
+    for call, message in calls:
         with pytest.raises(RuntimeError, match=message):
             call()

@@ -161,7 +161,8 @@ def test_constants_that_no_checkpoint_holds_are_noted_in_the_ledger(
     """Plain attributes and buffers that are not persistent: captures have both as the latter."""
     made = nn.Linear(4, 4, bias=bias) if layer == "linear" else nn.Conv2d(4, 4, 3, bias=bias)
     model, x = scaled(made, forward), ROWS if layer == "linear" else IMAGES
-    constant = (torch.rand(shape) + 0.5)[(..., *[None] * (len(shape) and (0 if layer == "linear" else 2)))]
+    added = 2 if shape and layer != "linear" else 0
+    constant = (torch.rand(shape) + 0.5).reshape(*shape, *[1] * added)
     if is_attribute:
         model.k = constant
     else:

@@ -31,8 +31,7 @@ class Calls(nn.Module):
         return self.function(*args)
 
 
-def gives(expected: Any, found: Any, **stated: float) -> VerificationReport:
-    """Compare two modules that return these values."""
+def gives(expected: Any, found: Any, **stated: Any) -> VerificationReport:
     """Compare two values; a number beside them, as a verification that sees none fails."""
     return verify(Calls(lambda x: (expected, x)), Calls(lambda x: (found, x)), X, **stated)
 

@@ -320,7 +320,7 @@ class PlanBuilder:
                 f"conv: panels have shape {panels.shape}, expected {expected} for {features} of {channels}"
             )
         # Few channels are copied anyway: they may lie one by one, as those of colour images do.
-        few = groups == 1 and channels < FEW_CHANNELS and 1 < taps and taps * channels <= MOST_COPIED
+        few = groups == 1 and channels < FEW_CHANNELS and taps > 1 and taps * channels <= MOST_COPIED
         planes = few and input.layout.is_contiguous()
         images, numbers, sizes = self._window(input, kernel, stride, padding, dilation, planes=planes)
         result = self._result((input.shape[0], *sizes, features))
