@@ -22,7 +22,8 @@ from fxopt_core import ReversibleTransformation, compose, history, undo
 from fxopt_onednn import FuseRegions, PackConvolutions, PackLinears
 from fxopt_onednn.fuse_regions import dispatch, programs
 from fxopt_onednn.fuse_regions.dispatch import programs_of
-from fxopt_onednn.fuse_regions.fuse_regions import is_fusing
+from fxopt_onednn.fuse_regions.fuse_regions import Fusing
+from fxopt_rewrite.branches import is_branching
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of, structure
 
@@ -54,7 +55,7 @@ def test_results_effects_gradients_and_undo(form: Form) -> None:
     assert isinstance(passes, ReversibleTransformation)
     others = [(torch.randn(batch, *X[1:]),) for batch in (1, 0)]
     graph_module = check(passes, model, x, sites=5, form=form, others=others)
-    assert is_fusing(graph_module.graph)
+    assert is_branching(graph_module.graph, Fusing)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from fxopt_core import Transformation, hookimpl
@@ -27,9 +28,15 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
 
 @hookimpl
 def fxopt_pipelines() -> Mapping[str, str]:
-    """Return the pipeline for models on a CPU; it begins with passes of fxopt-simplify, fxopt-norm and fxopt-linear."""
-    prepared = ["remove-identities", "fold-batch-norm", "simplify", "merge-linears", "convert-to-channels-last"]
-    return {"cpu-inference": ",".join([*prepared, "pack-convolutions", "pack-linears", "fuse-regions"])}
+    """Return the pipeline for models on a CPU; it begins with passes of fxopt-simplify, fxopt-norm and fxopt-linear.
+
+    Where fxopt-kernels is installed, its passes come before those that pack what is left.
+    """
+    prepared = ["remove-identities", "fold-batch-norm", "simplify", "merge-linears"]
+    packed = ["convert-to-channels-last", "pack-convolutions", "pack-linears"]
+    if entry_points(group="fxopt", name="kernels"):
+        prepared, packed = [*prepared, "kernels"], [*packed, "plan-regions"]
+    return {"cpu-inference": ",".join([*prepared, *packed, "fuse-regions"])}
 
 
 @hookimpl

@@ -113,6 +113,8 @@ class CastToBfloat16(SitePass[LayerSite | BetweenSite]):
 
     Args:
         where: glob pattern over full module names; layers with other names are left alone.
+        join_linears: whether what lies between two linear layers is computed in bfloat16, too. Otherwise each has casts
+            of its own, as operators want it that round their input themselves: those of fxopt-kernels.
 
     Source:
         The lists of ``torch.autocast``, which casts at each call, weights included; this pass casts once. Kalamkar
@@ -136,8 +138,9 @@ class CastToBfloat16(SitePass[LayerSite | BetweenSite]):
     reasons: ClassVar = REASONS_OF_DEVICES
     arithmetic = (rounded, lost)
 
-    def __init__(self, *, where: str = "*") -> None:
+    def __init__(self, *, where: str = "*", join_linears: bool = True) -> None:
         self.where = where
+        self.join_linears = join_linears
 
     def match(self, index: GraphIndex) -> Iterator[LayerSite | BetweenSite | Refusal]:
         """Yield the layers; when they are cast, what lies between two of them."""
@@ -148,7 +151,8 @@ class CastToBfloat16(SitePass[LayerSite | BetweenSite]):
         for node in index.nodes:
             reads = node.all_input_nodes
             if self._is_cast(node, WIDE):
-                narrow.add(node)
+                if self.join_linears or not isinstance(read_linear(index, reads[0]), LinearCall):
+                    narrow.add(node)
             elif self._is_cast(node, NARROW):
                 if reads[0] in narrow:
                     yield BetweenSite(node, (reads[0],))

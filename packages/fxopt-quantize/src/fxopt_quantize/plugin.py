@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from fxopt_core import Transformation, hookimpl
@@ -22,7 +23,9 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
 @hookimpl
 def fxopt_pipelines() -> Mapping[str, str]:
     """Return the pipelines: what has to come before rounding, then all of ``cpu-inference`` for what is left."""
-    ways = {"cpu-inference-int8": "quantize-linears", "cpu-inference-bf16": "cast-to-bfloat16"}
+    rounds_inputs = bool(entry_points(group="fxopt", name="kernels"))  # fxopt-kernels, whose operators do
+    apart = "{join-linears=False}" if rounds_inputs else ""
+    ways = {"cpu-inference-int8": "quantize-linears", "cpu-inference-bf16": f"cast-to-bfloat16{apart}"}
     return {name: f"fold-batch-norm,merge-linears,{way},cpu-inference" for name, way in ways.items()}
 
 

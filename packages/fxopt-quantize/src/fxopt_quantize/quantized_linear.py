@@ -124,6 +124,7 @@ class QuantizedLinear(nn.Module):
 
     __slots__ = ("_packing",)
     only_computes = True
+    integer_weight = True  # as `fxopt_rewrite.calls.integer_linears` reads it
     own_parameters: ClassVar = frozenset({"bias", "original_weight"})
     own_buffers: ClassVar = frozenset({"weight", "scale"})
 

@@ -14,6 +14,7 @@ from fxopt_onednn.fuse_regions.fusible import regions_of
 from fxopt_onednn.fuse_regions.programs import Program, make_program
 from fxopt_onednn.fuse_regions.unchanged import Unchanged
 from fxopt_onednn.packing.packed_layer import runs_by_onednn
+from fxopt_rewrite.branches import is_edited
 from fxopt_rewrite.watching import on_refresh
 
 _MOST_PROGRAMS = 4
@@ -68,7 +69,7 @@ class RegionPrograms:
             self._make(graph_module, kind, values)
 
     def _make(self, graph_module: GraphModule, kind: tuple[object, ...], values: tuple[Any, ...]) -> None:
-        if _is_edited(graph_module):
+        if is_edited(graph_module):
             return
         try:
             region = next(region for region in regions_of(graph_module) if region.key == self._key)
@@ -83,11 +84,6 @@ class RegionPrograms:
         self._ready = unchanged, {**self._ready[1], kind: program}
         if program is not None:  # it has its own packed weights
             unchanged.release_packed()
-
-
-def _is_edited(graph_module: GraphModule) -> bool:
-    """Return whether a graph has changed since its code was generated."""
-    return bool(graph_module.graph.python_code("self").src != graph_module.code)
 
 
 _Regions = tuple[Callable[..., Any], dict[tuple[str, str], RegionPrograms]]
@@ -109,7 +105,7 @@ def run_region(graph_module: nn.Module, first: str, last: str, *values: Any) -> 
         return None
     forward, programs = _REGIONS.get(graph_module, (None, {}))
     if forward is not type(graph_module).forward:
-        regions = () if _is_edited(graph_module) else regions_of(graph_module)
+        regions = () if is_edited(graph_module) else regions_of(graph_module)
         programs = {region.key: RegionPrograms(region.key) for region in regions}
         _REGIONS[graph_module] = type(graph_module).forward, programs
     region = programs.get((first, last))

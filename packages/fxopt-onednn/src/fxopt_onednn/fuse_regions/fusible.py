@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,31 +12,12 @@ from fxopt_onednn.layout.layouts import CHANGES_STRIDES, CHOOSES_STRIDES, PRESER
 from fxopt_onednn.operators import HOOKS
 from fxopt_onednn.packing.packed_conv import PackedConv2d
 from fxopt_onednn.packing.packed_layer import PackedLayer
+from fxopt_rewrite.branches import Region
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.shapes.facts import is_python_number
 
 _FEWEST_LAYERS = 3  # fewer linear layers gain less than it costs to check that nothing has changed
 _KNOWN = PRESERVES_FORMAT | CHANGES_STRIDES | CHOOSES_STRIDES | {"view", "view_as", "_unsafe_view"}
-
-
-@dataclass(frozen=True, eq=False)
-class Region:
-    """Consecutive nodes of a graph with a packed convolution or some packed linear layers among them.
-
-    Attributes:
-        nodes: the nodes, in order.
-        inputs: the values before them that they read.
-        outputs: those of them that are read later.
-    """
-
-    nodes: tuple[Node, ...]
-    inputs: tuple[Node, ...]
-    outputs: tuple[Node, ...]
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The names of the first and the last node, which identify a region in its graph."""
-        return self.nodes[0].name, self.nodes[-1].name
 
 
 def regions_of(graph_module: GraphModule) -> Iterator[Region]:
@@ -69,11 +49,9 @@ def _region(index: GraphIndex, nodes: tuple[Node, ...]) -> Iterator[Region]:
     pays = len(packed) >= _FEWEST_LAYERS and not any(map(_joins_tensors, nodes))
     if not pays and not any(isinstance(module, PackedConv2d) for module in packed):
         return
-    inside = set(nodes)
-    inputs = dict.fromkeys(value for node in nodes for value in node.all_input_nodes if value not in inside)
-    outputs = tuple(node for node in nodes if any(user not in inside for user in node.users))
-    if outputs:
-        yield Region(nodes, tuple(inputs), outputs)
+    region = Region.of(nodes)
+    if region.outputs:
+        yield region
 
 
 def _joins_tensors(node: Node) -> bool:

@@ -1,0 +1,1 @@
+"""The passes that put the kernels' layers into graphs."""

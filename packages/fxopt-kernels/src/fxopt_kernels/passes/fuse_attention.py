@@ -1,0 +1,257 @@
+"""``attention(views of x @ W.T)`` -> ``merged_attention(x @ W.T)``: attention with its views and transposes as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Node
+
+from fxopt_core import Refusal
+from fxopt_kernels.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
+from fxopt_kernels.passes.layouts import Axis, Layout, heads, layout_of, operation, source_of, step
+from fxopt_kernels.passes.matching import REASONS, kernels_refusal, sole_user, take_out
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, tensor_facts
+
+_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionSite:
+    """A call of attention.
+
+    Attributes:
+        node: the call.
+        operands: query, key and value, or the product that has all three.
+        mask: the mask, or None.
+        heads: number of heads of the query, and of key and value.
+        settings: the factor of the scores, and whether it is causal.
+        last: the node whose value is the rows, or the call if they are not joined.
+        nodes: all nodes that go.
+        size: size of a head of the result.
+        problem: why it cannot be rewritten, as (reason code, predicate), or None.
+    """
+
+    node: Node
+    operands: tuple[Node, ...]
+    mask: Node | None
+    heads: tuple[int, int]
+    settings: tuple[float, bool]
+    last: Node
+    nodes: tuple[Node, ...]
+    size: int
+    problem: tuple[str, str] | None = None
+
+    @property
+    def label(self) -> str:
+        """The name of the call."""
+        return self.node.name
+
+
+class FuseAttention(ReversibleSitePass[AttentionSite]):
+    """``attention(views of x @ W.T)`` -> ``merged_attention(x @ W.T)``: attention with its views as one operator.
+
+    ``scaled_dot_product_attention`` of four-dimensional float32 values becomes a `MergedAttention` where query, key and
+    value are the columns of one product, as `merge-linears` leaves them, and else a `RowAttention`. Slices, views and
+    transposes before it go, as do the transpose and the reshape after it that join the heads, and the repetition of
+    grouped keys and values. Masks of either kind, causal masks and grouped heads are kept.
+
+    Refused: other dtypes, dropout, heads of more than 256 numbers, and sizes that are unknown.
+
+    Source:
+        Dao and others, FlashAttention, https://arxiv.org/abs/2205.14135: blocks over the columns, with a running
+        maximum.
+
+    Cost:
+        One call instead of up to eleven. No tensor of the model is touched.
+
+    >>> class Attend(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         heads = x.view(1, 5, 6, 16).transpose(1, 2)
+    ...         parts = heads[:, :2], heads[:, 2:4], heads[:, 4:]
+    ...         return torch.nn.functional.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(1, 5, 32)
+    >>> traced = torch.export.export(Attend(), (torch.ones(1, 5, 96),)).module()
+    >>> FuseAttention()(traced).get_submodule("attention")
+    MergedAttention(heads=2, kv_heads=2, scale=0.25, causal=False)
+    """
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        **REASONS,
+        "other-attention": "The attention has dropout, more than 256 numbers in a head, or settings that the graph "
+        "computes. Nothing to do: it runs as it is.",
+    }
+
+    def match(self, index: GraphIndex) -> Iterator[AttentionSite]:
+        """Yield the calls of attention."""
+        for node in index.nodes:
+            if operation(index, node) == "scaled_dot_product_attention":
+                yield _read(index, node)
+
+    def check(self, site: AttentionSite, index: GraphIndex) -> Refusal | None:
+        """Refuse what the operators do not take, and values that are written in between."""
+        if site.problem is not None:
+            return index.refuse(site.label, site.problem[0], f"`{site.label}` {site.problem[1]}", *site.nodes)
+        for value in (*site.operands, *([] if site.mask is None else [site.mask])):
+            if index.effects.written_between(value, value, site.last):
+                message = f"`{value.name}` is written in place before `{site.last.name}`"
+                return index.refuse(site.label, "mutated", message, *site.nodes)
+        return kernels_refusal(site.label, index, *site.nodes)
+
+    def rewrite(self, site: AttentionSite, edit: Editor) -> None:
+        """Call one module, and take out the views around it."""
+        merged = len(site.operands) == 1
+        module = MergedAttention(*site.heads, *site.settings) if merged else RowAttention(*site.settings)
+        beside = _scope(site.node)
+        name = edit.add_module(f"{beside}.attention" if beside else "attention", "attention", module.eval())
+        inputs = [*site.operands, *([] if site.mask is None else [site.mask])]
+        width = site.heads[0] * site.size
+        made = edit.call_module(name, *inputs, before=site.last, like=site.nodes[::-1], last_dim=width)
+        if site.last is site.node:
+            for key in ("val", "tensor_meta"):
+                made.meta.pop(key, None)
+            split = edit.call_function(torch.unflatten, made, -1, (-1, site.size), before=site.last, like=[site.node])
+            for key in ("val", "tensor_meta"):
+                split.meta.pop(key, None)
+            made = edit.call_function(torch.transpose, split, 1, 2, before=site.last, like=[site.node])
+        take_out(edit, site.last, made, site.nodes)
+
+
+def _scope(node: Node) -> str:
+    """Return the full name of the module that calls attention, if it is still there; else the root's."""
+    root = node.graph.owning_module
+    stack = node.meta.get("nn_module_stack")
+    names = [str(entry[0]).split("@")[0] for entry in stack.values()] if isinstance(stack, dict) else []
+    for name in reversed(names):
+        try:
+            if root is not None and root.get_submodule(name) is not None:
+                return name
+        except AttributeError:
+            continue
+    return ""
+
+
+def _read(index: GraphIndex, node: Node) -> AttentionSite:
+    given: dict[str, Any] = {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
+    query, key, value, mask = (given.get(name) for name in _NAMES[:4])
+    scale, causal = given.get("scale"), given.get("is_causal", False)
+
+    def refused(reason: str, message: str) -> AttentionSite:
+        return AttentionSite(node, (), None, (0, 0), (0.0, False), node, (node,), 0, (reason, message))
+
+    if not all(isinstance(each, Node) for each in (query, key, value)) or not isinstance(mask, Node | None):
+        return refused("unsupported-call", "is given no values as query, key and value")
+    if given.get("dropout_p", 0.0) != 0.0 or type(causal) is not bool or isinstance(scale, Node):
+        return refused("other-attention", "has dropout, or settings that the graph computes")
+    assert isinstance(query, Node)
+    assert isinstance(key, Node)
+    assert isinstance(value, Node)
+    facts = [tensor_facts(each) for each in (query, key, value)]
+    if any(each is None for each in facts):
+        return refused("shape-unknown", "has values of unknown shape; call infer_shapes first")
+    known = [each for each in facts if each is not None]
+    if any(each.dtype is not torch.float32 for each in known):
+        return refused("unsupported-dtype", f"is {known[0].dtype}; the operators take torch.float32")
+    if any(each.device is not None and each.device.type not in ("cpu", "meta") for each in known):
+        return refused("not-on-cpu", f"is on {known[0].device}")
+    if any(each.rank != 4 or not all(isinstance(each.shape[dim], int) for dim in (1, 3)) for each in known):
+        return refused("other-attention", "has no four dimensions, or a computed number of heads")
+    size, width = int(known[0].shape[3]), int(known[2].shape[3])
+    if max(size, width) > LARGEST_HEAD:
+        return refused("other-attention", f"has heads of {max(size, width)} numbers")
+    settings = (1 / math.sqrt(size) if scale is None else float(scale), causal)
+    count = int(known[0].shape[1])
+    layouts = [layout_of(index, each) for each in (query, key, value)]
+    merged = _merged(layouts, size)
+    last, after = _joined_after(index, node, width)
+    if merged is not None and width == size:
+        base, kv_heads = merged
+        before = [each for layout in layouts if layout is not None for each in layout.chain]
+        nodes = _ordered(index, [*before, *_splits(index, before), node, *after])
+        return AttentionSite(node, (base,), mask, (count, kv_heads), settings, last, nodes, width)
+    operands, before = [query, key, value], list[Node]()
+    grouped = [_without_repetition(index, each, layout) for each, layout in zip(operands, layouts, strict=True)][1:]
+    if grouped[0][2] == grouped[1][2]:  # keys and values are repeated as often
+        operands = [query, grouped[0][0], grouped[1][0]]
+        before = [*grouped[0][1], *grouped[1][1]]
+    nodes = _ordered(index, [*before, node, *after])
+    return AttentionSite(node, tuple(operands), mask, (count, count), settings, last, nodes, width)
+
+
+def _ordered(index: GraphIndex, nodes: list[Node]) -> tuple[Node, ...]:
+    return tuple(sorted(dict.fromkeys(nodes), key=index.position.__getitem__))
+
+
+def _splits(index: GraphIndex, chain: list[Node]) -> list[Node]:
+    """Return the calls of which items are taken."""
+    splits = [node.args[0] for node in chain if operation(index, node) == "getitem"]
+    return [node for node in splits if isinstance(node, Node) and source_of(index, node) is None and len(node.args) > 1
+            and operation(index, node) in ("split", "split_with_sizes", "chunk", "unbind")]  # fmt: skip
+
+
+def _merged(layouts: list[Layout | None], size: int) -> tuple[Node, int] | None:
+    """Return the product that has query, key and value as its columns, and the number of heads of the latter two."""
+    known = [layout for layout in layouts if layout is not None]
+    if len(known) < 3 or len({id(layout.base) for layout in known}) > 1:
+        return None
+    base = known[0].base
+    found, facts = [heads(layout.axes) for layout in known], tensor_facts(base)
+    if any(each is None or each[1] != size for each in found) or facts is None or facts.rank != 3:
+        return None
+    counts = [each[0] for each in found if each is not None]
+    repeats = [each[2] for each in found if each is not None]
+    offsets = [0, counts[0] * size, (counts[0] + counts[1]) * size]
+    fits = counts[1] == counts[2] and repeats[0] == 1 and repeats[1] == repeats[2]
+    same = [layout.offset for layout in known] == offsets and facts.shape[2] == offsets[2] + counts[2] * size
+    return (base, counts[1]) if fits and same and counts[0] % counts[1] == 0 else None
+
+
+def _joined_after(index: GraphIndex, node: Node, size: int) -> tuple[Node, list[Node]]:
+    """Return the node whose value is the rows with their heads side by side, and those on the way to it.
+
+    The call itself where nothing joins them.
+    """
+    facts = tensor_facts(node)
+    if facts is None or not isinstance(facts.shape[1], int):
+        return node, []
+    count = facts.shape[1]
+    batch, _, rows, width = facts.shape
+    axes = (Axis(batch, 0), Axis(count, None, size), Axis(rows, 1), Axis(width, None, 1))
+    layout, way, best = Layout(node, axes), list[Node](), 0
+    current = node
+    while (user := sole_user(current)) is not None and source_of(index, user) is current:
+        following = step(index, layout, user)
+        if following is None:
+            break
+        layout, current = following, user
+        way.append(user)
+        if _is_rows(layout, count * size):
+            best = len(way)
+    return (way[best - 1], way[:best]) if best else (node, [])
+
+
+def _is_rows(layout: Layout, width: int) -> bool:
+    axes = layout.axes
+    return len(axes) == 3 and [axis.dim for axis in axes] == [0, 1, None] and axes[2] == Axis(width, None, 1)
+
+
+def _without_repetition(index: GraphIndex, node: Node, layout: Layout | None) -> tuple[Node, tuple[Node, ...], int]:
+    """Return grouped keys or values before they were repeated, the nodes that repeat them, and how often."""
+    whole_one = (node, (), 1)
+    if layout is None or len(layout.axes) != 4 or layout.axes[1].repeat == 1:
+        return whole_one
+    repeat = layout.axes[1].repeat
+    last: Any = layout.axes[1].size
+    wanted = (layout.axes[0], replace(layout.axes[1], size=last // repeat, repeat=1), *layout.axes[2:])
+    for place, each in enumerate((*layout.chain, layout.base)):
+        before = layout_of(index, each)
+        if (
+            before is not None
+            and before.base is layout.base
+            and before.axes == wanted
+            and before.offset == layout.offset
+        ):
+            return each, layout.chain[:place], repeat
+    return whole_one

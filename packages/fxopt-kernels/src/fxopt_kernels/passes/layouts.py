@@ -1,0 +1,335 @@
+"""Which values of which other value a chain of views, transposes and slices holds: the ways into and out of attention.
+
+A model splits the last dimension of a product into heads in many ways: three slices, each viewed and transposed; one
+view with five dimensions, permuted and unbound; repeated keys. All of them are strided readings of one value, and are
+compared as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import SymInt
+from torch.fx import Node
+
+from fxopt_rewrite import GraphIndex, same_size, tensor_facts
+from fxopt_rewrite.ops.names import MISSING, argument
+
+Size = int | SymInt
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A dimension of a value, as a reading of its base.
+
+    Attributes:
+        size: its size.
+        dim: the dimension of the base that it is; None for a part of the base's last one.
+        stride: how far apart its elements are in the base's last dimension; 0 for a repetition.
+        repeat: how often each element comes in a row.
+    """
+
+    size: Size
+    dim: int | None = None
+    stride: int = 0
+    repeat: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A value as a reading of another one, its base.
+
+    Attributes:
+        base: the other value.
+        axes: its dimensions.
+        offset: where it begins in the base's last dimension.
+        chain: the nodes between, the last first.
+    """
+
+    base: Node
+    axes: tuple[Axis, ...]
+    offset: int = 0
+    chain: tuple[Node, ...] = ()
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """The sizes of its dimensions."""
+        return tuple(axis.size for axis in self.axes)
+
+
+def whole(base: Node) -> Layout | None:
+    """Return a value as a reading of itself; None where its shape is unknown."""
+    facts = tensor_facts(base)
+    if facts is None or facts.rank < 2 or not isinstance(facts.shape[-1], int):
+        return None
+    *before, last = facts.shape
+    return Layout(base, (*(Axis(size, dim) for dim, size in enumerate(before)), Axis(last, None, 1)))
+
+
+def layout_of(index: GraphIndex, node: Node) -> Layout | None:
+    """Return a value as a reading of the first one in its chain of views, or of itself."""
+    chain: list[Node] = []
+    while (source := source_of(index, node)) is not None:
+        chain.append(node)
+        node = source
+    layout = whole(node)
+    while layout is not None and chain:
+        following = step(index, layout, chain[-1])
+        if following is None:  # the base of what follows
+            layout = whole(chain[-1])
+        else:
+            layout = following
+        chain.pop()
+    return layout
+
+
+def source_of(index: GraphIndex, node: Node) -> Node | None:
+    """Return the value whose elements a node gives in another order, or some of them; None for other nodes."""
+    if operation(index, node) not in STEPS or not node.args or not isinstance(node.args[0], Node):
+        return None
+    source = node.args[0]
+    if operation(index, node) == "getitem" and operation(index, source) in SPLITS:
+        source = source.args[0] if source.args and isinstance(source.args[0], Node) else node
+    return None if source is node else source
+
+
+def operation(index: GraphIndex, node: Node) -> str:
+    """Return the name of what a node calls, the same in every form; "" where it is not known."""
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return ""
+    effect = index.effects.effect(node)
+    return "" if effect.opaque else effect.operation or ""
+
+
+def step(index: GraphIndex, layout: Layout, node: Node) -> Layout | None:
+    """Return what a node makes of a value; None where that is no reading of the same base."""
+    try:
+        axes, offset = STEPS[operation(index, node)](index, layout, node)
+    except (_NoReadingError, KeyError):
+        return None
+    return Layout(layout.base, axes, offset, (node, *layout.chain))
+
+
+class _NoReadingError(Exception):
+    """A step is no strided reading, or its arguments are computed."""
+
+
+_Made = tuple[tuple[Axis, ...], int]
+
+
+def _number(node: Node, place: int, name: str, default: object = MISSING) -> int:
+    value = argument(node, place, name)
+    value = default if value is MISSING else value
+    if type(value) is not int:
+        raise _NoReadingError
+    return value
+
+
+def _same(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+    return layout.axes, layout.offset
+
+
+def _transpose(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+    order = list(layout.axes)
+    one, other = _number(node, 1, "dim0"), _number(node, 2, "dim1")
+    order[one], order[other] = order[other], order[one]
+    return tuple(order), layout.offset
+
+
+def _permute(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+    dims: Any = argument(node, 1, "dims")
+    dims = node.args[1:] if type(dims) is int else dims
+    if not isinstance(dims, list | tuple) or not all(type(dim) is int for dim in dims):
+        raise _NoReadingError
+    return tuple(layout.axes[dim] for dim in dims), layout.offset
+
+
+def _narrow(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+    return _cut(layout, _number(node, 1, "dim"), _number(node, 2, "start"), _number(node, 3, "length"))
+
+
+def _slice(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+    dim, start = _number(node, 1, "dim", 0), _number(node, 2, "start", 0)
+    size, end = layout.axes[dim].size, argument(node, 3, "end")
+    if type(size) is not int or _number(node, 4, "step", 1) != 1:
+        raise _NoReadingError
+    end = size if end is MISSING or end is None else end
+    if type(end) is not int:
+        raise _NoReadingError
+    start, end = (max(place + size, 0) if place < 0 else min(place, size) for place in (start, end))
+    return _cut(layout, dim, start, end - start)
+
+
+def _cut(layout: Layout, dim: int, start: int, length: int) -> _Made:
+    axes, axis = list(layout.axes), layout.axes[dim]
+    if axis.dim is not None or axis.repeat != 1 or type(axis.size) is not int or not 0 <= start <= axis.size - length:
+        raise _NoReadingError
+    axes[dim] = replace(axis, size=length)
+    return tuple(axes), layout.offset + start * axis.stride
+
+
+def _select(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+    return _selected(layout, _number(node, 1, "dim"), _number(node, 2, "index"))
+
+
+def _selected(layout: Layout, dim: int, place: int) -> _Made:
+    size = layout.axes[dim].size
+    if type(size) is not int:
+        raise _NoReadingError
+    axes, offset = _cut(layout, dim, place % size, 1)
+    kept = list(axes)
+    del kept[dim]
+    return tuple(kept), offset
+
+
+def _getitem(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+    place, split = node.args[1], node.args[0]
+    assert isinstance(split, Node)
+    name = operation(index, split)
+    if name not in SPLITS:
+        return _indexed(layout, place if isinstance(place, tuple) else (place,))
+    if type(place) is not int or place < 0:
+        raise _NoReadingError
+    if name == "unbind":
+        return _selected(layout, _number(split, 1, "dim", 0), place)
+    dim, sizes = _number(split, 2, "dim", 0), argument(split, 1, "chunks" if name == "chunk" else "split_size")
+    sizes = argument(split, 1, "split_sizes") if sizes is MISSING else sizes
+    size = layout.axes[dim].size
+    if type(size) is int and type(sizes) is int:
+        each = -(-size // sizes) if name == "chunk" else sizes
+        return _cut(layout, dim, place * each, min(each, size - place * each))
+    if not isinstance(sizes, list | tuple) or not all(type(part) is int for part in sizes):
+        raise _NoReadingError
+    return _cut(layout, dim, sum(sizes[:place]), sizes[place])
+
+
+def _indexed(layout: Layout, places: tuple[Any, ...]) -> _Made:
+    """Return what an index of numbers, slices and new dimensions gives."""
+    made, dim = layout, 0
+    for place in places:
+        axes, offset = list(made.axes), made.offset
+        if place is None:
+            axes.insert(dim, Axis(1))
+        elif type(place) is int:
+            selected, offset = _selected(made, dim, place)
+            axes, dim = list(selected), dim - 1
+        elif isinstance(place, slice) and place.step in (None, 1):
+            if place != slice(None):
+                size: Any = axes[dim].size
+                if not all(each is None or type(each) is int for each in (size, place.start, place.stop)):
+                    raise _NoReadingError
+                start, stop, _ = place.indices(size)
+                cut, offset = _cut(made, dim, start, max(stop - start, 0))
+                axes = list(cut)
+        else:
+            raise _NoReadingError
+        made, dim = replace(made, axes=tuple(axes), offset=offset), dim + 1
+    return made.axes, made.offset
+
+
+def _unsqueeze(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+    dim = _number(node, 1, "dim")
+    axes = list(layout.axes)
+    axes.insert(dim + len(axes) + 1 if dim < 0 else dim, Axis(1))
+    return tuple(axes), layout.offset
+
+
+def _expand(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+    shape = _shape_of(node)
+    if len(shape) != len(layout.axes):
+        raise _NoReadingError
+    axes = list(layout.axes)
+    for dim, size in enumerate(shape):
+        if same_size(size, axes[dim].size):
+            continue
+        if axes[dim] != Axis(1) or type(size) is not int:
+            raise _NoReadingError
+        axes[dim] = Axis(size)
+    return tuple(axes), layout.offset
+
+
+def _shape_of(node: Node) -> tuple[Size, ...]:
+    facts = tensor_facts(node)
+    if facts is None:
+        raise _NoReadingError
+    return facts.shape
+
+
+def _view(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+    """Split and join dimensions, one after the other."""
+    shape = _shape_of(node)
+    waiting, made = list(layout.axes), list[Axis]()
+    for size in shape:
+        while len(waiting) > 1 and waiting[0] == Axis(1) and not same_size(size, 1):
+            waiting.pop(0)
+        if not waiting:
+            if not same_size(size, 1):
+                raise _NoReadingError
+            made.append(Axis(1))
+            continue
+        axis = waiting.pop(0)
+        while not same_size(axis.size, size):
+            divides = type(axis.size) is int and type(size) is int and size > 0 and axis.size % size == 0
+            if divides and axis.dim is None and axis.repeat == 1:
+                rest: Any = axis.size
+                made.append(replace(axis, size=size, stride=axis.stride * (rest // size)))
+                waiting.insert(0, replace(axis, size=rest // size))
+                break
+            if not waiting:
+                raise _NoReadingError
+            axis = _joined(axis, waiting.pop(0))
+        else:
+            made.append(axis)
+    if any(axis != Axis(1) for axis in waiting):
+        raise _NoReadingError
+    return tuple(made), layout.offset
+
+
+def _joined(one: Axis, other: Axis) -> Axis:
+    """Return two neighbouring dimensions as one."""
+    if type(other.size) is not int or type(one.size) is not int:
+        raise _NoReadingError
+    if one == Axis(1):
+        return other
+    if other == Axis(1):
+        return one
+    size = one.size * other.size
+    if other.dim is None and not other.stride and one.repeat == 1:
+        return replace(one, size=size, repeat=other.size)
+    parts = one.dim is None and other.dim is None and one.repeat == other.repeat == 1
+    if parts and one.stride == other.stride * other.size:
+        return Axis(size, None, other.stride)
+    raise _NoReadingError
+
+
+SPLITS = frozenset({"split", "split_with_sizes", "chunk", "unbind"})
+STEPS = {
+    **dict.fromkeys(("clone", "contiguous", "alias"), _same),
+    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _transpose),
+    **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten"), _view),
+    "permute": _permute,
+    "narrow": _narrow,
+    "slice": _slice,
+    "select": _select,
+    "getitem": _getitem,
+    "unsqueeze": _unsqueeze,
+    "expand": _expand,
+}
+
+
+def heads(axes: Sequence[Axis]) -> tuple[int, int, int] | None:
+    """Return heads, size and repetition of a value (batch, heads, rows, size) of a base (batch, rows, features).
+
+    >>> heads((Axis(1, 0), Axis(12, None, 32), Axis(5, 1), Axis(32, None, 1)))
+    (12, 32, 1)
+    """
+    if len(axes) != 4 or axes[0].dim != 0 or axes[2].dim != 1 or type(axes[1].size) is not int:
+        return None
+    count, size = axes[1], axes[3]
+    if count.dim is not None or size.dim is not None or size.stride != 1 or type(size.size) is not int:
+        return None
+    if count.size > 1 and count.stride != size.size:
+        return None
+    return (count.size // count.repeat, size.size, count.repeat)

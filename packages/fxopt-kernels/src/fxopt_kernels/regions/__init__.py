@@ -1,0 +1,1 @@
+"""Regions of layers as one call of ``fxopt::run``."""

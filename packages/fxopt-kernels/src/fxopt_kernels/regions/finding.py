@@ -1,0 +1,108 @@
+"""Which nodes are a region: runs of layers with an operator, and of views and sums between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from fxopt_kernels.layers.attention import MergedAttention, RowAttention
+from fxopt_kernels.layers.norms import EmbeddingNorm, SumNorm
+from fxopt_kernels.layers.panel_linear import PanelLinear
+from fxopt_kernels.passes.layouts import SPLITS, STEPS, operation
+from fxopt_kernels.passes.matching import is_float
+from fxopt_rewrite import GraphIndex, is_python_number
+from fxopt_rewrite.branches import Region
+from fxopt_rewrite.effects.modules import is_plain
+
+LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+ELEMENTWISE = {"add": "add", "sub": "subtract", "mul": "multiply"}
+VIEWS = frozenset(STEPS) - {"clone", "contiguous"} | SPLITS
+COPIES = frozenset({"clone", "contiguous"})
+_CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
+_CHECK = "_assert_tensor_metadata"  # of a dtype
+_FEWEST_LAYERS = 2  # fewer gain less than it costs to check that nothing has changed
+
+
+def regions_of(graph_module: GraphModule) -> Iterator[Region]:
+    """Yield the regions of a graph, in order; linear in the number of nodes.
+
+    >>> from fxopt_kernels import FuseLinears
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Softmax(-1), nn.Linear(4, 4)).eval()
+    >>> graph_module = FuseLinears()(torch.fx.symbolic_trace(model))
+    >>> [[node.name for node in region.nodes] for region in regions_of(graph_module)]
+    [['_0_panels', '_2_panels']]
+    """
+    index = GraphIndex(graph_module)
+    if not any(isinstance(module, PanelLinear) for module in index.modules.values()):
+        return
+    run: list[Node] = []
+    for node in index.nodes:
+        if _joins(index, node):
+            run.append(node)
+        elif node.op not in ("placeholder", "get_attr") or run:
+            yield from _regions(index, run)
+            run = []
+    yield from _regions(index, run)
+
+
+def _regions(index: GraphIndex, run: list[Node]) -> Iterator[Region]:
+    """Yield the regions of a run: it is cut where a number or a tuple is read outside of it."""
+    inside = set(run)
+    part: list[Node] = []
+    for node in run:
+        gives_tensor = operation(index, node) not in SPLITS and is_python_number(node) is not True
+        if gives_tensor or all(user in inside for user in node.users):
+            part.append(node)
+        else:
+            yield from _region(index, part)
+            part = []
+    yield from _region(index, part)
+
+
+def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
+    while nodes and not _is_layer(index, nodes[0]):
+        nodes = nodes[1:]
+    while nodes and not _is_layer(index, nodes[-1]):
+        nodes = nodes[:-1]
+    if sum(isinstance(index.module_of(node), PanelLinear) for node in nodes) < _FEWEST_LAYERS:
+        return
+    region = Region.of(nodes)
+    inside = set(nodes)
+    for node in nodes:  # cut off by the trimming
+        tuples = operation(index, node) in SPLITS or is_python_number(node) is True
+        if tuples and not all(user in inside for user in node.users):
+            return
+    if region.outputs:
+        yield region
+
+
+def _is_layer(index: GraphIndex, node: Node) -> bool:
+    return isinstance(index.module_of(node), LAYERS)
+
+
+def _joins(index: GraphIndex, node: Node) -> bool:
+    """Return whether a node's results follow from its inputs and tensors alone, and a plan may have it."""
+    if node.op == "get_attr":
+        value = index.attribute_of(node)
+        if not isinstance(value, Tensor) or type(value) not in (Tensor, nn.Parameter):
+            return False
+        return value.dtype is torch.float32 and value.is_cpu
+    module = index.module_of(node)
+    if module is not None:
+        return type(module) in (*LAYERS, *NORMS) and is_plain(module)
+    if node.op not in ("call_function", "call_method"):
+        return False
+    if is_python_number(node) is True:
+        return not index.effects.effect(node).opaque
+    name = operation(index, node)
+    if name in ELEMENTWISE:
+        return len(node.args) == 2 and dict(node.kwargs) in ({}, {"alpha": 1})
+    if name == _CHECK or name in _CASTS:  # of float32 to float32
+        source = node.args[0] if node.args else None
+        return isinstance(source, Node) and is_float(source) and (name == _CHECK or is_float(node))
+    memory = node.kwargs.get("memory_format", torch.contiguous_format)
+    return name in VIEWS or (name in COPIES and memory in (torch.contiguous_format, torch.preserve_format))

@@ -1,0 +1,186 @@
+"""The plan of a region for inputs of one kind: its nodes are run once, on sizes and strides alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from fxopt_kernels.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
+from fxopt_kernels.layers.epilogue import CODES, NORM_CODES
+from fxopt_kernels.layers.norms import EmbeddingNorm, SumNorm
+from fxopt_kernels.layers.panel_linear import PanelLinear
+from fxopt_kernels.operators.plan import Plan, PlanBuilder, Value
+from fxopt_kernels.passes.layouts import operation
+from fxopt_kernels.regions.finding import COPIES, ELEMENTWISE, VIEWS
+from fxopt_rewrite import GraphIndex
+from fxopt_rewrite.branches import Region
+
+
+class UnplannableError(Exception):
+    """A plan has no step for a call of this kind, which the layers hand to torch's functions."""
+
+
+def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any]) -> Plan | None:
+    """Return the plan of a region for inputs of these shapes and dtypes; None where there is none.
+
+    The layers are packed, if they were not.
+    """
+    index, builder = GraphIndex(graph_module), PlanBuilder()
+    made: dict[Node, Any] = {}
+    for node, value in zip(region.inputs, values, strict=True):
+        made[node] = builder.input(value) if isinstance(value, Tensor) else value
+    try:
+        for node in region.nodes:
+            made[node] = _Step(index, builder, made).of(node)
+        for node in region.outputs:
+            builder.output(made[node])
+        return builder.build()
+    except (UnplannableError, ValueError, RuntimeError, IndexError, TypeError):
+        return None
+
+
+class _Step:
+    """Adds what a node computes to a plan."""
+
+    def __init__(self, index: GraphIndex, builder: PlanBuilder, made: Mapping[Node, Any]) -> None:
+        self.index, self.builder, self.made = index, builder, made
+
+    def of(self, node: Node) -> Any:
+        """Return the value of a node, or the number."""
+        args: Any = map_arg(node.args, self.made.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, self.made.__getitem__)
+        if node.op == "get_attr":
+            return self.builder.weight(self._tensor(self.index.attribute_of(node)))
+        module = self.index.module_of(node)
+        if module is not None:
+            if kwargs:
+                raise UnplannableError
+            return self._layer(module, *args)
+        name = operation(self.index, node)
+        if name in ELEMENTWISE:
+            return self._elementwise(ELEMENTWISE[name], *args)
+        if name not in VIEWS | COPIES and args and isinstance(args[0], Value):
+            _need(args[0].layout.dtype is torch.float32)
+            return args[0]  # a cast to its own dtype, or a check of it
+        if name in COPIES:
+            return args[0] if args[0].layout.is_contiguous() else self.builder.elementwise(args[0])
+        if name in VIEWS and any(isinstance(each, Value) for each in args):
+            return self._view(node, args, kwargs)
+        return _called(node, _layouts(args), _layouts(kwargs))  # sizes
+
+    def _view(self, node: Node, args: Any, kwargs: Any) -> Any:
+        source = args[0]
+        found = _called(node, _layouts(args), _layouts(kwargs))
+        views = found if isinstance(found, tuple | list) else (found,)
+        place = source.layout.untyped_storage()._cdata
+        if any(each.untyped_storage()._cdata != place for each in views):  # a reshape that copies
+            source = self.builder.elementwise(source)
+            return self._view(node, (source, *args[1:]), kwargs)
+        made = tuple(Value(source.buffer, each) for each in views)
+        return made if isinstance(found, tuple | list) else made[0]
+
+    def _elementwise(self, kind: str, one: Any, other: Any) -> Value:
+        one, other = (
+            each if isinstance(each, Value) else self.builder.weight(torch.tensor([float(each)]))
+            for each in (one, other)
+        )
+        _need(one.layout.dtype is torch.float32 and other.layout.dtype is torch.float32)
+        return self.builder.elementwise(one, other, kind)
+
+    def _tensor(self, tensor: object) -> Tensor:
+        _need(isinstance(tensor, Tensor) and tensor.dtype is torch.float32 and tensor.is_cpu)
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def _weight(self, tensor: Tensor | None) -> Value | None:
+        return None if tensor is None else self.builder.weight(tensor)
+
+    def _layer(self, module: nn.Module, *args: Value) -> Value:
+        _need(all(each.layout.numel() > 0 for each in args))
+        if isinstance(module, PanelLinear):
+            return self._linear(module, *args)
+        if isinstance(module, EmbeddingNorm):
+            _need(all(each.layout.dtype is torch.int64 for each in args))
+            tables = [self.builder.weight(self._tensor(held)) for held in module.tables]
+            (name, eps), (weight, bias) = module._norm, (module.weight, module.bias)
+            norm: dict[str, Any] = {"weight": self._weight(weight), "bias": self._weight(bias)}
+            return self.builder.embedding_norm(args, tables, **norm, eps=eps, kind=NORM_CODES[name])
+        if isinstance(module, MergedAttention | RowAttention):
+            return self._attention(module, *args)
+        _need(all(each.layout.dtype is torch.float32 for each in args))
+        _need(all(each.shape == args[0].shape for each in args))
+        if isinstance(module, SumNorm):
+            (name, eps), bias = module._norm, module.bias
+        else:
+            assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
+            _need(tuple(module.normalized_shape) == args[0].shape[-1:])
+            name = "layer" if isinstance(module, nn.LayerNorm) else "rms"
+            eps = torch.finfo(torch.float32).eps if module.eps is None else module.eps
+            bias = module.bias if isinstance(module, nn.LayerNorm) else None
+        for tensor in (module.weight, bias):
+            _need(tensor is None or self._tensor(tensor) is tensor)
+        norm = {"weight": self._weight(module.weight), "bias": self._weight(bias)}
+        return self.builder.norm(*args, **norm, eps=eps, kind=NORM_CODES[name])
+
+    def _linear(self, module: PanelLinear, input: Value, residual: Value | None = None) -> Value:
+        operands = module.operands()
+        if operands is None or input.shape[-1] != module.in_features or input.layout.dtype is not torch.float32:
+            raise UnplannableError
+        _need(residual is None or residual.shape == (*input.shape[:-1], module.features))
+        panels, scale, sums, bias, norm_weight, norm_bias = (self._weight(each) for each in operands)
+        assert panels is not None
+        (activation, alpha, beta), (norm, eps) = module._activation, module._norm
+        return self.builder.linear(
+            self._rows(input), panels, features=module.features, scale=scale, sums=sums, bias=bias,
+            activation=CODES[activation], alpha=alpha, beta=beta, residual=None if residual is None else
+            self._rows(residual), norm=NORM_CODES[norm], norm_weight=norm_weight, norm_bias=norm_bias, eps=eps,
+            gated=module.gated,
+        )  # fmt: skip
+
+    def _rows(self, value: Value) -> Value:
+        """Return a value whose rows have one stride."""
+        layout = value.layout
+        try:
+            layout.view(-1, layout.shape[-1])
+        except RuntimeError:
+            return self.builder.elementwise(value)
+        return value if layout.stride(-1) == 1 else self.builder.elementwise(value)
+
+    def _attention(self, module: MergedAttention | RowAttention, *args: Value) -> Value:
+        settings: dict[str, Any] = {"scale": module.scale, "causal": module.causal}
+        count = 1 if isinstance(module, MergedAttention) else 3
+        operands, mask = args[:count], args[count] if len(args) > count else None
+        _need(mask is None or mask.layout.dtype in (torch.bool, torch.float32))
+        _need(all(each.layout.dtype is torch.float32 and each.layout.stride(-1) == 1 for each in operands))
+        if isinstance(module, MergedAttention):
+            _need(len(operands[0].shape) == 3)
+            return self.builder.attention_merged(operands[0], module.heads, module.kv_heads, mask=mask, **settings)
+        _need(len(operands[0].shape) == 4 and operands[0].shape[-1] <= LARGEST_HEAD)
+        query, key, value = operands
+        return self.builder.attention(query, key, value, mask=mask, **settings)
+
+
+def _need(fits: bool) -> None:
+    if not fits:
+        raise UnplannableError
+
+
+def _layouts(values: Any) -> Any:
+    """Return arguments with tensors on the meta device for values."""
+    if isinstance(values, Value):
+        return values.layout
+    if isinstance(values, dict):
+        return {key: _layouts(value) for key, value in values.items()}
+    return type(values)(map(_layouts, values)) if type(values) in (list, tuple) else values
+
+
+def _called(node: Node, args: Any, kwargs: Any) -> Any:
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    target: Any = node.target
+    return target(*args, **kwargs)

@@ -1,0 +1,138 @@
+"""`FuseAttention`: every way in which models bring heads to attention and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_kernels import FuseAttention, MergedAttention, RowAttention, isa
+from fxopt_testing.rewrites import check_rewrite, graph_of, refused
+
+pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
+B, L, H, E = 2, 7, 4, 16
+
+
+def _three_narrows(x: Tensor) -> tuple[Tensor, ...]:
+    parts = [x.narrow(-1, place * H * E, H * E).clone() for place in range(3)]
+    return tuple(part.view(x.shape[0], x.shape[1], -1, E).transpose(1, 2) for part in parts)
+
+
+def _five_dimensions(x: Tensor) -> tuple[Tensor, ...]:
+    each = x.reshape(x.shape[0], x.shape[1], 3, H, E).permute(2, 0, 3, 1, 4)
+    return each[0], each[1], each[2]
+
+
+def _chunks(x: Tensor) -> tuple[Tensor, ...]:
+    parts = x.chunk(3, -1)
+    return tuple(parts[place].unflatten(-1, (H, E)).permute(0, 2, 1, 3) for place in range(3))
+
+
+def _heads_first(x: Tensor) -> tuple[Tensor, ...]:
+    each = x.view(x.shape[0], x.shape[1], 3 * H, E).transpose(1, 2).split(H, 1)
+    return each[0], each[1], each[2]
+
+
+def _interleaved(x: Tensor) -> tuple[Tensor, ...]:
+    """Each head has its query, key and value beside one another, as in GPT-NeoX: no merged operator."""
+    each = x.view(x.shape[0], x.shape[1], H, 3 * E).transpose(1, 2)
+    return tuple(each.narrow(-1, place * E, E) for place in range(3))
+
+
+def _joined(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 1, 3).contiguous().flatten(2)
+
+
+def _apart(x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Attend(nn.Module):
+    def __init__(self, before: Callable[..., Any], after: Callable[..., Any], **settings: Any) -> None:
+        super().__init__()
+        self.before, self.after, self.settings = before, after, settings
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        found: Tensor = self.after(F.scaled_dot_product_attention(*self.before(x), attn_mask=mask, **self.settings))
+        return found
+
+
+def _fused(model: nn.Module, *inputs: Tensor, form: Any = "modules") -> GraphModule:
+    """Return a fused graph, all that a rewrite has to keep being checked before."""
+    check_rewrite(FuseAttention(), model, *inputs, sites=1, form=form, backward=False, again=False)
+    graph_module = graph_of(model, form, *inputs)
+    FuseAttention()(graph_module)
+    return graph_module
+
+
+X = torch.randn(B, L, 3 * H * E)
+MASKS = {
+    "none": (),
+    "bool": (torch.rand(B, 1, L, L) > 0.3,),
+    "bool by column": (torch.rand(1, 1, 1, L) > 0.3,),
+    "summand": (torch.randn(B, H, L, L),),
+    "summand of one head": (torch.randn(1, 1, L, L),),
+}
+
+
+@pytest.mark.parametrize("form", ["functions", "export-dynamic"])
+@pytest.mark.parametrize("after", [_joined, _flat, _apart])
+@pytest.mark.parametrize("before", [_three_narrows, _five_dimensions, _chunks, _heads_first, _interleaved])
+def test_views_of_a_merged_product(before: Any, after: Any, form: Any) -> None:
+    model = Attend(before, after).eval()
+    found = _fused(model, X, form=form)
+    kinds = {type(module) for module in found.modules()} & {MergedAttention, RowAttention}
+    assert kinds == {RowAttention if before is _interleaved else MergedAttention}
+    if after is _joined and before is not _interleaved and form == "export-dynamic":
+        calls = [node for node in found.graph.nodes if node.op.startswith("call") and "sym_size" not in node.name]
+        assert len([node for node in calls if "guards" not in node.name]) == 1
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+def test_masks_and_causality(mask: tuple[Tensor, ...], causal: bool) -> None:
+    if mask and causal:
+        pytest.skip("torch refuses both")
+    model = Attend(_three_narrows, _joined, is_causal=causal, scale=0.3).eval()
+    found = _fused(model, X, *mask)
+    with torch.no_grad():
+        torch.testing.assert_close(found(X, *mask), model(X, *mask), atol=1e-5, rtol=1e-4)
+
+
+class Grouped(nn.Module):
+    """Separate queries, and keys and values that several heads share."""
+
+    def __init__(self, repeats: str) -> None:
+        super().__init__()
+        self.repeats = repeats
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        query, key, value = (each.unflatten(-1, (-1, E)).transpose(1, 2) for each in (q, k, v))
+        if self.repeats == "expand":
+            shape = (B, 2, H // 2, L, E)
+            key, value = (each[:, :, None].expand(shape).reshape(B, H, L, E) for each in (key, value))
+        return _joined(F.scaled_dot_product_attention(query, key, value, enable_gqa=self.repeats == "flag"))
+
+
+@pytest.mark.parametrize("repeats", ["expand", "flag"])
+def test_grouped_heads(repeats: str) -> None:
+    q, kv = torch.randn(B, L, H * E), (torch.randn(B, L, 2 * E), torch.randn(B, L, 2 * E))
+    model = Grouped(repeats).eval()
+    found = _fused(model, q, *kv)
+    assert not [node for node in found.graph.nodes if "expand" in node.name]
+    with torch.no_grad():
+        torch.testing.assert_close(found(q, *kv), model(q, *kv), atol=1e-5, rtol=1e-4)
+
+
+def test_other_dtypes_are_left_alone() -> None:
+    found = check_rewrite(FuseAttention(), Attend(_chunks, _joined).eval(), X.double(), sites=0)
+    assert [reason for _, reason in refused(found)] == ["unsupported-dtype"]

@@ -1,0 +1,199 @@
+"""`FuseLinears`: what goes with a product, what does not, and that nothing is lost on the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fxopt_kernels.passes.matching as matching
+from fxopt_checkpoints import load_original_state_dict, original_state_dict
+from fxopt_core import undo
+from fxopt_kernels import FuseLinears, PanelLinear, isa
+from fxopt_kernels.layers.epilogue import Activation
+from fxopt_testing.rewrites import FORMS, check_rewrite, graph_of, refused
+
+pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
+X = torch.randn(3, 16)
+
+
+def _layers(graph_module: nn.Module) -> list[PanelLinear]:
+    return [module for module in graph_module.modules() if isinstance(module, PanelLinear)]
+
+
+def _runs(graph_module: nn.Module, model: nn.Module, *inputs: Tensor) -> None:
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(graph_module(*inputs), model(*inputs), atol=1e-5, rtol=1e-4)
+
+
+class Quick(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+@pytest.mark.parametrize(
+    ("activation", "name"),
+    [
+        (nn.ReLU(), "relu"), (nn.ReLU6(), "hardtanh(0, 6)"), (nn.GELU(), "gelu"), (nn.GELU("tanh"), "gelu_tanh"),
+        (nn.SiLU(), "silu"), (nn.Tanh(), "tanh"), (nn.Sigmoid(), "sigmoid"), (nn.Hardswish(), "hardswish"),
+        (nn.Hardsigmoid(), "hardsigmoid"), (nn.Hardtanh(-2.0, 1.0), "hardtanh(-2, 1)"), (Quick(), "quick_gelu"),
+        (nn.LeakyReLU(0.2), "leaky_relu(0.2, 0)"), (nn.ELU(0.5), "elu(0.5, 0)"), (nn.Softplus(), "none"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_activations(activation: nn.Module, name: str) -> None:
+    model = nn.Sequential(nn.Linear(16, 33), activation).eval()
+    graph_module = graph_of(model, "modules", X)
+    FuseLinears()(graph_module)
+    assert [str(layer.activation) for layer in _layers(graph_module)] == [name]
+    _runs(graph_module, model, X)
+
+
+class Block(nn.Module):
+    """A product, a sum and a norm after it, as in an encoder."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(16, 16), norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.dense(x) + x)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("norm", [nn.LayerNorm(16), nn.RMSNorm(16, eps=1e-6)], ids=lambda norm: type(norm).__name__)
+def test_a_sum_and_a_norm_go_along(form: Any, norm: nn.Module) -> None:
+    model = Block(norm).eval()
+    nn.init.normal_(norm.weight)  # type: ignore[arg-type]
+    found = check_rewrite(FuseLinears(), model, X, sites=1, form=form, others=[(torch.randn(7, 16),)])
+    (layer,) = _layers(found)
+    assert layer.norm.name == ("layer" if isinstance(norm, nn.LayerNorm) else "rms")
+    _runs(found, model, X)
+    assert not [node for node in found.graph.nodes if node.target in ("dense", "norm")]
+
+
+class Gated(nn.Module):
+    def __init__(self, activation: nn.Module, split: str) -> None:
+        super().__init__()
+        self.both, self.down, self.activation, self.split = nn.Linear(16, 48), nn.Linear(24, 16), activation, split
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.both(x)
+        if self.split == "chunk":
+            halves: Any = both.chunk(2, -1)
+            gate, up = halves[0], halves[1]
+        else:
+            gate, up = both.narrow(-1, 0, 24).clone(), both.narrow(-1, 24, 24)
+        return self.down(up * self.activation(gate)) + x
+
+
+@pytest.mark.parametrize("split", ["chunk", "narrow"])
+@pytest.mark.parametrize("activation", [nn.SiLU(), nn.GELU()], ids=str)
+def test_gates(activation: nn.Module, split: str) -> None:
+    model = Gated(activation, split).eval()
+    found = check_rewrite(FuseLinears(), model, X, sites=2)
+    assert [layer.gated for layer in _layers(found)] == [True, False]
+    assert len([node for node in found.graph.nodes if node.op.startswith("call")]) == 2
+    _runs(found, model, X)
+
+
+class Twice(nn.Module):
+    """Values between are read elsewhere, so that the layers stay apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.norm = nn.Linear(16, 16), nn.Linear(16, 8), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        total = self.one(x) + x
+        product = self.other(self.norm(total))
+        return total, F.relu(product) + product.mean()
+
+
+def test_values_that_others_read_stay() -> None:
+    model = Twice().eval()
+    found = check_rewrite(FuseLinears(), model, X, sites=2)
+    one, other = _layers(found)
+    assert one.norm.name == "none" and other.activation == Activation()
+
+
+class Broadcast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.dense(x) + y
+
+
+@pytest.mark.parametrize("shape", [(8,), (1, 8), (2, 3, 8)])
+def test_sums_that_broadcast_stay(shape: tuple[int, ...]) -> None:
+    model, y = Broadcast().eval(), torch.randn(*shape)
+    found = check_rewrite(FuseLinears(), model, X, y, sites=1)
+    assert any(node.op == "call_function" for node in found.graph.nodes)
+    _runs(found, model, X, y)
+
+
+def test_transposed_weights() -> None:
+    model = nn.Module()
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(16, 5)), nn.Parameter(torch.randn(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.addmm(self.bias, x, self.weight)
+
+    model = Product().eval()
+    found = check_rewrite(FuseLinears(), model, X, sites=1)
+    _runs(found, model, X)
+
+
+def test_checkpoints_go_both_ways_while_weights_are_panels() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(nn.LayerNorm(16)), nn.Linear(16, 5)).eval()
+    values = {key: value.clone() for key, value in model.state_dict().items()}
+    graph_module = graph_of(model, "modules", X)
+    FuseLinears()(graph_module)
+    expected = model(X).detach()
+    del model
+    with torch.no_grad():
+        graph_module(X)
+    found = original_state_dict(graph_module)
+    assert found.keys() == values.keys()
+    assert all(torch.equal(found[key], values[key]) for key in values)
+    del found
+    load_original_state_dict(graph_module, {key: value * 2 for key, value in values.items()})
+    with torch.no_grad():
+        assert not torch.allclose(graph_module(X), expected)
+    load_original_state_dict(graph_module, values)
+    with torch.no_grad():
+        torch.testing.assert_close(graph_module(X), expected)
+    undo(graph_module)
+    assert all(torch.equal(value, values[key]) for key, value in graph_module.state_dict().items())
+
+
+def test_what_is_left_alone() -> None:
+    tied = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).eval()
+    tied[1].weight = tied[0].weight
+    cases = [
+        (tied, "tied-parameter"),
+        (nn.Sequential(nn.Linear(16, 4)).double().eval(), "unsupported-dtype"),
+        (nn.Sequential(nn.Linear(16, 4)).train(), "training"),
+    ]
+    for model, reason in cases:
+        graph_module = graph_of(model, "modules", X.to(next(model.parameters()).dtype))
+        FuseLinears()(graph_module)
+        assert {found for _, found in refused(graph_module)} == {reason}
+
+
+def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "isa", lambda: None)
+    graph_module = graph_of(nn.Sequential(nn.Linear(16, 4)).eval(), "modules", X)
+    FuseLinears()(graph_module)
+    assert refused(graph_module) == [("0", "no-kernels")]
