@@ -46,6 +46,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_rewrite.dtypes": (),
     "fxopt_rewrite.fast_paths": (),
     "fxopt_rewrite.watching": ("fxopt_core",),
+    "fxopt_rewrite.branches": ("fxopt_core",),
     "fxopt_rewrite.shapes": (*_CORE, "fxopt_rewrite.ops"),
     "fxopt_rewrite.effects": (*_CORE, *_READING),
     "fxopt_rewrite.index": (*_CORE, "fxopt_rewrite.ops", "fxopt_rewrite.effects"),

@@ -47,7 +47,7 @@ BY_CORE = {
     "overlapping",
     "instrument",
 }  # what core refuses whichever pass it is: see the tests after the cases
-BY_MACHINE = {"not-on-cpu"}  # what another machine is needed for, or played: see the tests of fxopt-onednn
+BY_MACHINE = {"not-on-cpu", "no-kernels"}  # what another machine is needed for, or played: see the families' tests
 HOPELESS_BY_MACHINE = {"no-operators"}
 OF_LIVE_GRAPHS = {"sharded"}  # why fxopt-compile leaves a whole graph alone: see its tests
 MEASURED = {"no-measured-benefit"}  # what depends on the machine: see the test after the cases

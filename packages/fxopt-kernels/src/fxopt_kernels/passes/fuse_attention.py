@@ -13,7 +13,7 @@ from torch.fx import Node
 from fxopt_core import Refusal
 from fxopt_kernels.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
 from fxopt_kernels.passes.layouts import Axis, Layout, heads, layout_of, operation, source_of, step
-from fxopt_kernels.passes.matching import REASONS, kernels_refusal, sole_user, take_out
+from fxopt_kernels.passes.matching import OWN_REASONS, kernels_refusal, sole_user, take_out
 from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, tensor_facts
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -32,7 +32,6 @@ class AttentionSite:
         last: the node whose value is the rows, or the call if they are not joined.
         nodes: all nodes that go.
         size: size of a head of the result.
-        problem: why it cannot be rewritten, as (reason code, predicate), or None.
     """
 
     node: Node
@@ -43,7 +42,6 @@ class AttentionSite:
     last: Node
     nodes: tuple[Node, ...]
     size: int
-    problem: tuple[str, str] | None = None
 
     @property
     def label(self) -> str:
@@ -78,11 +76,7 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
     MergedAttention(heads=2, kv_heads=2, scale=0.25, causal=False)
     """
 
-    reasons: ClassVar[Mapping[str, str]] = {
-        **REASONS,
-        "other-attention": "The attention has dropout, more than 256 numbers in a head, or settings that the graph "
-        "computes. Nothing to do: it runs as it is.",
-    }
+    reasons: ClassVar[Mapping[str, str]] = OWN_REASONS
 
     def match(self, index: GraphIndex) -> Iterator[AttentionSite]:
         """Yield the calls of attention."""
@@ -92,8 +86,9 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
 
     def check(self, site: AttentionSite, index: GraphIndex) -> Refusal | None:
         """Refuse what the operators do not take, and values that are written in between."""
-        if site.problem is not None:
-            return index.refuse(site.label, site.problem[0], f"`{site.label}` {site.problem[1]}", *site.nodes)
+        problem = _problem(_given(site.node))
+        if problem is not None:
+            return index.refuse(site.label, problem[0], f"`{site.label}` {problem[1]}", *site.nodes)
         for value in (*site.operands, *([] if site.mask is None else [site.mask])):
             if index.effects.written_between(value, value, site.last):
                 message = f"`{value.name}` is written in place before `{site.last.name}`"
@@ -133,34 +128,45 @@ def _scope(node: Node) -> str:
     return ""
 
 
-def _read(index: GraphIndex, node: Node) -> AttentionSite:
-    given: dict[str, Any] = {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
-    query, key, value, mask = (given.get(name) for name in _NAMES[:4])
-    scale, causal = given.get("scale"), given.get("is_causal", False)
+def _given(node: Node) -> dict[str, Any]:
+    """Return the arguments of a call of attention by name."""
+    return {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
 
-    def refused(reason: str, message: str) -> AttentionSite:
-        return AttentionSite(node, (), None, (0, 0), (0.0, False), node, (node,), 0, (reason, message))
 
-    if not all(isinstance(each, Node) for each in (query, key, value)) or not isinstance(mask, Node | None):
-        return refused("unsupported-call", "is given no values as query, key and value")
+def _problem(given: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return why a call stays as it is, as (reason code, predicate)."""
+    values = [given.get(name) for name in _NAMES[:3]]
+    if not all(isinstance(each, Node) for each in values) or not isinstance(given.get("attn_mask"), Node | None):
+        return "unsupported-call", "is given no values as query, key and value"
+    causal, scale = given.get("is_causal", False), given.get("scale")
     if given.get("dropout_p", 0.0) != 0.0 or type(causal) is not bool or isinstance(scale, Node):
-        return refused("other-attention", "has dropout, or settings that the graph computes")
+        return "unsupported-call", "has dropout, or settings that the graph computes"
+    facts = [tensor_facts(each) for each in values if isinstance(each, Node)]
+    known = [each for each in facts if each is not None]
+    if len(known) < len(facts):
+        return "shape-unknown", "has values of unknown shape; call infer_shapes first"
+    if any(each.dtype is not torch.float32 for each in known):
+        return "unsupported-dtype", f"is {known[0].dtype}; the operators take torch.float32"
+    if any(each.device is not None and each.device.type not in ("cpu", "meta") for each in known):
+        return "not-on-cpu", f"is on {known[0].device}"
+    if any(each.rank != 4 or not all(isinstance(each.shape[dim], int) for dim in (1, 3)) for each in known):
+        return "unsupported-call", "has no four dimensions, or a computed number of heads"
+    if max(int(each.shape[3]) for each in known) > LARGEST_HEAD:
+        return "unsupported-call", f"has heads of more than {LARGEST_HEAD} numbers"
+    return None
+
+
+def _read(index: GraphIndex, node: Node) -> AttentionSite:
+    given = _given(node)
+    if _problem(given) is not None:
+        return AttentionSite(node, (), None, (0, 0), (0.0, False), node, (node,), 0)
+    query, key, value, mask = (given.get(name) for name in _NAMES[:4])
     assert isinstance(query, Node)
     assert isinstance(key, Node)
     assert isinstance(value, Node)
-    facts = [tensor_facts(each) for each in (query, key, value)]
-    if any(each is None for each in facts):
-        return refused("shape-unknown", "has values of unknown shape; call infer_shapes first")
-    known = [each for each in facts if each is not None]
-    if any(each.dtype is not torch.float32 for each in known):
-        return refused("unsupported-dtype", f"is {known[0].dtype}; the operators take torch.float32")
-    if any(each.device is not None and each.device.type not in ("cpu", "meta") for each in known):
-        return refused("not-on-cpu", f"is on {known[0].device}")
-    if any(each.rank != 4 or not all(isinstance(each.shape[dim], int) for dim in (1, 3)) for each in known):
-        return refused("other-attention", "has no four dimensions, or a computed number of heads")
+    scale, causal = given.get("scale"), given.get("is_causal", False)
+    known = [each for each in map(tensor_facts, (query, key, value)) if each is not None]
     size, width = int(known[0].shape[3]), int(known[2].shape[3])
-    if max(size, width) > LARGEST_HEAD:
-        return refused("other-attention", f"has heads of {max(size, width)} numbers")
     settings = (1 / math.sqrt(size) if scale is None else float(scale), causal)
     count = int(known[0].shape[1])
     layouts = [layout_of(index, each) for each in (query, key, value)]

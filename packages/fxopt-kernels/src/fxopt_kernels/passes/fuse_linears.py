@@ -14,7 +14,7 @@ from fxopt_core import Refusal
 from fxopt_kernels.layers.epilogue import Activation, Norm, activation_named
 from fxopt_kernels.layers.panel_linear import PanelLinear
 from fxopt_kernels.passes.layouts import layout_of, operation, source_of
-from fxopt_kernels.passes.matching import REASONS, is_float, kernels_refusal, parameter_of, sole_user, take_out
+from fxopt_kernels.passes.matching import OWN_REASONS, is_float, kernels_refusal, parameter_of, sole_user, take_out
 from fxopt_rewrite import (
     ActivationCall,
     Editor,
@@ -100,11 +100,7 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
     PanelLinear(in_features=4, out_features=8, bias=True, activation=gelu)
     """
 
-    reasons: ClassVar[Mapping[str, str]] = {
-        **REASONS,
-        "kept": "The integer layer keeps its original weight, which the panels have no place for. Quantize with "
-        "`keep_originals=False` to pack it.",
-    }
+    reasons: ClassVar[Mapping[str, str]] = OWN_REASONS
 
     def match(self, index: GraphIndex) -> Iterator[ProductSite | Refusal]:
         """Yield the linear layers, with what follows them."""
@@ -158,7 +154,7 @@ def _problem(call: LinearCall, weight: Tensor) -> tuple[str, str] | None:
     if call.scale is None and weight.dtype not in (torch.float32, torch.bfloat16):
         return "unsupported-dtype", f"is {weight.dtype}; the operators take torch.float32, bfloat16 and int8"
     if call.scale is not None and call.module is not None and getattr(call.module, "original_weight", None) is not None:
-        return "kept", "keeps its original weight"
+        return "extra-state", "keeps its original weight, which the panels have no place for"
     if weight.numel() == 0:
         return "unsupported-call", "has a weight of no numbers"
     return None

@@ -13,12 +13,11 @@ from fxopt_core import Refusal
 from fxopt_kernels.library import isa
 from fxopt_rewrite import Editor, GraphIndex, is_python_number, tensor_facts
 
-REASONS = {
+OWN_REASONS = {
     "no-kernels": "fxopt-kernels has no compiled library here: it was installed without a compiler, or for another "
     "processor. Install its wheel, or a C++ compiler and CMake, and install it again; everything works without.",
     "not-on-cpu": "The layer is on another device, and the pass is for CPUs. Move the model: `model.to('cpu')`.",
     "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",
-    "training": "The layer is in train mode. Call `model.eval()` first.",
 }
 
 
