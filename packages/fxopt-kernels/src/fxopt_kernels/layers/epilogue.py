@@ -32,6 +32,7 @@ class Activation(NamedTuple):
     def __call__(self, value: Tensor) -> Tensor:
         """Apply it with torch's own function.
 
+        >>> import torch
         >>> Activation("hardtanh", 0.0, 6.0)(torch.tensor([-1.0, 7.0]))
         tensor([0., 6.])
         """
