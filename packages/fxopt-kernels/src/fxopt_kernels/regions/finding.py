@@ -13,8 +13,10 @@ from fxopt_kernels.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_kernels.layers.panel_linear import PanelLinear
 from fxopt_kernels.passes.layouts import SPLITS, STEPS, operation
 from fxopt_kernels.passes.matching import is_float
+from fxopt_kernels.regions.images import activation_of, convolutions_fit, pooling_of
 from fxopt_rewrite import GraphIndex, is_python_number
 from fxopt_rewrite.branches import Region
+from fxopt_rewrite.conv_layers import FusedConvolution
 from fxopt_rewrite.effects.modules import is_plain
 
 LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
@@ -37,11 +39,12 @@ def regions_of(graph_module: GraphModule) -> Iterator[Region]:
     [['_0_panels', '_2_panels']]
     """
     index = GraphIndex(graph_module)
-    if not any(isinstance(module, PanelLinear) for module in index.modules.values()):
+    images = convolutions_fit(index)
+    if not images and not any(isinstance(module, PanelLinear) for module in index.modules.values()):
         return
     run: list[Node] = []
     for node in index.nodes:
-        if _joins(index, node):
+        if _joins(index, node, images):
             run.append(node)
         elif node.op not in ("placeholder", "get_attr") or run:
             yield from _regions(index, run)
@@ -64,11 +67,11 @@ def _regions(index: GraphIndex, run: list[Node]) -> Iterator[Region]:
 
 
 def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
-    while nodes and not _is_layer(index, nodes[0]):
+    while nodes and not (_is_layer(index, nodes[0]) or operation(index, nodes[0]) in COPIES):
         nodes = nodes[1:]
     while nodes and not _is_layer(index, nodes[-1]):
         nodes = nodes[:-1]
-    if sum(isinstance(index.module_of(node), PanelLinear) for node in nodes) < _FEWEST_LAYERS:
+    if sum(isinstance(index.module_of(node), PanelLinear | FusedConvolution) for node in nodes) < _FEWEST_LAYERS:
         return
     region = Region.of(nodes)
     inside = set(nodes)
@@ -81,11 +84,13 @@ def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
 
 
 def _is_layer(index: GraphIndex, node: Node) -> bool:
-    return isinstance(index.module_of(node), LAYERS)
+    return isinstance(index.module_of(node), (*LAYERS, FusedConvolution))
 
 
-def _joins(index: GraphIndex, node: Node) -> bool:
+def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     """Return whether a node's results follow from its inputs and tensors alone, and a plan may have it."""
+    if images and (pooling_of(index, node) is not None or activation_of(index, node) is not None):
+        return True
     if node.op == "get_attr":
         value = index.attribute_of(node)
         if not isinstance(value, Tensor) or type(value) not in (Tensor, nn.Parameter):
@@ -93,7 +98,8 @@ def _joins(index: GraphIndex, node: Node) -> bool:
         return value.dtype is torch.float32 and value.is_cpu
     module = index.module_of(node)
     if module is not None:
-        return type(module) in (*LAYERS, *NORMS) and is_plain(module)
+        known = type(module) in (*LAYERS, *NORMS) or (images and isinstance(module, FusedConvolution))
+        return known and is_plain(module)
     if node.op not in ("call_function", "call_method"):
         return False
     if is_python_number(node) is True:
@@ -105,4 +111,5 @@ def _joins(index: GraphIndex, node: Node) -> bool:
         source = node.args[0] if node.args else None
         return isinstance(source, Node) and is_float(source) and (name == _CHECK or is_float(node))
     memory = node.kwargs.get("memory_format", torch.contiguous_format)
-    return name in VIEWS or (name in COPIES and memory in (torch.contiguous_format, torch.preserve_format))
+    usual = memory in (torch.contiguous_format, torch.preserve_format)
+    return name in VIEWS or (name in COPIES and (usual or (images and memory is torch.channels_last)))

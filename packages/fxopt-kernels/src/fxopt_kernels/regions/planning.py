@@ -11,14 +11,16 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxopt_kernels.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
-from fxopt_kernels.layers.epilogue import CODES, NORM_CODES
+from fxopt_kernels.layers.epilogue import CODES, NORM_CODES, Activation
 from fxopt_kernels.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_kernels.layers.panel_linear import PanelLinear
 from fxopt_kernels.operators.plan import Plan, PlanBuilder, Value
 from fxopt_kernels.passes.layouts import operation
+from fxopt_kernels.regions import images
 from fxopt_kernels.regions.finding import COPIES, ELEMENTWISE, VIEWS
 from fxopt_rewrite import GraphIndex
 from fxopt_rewrite.branches import Region
+from fxopt_rewrite.conv_layers import FusedConvolution
 
 
 class UnplannableError(Exception):
@@ -56,6 +58,12 @@ class _Step:
         kwargs: Any = map_arg(node.kwargs, self.made.__getitem__)
         if node.op == "get_attr":
             return self.builder.weight(self._tensor(self.index.attribute_of(node)))
+        pooling = images.pooling_of(self.index, node)
+        if pooling is not None:
+            return images.pool(self.builder, pooling, self.made[pooling.input])
+        activation = images.activation_of(self.index, node)
+        if activation is not None:
+            return images.elementwise(self.builder, self.made[node.all_input_nodes[0]], None, "copy", activation)
         module = self.index.module_of(node)
         if module is not None:
             if kwargs:
@@ -68,7 +76,8 @@ class _Step:
             _need(args[0].layout.dtype is torch.float32)
             return args[0]  # a cast to its own dtype, or a check of it
         if name in COPIES:
-            return args[0] if args[0].layout.is_contiguous() else self.builder.elementwise(args[0])
+            kept = args[0].layout.is_contiguous() or kwargs.get("memory_format") is torch.channels_last
+            return args[0] if kept else self.builder.elementwise(args[0])
         if name in VIEWS and any(isinstance(each, Value) for each in args):
             return self._view(node, args, kwargs)
         return _called(node, _layouts(args), _layouts(kwargs))  # sizes
@@ -90,7 +99,7 @@ class _Step:
             for each in (one, other)
         )
         _need(one.layout.dtype is torch.float32 and other.layout.dtype is torch.float32)
-        return self.builder.elementwise(one, other, kind)
+        return images.elementwise(self.builder, one, other, kind, Activation())
 
     def _tensor(self, tensor: object) -> Tensor:
         _need(isinstance(tensor, Tensor) and tensor.dtype is torch.float32 and tensor.is_cpu)
@@ -104,6 +113,11 @@ class _Step:
         _need(all(each.layout.numel() > 0 for each in args))
         if isinstance(module, PanelLinear):
             return self._linear(module, *args)
+        if isinstance(module, FusedConvolution):
+            _need(all(len(each.shape) == 4 and each.layout.dtype is torch.float32 for each in args))
+            _need(args[0].shape[1] == module.in_channels)
+            panels = self.builder.weight(images.panels_of(module))
+            return images.convolve(self.builder, module, panels, self._weight(module.bias), *args)
         if isinstance(module, EmbeddingNorm):
             _need(all(each.layout.dtype is torch.int64 for each in args))
             tables = [self.builder.weight(self._tensor(held)) for held in module.tables]

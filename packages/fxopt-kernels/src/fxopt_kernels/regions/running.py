@@ -20,6 +20,7 @@ from fxopt_kernels.regions.finding import LAYERS, regions_of
 from fxopt_kernels.regions.planning import plan_of
 from fxopt_rewrite import Watched, on_refresh
 from fxopt_rewrite.branches import is_edited
+from fxopt_rewrite.conv_layers import FusedConvolution
 from fxopt_rewrite.fast_paths import runs_plainly
 
 RUN: Any = torch.ops.fxopt.run.default
@@ -60,6 +61,7 @@ class Unchanged:
         self._hooks += [getattr(global_hooks, name) for name in _GLOBAL_HOOKS]
         # What is converted for the operators is a copy.
         wide = [each for each in self._found if isinstance(each, Tensor) and each.dtype is not torch.float32]
+        wide += [module.weight for module in modules if isinstance(module, FusedConvolution)]
         self._converted, self._watched = wide, Watched(wide)
 
     def holds(self) -> bool:

@@ -73,6 +73,8 @@ class PackedConv2d(PackedLayer):
     (tensor([[[[0., 1.]]]]), tensor([[[[4.]]]]))
     """
 
+    is_fused_convolution = True  # as `fxopt_rewrite.conv_layers.FusedConvolution` says
+
     def __init__(
         self,
         in_channels: int,

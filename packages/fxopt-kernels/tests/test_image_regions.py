@@ -1,0 +1,109 @@
+"""Convolutional models run as plans: convolutions, pools, sums, gates and activations in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_capture import capture
+from fxopt_core import registry
+from fxopt_kernels import PlanRegions
+from fxopt_kernels.library import ISAS, isa
+from fxopt_kernels.regions.running import plans_of
+from fxopt_rewrite import refresh
+
+pytest.importorskip("fxopt_onednn")
+pytestmark = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
+
+PACKED = "fold-batch-norm,convert-to-channels-last,pack-convolutions,plan-regions"
+
+
+class Block(nn.Module):
+    """A stem, an inverted bottleneck with a gate, a residual sum, and a head."""
+
+    def __init__(self, groups: int = 24) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.wide, self.deep = nn.Conv2d(8, 24, 1), nn.Conv2d(24, 24, 3, padding=1, groups=groups)
+        self.squeeze, self.excite, self.narrow = nn.Conv2d(24, 6, 1), nn.Conv2d(6, 24, 1), nn.Conv2d(24, 8, 1)
+        self.pool, self.head = nn.MaxPool2d(3, 2, 1), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores."""
+        x = self.pool(F.relu6(self.norm(self.stem(x))))
+        y = F.hardswish(self.deep(F.silu(self.wide(x))))
+        y = y * F.hardsigmoid(self.excite(F.relu(self.squeeze(y.mean((2, 3), keepdim=True)))))
+        x = x + self.narrow(y)
+        scores: Tensor = self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return scores
+
+
+def planned(model: nn.Module, x: Tensor) -> GraphModule:
+    return registry().pipeline(PACKED)(capture(model, (x,)))
+
+
+@pytest.fixture
+def images() -> Callable[..., Tensor]:
+    return lambda *sizes: torch.randn(*sizes)
+
+
+@torch.no_grad()
+def test_a_model_with_every_kind_of_step_is_one_plan() -> None:
+    model = Block().eval()
+    graph_module = planned(model, torch.randn(2, 3, 32, 32))
+    for size in ((2, 3, 32, 32), (1, 3, 32, 32), (3, 3, 32, 32)):
+        x = torch.randn(*size)
+        for each in (x, x.contiguous(memory_format=torch.channels_last)):
+            for _ in range(3):
+                torch.testing.assert_close(graph_module(each), model(each), rtol=1e-4, atol=1e-5)
+    assert len(plans_of(graph_module)) == 3
+    x[0, 0, 3, 3] = torch.nan
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["in place", "past torch", "replaced"])
+def test_changes_of_weights_are_seen(how: str) -> None:
+    model, x = Block().eval(), torch.randn(2, 3, 32, 32)
+    graph_module = planned(model, x)
+    for _ in range(3):
+        graph_module(x)
+    layer = next(module for name, module in graph_module.named_modules() if name.endswith("wide_packed"))
+    if how == "in place":
+        layer.get_parameter("weight").mul_(2.0)
+    elif how == "past torch":
+        layer.get_parameter("weight").data.mul_(2.0)
+        refresh(graph_module)
+    else:
+        layer.register_parameter("weight", nn.Parameter(layer.get_parameter("weight") * 2.0))
+    expected = Block().eval()
+    expected.load_state_dict(model.state_dict())
+    if how != "replaced" or torch.equal(expected.wide.weight, model.wide.weight):
+        expected.wide.weight.copy_(layer.get_parameter("weight"))
+    for _ in range(4):
+        torch.testing.assert_close(graph_module(x), expected(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_grouped_convolutions_leave_all_of_a_graph_to_onednn() -> None:
+    model, x = Block(groups=4).eval(), torch.randn(2, 3, 32, 32)
+    graph_module = planned(model, x)
+    for _ in range(3):
+        torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    assert not plans_of(graph_module)
+
+
+@torch.no_grad()
+def test_undo_gives_the_code_back() -> None:
+    model, x = Block().eval(), torch.randn(2, 3, 32, 32)
+    graph_module = registry().pipeline(PACKED.removesuffix(",plan-regions"))(capture(model, (x,)))
+    before = graph_module.code
+    PlanRegions()(graph_module)
+    assert "run_plan" in graph_module.code
+    PlanRegions()(graph_module, reverse=True)
+    assert graph_module.code == before

@@ -1,0 +1,37 @@
+"""What layers of any family offer that compute a convolution with what is next to it, so that others can plan with them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+
+Pair = tuple[int, int]
+
+
+@runtime_checkable
+class FusedConvolution(Protocol):
+    """A module that computes ``activation(conv2d(pad(x), weight, bias) + other)``, where ``other`` is optional.
+
+    Attributes:
+        is_fused_convolution: marks the class.
+        weight: (out_channels, in_channels / groups, height, width).
+        bias: (out_channels,), or None.
+        padding: zeros before and after the rows, and before and after the columns.
+        activation: name, numbers and variant of the activation, as oneDNN has them: ``("hardtanh", (0.0, 6.0), "")``.
+    """
+
+    is_fused_convolution: bool
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    in_channels: int
+    out_channels: int
+    kernel_size: Pair
+    stride: Pair
+    padding: tuple[Pair, Pair]
+    dilation: Pair
+    groups: int
+
+    @property
+    def activation(self) -> tuple[Any, ...]:
+        """The activation of the sum."""
