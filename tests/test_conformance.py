@@ -29,7 +29,7 @@ SUBJECTS = subjects_of(each for name in SHIPPED for each in passes_of(name))  # 
 
 SOME = zoo()[::3]  # for passes that are tried on all of the zoo by themselves, or with other options
 
-test_merging_with_other_options = conformance_tests(MergeLinears(min_group=3, where="*q*"), models=SOME)
+test_merging_with_other_options = conformance_tests(MergeLinears(min_group=3), models=SOME)
 test_a_composition = conformance_tests(
     compose(FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), MergeLinears(), inplace=False), models=SOME
 )

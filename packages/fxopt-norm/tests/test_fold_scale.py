@@ -162,7 +162,7 @@ def test_constants_that_no_checkpoint_holds_are_noted_in_the_ledger(
     made = nn.Linear(4, 4, bias=bias) if layer == "linear" else nn.Conv2d(4, 4, 3, bias=bias)
     model, x = scaled(made, forward), ROWS if layer == "linear" else IMAGES
     added = 2 if shape and layer != "linear" else 0
-    constant = (torch.rand(shape) + 0.5).reshape(*shape, *[1] * added)
+    constant = (torch.rand(shape) + 0.5).reshape((*shape, *[1] * added))
     if is_attribute:
         model.k = constant
     else:

@@ -174,7 +174,7 @@ class Subject:
             trials = [Trial(self.transformation, case) for case in self.cases]
             if self.site_model is not None:
                 trials += _of_site_model(self.transformation, self.site_model)
-            elif not self.own and not any(trial.changed for trial in trials):
+            elif self.transformation._edits and not self.own and not any(trial.changed for trial in trials):
                 example = example_case(type(self.transformation))
                 trials += [] if example is None else [Trial(self.transformation, example)]
         self.cases = tuple(trial.case for trial in trials)
