@@ -10,7 +10,8 @@ void run_attention(const Attention& call) {
   const int64_t pieces = unit.attention_pieces(call);
   const size_t bytes = size_t(unit.attention_scratch(call)) * 4;
   const double products = double(call.batch * call.heads * call.queries) * double(call.keys * (call.size + call.value_size));
-  run_pieces(pieces, products / 30, [&](int64_t piece) { unit.attention(call, piece, reinterpret_cast<float*>(scratch(bytes))); });
+  run_pieces(pieces, products / 30,
+             [&](int64_t piece) { unit.attention(call, piece, reinterpret_cast<float*>(scratch(bytes))); });
 }
 
 namespace {
@@ -45,7 +46,8 @@ Tensor attend(const char* op, Attention& call, const std::optional<Tensor>& mask
 
 const float* heads_of(const char* op, const char* operand, Tensor& tensor, int64_t (&strides)[3]) {
   check_type(op, operand, tensor, ScalarType::Float);
-  if (tensor.dim() != 4) refuse(op, ": ", operand, " has shape ", text_of(tensor.sizes()), ", expected (batch, heads, rows, size)");
+  if (tensor.dim() != 4)
+    refuse(op, ": ", operand, " has shape ", text_of(tensor.sizes()), ", expected (batch, heads, rows, size)");
   if (tensor.size(3) > 1 && tensor.stride(3) != 1) tensor = torch::stable::contiguous(tensor);
   for (int i = 0; i < 3; ++i) strides[i] = tensor.stride(i);
   return static_cast<const float*>(tensor.const_data_ptr());

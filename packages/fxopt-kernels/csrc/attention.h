@@ -281,7 +281,8 @@ void attend_by_dots(const Attention& a, int64_t batch, int64_t head, int64_t fir
     int64_t d = 0;
     for (; d + 2 * WIDTH <= a.value_size; d += 2 * WIDTH)
       weighted_row<2, false>(weights, values + d, a.value_strides[2], keys, 0, out + d);
-    for (; d + WIDTH <= a.value_size; d += WIDTH) weighted_row<1, false>(weights, values + d, a.value_strides[2], keys, 0, out + d);
+    for (; d + WIDTH <= a.value_size; d += WIDTH)
+      weighted_row<1, false>(weights, values + d, a.value_strides[2], keys, 0, out + d);
     if (d < a.value_size) weighted_row<1, true>(weights, values + d, a.value_strides[2], keys, a.value_size - d, out + d);
   }
   for (int64_t d = 0; d < a.value_size; ++d) result[d] = out[d] * (1.0f / (total == 0.0f ? 1.0f : total));

@@ -17,7 +17,8 @@ void check_sizes(const char* name, const std::vector<int64_t>& values, size_t co
   bool right = values.size() == count;
   for (int64_t value : values) right = right && value >= least && value < (int64_t(1) << 31);
   if (!right)
-    refuse(CONV, ": ", name, " is ", text_of({values.data(), values.size()}), ", expected ", count, " numbers of at least ", least);
+    refuse(CONV, ": ", name, " is ", text_of({values.data(), values.size()}), ", expected ", count, " numbers of at least ",
+           least);
 }
 
 Tensor conv(Tensor input, Tensor panels, std::optional<Tensor> bias, int64_t features, std::vector<int64_t> kernel,

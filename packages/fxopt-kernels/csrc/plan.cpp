@@ -13,7 +13,9 @@ namespace {
 
 constexpr const char* OP = "fxopt::run";
 constexpr int64_t FORMAT = 1, LARGEST = int64_t(1) << 40;
-enum StepKind : int64_t { LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP };
+enum StepKind : int64_t {
+  LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP
+};
 
 // What operands lie in: the arena, the inputs, the outputs and the weights, in this order.
 struct Slot {
@@ -197,8 +199,8 @@ void embedding(Reader& plan) {
     call.table[t] = plan.floats(extent<2>({entries, call.size}, {call.stride[t], 1}));
     for (int64_t row = 0; row < call.rows; ++row) {
       const int64_t outer = row / sizes[3] / sizes[2];
-      const int64_t id = from[outer / sizes[1] * strides[0] + outer % sizes[1] * strides[1] + row / sizes[3] % sizes[2] * strides[2] +
-                              row % sizes[3] * strides[3]];
+      const int64_t id = from[outer / sizes[1] * strides[0] + outer % sizes[1] * strides[1] +
+                              row / sizes[3] % sizes[2] * strides[2] + row % sizes[3] * strides[3]];
       if (id < 0 || id >= entries) refuse(OP, ": index out of range in self: ", id, " in a table of ", entries, " entries");
       ids[size_t(row * call.tables + t)] = id;
     }
@@ -221,7 +223,8 @@ void elementwise(Reader& plan) {
 // Sizes that a window moves over; returns how many taps it has.
 int64_t window(Reader& plan, Window& call, int64_t (&padding)[4]) {
   constexpr int64_t most = int64_t(1) << 31;
-  call.images = plan.size(1, most), call.height = plan.size(1, most), call.width = plan.size(1, most), call.channels = plan.size(1, most);
+  call.images = plan.size(1, most), call.height = plan.size(1, most);
+  call.width = plan.size(1, most), call.channels = plan.size(1, most);
   for (int64_t& each : call.kernel) each = plan.size(1, 4096);
   for (int64_t& each : call.stride) each = plan.size(1, most);
   for (int64_t& each : padding) each = plan.size(0, most);
@@ -296,7 +299,8 @@ constexpr int64_t KEPT = int64_t(16) << 20;
 
 std::vector<Tensor> run(std::vector<Tensor> inputs, std::vector<Tensor> weights, Tensor plan) {
   check_type(OP, "plan", plan, ScalarType::Long);
-  if (plan.dim() != 1 || !plan.is_contiguous()) refuse(OP, ": plan has shape ", text_of(plan.sizes()), ", expected one dimension");
+  if (plan.dim() != 1 || !plan.is_contiguous())
+    refuse(OP, ": plan has shape ", text_of(plan.sizes()), ", expected one dimension");
   Reader reader;
   reader.at = static_cast<const int64_t*>(plan.const_data_ptr());
   reader.end = reader.at + plan.numel();
@@ -336,7 +340,8 @@ std::vector<Tensor> run(std::vector<Tensor> inputs, std::vector<Tensor> weights,
     const int64_t dimensions = reader.size(0, 64);
     for (int64_t d = 0; d < dimensions; ++d) sizes[d] = reader.size();
     outputs.push_back(empty({sizes, size_t(dimensions)}));
-    reader.slots.push_back({static_cast<char*>(outputs.back().mutable_data_ptr()), outputs.back().numel(), ScalarType::Float, true});
+    Tensor& made = outputs.back();
+    reader.slots.push_back({static_cast<char*>(made.mutable_data_ptr()), made.numel(), ScalarType::Float, true});
   }
   for (size_t i = 0; i < weights.size(); ++i) add("weight", i, weights[i]);
 

@@ -61,7 +61,8 @@ class Block(nn.Module):
         self.dense, self.norm = nn.Linear(16, 16), norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.dense(x) + x)
+        result: Tensor = self.norm(self.dense(x) + x)
+        return result
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -88,7 +89,8 @@ class Gated(nn.Module):
             gate, up = halves[0], halves[1]
         else:
             gate, up = both.narrow(-1, 0, 24).clone(), both.narrow(-1, 24, 24)
-        return self.down(up * self.activation(gate)) + x
+        result: Tensor = self.down(up * self.activation(gate)) + x
+        return result
 
 
 @pytest.mark.parametrize("split", ["chunk", "narrow"])
@@ -127,7 +129,8 @@ class Broadcast(nn.Module):
         self.dense = nn.Linear(16, 8)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.dense(x) + y
+        result: Tensor = self.dense(x) + y
+        return result
 
 
 @pytest.mark.parametrize("shape", [(8,), (1, 8), (2, 3, 8)])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fxopt_core import registry, undo
 from fxopt_kernels import FuseAttention, FuseLinears, FuseNorms, PanelLinear, PlanRegions, isa
+from fxopt_kernels.layers.thawing import Thawing
 from fxopt_kernels.regions.running import plans_of
 from fxopt_rewrite import infer_shapes
 
@@ -31,10 +32,12 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         parts: Any = self.qkv(x).chunk(3, -1)
-        heads = [parts[place].unflatten(-1, (HEADS, -1)).transpose(1, 2) for place in range(3)]
-        rows = nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2)
+        query, key, value = (parts[place].unflatten(-1, (HEADS, -1)).transpose(1, 2) for place in range(3))
+        heads = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        rows = heads.transpose(1, 2).flatten(2)
         x = self.one(self.out(rows) + x)
-        return self.other(self.down(nn.functional.gelu(self.up(x))) + x)
+        result: Tensor = self.other(self.down(nn.functional.gelu(self.up(x))) + x)
+        return result
 
 
 class Encoder(nn.Module):
@@ -141,8 +144,9 @@ def test_memory_is_that_of_the_model() -> None:
     for _ in range(4):
         graph_module(*inputs)
     layers = [module for module in graph_module.modules() if isinstance(module, PanelLinear)]
-    assert all(layer._parameters.frozen for layer in layers)
-    panels = [layer.packing.panels for layer in layers]
+    assert all(isinstance(held, Thawing) and held.frozen for held in (layer._parameters for layer in layers))
+    panels = [layer.packing.panels for layer in layers if layer.packing is not None]
+    assert len(panels) == len(layers)
     plain = [tensor for module in graph_module.modules() for tensor in dict.values(module._parameters)]
     assert sum(tensor.nbytes for tensor in (*panels, *plain) if tensor is not None) <= 1.1 * held
     (plan,) = plans_of(graph_module)

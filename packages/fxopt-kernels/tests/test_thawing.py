@@ -36,11 +36,17 @@ def _packed(**settings: Any) -> tuple[PanelLinear, Tensor, Tensor]:
     weight, rows = layer.weight.detach().clone(), torch.randn(3, 12)
     with torch.no_grad():
         layer(rows)
-    assert layer._parameters.frozen
+    assert _frozen(layer._parameters)
     return layer, weight, rows
 
 
-def _run(layer: nn.Module, rows: Tensor) -> Tensor:
+def _frozen(held: object) -> bool:
+    """Return whether the dictionary of a layer has dropped its values."""
+    assert isinstance(held, Thawing)
+    return held.frozen
+
+
+def _run(layer: Callable[..., Any], rows: Tensor) -> Tensor:
     with torch.no_grad():
         found: Tensor = layer(rows)
     return found
@@ -51,6 +57,12 @@ def test_every_method_of_a_dictionary_thaws_or_gives_no_value() -> None:
     methods |= {"__eq__", "__ne__", "__repr__", "__reduce_ex__"}
     own = {name for name in methods if name in vars(Thawing)}
     assert methods - own - _HARMLESS == {"__class_getitem__"}
+
+
+def _updated(layer: PanelLinear) -> object:
+    made: dict[str, object] = {}
+    made.update(layer._parameters)
+    return made["weight"]
 
 
 READINGS: dict[str, Callable[[PanelLinear], object]] = {
@@ -67,7 +79,7 @@ READINGS: dict[str, Callable[[PanelLinear], object]] = {
     "dict": lambda layer: dict(layer._parameters)["weight"],
     "merged": lambda layer: (layer._parameters | {})["weight"],
     "merged from the right": lambda layer: ({} | layer._parameters)["weight"],
-    "updated": lambda layer: [made := {}, made.update(layer._parameters)][0]["weight"],
+    "updated": _updated,
     "copied": lambda layer: layer._parameters.copy()["weight"],
     "vars": lambda layer: vars(layer)["_parameters"]["weight"],
     "state_dict": lambda layer: layer.state_dict()["weight"],
@@ -102,21 +114,21 @@ def test_the_plain_weight_is_dropped_unless_somebody_holds_it() -> None:
     layer, _, rows = _packed()
     for held in (layer.weight, layer.weight.detach(), layer.weight.view(-1)[3:], layer.weight.detach().numpy()):
         _run(layer, rows)
-        assert not layer._parameters.frozen
+        assert not _frozen(layer._parameters)
         del held
     gc.collect()
     _run(layer, rows)
-    assert layer._parameters.frozen
+    assert _frozen(layer._parameters)
 
 
 def test_a_weight_in_a_graph_of_autograd_is_held() -> None:
     layer, _, rows = _packed()
     result = layer(rows).sum()
     _run(layer, rows)
-    assert not layer._parameters.frozen
+    assert not _frozen(layer._parameters)
     result.backward()
     _run(layer, rows)
-    assert not layer._parameters.frozen  # its gradient would be lost
+    assert not _frozen(layer._parameters)  # its gradient would be lost
     assert layer.weight.grad is not None
 
 
@@ -149,7 +161,7 @@ def test_looking_at_a_weight_packs_nothing_again() -> None:
         assert torch.equal(layer.state_dict()["weight"], weight)
         _run(layer, rows)
         assert layer.packing is packed
-        assert layer._parameters.frozen
+        assert _frozen(layer._parameters)
 
 
 def test_a_change_that_nothing_shows_needs_refresh() -> None:
@@ -163,7 +175,7 @@ def test_bias_and_norm_are_read_at_each_call() -> None:
     layer, _, rows = _packed(norm=("layer", 1e-5), norm_weight=True, norm_bias=True)
     with torch.no_grad():
         for key in ("bias", "norm_weight", "norm_bias"):
-            layer._parameters[key].add_(1.0)
+            getattr(layer, key).add_(1.0)
             torch.testing.assert_close(_run(layer, rows), layer._plain(rows, None))
 
 
@@ -200,7 +212,8 @@ def test_conversions(dtype: torch.dtype, swaps: bool) -> None:
 
 def test_swapped_tensors() -> None:
     layer, weight, rows = _packed(bias=False)
-    torch.utils.swap_tensors(layer.weight, nn.Parameter(weight * 2))
+    swap: Any = torch.utils.swap_tensors
+    swap(layer.weight, nn.Parameter(weight * 2))
     torch.testing.assert_close(_run(layer, rows), rows @ weight.T * 2)
 
 
@@ -208,7 +221,7 @@ def test_shared_memory_stays_shared() -> None:
     layer, weight, rows = _packed(bias=False)
     layer.share_memory()
     _run(layer, rows)
-    assert layer.weight.is_shared() and not layer._parameters.frozen
+    assert layer.weight.is_shared() and not _frozen(layer._parameters)
     with torch.no_grad():
         layer.weight.mul_(2)
     torch.testing.assert_close(_run(layer, rows), rows @ weight.T * 2)
@@ -230,7 +243,7 @@ def test_flags_and_attributes_stay() -> None:
     layer.weight.note = "kept"
     rows = torch.randn(2, 12)
     layer(rows)
-    assert layer._parameters.frozen
+    assert _frozen(layer._parameters)
     assert not layer.weight.requires_grad and layer.weight.note == "kept"
     layer(rows)
     layer.requires_grad_()
@@ -302,7 +315,7 @@ def test_integers_and_scales() -> None:
     plain = layer._plain(rows, None)
     with torch.no_grad():
         found = layer(rows)
-    assert layer._buffers.frozen
+    assert _frozen(layer._buffers)
     assert nn.functional.cosine_similarity(found, plain).min() > 0.999
     assert torch.equal(layer.state_dict()["weight"], weight) and torch.equal(layer.scale, scale)
     layer.double()

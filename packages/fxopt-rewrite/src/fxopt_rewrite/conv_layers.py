@@ -1,4 +1,4 @@
-"""What layers of any family offer that compute a convolution with what is next to it, so that others can plan with them."""
+"""What layers of any family offer that compute a convolution with what is next to it, for others to plan with."""
 
 from __future__ import annotations
 

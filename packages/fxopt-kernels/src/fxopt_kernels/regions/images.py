@@ -116,11 +116,12 @@ def _windows(source: Node, largest: bool, settings: dict[str, Any]) -> Pooling |
     kernel = _pair(settings["kernel_size"])
     stride = _pair(settings.get("stride") or kernel)
     padding, dilation = _pair(settings.get("padding") or 0), _pair(settings.get("dilation") or 1)
-    counts = settings.get("count_include_pad")
-    if settings.get("ceil_mode") or settings.get("divisor_override") or None in (kernel, stride, padding, dilation):
+    if settings.get("ceil_mode") or settings.get("divisor_override"):
         return None
-    assert stride is not None and padding is not None and dilation is not None
-    return Pooling(source, largest, kernel, stride, padding, dilation, counts is not False)
+    if kernel is None or stride is None or padding is None or dilation is None:
+        return None
+    counts = settings.get("count_include_pad") is not False
+    return Pooling(source, largest, kernel, stride, padding, dilation, counts)
 
 
 def _pair(value: object) -> Pair | None:

@@ -29,12 +29,13 @@ def _five_dimensions(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _chunks(x: Tensor) -> tuple[Tensor, ...]:
-    parts = x.chunk(3, -1)
+    parts: Any = x.chunk(3, -1)
     return tuple(parts[place].unflatten(-1, (H, E)).permute(0, 2, 1, 3) for place in range(3))
 
 
 def _heads_first(x: Tensor) -> tuple[Tensor, ...]:
-    each = x.view(x.shape[0], x.shape[1], 3 * H, E).transpose(1, 2).split(H, 1)
+    heads: Any = x.view(x.shape[0], x.shape[1], 3 * H, E).transpose(1, 2)
+    each = heads.split(H, 1)
     return each[0], each[1], each[2]
 
 
@@ -62,7 +63,9 @@ class Attend(nn.Module):
         self.before, self.after, self.settings = before, after, settings
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        found: Tensor = self.after(F.scaled_dot_product_attention(*self.before(x), attn_mask=mask, **self.settings))
+        query, key, value = self.before(x)
+        heads = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **self.settings)
+        found: Tensor = self.after(heads)
         return found
 
 
@@ -116,7 +119,8 @@ class Grouped(nn.Module):
         self.repeats = repeats
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        query, key, value = (each.unflatten(-1, (-1, E)).transpose(1, 2) for each in (q, k, v))
+        inputs: tuple[Any, ...] = (q, k, v)
+        query, key, value = (each.unflatten(-1, (-1, E)).transpose(1, 2) for each in inputs)
         if self.repeats == "expand":
             shape = (B, 2, H // 2, L, E)
             key, value = (each[:, :, None].expand(shape).reshape(B, H, L, E) for each in (key, value))
