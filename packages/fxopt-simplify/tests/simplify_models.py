@@ -83,3 +83,16 @@ class Repeats(nn.Module):
         other = self.act(self.fc(x)) * torch.arange(x.shape[1]).float()
         torch.sigmoid(other).abs()
         return one - other.reshape(other.shape) * torch.ones(4, 4).tril().sum(0)
+
+
+class Attends(nn.Module):
+    """Attention written out: products, a softmax and a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (2, 2)).transpose(0, 1).unsqueeze(0) for each in (self.q, self.k, self.v))
+        made: Tensor = torch.softmax(q @ k.transpose(-2, -1) * 0.5, dim=-1) @ v
+        return made

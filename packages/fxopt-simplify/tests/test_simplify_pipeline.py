@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from simplify_models import TOKENS, Masked, Repeats, Rotary, X
+from simplify_models import TOKENS, Attends, Masked, Repeats, Rotary, X
 from torch import Tensor, nn
 
 from fxopt_checkpoints import load_original_state_dict, original_state_dict
@@ -26,6 +26,7 @@ _OWN = [
     ModelCase("rotary", Rotary, X, form="modules"),
     ModelCase("repeats", Repeats, X, form="modules"),
     ModelCase("repeats", Repeats, X, form="export-dynamic"),
+    ModelCase("attends", Attends, X, form="export-dynamic"),
 ]
 _NAMES = (
     "repeated",
