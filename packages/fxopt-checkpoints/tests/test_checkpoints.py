@@ -138,7 +138,7 @@ def test_keys_of_the_rewritten_model_are_told_apart() -> None:
 
 @pytest.mark.parametrize("given", [None, 3, [("q.weight", torch.zeros(8, 4))]])
 def test_a_checkpoint_is_a_mapping(given: Any) -> None:
-    with pytest.raises(CheckpointError, match=f"is given a {type(given).__name__}, expected a state_dict"):
+    with pytest.raises(CheckpointError, match=f"is given an? {type(given).__name__}, expected a state_dict"):
         load_original_state_dict(rewritten("join"), given)
 
 

@@ -238,7 +238,7 @@ class TestErrors:
         graph_module = traced()
         before = state(graph_module)
         with pytest.raises(
-            PostconditionError, match=rf"returned a {type(result).__name__}, expected a torch.fx.GraphM"
+            PostconditionError, match=rf"returned an? {type(result).__name__}, expected a torch.fx.GraphM"
         ):
             Run(lambda graph_module: result)(graph_module)
         assert state(graph_module) == before

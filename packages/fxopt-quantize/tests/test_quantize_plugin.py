@@ -36,5 +36,5 @@ def test_options_are_text() -> None:
 def test_a_pipeline_merges_rounds_and_leaves_the_rest_to_the_exact_one(name: str) -> None:
     *own, last = plugin.fxopt_pipelines()[name].split(",")
     assert own[:2] == ["fold-batch-norm", "merge-linears"]
-    assert own[2] in {cls().name for cls in plugin.fxopt_transformations()}
+    assert own[2].partition("{")[0] in {cls().name for cls in plugin.fxopt_transformations()}
     assert last == "cpu-inference"

@@ -214,5 +214,7 @@ def test_of_a_newer_version_is_an_error() -> None:
 
 @pytest.mark.parametrize("given", [None, 3, "relu", symbolic_trace(nn.ReLU())])
 def test_other_things_than_nodes_are_refused(given: Any) -> None:
-    with pytest.raises(FxoptError, match=rf"^provenance is given a {type(given).__name__}, expected a torch\.fx\.Node"):
+    with pytest.raises(
+        FxoptError, match=rf"^provenance is given an? {type(given).__name__}, expected a torch\.fx\.Node"
+    ):
         provenance(given)

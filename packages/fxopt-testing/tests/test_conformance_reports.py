@@ -71,7 +71,9 @@ def test_expected_failures_make_nothing_fail() -> None:
 
 
 def test_compositions_are_passes() -> None:
-    assert check_transformation(compose(results.Padding(), LintAndRecompile()), models=zoo()[:8])
+    assert check_transformation(
+        compose(results.Padding(), LintAndRecompile()), models=[*zoo()[:8], model_case("pair without bias[modules]")]
+    )
     report = check_transformation(
         compose(results.Padding(), results.Unfreezes()), models=[model_case("frozen[modules]")], raises=False
     )

@@ -69,12 +69,12 @@ class Binding:
         others = sorted({*range(_inputs_of(graph_module))} - {weight.place for weight in weights})
         self.takes = (*(weight.place for weight in read), *others)
         self.call: Run = self._module.forward
-        self._places: list[tuple[dict[str, Any], str, Weight]] = []
+        self._places: list[tuple[nn.Module, str, str, Weight]] = []
         self._made: dict[str, Tensor] = {}
         self._find(by_id)
         made = {id(tensor) for tensor in self._made.values()}
         self._is_explained = {id(each) for each in _tensors_of(self._module)} <= made | baked and not self._map.ties
-        read_by_passes = {weight for _, _, weight in self._places} | set(self._sources(weights))
+        read_by_passes = {weight for *_, weight in self._places} | set(self._sources(weights))
         self._weights = tuple(
             weights if not self._is_explained else [each for each in weights if each in read_by_passes]
         )
@@ -85,12 +85,12 @@ class Binding:
     def _find(self, by_id: Mapping[int, Weight]) -> None:
         """Note where weights are in layers, and which tensors the passes made."""
         for module_name, module in self._module.named_modules():
-            for table in (module._parameters, module._buffers):
-                for name, tensor in table.items():
+            for table in ("_parameters", "_buffers"):  # by name: a layer may replace the dictionary
+                for name, tensor in vars(module)[table].items():
                     if tensor is None:
                         continue
                     if id(tensor) in by_id:
-                        self._places.append((table, name, by_id[id(tensor)]))
+                        self._places.append((module, table, name, by_id[id(tensor)]))
                     else:
                         self._made[f"{module_name}.{name}" if module_name else name] = tensor
         keys = {target.key for target in self._map.new_tensors}
@@ -154,8 +154,8 @@ class Binding:
 
         with plainly():
             noted = Watched(tensors)
-            for table, name, weight in self._places:
-                table[name] = alias_of(current[weight.name])
+            for module, table, name, weight in self._places:
+                vars(module)[table][name] = alias_of(current[weight.name])
             try:
                 for computed in NewTensors(self._map, original):
                     made = self._made.get(computed.target.name)

@@ -33,7 +33,8 @@ from fxopt_core.values.names import class_path, describe, find, name_of
 ALLOW_LIST = "FXOPT_PLUGINS"
 """Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none."""
 
-SHIPPED = ("fxopt", *(f"fxopt_{n}" for n in ("core", "linear", "norm", "arith", "onednn", "simplify", "quantize")))
+_FAMILIES = ("core", "linear", "norm", "arith", "onednn", "kernels", "simplify", "quantize")
+SHIPPED = ("fxopt", *(f"fxopt_{name}" for name in _FAMILIES))
 """Packages of fxopt with a plugin; distribution fxopt-linear, say, declares `fxopt_linear.plugin` as `linear`."""
 
 HOOKS = ("fxopt_transformations", "fxopt_pipelines", "fxopt_layers", "fxopt_functions")

@@ -10,6 +10,7 @@ _BY_DISTRIBUTION = {
     "fxopt-arith": "change-true-div-to-mul-by-inverse",
     "fxopt-onednn": "cpu-inference convert-to-channels-last pack-convolutions pack-linears fuse-regions "
     "remove-identities",
+    "fxopt-kernels": "kernels fuse-attention fuse-norms fuse-linears plan-regions",
     "fxopt-simplify": "simplify remove-no-ops eliminate-common-subexpressions eliminate-dead-code cache-shape-tables "
     "fold-constants fuse-scaled-dot-product-attention",
     "fxopt-quantize": "cpu-inference-int8 cpu-inference-bf16 quantize-linears cast-to-bfloat16",
