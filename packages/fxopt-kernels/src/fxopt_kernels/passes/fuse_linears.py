@@ -209,7 +209,7 @@ def _with_quick_gelu(index: GraphIndex, site: ProductSite) -> ProductSite:
         if not isinstance(inner, ActivationCall) or inner.name != "sigmoid" or sole_user(inner.node) is not product:
             continue
         scaled = read_elementwise(inner.input)
-        if not isinstance(scaled, ElementwiseCall) or scaled.operation != "mul":
+        if not isinstance(scaled, ElementwiseCall) or scaled.operation != "mul" or scaled.inplace:
             continue
         factors, readers = {scaled.left, scaled.right}, {product, scaled.node}
         if factors == {value, _SIGMOID_FACTOR} and set(value.users) == readers:

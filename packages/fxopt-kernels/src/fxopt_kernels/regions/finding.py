@@ -105,6 +105,8 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     if is_python_number(node) is True:
         return not index.effects.effect(node).opaque
     name = operation(index, node)
+    if index.effects.aliases(node) and index.effects.written_between(node, node, index.nodes[-1]):
+        return False  # a plan would give a copy, which the write does not reach
     if name in ELEMENTWISE:
         return len(node.args) == 2 and dict(node.kwargs) in ({}, {"alpha": 1})
     if name == _CHECK or name in _CASTS:  # of float32 to float32

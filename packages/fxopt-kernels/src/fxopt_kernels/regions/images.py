@@ -154,7 +154,7 @@ def activation_of(index: GraphIndex, node: Node) -> Activation | None:
     call = read_activation(index, node)
     if not isinstance(call, ActivationCall) or not is_float(call.input):
         return None
-    fresh = len(call.input.users) == 1 and call.input.op == "call_module"
+    fresh = len(call.input.users) == 1 and call.input.op == "call_module" and not index.effects.aliases(call.input)
     return None if call.inplace and not fresh else activation_named(call.name, call.settings)
 
 

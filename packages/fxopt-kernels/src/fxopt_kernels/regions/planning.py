@@ -78,6 +78,8 @@ class _Step:
         if name in COPIES:
             kept = args[0].layout.is_contiguous() or kwargs.get("memory_format") is torch.channels_last
             return args[0] if kept else self.builder.elementwise(args[0])
+        if args and type(args[0]) is tuple:  # one of the parts that a split gives
+            return _called(node, args, kwargs)
         if name in VIEWS and any(isinstance(each, Value) for each in args):
             return self._view(node, args, kwargs)
         return _called(node, _layouts(args), _layouts(kwargs))  # sizes
@@ -86,6 +88,7 @@ class _Step:
         source = args[0]
         found = _called(node, _layouts(args), _layouts(kwargs))
         views = found if isinstance(found, tuple | list) else (found,)
+        _need(all(each.dtype is source.layout.dtype for each in views))
         place = source.layout.untyped_storage()._cdata
         if any(each.untyped_storage()._cdata != place for each in views):  # a reshape that copies
             source = self.builder.elementwise(source)
