@@ -140,3 +140,55 @@ def test_grouped_heads(repeats: str) -> None:
 def test_other_dtypes_are_left_alone() -> None:
     found = check_rewrite(FuseAttention(), Attend(_chunks, _joined).eval(), X.double(), sites=0)
     assert [reason for _, reason in refused(found)] == ["unsupported-dtype"]
+
+
+class Beside(nn.Module):
+    """Attention between values of different batches or heads, and what is made of it."""
+
+    def __init__(self, heads: tuple[int, int] = (H, H), after: Callable[[Tensor], Tensor] = _joined) -> None:
+        super().__init__()
+        self.heads, self.after = heads, after
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        parts = [x.unflatten(-1, (n, -1)).transpose(1, 2) for x, n in zip((query, key), self.heads, strict=True)]
+        return self.after(F.scaled_dot_product_attention(parts[0], parts[1], parts[1]))
+
+
+@pytest.mark.parametrize(("heads", "batches"), [((H, H), (1, B)), ((H, H), (B, 1)), ((1, H), (B, B))])
+@torch.no_grad()
+def test_batches_and_heads_broadcast_as_in_torch(heads: tuple[int, int], batches: tuple[int, int]) -> None:
+    model = Beside(heads, after=lambda rows: rows.transpose(1, 2).flatten(2))
+    inputs = [torch.randn(batch, L, count * E) for batch, count in zip(batches, heads, strict=True)]
+    graph_module = FuseAttention()(torch.export.export(model, tuple(inputs)).module())
+    torch.testing.assert_close(graph_module(*inputs), model(*inputs))
+
+
+@torch.no_grad()
+def test_a_batch_that_is_repeated_afterwards_is_not_part_of_the_call() -> None:
+    model = Beside(after=lambda rows: _flat(rows).unsqueeze(1).expand(-1, 3, -1, -1).reshape(3 * B, L, H * E))
+    x = torch.randn(B, L, H * E)
+    graph_module = FuseAttention()(torch.export.export(model, (x, x)).module())
+    torch.testing.assert_close(graph_module(x, x), model(x, x))
+
+
+@torch.no_grad()
+def test_a_batch_that_is_repeated_before_is_not_part_of_the_call() -> None:
+    class Repeated(nn.Module):
+        def forward(self, merged: Tensor) -> Tensor:
+            repeated = merged.unsqueeze(1).expand(B, 3, L, 3 * H * E).reshape(3 * B, L, 3 * H * E)
+            return _joined(F.scaled_dot_product_attention(*_chunks(repeated)))
+
+    x = torch.randn(B, L, 3 * H * E)
+    graph_module = FuseAttention()(torch.export.export(Repeated(), (x,)).module())
+    torch.testing.assert_close(graph_module(x), Repeated()(x))
+
+
+@torch.no_grad()
+def test_a_view_of_another_dtype_is_not_part_of_the_call() -> None:
+    model, x = Beside(after=lambda rows: _flat(rows).view(torch.int32)), torch.randn(B, L, H * E)
+    assert FuseAttention()(torch.export.export(model, (x, x)).module())(x, x).dtype is torch.int32
+
+
+@torch.no_grad()
+def test_an_empty_batch_gives_an_empty_result() -> None:
+    assert MergedAttention(H, H, scale=1.0, causal=False)(torch.zeros(0, L, 3 * H * E)).shape == (0, L, H * E)

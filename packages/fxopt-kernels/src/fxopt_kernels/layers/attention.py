@@ -47,7 +47,8 @@ class RowAttention(_Attention):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the rows."""
-        if _takes(query, key, value) and _takes_mask(mask) and query.dim() == 4 and query.shape[-1] <= LARGEST_HEAD:
+        fits = query.dim() == 4 and query.shape[-1] <= LARGEST_HEAD and _belong_together(query, key, value)
+        if fits and _takes(query, key, value) and _takes_mask(mask):
             result: Tensor = ATTENTION(query, key, value, mask, self.scale, self.causal)
             return result
         return _plain(query, key, value, mask, self.scale, self.causal)
@@ -78,8 +79,7 @@ class MergedAttention(_Attention):
         if _takes(merged) and _takes_mask(mask) and merged.dim() == 3:
             result: Tensor = ATTENTION_MERGED(merged, self.heads, self.kv_heads, mask, self.scale, self.causal)
             return result
-        size = merged.shape[-1] // (self.heads + 2 * self.kv_heads)
-        heads = merged.reshape(*merged.shape[:2], -1, size).transpose(1, 2)
+        heads = merged.unflatten(-1, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
         query, key = heads.narrow(1, 0, self.heads), heads.narrow(1, self.heads, self.kv_heads)
         value = heads.narrow(1, self.heads + self.kv_heads, self.kv_heads)
         return _plain(query, key, value, mask, self.scale, self.causal)
@@ -96,12 +96,19 @@ def _takes(*tensors: Tensor) -> bool:
     return all(is_plain(each, _FLOAT) and each.numel() and each.stride(-1) == 1 for each in tensors)
 
 
+def _belong_together(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether no batch has to be broadcast, and heads by groups alone."""
+    batch, heads, _, size = query.shape
+    same = key.shape == (batch, key.shape[1], value.shape[2], size) and value.shape[:2] == key.shape[:2]
+    return same and heads % key.shape[1] == 0
+
+
 def _takes_mask(mask: Tensor | None) -> bool:
     return mask is None or ((is_plain(mask, torch.bool) or is_plain(mask, _FLOAT)) and not needs_gradient(mask))
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """Return the rows by torch's own functions."""
-    grouped = query.shape[1] != key.shape[1]
+    grouped = query.shape[1] != key.shape[1] and query.shape[1] % key.shape[1] == 0
     settings: dict[str, Any] = {"attn_mask": mask, "scale": scale, "is_causal": causal, "enable_gqa": grouped}
     return F.scaled_dot_product_attention(query, key, value, **settings).transpose(1, 2).flatten(2)

@@ -240,7 +240,8 @@ def _joined_after(index: GraphIndex, node: Node, size: int) -> tuple[Node, list[
 
 def _is_rows(layout: Layout, width: int) -> bool:
     axes = layout.axes
-    return len(axes) == 3 and [axis.dim for axis in axes] == [0, 1, None] and axes[2] == Axis(width, None, 1)
+    whole = [(axis.dim, axis.repeat) for axis in axes[:2]] == [(0, 1), (1, 1)]
+    return len(axes) == 3 and whole and axes[2] == Axis(width, None, 1)
 
 
 def _without_repetition(index: GraphIndex, node: Node, layout: Layout | None) -> tuple[Node, tuple[Node, ...], int]:

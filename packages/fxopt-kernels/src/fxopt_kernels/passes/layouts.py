@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import SymInt
+from torch import SymInt, dtype
 from torch.fx import Node
 
 from fxopt_rewrite import GraphIndex, same_size, tensor_facts
@@ -259,6 +259,8 @@ def _shape_of(node: Node) -> tuple[Size, ...]:
 
 def _view(index: GraphIndex, layout: Layout, node: Node) -> _Made:
     """Split and join dimensions, one after the other."""
+    if any(isinstance(each, dtype) for each in (*node.args, *node.kwargs.values())):
+        raise _NoReadingError
     shape = _shape_of(node)
     waiting, made = list(layout.axes), list[Axis]()
     for size in shape:
@@ -326,6 +328,8 @@ def heads(axes: Sequence[Axis]) -> tuple[int, int, int] | None:
     (12, 32, 1)
     """
     if len(axes) != 4 or axes[0].dim != 0 or axes[2].dim != 1 or type(axes[1].size) is not int:
+        return None
+    if any(axis.repeat != 1 for axis in (axes[0], axes[2], axes[3])):
         return None
     count, size = axes[1], axes[3]
     if count.dim is not None or size.dim is not None or size.stride != 1 or type(size.size) is not int:
