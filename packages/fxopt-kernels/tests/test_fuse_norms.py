@@ -73,3 +73,19 @@ def test_norms_that_are_written_out(square: str, form: Any) -> None:
     assert [module._norm for module in found.modules() if isinstance(module, SumNorm)] == [("rms", 1e-6)]
     with torch.no_grad():
         torch.testing.assert_close(found(x), model(x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"alpha": 3}, {"dtype": torch.float64}])
+@torch.no_grad()
+def test_a_norm_with_other_arithmetic_stays(settings: dict[str, Any]) -> None:
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean = x.pow(2).mean(-1, keepdim=True, dtype=settings.get("dtype"))
+            return self.weight * (x * torch.rsqrt(torch.add(mean, 0.1, alpha=settings.get("alpha", 1))))
+
+    model, x = Written(), torch.randn(3, 16)
+    torch.testing.assert_close(FuseNorms()(torch.export.export(model, (x,)).module())(x), model(x))

@@ -204,6 +204,8 @@ def _written_out(index: GraphIndex, node: Node) -> NormSite | None:
     summed, product = read_elementwise(node.args[0]), _reader(index, node)
     if not isinstance(summed, ElementwiseCall) or summed.operation != "add" or type(summed.right) is not float:
         return None
+    if summed.alpha != 1 or not is_float(node):
+        return None
     mean = summed.left
     if not isinstance(mean, Node) or operation(index, mean) != "mean" or product is None:
         return None
