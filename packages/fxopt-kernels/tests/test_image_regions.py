@@ -107,3 +107,16 @@ def test_undo_gives_the_code_back() -> None:
     assert "run_plan" in graph_module.code
     PlanRegions()(graph_module, reverse=True)
     assert graph_module.code == before
+
+
+@torch.no_grad()
+def test_plans_for_many_sizes_share_one_copy_of_the_weights() -> None:
+    model = Block().eval()
+    graph_module = planned(model, torch.randn(2, 3, 32, 32))
+    for count in (1, 2, 3):
+        for _ in range(2):
+            graph_module(torch.randn(count, 3, 32, 32))
+    plans = plans_of(graph_module)
+    places = [{weight.data_ptr() for weight in plan.weights if weight.numel() > 1} for plan in plans]
+    assert len(places) == 3
+    assert places[0] == places[1] == places[2]

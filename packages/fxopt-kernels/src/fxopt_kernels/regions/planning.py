@@ -27,10 +27,12 @@ class UnplannableError(Exception):
     """A plan has no step for a call of this kind, which the layers hand to torch's functions."""
 
 
-def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any]) -> Plan | None:
+def plan_of(
+    graph_module: GraphModule, region: Region, values: Sequence[Any], panels: dict[nn.Module, Tensor]
+) -> Plan | None:
     """Return the plan of a region for inputs of these shapes and dtypes; None where there is none.
 
-    The layers are packed, if they were not.
+    The layers are packed, if they were not; convolutions into `panels`, which all plans of a region share.
     """
     index, builder = GraphIndex(graph_module), PlanBuilder()
     made: dict[Node, Any] = {}
@@ -38,7 +40,7 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any]) ->
         made[node] = builder.input(value) if isinstance(value, Tensor) else value
     try:
         for node in region.nodes:
-            made[node] = _Step(index, builder, made).of(node)
+            made[node] = _Step(index, builder, made, panels).of(node)
         for node in region.outputs:
             builder.output(made[node])
         return builder.build()
@@ -49,8 +51,10 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any]) ->
 class _Step:
     """Adds what a node computes to a plan."""
 
-    def __init__(self, index: GraphIndex, builder: PlanBuilder, made: Mapping[Node, Any]) -> None:
-        self.index, self.builder, self.made = index, builder, made
+    def __init__(
+        self, index: GraphIndex, builder: PlanBuilder, made: Mapping[Node, Any], panels: dict[nn.Module, Tensor]
+    ) -> None:
+        self.index, self.builder, self.made, self.panels = index, builder, made, panels
 
     def of(self, node: Node) -> Any:
         """Return the value of a node, or the number."""
@@ -119,7 +123,9 @@ class _Step:
         if isinstance(module, FusedConvolution):
             _need(all(len(each.shape) == 4 and each.layout.dtype is torch.float32 for each in args))
             _need(args[0].shape[1] == module.in_channels)
-            panels = self.builder.weight(images.panels_of(module))
+            if module not in self.panels:
+                self.panels[module] = images.panels_of(module)
+            panels = self.builder.weight(self.panels[module])
             return images.convolve(self.builder, module, panels, self._weight(module.bias), *args)
         if isinstance(module, EmbeddingNorm):
             _need(all(each.layout.dtype is torch.int64 for each in args))

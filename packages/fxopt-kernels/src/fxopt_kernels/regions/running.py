@@ -110,6 +110,7 @@ class RegionPlans:
         self._unchanged: Unchanged | None = None
         self.plans: dict[tuple[object, ...], Plan | None] = {}
         self._seen: set[tuple[object, ...]] = set()
+        self._panels: dict[nn.Module, Tensor] = {}
 
     def run(self, graph_module: GraphModule, values: tuple[Any, ...]) -> list[Tensor] | None:
         """Return the outputs for inputs, or None if the nodes have to run one by one."""
@@ -137,13 +138,14 @@ class RegionPlans:
         region = None if is_edited(graph_module) else _find(graph_module, self._key)
         if region is None:
             return
-        plan = plan_of(graph_module, region, values)
-        if self._unchanged is None:
-            try:
-                self._unchanged = Unchanged(graph_module, region.nodes)
-            except RuntimeError:  # tensors of inference mode have no version
-                return
-        if self._unchanged.holds():
+        unchanged = self._unchanged
+        try:  # first, so that it knows what the plan is made of
+            unchanged = unchanged or Unchanged(graph_module, region.nodes)
+        except RuntimeError:  # tensors of inference mode have no version
+            return
+        plan = plan_of(graph_module, region, values, self._panels)
+        if unchanged.holds():
+            self._unchanged = unchanged
             if len(self.plans) >= _MOST_PLANS:
                 self.plans = {}
             self.plans = {**self.plans, kind: plan}
