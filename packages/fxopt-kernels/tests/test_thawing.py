@@ -171,6 +171,15 @@ def test_a_change_that_nothing_shows_needs_refresh() -> None:
     torch.testing.assert_close(_run(layer, rows), rows @ layer.weight.T)
 
 
+def test_a_number_written_unseen_is_not_lost() -> None:
+    layer, rows = PanelLinear(64, 64).eval(), torch.randn(3, 64)
+    _run(layer, rows)
+    layer.weight.data[5, 7] += 100.0
+    found = _run(layer, rows)
+    assert layer.weight[5, 7] == 100.0
+    torch.testing.assert_close(found[:, 5], rows[:, 7] * 100.0)
+
+
 def test_bias_and_norm_are_read_at_each_call() -> None:
     layer, _, rows = _packed(norm=("layer", 1e-5), norm_weight=True, norm_bias=True)
     with torch.no_grad():

@@ -185,9 +185,13 @@ class PanelLinear(nn.Module):
             present: list[Any] = [dict.get(held, key) for key in keys]
             if packed.made_of.hold(present):
                 del present
-                if held.droppable(*keys):
-                    held.freeze(self._makers(packed), packed.watch)
-                return packed
+                if not held.droppable(*keys):
+                    return packed
+                # Single numbers may have been written unseen: dropping the tensor would lose them.
+                makers = self._makers(packed)
+                if all(torch.equal(dict.__getitem__(held, key), make()) for key, make in makers.items()):
+                    held.freeze(makers, packed.watch)
+                    return packed
         del held  # which refers to the weight
         return self._pack()
 
