@@ -14,7 +14,9 @@ import sys
 import sysconfig
 import warnings
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import distribution, distributions
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules, walk_packages
 
@@ -77,8 +79,9 @@ def tried(name: str) -> int:
     """Import every module of a package, and run the examples of its passes; return how many lines the examples have."""
     package = import_module(name.replace("-", "_"))
     for module in walk_packages(package.__path__, f"{package.__name__}."):
-        if not module.name.endswith("__main__"):
-            import_module(module.name)
+        spec = find_spec(module.name)
+        if not module.name.endswith("__main__") and spec is not None and isinstance(spec.loader, SourceFileLoader):
+            import_module(module.name)  # a library of operators is none of Python's
     from fxopt_core import registry  # after the check of what is installed
 
     runner = doctest.DocTestRunner()

@@ -150,7 +150,8 @@ class Beside(nn.Module):
         self.heads, self.after = heads, after
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        parts = [x.unflatten(-1, (n, -1)).transpose(1, 2) for x, n in zip((query, key), self.heads, strict=True)]
+        pairs = zip((query, key), self.heads, strict=True)
+        parts = [x.view(*x.shape[:-1], n, x.shape[-1] // n).transpose(1, 2) for x, n in pairs]
         return self.after(F.scaled_dot_product_attention(parts[0], parts[1], parts[1]))
 
 
@@ -176,7 +177,8 @@ def test_a_batch_that_is_repeated_before_is_not_part_of_the_call() -> None:
     class Repeated(nn.Module):
         def forward(self, merged: Tensor) -> Tensor:
             repeated = merged.unsqueeze(1).expand(B, 3, L, 3 * H * E).reshape(3 * B, L, 3 * H * E)
-            return _joined(F.scaled_dot_product_attention(*_chunks(repeated)))
+            query, key, value = _chunks(repeated)
+            return _joined(F.scaled_dot_product_attention(query, key, value))
 
     x = torch.randn(B, L, 3 * H * E)
     graph_module = FuseAttention()(torch.export.export(Repeated(), (x,)).module())

@@ -91,7 +91,7 @@ def test_the_parts_of_a_split_are_read_in_a_plan() -> None:
 @torch.no_grad()
 def test_a_value_that_is_scaled_in_place_is_no_quick_gelu() -> None:
     def scaled(model: Any, x: Tensor) -> Tensor:
-        y = model.one(x)
+        y: Tensor = model.one(x)
         gate = torch.sigmoid(y.mul_(1.702))
         return y * gate
 

@@ -79,7 +79,8 @@ class MergedAttention(_Attention):
         if _takes(merged) and _takes_mask(mask) and merged.dim() == 3:
             result: Tensor = ATTENTION_MERGED(merged, self.heads, self.kv_heads, mask, self.scale, self.causal)
             return result
-        heads = merged.unflatten(-1, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
+        every = self.heads + 2 * self.kv_heads
+        heads = merged.reshape(*merged.shape[:-1], every, merged.shape[-1] // every).transpose(1, 2)
         query, key = heads.narrow(1, 0, self.heads), heads.narrow(1, self.heads, self.kv_heads)
         value = heads.narrow(1, self.heads + self.kv_heads, self.kv_heads)
         return _plain(query, key, value, mask, self.scale, self.causal)
