@@ -14,6 +14,7 @@ from fxopt_capture import capture
 from fxopt_core import registry
 from fxopt_kernels import PlanRegions
 from fxopt_kernels.library import ISAS, isa
+from fxopt_kernels.regions.finding import regions_of
 from fxopt_kernels.regions.running import plans_of
 from fxopt_rewrite import refresh
 
@@ -120,3 +121,10 @@ def test_plans_for_many_sizes_share_one_copy_of_the_weights() -> None:
     places = [{weight.data_ptr() for weight in plan.weights if weight.numel() > 1} for plan in plans]
     assert len(places) == 3
     assert places[0] == places[1] == places[2]
+
+
+@torch.no_grad()
+def test_the_conversion_of_images_is_part_of_the_region() -> None:
+    graph_module = planned(Block().eval(), torch.randn(2, 3, 32, 32))
+    (region,) = regions_of(graph_module)
+    assert region.nodes[0].target is torch.ops.aten.contiguous.default

@@ -24,7 +24,7 @@ from fxopt_rewrite.journal.journal import Edits
 
 @stored
 @dataclass(frozen=True, slots=True)
-class NoteSet(CustomEdit):
+class LineNoted(CustomEdit):
     """A note was put into ``graph_module.meta``."""
 
     key: str
@@ -96,7 +96,7 @@ class NoteCalls(ReversibleSitePass[Call]):
         if self.kind == "alien":
             edit.edits.append(Alien())
         else:
-            edit.record(NoteSet("note", former) if self.kind == "custom" else NotStored())
+            edit.record(LineNoted("note", former) if self.kind == "custom" else NotStored())
 
 
 class Model(nn.Module):
@@ -133,14 +133,16 @@ def test_an_error_of_taking_back_is_a_refusal() -> None:
     graph_module = NoteCalls()(torch.fx.symbolic_trace(Model()))
     del graph_module.meta["note"]
     before = names(graph_module)
-    with pytest.raises(UndoError, match=r"cannot undo `note-calls`: NoteSet cannot be taken back \(KeyError: 'note'\)"):
+    with pytest.raises(
+        UndoError, match=r"cannot undo `note-calls`: LineNoted cannot be taken back \(KeyError: 'note'\)"
+    ):
         undo(graph_module)
     assert names(graph_module) == before
     assert history(graph_module)[-1].state == "applied"
 
 
 def test_edits_of_the_same_are_undone_in_order() -> None:
-    first, second, other = Edits((NoteSet("a", None),)), Edits((NoteSet("a", "x"),)), Edits((NoteSet("b", None),))
+    first, second, other = Edits((LineNoted("a", None),)), Edits((LineNoted("a", "x"),)), Edits((LineNoted("b", None),))
     assert first.dependent([other, second]) is second
     assert first.dependent([other]) is None
     assert first.shapes_after({"weight": (2,)}) == {"weight": (2,)}
@@ -163,7 +165,9 @@ def test_a_kind_that_nobody_knows_is_refused_with_nothing_changed() -> None:
     assert torch.equal(graph_module(x), Model()(x))
 
 
-@pytest.mark.parametrize("read", [lambda e: e.shapes_after({}), lambda e: Edits((NoteSet("a", None),)).dependent([e])])
+@pytest.mark.parametrize(
+    "read", [lambda e: e.shapes_after({}), lambda e: Edits((LineNoted("a", None),)).dependent([e])]
+)
 def test_other_readers_refuse_it_too(read: Any) -> None:
     with pytest.raises(UndoError, match="of the kind Alien"):
         read(Edits((Alien(),)))
@@ -206,6 +210,6 @@ def test_a_module_of_edits_that_cannot_be_imported_breaks_nothing(monkeypatch: p
 
 
 def test_a_kind_that_is_not_installed_is_named() -> None:
-    text = ledger_to_json(ledger_of(noted())).replace("NoteSet", "NoteLost")
+    text = ledger_to_json(ledger_of(noted())).replace("LineNoted", "NoteLost")
     with pytest.raises(FxoptError, match=r"unknown kind 'NoteLost'.* not installed here"):
         ledger_from_json(text)

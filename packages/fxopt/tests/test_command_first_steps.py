@@ -155,6 +155,7 @@ def test_an_interrupt_is_one_whatever_becomes_of_it(number: str, code: int, fold
     """Torch may clear the exception, and fail with another one."""
     script = (
         "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell ignores it in its background
         "from fxopt.commands import main, optimize\n"
         "def check(*arguments, **options):\n"
         "    try:\n"

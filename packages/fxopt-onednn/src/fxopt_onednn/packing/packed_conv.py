@@ -103,6 +103,11 @@ class PackedConv2d(PackedLayer):
         self._pointwise = (kernel_size, stride, groups, padding) == ((1, 1), (1, 1), 1, ((0, 0), (0, 0)))
         self._by_rows = self._pointwise and not adds and out_channels >= in_channels
 
+    @property
+    def only_computes(self) -> bool:
+        """Whether a call writes to none of its inputs."""
+        return not self.overwrites
+
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the result for an input and, optionally, a value to add."""
         if not runs_by_onednn():

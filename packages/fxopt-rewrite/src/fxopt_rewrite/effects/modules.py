@@ -41,7 +41,8 @@ def rule_of_module(module: object, writes_nothing: Callable[[GraphModule], bool]
     if is_plain(module):
         if type(module) is nn.Sequential:
             return _rule_of_sequential([rule_of_module(child, writes_nothing) for child in module])
-        if type(module) in _KNOWN or type(module) is conv1d_class() or getattr(type(module), "only_computes", False):
+        computes = getattr(type(module), "only_computes", False) and bool(module.only_computes)  # a property of some
+        if computes or type(module) in _KNOWN or type(module) is conv1d_class():
             return _rule_of_known(module)
         if isinstance(module, GraphModule) and writes_nothing(module):
             return ModuleRule(Rule(None, aliases_all=True))
