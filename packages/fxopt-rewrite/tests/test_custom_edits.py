@@ -24,7 +24,7 @@ from fxopt_rewrite.journal.journal import Edits
 
 @stored
 @dataclass(frozen=True, slots=True)
-class LineNoted(CustomEdit):
+class SetNote(CustomEdit):
     """A note was put into ``graph_module.meta``."""
 
     key: str
@@ -96,7 +96,7 @@ class NoteCalls(ReversibleSitePass[Call]):
         if self.kind == "alien":
             edit.edits.append(Alien())
         else:
-            edit.record(LineNoted("note", former) if self.kind == "custom" else NotStored())
+            edit.record(SetNote("note", former) if self.kind == "custom" else NotStored())
 
 
 class Model(nn.Module):
@@ -134,7 +134,7 @@ def test_an_error_of_taking_back_is_a_refusal() -> None:
     del graph_module.meta["note"]
     before = names(graph_module)
     with pytest.raises(
-        UndoError, match=r"cannot undo `note-calls`: LineNoted cannot be taken back \(KeyError: 'note'\)"
+        UndoError, match=r"cannot undo `note-calls`: SetNote cannot be taken back \(KeyError: 'note'\)"
     ):
         undo(graph_module)
     assert names(graph_module) == before
@@ -142,7 +142,7 @@ def test_an_error_of_taking_back_is_a_refusal() -> None:
 
 
 def test_edits_of_the_same_are_undone_in_order() -> None:
-    first, second, other = Edits((LineNoted("a", None),)), Edits((LineNoted("a", "x"),)), Edits((LineNoted("b", None),))
+    first, second, other = Edits((SetNote("a", None),)), Edits((SetNote("a", "x"),)), Edits((SetNote("b", None),))
     assert first.dependent([other, second]) is second
     assert first.dependent([other]) is None
     assert first.shapes_after({"weight": (2,)}) == {"weight": (2,)}
@@ -166,7 +166,7 @@ def test_a_kind_that_nobody_knows_is_refused_with_nothing_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    "read", [lambda e: e.shapes_after({}), lambda e: Edits((LineNoted("a", None),)).dependent([e])]
+    "read", [lambda e: e.shapes_after({}), lambda e: Edits((SetNote("a", None),)).dependent([e])]
 )
 def test_other_readers_refuse_it_too(read: Any) -> None:
     with pytest.raises(UndoError, match="of the kind Alien"):
@@ -210,6 +210,6 @@ def test_a_module_of_edits_that_cannot_be_imported_breaks_nothing(monkeypatch: p
 
 
 def test_a_kind_that_is_not_installed_is_named() -> None:
-    text = ledger_to_json(ledger_of(noted())).replace("LineNoted", "NoteLost")
+    text = ledger_to_json(ledger_of(noted())).replace("SetNote", "NoteLost")
     with pytest.raises(FxoptError, match=r"unknown kind 'NoteLost'.* not installed here"):
         ledger_from_json(text)
