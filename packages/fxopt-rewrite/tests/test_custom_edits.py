@@ -133,9 +133,7 @@ def test_an_error_of_taking_back_is_a_refusal() -> None:
     graph_module = NoteCalls()(torch.fx.symbolic_trace(Model()))
     del graph_module.meta["note"]
     before = names(graph_module)
-    with pytest.raises(
-        UndoError, match=r"cannot undo `note-calls`: SetNote cannot be taken back \(KeyError: 'note'\)"
-    ):
+    with pytest.raises(UndoError, match=r"cannot undo `note-calls`: SetNote cannot be taken back \(KeyError: 'note'\)"):
         undo(graph_module)
     assert names(graph_module) == before
     assert history(graph_module)[-1].state == "applied"
@@ -165,9 +163,7 @@ def test_a_kind_that_nobody_knows_is_refused_with_nothing_changed() -> None:
     assert torch.equal(graph_module(x), Model()(x))
 
 
-@pytest.mark.parametrize(
-    "read", [lambda e: e.shapes_after({}), lambda e: Edits((SetNote("a", None),)).dependent([e])]
-)
+@pytest.mark.parametrize("read", [lambda e: e.shapes_after({}), lambda e: Edits((SetNote("a", None),)).dependent([e])])
 def test_other_readers_refuse_it_too(read: Any) -> None:
     with pytest.raises(UndoError, match="of the kind Alien"):
         read(Edits((Alien(),)))
