@@ -8,6 +8,7 @@ import io
 import pickle
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from fxopt_kernels.layers.thawing import _HARMLESS, Thawing
 from fxopt_rewrite import refresh
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
+needs_numpy = pytest.mark.skipif(find_spec("numpy") is None, reason="there is no NumPy")
 
 
 def _layer(**settings: Any) -> PanelLinear:
@@ -110,6 +112,7 @@ def test_saved_files_hold_plain_tensors() -> None:
     assert torch.equal(_run(again, rows), _run(layer, rows))
 
 
+@needs_numpy
 def test_the_plain_weight_is_dropped_unless_somebody_holds_it() -> None:
     layer, _, rows = _packed()
     for held in (layer.weight, layer.weight.detach(), layer.weight.view(-1)[3:], layer.weight.detach().numpy()):
@@ -139,7 +142,7 @@ def test_a_weight_in_a_graph_of_autograd_is_held() -> None:
         lambda weight: weight.data.mul_(2),
         lambda weight: weight.copy_(weight * 2),
         lambda weight: weight.set_(weight.detach() * 2),
-        lambda weight: weight.detach().numpy().__imul__(2),
+        pytest.param(lambda weight: weight.detach().numpy().__imul__(2), marks=needs_numpy),
     ],
 )
 def test_changes_by_who_holds_it_are_seen(change: Callable[[Tensor], object]) -> None:
