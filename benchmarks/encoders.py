@@ -162,7 +162,7 @@ def by_openvino(regime: Regime, *, precision: str = "f32", int8: bool = False) -
     names = list(regime.inputs)
     feed = {name: value.numpy() for name, value in regime.inputs.items() if isinstance(value, Tensor)}
     if len(feed) < len(names):
-        raise NotImplementedError("a cache is no input of OpenVINO's")
+        raise NotImplementedError("inputs that are no tensors are not given to OpenVINO")
     changed = partial(_quantized_by_nncf, feed=feed) if int8 else (lambda model: model)
     request = openvino_request(_First(regime.model).eval(), kwargs=regime.inputs, precision=precision, changed=changed)
     known = {name for each in request.model_inputs for name in each.names}

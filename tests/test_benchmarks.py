@@ -160,12 +160,13 @@ def test_the_readme_has_the_numbers_of_the_files() -> None:
     ways = {"": "", "`torch.compile`, freezing": "torch.compile, freezing", "fxopt": "fxopt, cpu-inference"}
     ways |= {"fxopt bfloat16": "fxopt, cpu-inference-bf16", "fxopt int8": "fxopt, cpu-inference-int8"}
     ways |= {"onnxruntime": "onnxruntime", "onnxruntime int8": "onnxruntime, int8"}
+    ways |= {"OpenVINO": "OpenVINO", "OpenVINO bfloat16": "OpenVINO, bf16"}
     tables = {each.title: each for results in read_all(("cpu-inference", "encoders")) for each in results.tables}
     for label, *cells in rows:
         if "AVX2 alone" in label:  # measured once, on a machine that is no longer there
             continue
         name, size = label.split(", ")[:2]
-        measured = tables.get(name) or tables[f"{name}, 1 x {size.removesuffix(' tokens')}"]
+        measured = tables.get(name) or tables[f"{name}, {size.removesuffix(' tokens')}"]
         speeds = {row.label: shown(row.cells[1]).partition(" ")[0] for row in measured.rows}
         assert cells == [speeds.get(ways[each], "") for each in head[1:]], label
 
