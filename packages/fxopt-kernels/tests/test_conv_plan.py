@@ -83,5 +83,7 @@ def test_wrong_operands_are_named() -> None:
         builder.conv(images, panels, features=8, kernel=(1, 1))
     with pytest.raises(ValueError, match=r"shape \(1, 8, 4, 4\), which is smaller than the kernel \(7, 7\)"):
         builder.pool(images, kernel=(7, 7), largest=True)
+    with pytest.raises(ValueError, match=r"the kernel is \(1, 5000\), expected at most 4096"):
+        builder.pool(builder.input(torch.empty(1, 8, 1, 5000)), kernel=(1, 5000), largest=False)
     with pytest.raises(ValueError, match=r"the residual has the layout \(1, 4, 4, 8\), expected \(1, 2, 2, 8\)"):
         builder.conv(images, panels, features=8, kernel=(3, 3), residual=images)

@@ -128,3 +128,12 @@ def test_the_conversion_of_images_is_part_of_the_region() -> None:
     graph_module = planned(Block().eval(), torch.randn(2, 3, 32, 32))
     (region,) = regions_of(graph_module)
     assert region.nodes[0].target is torch.ops.aten.contiguous.default
+
+
+@torch.no_grad()
+def test_means_of_images_too_large_for_a_window_run_by_torch() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)).eval()
+    x = torch.randn(2, 1, 2, 5000)
+    graph_module = planned(model, x)
+    for _ in range(3):
+        torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)

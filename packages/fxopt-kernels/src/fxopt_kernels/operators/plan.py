@@ -24,6 +24,7 @@ FORMAT = 1
 LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL = range(1, 8)
 OPERATIONS = ("copy", "add", "subtract", "multiply")
 FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
+MOST_TAPS = 4096  # of a window's side, as csrc/plan.cpp reads it
 ALIGNMENT = 16  # elements of the arena: 64 bytes
 
 
@@ -360,6 +361,8 @@ class PlanBuilder:
         planes: bool = False,
     ) -> tuple[Value, list[int], list[int]]:
         """Return images with the channels last, the numbers of a window over them, and the sizes that result."""
+        if max(kernel) > MOST_TAPS:
+            raise ValueError(f"the kernel is {tuple(kernel)}, expected at most {MOST_TAPS} on each side")
         count, channels, *lengths = input.shape
         sizes = [
             (lengths[i] + padding[2 * i] + padding[2 * i + 1] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
