@@ -137,3 +137,4 @@ def test_means_of_images_too_large_for_a_window_run_by_torch() -> None:
     graph_module = planned(model, x)
     for _ in range(3):
         torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    assert not plans_of(graph_module)  # a plan would be given up at each call
