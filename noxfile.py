@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -69,7 +70,7 @@ def isolated(session: nox.Session, name: str) -> None:
 @nox.session(requires=["torch", "wheels"])
 def together(session: nox.Session) -> None:
     """The tests of all packages and of the whole, with real models, docstring examples and documents."""
-    install(session, ["test", "processes", "documents", "reports", "template"], PACKAGES)
+    install(session, ["test", "processes", "documents", "reports", "template", "ray"], PACKAGES)
     install_models(session)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
     options = (*IN_PROCESSES, "--doctest-modules", "--pyargs")
@@ -94,8 +95,11 @@ def newest(session: nox.Session) -> None:
 @nox.session(requires=["torch", "wheels", "isolated"])
 def nightly(session: nox.Session) -> None:
     """Models that CI leaves out, thousands of drawn models (others each time), faults, and damaged archives."""
-    install(session, ["test", "processes", "documents"], PACKAGES)
+    install(session, ["test", "processes", "documents", "spark"], PACKAGES)
     install_models(session)
+    if not shutil.which("java") and shutil.which("apt-get") and os.geteuid() == 0:  # else Spark's test is skipped
+        for arguments in (["update"], ["install", "-y", "--no-install-recommends", "default-jre-headless"]):
+            session.run("apt-get", *arguments, external=True, silent=True, success_codes=range(256))
     run_pytest(session, *IN_PROCESSES, "-m", "nightly", "tests", *glob("packages/*/tests"), threads=1)
     names = ("properties", "checkpoints_real", "edited_ledgers", "faults", "checkpoint_faults")
     files = [*(f"tests/test_{name}.py" for name in names), "packages/fxopt-capture/tests/test_archive_hostile.py"]

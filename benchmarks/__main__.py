@@ -16,8 +16,8 @@ import torch
 
 from benchmarks import machine, summary
 from benchmarks.page import PAGE, markdown, page
-from benchmarks.results import FOLDER, Results, read_all, write
-from benchmarks.suite import Settings, Table, set_threads
+from benchmarks.results import FOLDER, Results, read, read_all, write
+from benchmarks.suite import Settings, set_threads
 from benchmarks.topics import TOPICS
 
 
@@ -38,11 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_pages() -> None:
-    """Write the page of benchmarks, and the numbers of the comparison, from the files there are."""
+    """Write the page of benchmarks, the numbers of the comparison, the README's table and picture, from the files."""
     results = read_all(TOPICS)
     PAGE.write_text(page(results), encoding="utf-8")
     text = summary.PAGE.read_text(encoding="utf-8")
     summary.PAGE.write_text(summary.with_numbers(text, results), encoding="utf-8")
+    for each in results:
+        if each.topic == "efficiency":
+            summary.PICTURE.write_text(summary.chart(each), encoding="utf-8")
+            readme = summary.README.read_text(encoding="utf-8")
+            summary.README.write_text(summary.with_chart(readme, each), encoding="utf-8")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -55,6 +60,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--busy", action="store_true", help="one thread and its processor seconds, where others work too"
     )
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="efficiency: tables with such titles")
+    parser.add_argument("--seconds", type=float, help="efficiency: of one pass of a row: 1, or 0.1 if quick")
+    parser.add_argument("--resume", action="store_true", help="efficiency: measure what the file lacks")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of JSON files (default: docs/benchmarks)")
     parser.add_argument("--page", action="store_true", help="write the page from the files, and measure nothing")
     options = parser.parse_args(arguments)
@@ -64,7 +72,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def measure(name: str, options: argparse.Namespace) -> Results:
+def measure(name: str, options: argparse.Namespace) -> Results | None:
     """Run one topic, print its tables as they come, and write them; quick ones only into a folder that was named."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")  # peers warn of deprecations of their own
@@ -72,23 +80,37 @@ def measure(name: str, options: argparse.Namespace) -> Results:
     set_threads(threads)
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     rounds = options.rounds or (3 if options.quick else 30)
-    settings = Settings(options.quick, rounds, threads, devices, busy=options.busy)
+    path = options.out / f"{name}.json"
+    there = read(path).tables if path.exists() and (options.resume or options.only) else ()
+    known = {table.title: table for table in there} if options.resume else {}
+    seconds = options.seconds or (0.1 if options.quick else 1.0)
+    settings = Settings(
+        options.quick,
+        rounds,
+        threads,
+        devices,
+        busy=options.busy,
+        only=tuple(options.only),
+        seconds=seconds,
+        known=known,
+    )
     started, before = time.perf_counter(), machine.load()
-    tables: list[Table] = []
+    tables, results = {table.title: table for table in there}, None
     for table in TOPICS[name](settings):
         print(markdown(table), flush=True)
-        tables.append(table)
-    run = {
-        "on": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "rounds": str(settings.rounds),
-        "in": f"{time.perf_counter() - started:.0f} s",
-        "load before": before,
-        "load after": machine.load(),
-        **({"quick": "yes"} if settings.quick else {}),
-    }
-    results = Results(name, tuple(tables), machine.facts(settings.threads), run)
-    if options.out != FOLDER or not settings.quick:
-        print(f"written to {write(results, options.out)}", file=sys.stderr)
+        tables[table.title] = table
+        run = {
+            "on": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+            "rounds": str(settings.rounds),
+            "in": f"{time.perf_counter() - started:.0f} s",
+            "load before": before,
+            "load after": machine.load(),
+            **({"quick": "yes"} if settings.quick else {}),
+        }
+        results = Results(name, tuple(tables.values()), machine.facts(settings.threads), run)
+        if options.out != FOLDER or not settings.quick:  # after each table, so that a run can be resumed
+            write(results, options.out)
+    print(f"{len(tables)} tables of {name}", file=sys.stderr)
     return results
 
 
@@ -97,6 +119,7 @@ def measured_apart(name: str, options: argparse.Namespace) -> bool:
     flags = ["--threads", str(options.threads), "--out", str(options.out)]
     flags += ["--quick"] if options.quick else []
     flags += ["--busy"] if options.busy else []
+    flags += ["--resume"] if options.resume else []
     flags += ["--rounds", str(options.rounds)] if options.rounds else []
     return subprocess.run([sys.executable, "-m", "benchmarks", *flags, name], check=False).returncode == 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -136,14 +136,9 @@ def by_compile(regime: Regime) -> Task:
 
 def by_onnxruntime(regime: Regime, *, int8: bool = False) -> Task:
     """torch's ONNX export and onnxruntime."""
-    run = onnxruntime_int8 if int8 else partial(_session, changed=lambda path: path)
-    model, given = run(regime.model, regime.inputs), regime.inputs
+    changed = quantized_dynamically if int8 else (lambda path: path)
+    model, given = _session(regime.model, regime.inputs, changed=changed), regime.inputs
     return lambda: model(**given)
-
-
-def onnxruntime_int8(model: nn.Module, inputs: Named) -> Callable[..., Tensor]:
-    """A model in onnxruntime at the sizes of these inputs: its dynamic quantization with a scale for each channel."""
-    return _session(model, inputs, changed=_quantized)
 
 
 def _session(model: nn.Module, inputs: Named, *, changed: Callable[[Path], Path]) -> Callable[..., Tensor]:
@@ -163,20 +158,21 @@ def by_openvino(regime: Regime, *, precision: str = "f32", int8: bool = False) -
     feed = {name: value.numpy() for name, value in regime.inputs.items() if isinstance(value, Tensor)}
     if len(feed) < len(names):
         raise NotImplementedError("inputs that are no tensors are not given to OpenVINO")
-    changed = partial(_quantized_by_nncf, feed=feed) if int8 else (lambda model: model)
+    changed = partial(quantized_by_nncf, feeds=[feed]) if int8 else (lambda model: model)
     request = openvino_request(_First(regime.model).eval(), kwargs=regime.inputs, precision=precision, changed=changed)
     known = {name for each in request.model_inputs for name in each.names}
     given = {name: value for name, value in feed.items() if name in known}
     return lambda: torch.from_numpy(request.infer(given, share_inputs=True)[0])
 
 
-def _quantized_by_nncf(model: Any, feed: Mapping[str, Any]) -> Any:
+def quantized_by_nncf(model: Any, feeds: Sequence[Mapping[str, Any]]) -> Any:
+    """OpenVINO's model with 8-bit integers and ranges from these inputs."""
     nncf = peer("nncf")
     if isinstance(nncf, Absent):
         raise ModuleNotFoundError(nncf.reason)
     known = {name for each in model.inputs for name in each.names}
-    given = {name: value for name, value in feed.items() if name in known}
-    return nncf.quantize(model, nncf.Dataset([given]), model_type=nncf.ModelType.TRANSFORMER, subset_size=1)
+    given = [{name: value for name, value in feed.items() if name in known} for feed in feeds]
+    return nncf.quantize(model, nncf.Dataset(given), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(given))
 
 
 class _First(nn.Module):
@@ -194,7 +190,8 @@ class _First(nn.Module):
         return output
 
 
-def _quantized(path: Path) -> Path:
+def quantized_dynamically(path: Path) -> Path:
+    """Write a model with onnxruntime's dynamic quantization, a scale for each channel; return the file."""
     onnx, quantization = import_module("onnx"), import_module("onnxruntime.quantization")
     model = onnx.load(path)
     del model.graph.value_info[:]  # its shapes are those of the float model

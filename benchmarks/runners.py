@@ -134,16 +134,35 @@ def openvino_request(
         precision: ``"f32"`` or ``"bf16"``: OpenVINO chooses bf16 by itself where the processor has it.
         changed: takes OpenVINO's model, and returns the one to compile.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        path = exported_onnx(model, Path(folder), args, kwargs)
+        return openvino_model(path, precision, changed).create_infer_request()
+
+
+def openvino_model(path: Path, precision: str = "f32", changed: Callable[[Any], Any] = lambda model: model) -> Any:
+    """OpenVINO's compiled model of a file, with torch's number of threads; see `openvino_request`."""
     openvino_module = openvino()
     if isinstance(openvino_module, Absent):
         raise ModuleNotFoundError(openvino_module.reason)
-    program: Any = torch.onnx.export(model, args, kwargs=dict(kwargs or {}), dynamo=True, verbose=False)
     core = openvino_module.Core()
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        program.save(path)
-        return core.compile_model(changed(core.read_model(path)), "CPU", settings).create_infer_request()
+    return core.compile_model(changed(core.read_model(path)), "CPU", settings)
+
+
+def exported_onnx(
+    model: nn.Module,
+    folder: Path,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> Path:
+    """The file of torch's ONNX export, at the very sizes of these inputs but for what may vary."""
+    program: Any = torch.onnx.export(
+        model, args, kwargs=dict(kwargs or {}), dynamo=True, verbose=False, dynamic_shapes=dynamic_shapes
+    )
+    path = folder / "model.onnx"
+    program.save(path)
+    return path
 
 
 def onnx_session(
@@ -161,17 +180,19 @@ def onnx_session(
         kwargs: its inputs by name.
         changed: takes the exported file, and returns the one to load.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        return session_of(changed(exported_onnx(model, Path(folder), args, kwargs)))
+
+
+def session_of(path: Path) -> Any:
+    """An onnxruntime session of a file, with torch's number of threads."""
     runtime = onnxruntime()
     if isinstance(runtime, Absent):
         raise ModuleNotFoundError(runtime.reason)
-    program: Any = torch.onnx.export(model, args, kwargs=dict(kwargs or {}), dynamo=True, verbose=False)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        program.save(path)
-        return runtime.InferenceSession(changed(path), options, providers=["CPUExecutionProvider"])
+    return runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 FOLDING: Mapping[str, Runner] = {

@@ -12,7 +12,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median, quantiles
 from time import perf_counter, process_time
 
@@ -34,6 +34,9 @@ class Settings:
         threads: of torch and its peers on the CPU.
         devices: "cpu", and "cuda" where there is one.
         seed: of the order within rounds.
+        only: words of which a table's title has one, for topics with many tables; all tables where there are none.
+        seconds: how long one pass of a row may take, for topics that choose how much they do.
+        known: tables by title that need not be measured again.
         busy: take processor seconds of one thread where seconds would be those of the machine's other work.
     """
 
@@ -43,6 +46,13 @@ class Settings:
     devices: tuple[str, ...] = ("cpu",)
     seed: int = 0
     busy: bool = False
+    only: tuple[str, ...] = ()
+    seconds: float = 1.0
+    known: Mapping[str, Table] = field(default_factory=dict)
+
+    def wants(self, title: str) -> bool:
+        """Return whether a table is asked for."""
+        return not self.only or any(word.lower() in title.lower() for word in self.only)
 
     def clock(self, device: str) -> Clock:
         """Return the clock that measures repeated work on a device."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks import (
-    approximations,
     calls,
     capture,
     correctness,
     cpu_inference,
+    efficiency,
     encoders,
     folding,
     loading,
@@ -20,11 +20,11 @@ from benchmarks import (
 from benchmarks.suite import Topic
 
 TOPICS: Mapping[str, Topic] = {
+    "efficiency": efficiency.tables,
     "correctness": correctness.tables,
     "folding": folding.tables,
     "cpu-inference": cpu_inference.tables,
     "encoders": encoders.tables,
-    "approximations": approximations.tables,
     "merging": merging.tables,
     "memory": memory.tables,
     "passes": passes.tables,

@@ -46,11 +46,11 @@ def write_report(page: Path) -> None:
     inputs = {name: tokens[name] for name in ("input_ids", "attention_mask")}
     graph_module = fxopt.capture(model, kwargs=inputs)
     before = fxopt.DeepCopy()(graph_module)
-    with fxopt.observing() as seen, torch.inference_mode():
+    with torch.inference_mode():
         fxopt.registry().pipeline("inference")(graph_module)
         checked = fxopt.verify(model, graph_module, inputs)
     title = "all-MiniLM-L6-v2 after fxopt"
-    fxopt.report(before, graph_module, title=title, verification=checked, observation=seen).save(page)
+    fxopt.report(before, graph_module, title=title, verification=checked).save(page)
 
 
 def take(chromium: str, page: Path, scheme: str) -> None:

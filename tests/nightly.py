@@ -1,4 +1,4 @@
-"""Which cases of a test run in CI, and which each night only."""
+"""Which cases of a test run in CI, and which each night only; and how many examples are drawn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
+from hypothesis import HealthCheck, settings
 
 
 def mostly_nightly(
@@ -32,3 +33,9 @@ def mostly_nightly(
         )
         for case in cases
     ]
+
+
+def drawn(examples: int) -> settings:
+    """Return settings that draw so many examples, and many more in the profile "nightly"."""
+    factor = settings().max_examples / 100 if settings.get_current_profile_name() == "nightly" else 1
+    return settings(max_examples=int(examples * factor), deadline=None, suppress_health_check=list(HealthCheck))

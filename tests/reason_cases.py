@@ -55,6 +55,7 @@ from reason_models import (
     OfShape,
     OneIsLazy,
     OneUnbiased,
+    OverTime,
     Pair,
     ReadsBetween,
     ReturnsView,
@@ -228,6 +229,7 @@ _OF_OPERATORS = [
     Case("packed", INT8, Dense, ("dense",), packed, without_weight, form="whole", mended_form="modules"),
     Case("padding-mode", PACK, Convolution, ("conv",), set_to("conv.padding_mode", "reflect")),
     *_in_all_forms("more-conversions", LAST, Convolution, ("conv",)),
+    *_in_all_forms("other-convolution", PACK, OverTime, ("conv",)),
 ]
 _OF_NO_USE = [
     *_in_all_forms("returned", RemoveNoOps(), ReturnsView, ()),

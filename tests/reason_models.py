@@ -175,6 +175,19 @@ class Biased(nn.Module):
         return self.k(x)
 
 
+class OverTime(nn.Module):
+    """A convolution over one dimension."""
+
+    shape: ClassVar[tuple[int, ...]] = (2, 3, 5)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.conv(x)
+
+
 class Convolution(nn.Module):
     """Batch norm after a convolution."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fault_injection import Choice, InjectedFault, InjectedInterrupt, Moment, at_each_place, inject_faults, some
 from hypothesis import settings
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -17,8 +18,7 @@ from fxopt_core import Transformation, compose
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear
 from fxopt_rewrite import infer_shapes
-from fxopt_testing.faults import Choice, InjectedFault, InjectedInterrupt, Moment, at_each_place, inject_faults, some
-from fxopt_testing.footprints import bits_of
+from fxopt_testing.pictures import bits_of
 
 NIGHTLY = settings.get_current_profile_name() == "nightly"
 CHOICE: Choice = at_each_place if NIGHTLY else some(60)

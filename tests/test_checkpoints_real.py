@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from generated_models import convolution_models, drawn, inputs_for, linear_models
-from generated_operations import Generated
 from hypothesis import assume, given, strategies as st
+from nightly import drawn
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -25,6 +24,7 @@ from fxopt_core import NotReversibleError, Transformation, compose, registry, un
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
 from fxopt_rewrite import infer_shapes
+from fxopt_testing.models.generated import Generated
 
 
 def fine_tuned(model: nn.Module) -> dict[str, Tensor]:
@@ -263,18 +263,12 @@ def check_round_trip(model: nn.Module, inputs: tuple[Tensor, ...], passes: Trans
 
 
 ORDERS = st.lists(st.sampled_from(PASSES), min_size=1, max_size=4).map(lambda made: compose(*(each() for each in made)))
-few = drawn(40)
 
 
-@given(model=linear_models(), passes=ORDERS)
-@few
-def test_generated_models_of_linear_layers(model: Generated, passes: Transformation) -> None:
+@drawn(60)
+@given(seed=st.integers(0, 2**20), convolutions=st.booleans(), passes=ORDERS)
+def test_generated_models(seed: int, convolutions: bool, passes: Transformation) -> None:
     """Whatever order the passes have."""
-    check_round_trip(model, inputs_for(model, torch.float32), passes)
-
-
-@given(model=convolution_models(), passes=ORDERS)
-@few
-def test_generated_models_of_convolutions(model: Generated, passes: Transformation) -> None:
-    """Whatever order the passes have."""
-    check_round_trip(model, inputs_for(model, torch.float32), passes)
+    torch.manual_seed(seed)
+    inputs = torch.randn((2, 4, 4, 4) if convolutions else (3, 4))
+    check_round_trip(Generated(seed, convolutions=convolutions).eval(), (inputs,), passes)

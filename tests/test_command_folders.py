@@ -44,11 +44,11 @@ def test_minilm_as_a_folder_is_used_where_the_original_was(tmp_path: Path) -> No
     data = command("optimize", original, "-p", "merge-linears", "-o", fast)
     assert data["output"] == str(fast)
     names = {path.name for path in fast.iterdir()}
-    assert {"config.json", "model.pt2", "tokenizer.json", "tokenizer_config.json", "vocab.txt"} <= names
+    assert {"config.json", "model.fxopt", "tokenizer.json", "tokenizer_config.json", "vocab.txt"} <= names
     assert {"modules.json", "1_Pooling", "README.md"} <= names
     assert "model.safetensors" not in names
 
-    tokenizer, model = transformers.AutoTokenizer.from_pretrained(fast), fxopt.load(fast / "model.pt2")
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(fast), fxopt.load(fast / "model.fxopt")
     config: Any = model.config
     assert config.hidden_size == transformers.AutoConfig.from_pretrained(fast).hidden_size == 384
     tokens = tokenizer(["A man eats pasta.", "Someone has spaghetti for lunch"], padding=True, return_tensors="pt")
@@ -62,6 +62,24 @@ def test_minilm_as_a_folder_is_used_where_the_original_was(tmp_path: Path) -> No
     assert [entry["pass"] for entry in command("history", fast)["passes"]] == ["merge-linears"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fast", "minilm"]
     command("optimize", original, "-o", fast, code=3)  # it is there
+
+
+@pytest.mark.parametrize("pipeline", ["cpu-inference-int8", "cpu-inference-bf16"])
+def test_folders_in_int8_and_bfloat16_are_used_where_the_original_was(pipeline: str, tmp_path: Path) -> None:
+    encoders = pytest.importorskip("sentence_transformers")
+    original, fast = minilm(tmp_path / "minilm"), tmp_path / "fast"
+    command("optimize", original, "-p", pipeline, "-o", fast)
+    texts = ["A man eats pasta.", "Someone has spaghetti for lunch, and a glass of water with it", "graph"]
+    expected, found = (
+        encoders.SentenceTransformer(str(folder), device="cpu").encode(texts, batch_size=2, convert_to_tensor=True)
+        for folder in (original, fast)
+    )
+    assert torch.cosine_similarity(expected, found).min() > 0.98
+    states = (
+        torch.tensor(transformers.pipeline("feature-extraction", model=str(folder), device="cpu")(texts[1]))
+        for folder in (original, fast)
+    )
+    assert torch.cosine_similarity(*states, dim=-1).min() > 0.9
 
 
 def small_bert(folder: Path) -> None:
@@ -90,7 +108,7 @@ def test_names_of_the_hub_without_network() -> None:
     """What the cache holds is used; for what it lacks, the way through a folder is named."""
     data = command("optimize", "someone/small-bert", "-p", "merge-linears", "-o", "fast", "--dtype", "bfloat16")
     assert data["verification"]["outputs"][0]["dtype"] == "bfloat16"
-    assert {path.name for path in Path("fast").iterdir()} == {"config.json", "model.pt2"}
+    assert {path.name for path in Path("fast").iterdir()} == {"config.json", "model.fxopt"}
     message = command("bench", "someone/other", code=3)["error"]["message"]
     assert "there is no file or folder 'someone/other', and a model of that name cannot be downloaded" in message
     assert "run `hf download someone/other --local-dir FOLDER`, and give FOLDER" in message

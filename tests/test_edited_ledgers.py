@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from generated_models import drawn
 from graph_picture import difference, picture
 from hypothesis import event, given, strategies as st
+from nightly import drawn
 from test_travel_ways import FORMS, PASSES, X
 from torch.fx import GraphModule
 

@@ -18,7 +18,6 @@ PASSES = {
     "fuse-batch-norm2d-in-conv2d": ("fxopt-norm", False),
     "fuse-bias-in-linear": ("fxopt-linear", True),
     "merge-linears": ("fxopt-linear", True),
-    "remove-identities": ("fxopt-onednn", True),
     "convert-to-channels-last": ("fxopt-onednn", True),
     "pack-convolutions": ("fxopt-onednn", True),
     "pack-linears": ("fxopt-onednn", True),
@@ -28,6 +27,7 @@ PASSES = {
     "fold-constants": ("fxopt-simplify", True),
     "cache-shape-tables": ("fxopt-simplify", True),
     "eliminate-dead-code": ("fxopt-simplify", True),
+    "fuse-activations": ("fxopt-simplify", True),
     "quantize-linears": ("fxopt-quantize", False),
     "cast-to-bfloat16": ("fxopt-quantize", False),
 }

@@ -13,6 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+from fault_injection import (
+    Action,
+    Choice,
+    InjectedFault,
+    InjectedInterrupt,
+    Moment,
+    at_each_place,
+    every,
+    inject_faults,
+    some,
+)
+from footprints import Footprint
 from hypothesis import settings
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -43,18 +55,6 @@ from fxopt_norm import (
     FuseBatchNormInConvTranspose,
 )
 from fxopt_rewrite import infer_shapes
-from fxopt_testing.faults import (
-    Action,
-    Choice,
-    InjectedFault,
-    InjectedInterrupt,
-    Moment,
-    at_each_place,
-    every,
-    inject_faults,
-    some,
-)
-from fxopt_testing.footprints import Footprint
 from fxopt_tools import Verify
 
 # torch warns about itself when the pytree of an export graph is copied.

@@ -7,14 +7,22 @@ or a new distribution, is a new row with what it may import.
 from __future__ import annotations
 
 import ast
+import gc
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
 from typing import NamedTuple
 
 import pytest
+import torch
+from torch import Tensor, nn
+
+from fxopt_linear import MergeLinears
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 
@@ -29,6 +37,7 @@ _READING = ("fxopt_rewrite.ops", "fxopt_rewrite.layers", "fxopt_rewrite.shapes")
 # "x.*" stands for x and all below it. A file belongs to the room with the longest name that fits.
 FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_core": (),  # the ground: errors, naming, text, graph, tolerances, gc_pause, _torch
+    "fxopt_core.toolbox": ("fxopt_core.*",),
     "fxopt_core.values": ("fxopt_core",),
     "fxopt_core.state": ("fxopt_core",),
     "fxopt_core.ledger": _VALUES,
@@ -60,6 +69,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "fxopt_rewrite.index",
         "fxopt_rewrite.calls",
     ),
+    "fxopt_rewrite.toolbox": _REWRITE,
     "fxopt_rewrite.site_pass": (*_CORE, "fxopt_rewrite.index", "fxopt_rewrite.journal"),
     "fxopt_checkpoints": _REWRITE,
     "fxopt_linear": _REWRITE,
@@ -72,13 +82,16 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_compile": (*_REWRITE, "fxopt_checkpoints"),
     "fxopt_capture": _REWRITE,
     "fxopt_tools": _REWRITE,
+    "fxopt_report": (*_REWRITE, "fxopt_tools"),
     "fxopt_testing": (*_REWRITE, "fxopt_checkpoints", "fxopt_capture", "fxopt_tools"),
     "fxopt": ("*",),
 }
+FAMILIES = tuple(f"fxopt_{name}" for name in ("linear", "norm", "arith", "onednn", "simplify", "quantize", "kernels"))
 # These import inside functions: listing passes, answering --help and starting pytest must not load torch, and
 # inductor is loaded only where a pass is plugged into it.
 LAZY = ("plugin", "commands", "torch_passes")
 MOST_FILES = 25  # in a folder, which should read as a list
+MOST_RETURNS = 15  # to rooms that the way of a call has left
 
 # What torch.fx keeps private.
 _OF_NODES = ("_args", "_kwargs", "_input_nodes", "_prev", "_next", "_sort_key", "_erased", "_repr_fn", "_rename")
@@ -88,7 +101,6 @@ _OF_CODE = ("_body_transformer", "_gen_python_code")
 PRIVATE_FIELDS = {*_OF_NODES, "_update_args_kwargs", *_OF_GRAPHS, *_OF_NAMES, *_OF_CODE}
 SEAM = {
     "fxopt_core._torch": "the seam itself",
-    "fxopt_testing.footprints": "compares all that torch keeps, and must not see it through the eyes of the seam",
     "fxopt_testing.steps": "counts walks over the list of nodes, whose class is private",
 }
 
@@ -188,6 +200,21 @@ def test_every_import_goes_down() -> None:
     assert not wrong, "move what is needed down, or pass it as an argument:\n" + "\n".join(wrong)
 
 
+def test_families_import_public_names_alone() -> None:
+    """Third parties stand where our families stand: what a family needs of core and rewrite is public."""
+    public = {f"{package}{part}" for package in ("fxopt_core", "fxopt_rewrite") for part in ("", ".toolbox")}
+    wrong = [
+        f"{module}, line {node.lineno}: {node.module}"
+        for module in files()
+        if module.partition(".")[0] in FAMILIES
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.ImportFrom)
+        and str(node.module).startswith(("fxopt_core", "fxopt_rewrite"))
+        and node.module not in public
+    ]
+    assert not wrong, "import from the package, or from its toolbox:\n" + "\n".join(wrong)
+
+
 def test_the_table_has_no_rows_of_the_past() -> None:
     """Each row, and each exception, is about something that is there."""
     named = {*FLOORS, *SEAM} | {room.removesuffix(".*") for rooms in FLOORS.values() for room in rooms if room != "*"}
@@ -201,6 +228,45 @@ def test_the_table_has_no_rows_of_the_past() -> None:
 def is_folder(room: str) -> bool:
     """Whether there are modules in a folder of this name."""
     return any(module.startswith(f"{room}.") for module in files())
+
+
+def test_the_way_of_a_call_returns_to_few_rooms() -> None:
+    """Count, from `execute` on and apart from what the pass does, the functions first called from another room."""
+    names = {str(path): room_of(module) for module, path in files().items() if module.startswith("fxopt_core.")}
+    seen: set[object] = set()
+    returns: list[str] = []
+
+    def walk(frame: FrameType, event: str, _: object) -> None:
+        callers = [frame, *(each for each, _ in walk_stack(frame.f_back))]
+        code, own = frame.f_code, [each for each in callers if each.f_code.co_filename in names]
+        functions = [each.f_code.co_name for each in callers[1:]]
+        if event == "call" and own[:1] == [frame] and code not in seen and "execute" in functions:
+            seen.add(code)
+            if "transform" not in functions and len(own) > 1:
+                entered, left = (names[each.f_code.co_filename] for each in own[:2])
+                returns.extend([f"{left} {own[1].f_code.co_name} -> {entered} {code.co_name}"] * (entered != left))
+
+    for profile in (None, walk):  # what is found out once is found out by the first
+        graph_module = torch.fx.symbolic_trace(Two())
+        gc.collect()  # what other tests left would be cleared on the way
+        gc.disable()
+        sys.setprofile(profile)
+        try:
+            MergeLinears()(graph_module)
+        finally:
+            sys.setprofile(None)
+            gc.enable()
+    assert 5 < len(returns) <= MOST_RETURNS, "\n".join(returns)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.q(x) + self.k(x)
+        return y
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

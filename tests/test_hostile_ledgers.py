@@ -54,28 +54,24 @@ class Model(nn.Module):
 
 
 @cache
-def saved() -> tuple[dict[str, bytes], str]:
-    """Return the entries of an archive with a fold and a merge, and the name of the one with the ledger."""
+def saved() -> dict[str, bytes]:
+    """Return the entries of an archive with a fold and a merge."""
     torch.manual_seed(0)
     graph_module = MergeLinears()(FuseBatchNorm1dInLinear()(capture(Model().eval(), X)))
     file = io.BytesIO()
     save(graph_module, file)
     with zipfile.ZipFile(file) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    return entries, next(name for name in entries if name.endswith("fxopt.json"))
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def archive_with(path: Path, change: Callable[[Any], object], *, of_ledger: bool = True) -> Path:
-    """Write an archive whose ledger, or whole document, was changed."""
-    entries, name = saved()
-    document = json.loads(entries[name])
-    data = json.loads(document["ledger"]) if of_ledger else document
+    """Write an archive whose ledger, or document, was changed."""
+    changed = "ledger.json" if of_ledger else "fxopt.json"
+    data = json.loads(saved()[changed])
     change(data)
-    if of_ledger:
-        document["ledger"] = json.dumps(data)
     with zipfile.ZipFile(path, "w") as archive:
-        for entry, content in entries.items():
-            archive.writestr(entry, json.dumps(document) if entry == name else content)
+        for entry, content in saved().items():
+            archive.writestr(entry, json.dumps(data) if entry == changed else content)
     return path
 
 
@@ -115,7 +111,7 @@ NOT_LISTED = (
 @pytest.mark.parametrize("name", NOT_LISTED)
 def test_an_archive_names_no_function_that_no_pass_lists(tmp_path: Path, name: str, role: str) -> None:
     with pytest.raises(CaptureError, match="which no pass that is installed or imported here lists"):
-        load(archive_with(tmp_path / "a.pt2", lambda ledger: derived(ledger).update({role: name})))
+        load(archive_with(tmp_path / "a.fxopt", lambda ledger: derived(ledger).update({role: name})))
 
 
 def test_a_pickle_among_the_settings_is_never_unpickled(tmp_path: Path) -> None:
@@ -127,10 +123,10 @@ def test_a_pickle_among_the_settings_is_never_unpickled(tmp_path: Path) -> None:
         row.update(function="fxopt_core.ledger.codec:_unpack", inputs=[], settings=[["text", ""], ["objects", pickled]])
 
     with pytest.raises(CaptureError):
-        load(archive_with(tmp_path / "a.pt2", change))
-    row = derived(json.loads(json.loads(saved()[0][saved()[1]])["ledger"]))
+        load(archive_with(tmp_path / "a.fxopt", change))
+    row = derived(json.loads(saved()["ledger.json"]))
     settings = [*row["settings"], ["objects", pickled]]
-    graph_module = load(archive_with(tmp_path / "b.pt2", lambda ledger: derived(ledger).update(settings=settings)))
+    graph_module = load(archive_with(tmp_path / "b.fxopt", lambda ledger: derived(ledger).update(settings=settings)))
     with pytest.raises(CheckpointError, match="unexpected keyword argument 'objects'"):
         load_original_state_dict(graph_module, Model().state_dict())
     assert not mark.exists()
@@ -141,12 +137,12 @@ def test_a_pickle_among_the_settings_is_never_unpickled(tmp_path: Path) -> None:
 )
 def test_settings_are_data(tmp_path: Path, value: object) -> None:
     with pytest.raises(CaptureError, match="a setting 'eps' that is no number"):
-        load(archive_with(tmp_path / "a.pt2", lambda ledger: derived(ledger).update(settings=[["eps", value]])))
+        load(archive_with(tmp_path / "a.fxopt", lambda ledger: derived(ledger).update(settings=[["eps", value]])))
 
 
 def test_a_key_map_calls_no_function_that_no_pass_lists(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    graph_module = load(archive_with(tmp_path / "a.pt2", lambda ledger: None))
+    graph_module = load(archive_with(tmp_path / "a.fxopt", lambda ledger: None))
     text = key_map(graph_module).to_json().replace("fxopt_norm.formulas:fold_after", "os:mkdir")
     converters = KeyMap.from_json(text.replace('["eps", 1e-05]', json.dumps(["path", str(mark)])))
     with pytest.raises(CheckpointError, match="`fuse-batch-norm1d-in-linear` calls 'os:mkdir', which no pass"):
@@ -162,7 +158,7 @@ def computed(converters: KeyMap) -> None:
 
 def test_what_passes_list_works_after_loading(tmp_path: Path) -> None:
     """The list holds what the families record, so that checkpoints go in and out of a loaded archive."""
-    graph_module = load(archive_with(tmp_path / "a.pt2", lambda ledger: None))
+    graph_module = load(archive_with(tmp_path / "a.fxopt", lambda ledger: None))
     torch.manual_seed(1)
     other = Model().eval()
     load_original_state_dict(graph_module, other.state_dict())
@@ -248,8 +244,8 @@ UNDONE: dict[str, Callable[[Any], None]] = {
 
 @pytest.mark.parametrize("change", UNDONE.values(), ids=UNDONE)
 def test_undo_puts_nothing_back_but_plain_layers_and_calls(tmp_path: Path, change: Callable[[Any], None]) -> None:
-    with pytest.raises(CaptureError, match=r"fxopt\.json in .* is malformed"):
-        load(archive_with(tmp_path / "a.pt2", change))
+    with pytest.raises(CaptureError, match=r"fxopt\.json in it is damaged or hostile"):
+        load(archive_with(tmp_path / "a.fxopt", change))
 
 
 @pytest.mark.parametrize("strides", [[10**15, 1], [1, 10**9], [2**62, 2**61], [1, 1], [0, 0], [-4, 1], [4], [1, 4]])
@@ -260,7 +256,7 @@ def test_strides_of_what_undo_makes_take_no_memory(tmp_path: Path, strides: list
         tensor = row(ledger, "ModuleRemoved", "ModuleRow")["tensors"][0]["TensorRow"]
         tensor["strides"] = strides
 
-    graph_module = load(archive_with(tmp_path / "a.pt2", change))
+    graph_module = load(archive_with(tmp_path / "a.fxopt", change))
     expected = graph_module(X)
     with contextlib.suppress(FxoptError):
         undo(graph_module)
@@ -301,7 +297,7 @@ UNFITTING: dict[str, tuple[Callable[[Any], None], str]] = {
 
 @pytest.mark.parametrize(("change", "found"), UNFITTING.values(), ids=UNFITTING)
 def test_what_does_not_fit_is_not_undone(tmp_path: Path, change: Callable[[Any], None], found: str) -> None:
-    graph_module = load(archive_with(tmp_path / "a.pt2", change))
+    graph_module = load(archive_with(tmp_path / "a.fxopt", change))
     expected, code = graph_module(X), graph_module.code
     with pytest.raises(UndoError, match=re.escape(found)):
         undo(graph_module)
@@ -311,56 +307,16 @@ def test_what_does_not_fit_is_not_undone(tmp_path: Path, change: Callable[[Any],
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
-HUGE: dict[str, tuple[str, list[Any]]] = {
-    "a power": ("_operator:pow", [10, 10**9]),
-    "a shift": ("_operator:lshift", [1, 10**12]),
-    "rounding": ("builtins:round", [5, -(10**9)]),
-    "a repeated list": ("_operator:mul", [{"list": [0]}, 10**11]),
-    "a repeated text": ("_operator:mul", ["abc", 10**11]),
-    "a long list": ("builtins:list", [{"range": [0, 10**11, 1]}]),
-    "a long sum": ("builtins:sum", [{"range": [0, 10**12, 1]}]),
-    "a long search": ("_operator:contains", [{"range": [0, 10**12, 1]}, 0.5]),
-}
-
-
-@pytest.mark.parametrize("call", HUGE.values(), ids=HUGE)
-def test_a_node_that_would_fill_the_memory_is_named_and_not_computed(tmp_path: Path, call: tuple[str, Any]) -> None:
-    def change(document: Any) -> None:
-        rows, (target, args) = document["graph"]["rows"], call
-        evil = {"op": "call_function", "name": "evil", "target": {"name": target}, "args": args, "kwargs": {}}
-        rows.insert(len(rows) - 1, evil)
-
-    with pytest.raises(CaptureError, match=r"node `evil`.* makes an? (integer|sequence)"):
-        load(archive_with(tmp_path / "a.pt2", change, of_ledger=False))
-
 
 def test_deep_nesting_is_one_error(tmp_path: Path) -> None:
     deep = "[" * 100_000 + "]" * 100_000
-    entries, name = saved()
-    document = json.loads(entries[name])
-    for text in (json.dumps({**document, "ledger": deep}), json.dumps(document)[:-1] + f', "x": {deep}}}'):
-        with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
-            for entry, content in entries.items():
-                archive.writestr(entry, text if entry == name else content)
+    document = saved()["fxopt.json"].decode()
+    for changed, text in (("ledger.json", deep), ("fxopt.json", document[:-1] + f', "x": {deep}}}')):
+        with zipfile.ZipFile(tmp_path / "a.fxopt", "w") as archive:
+            for entry, content in saved().items():
+                archive.writestr(entry, text if entry == changed else content)
         with pytest.raises(CaptureError):
-            load(tmp_path / "a.pt2")
-
-
-@pytest.mark.parametrize("nested", ["[1, {}]", '[1, {{"children_spec": {}}}]', "5", "[1]"])
-def test_what_says_how_a_program_is_called_is_one_error(tmp_path: Path, nested: str) -> None:
-    entries, _ = saved()
-    with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
-        for entry, content in entries.items():
-            written = content
-            if entry.endswith("models/model.json"):
-                data = json.loads(content)
-                deep = nested.format("[" * 100_000 + "]" * 100_000) if "{" in nested else nested
-                data["graph_module"]["module_call_graph"][0]["signature"]["in_spec"] = deep
-                written = json.dumps(data).encode()
-            archive.writestr(entry, written)
-    for ledger in (True, False):
-        with pytest.raises(CaptureError, match="is damaged"):
-            load(tmp_path / "a.pt2", ledger=ledger)
+            load(tmp_path / "a.fxopt")
 
 
 def test_twenty_thousand_records_are_read_and_printed_in_seconds(tmp_path: Path) -> None:
@@ -370,7 +326,7 @@ def test_twenty_thousand_records_are_read_and_printed_in_seconds(tmp_path: Path)
         first = {key: value for key, value in ledger["records"][0]["Record"].items() if key not in ("journal", "run")}
         ledger["records"] = [{"Record": {**first, "run": run}} for run in range(20_000)]
 
-    path = archive_with(tmp_path / "a.pt2", change)
+    path = archive_with(tmp_path / "a.fxopt", change)
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     records = history(load(path))
     text, data = str(records), records.to_json()
@@ -390,7 +346,7 @@ def test_an_edited_ledger_of_an_archive_is_refused_or_right(tmp_path: Path) -> N
 
     What is undone computes the original. Which value a node reads is believed; in this model, no other one fits.
     """
-    graph_module = load(archive_with(tmp_path / "a.pt2", lambda ledger: None))
+    graph_module = load(archive_with(tmp_path / "a.fxopt", lambda ledger: None))
     text, generator = write_ledger(ledger_of(graph_module)), random.Random(0)
     places = [path for path in paths(json.loads(text)) if path]
     expected, original = graph_module(X), undo(copy.deepcopy(graph_module))(X)

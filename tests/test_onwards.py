@@ -90,8 +90,8 @@ def loaded() -> Case:
     archive = pytest.importorskip("fxopt_capture.archive.files")
     case = bert()
     with TemporaryDirectory() as directory:
-        archive.save(capture(case.model, kwargs=tokens(2, 10)), Path(directory, "model.pt2"))
-        graph_module = archive.load(Path(directory, "model.pt2"))
+        archive.save(capture(case.model, kwargs=tokens(2, 10)), Path(directory, "model.fxopt"))
+        graph_module = archive.load(Path(directory, "model.fxopt"))
     return replace(case, graph_module=MergeLinears()(graph_module, expect=2))
 
 

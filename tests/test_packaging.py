@@ -34,11 +34,12 @@ FAMILIES = [
 RUN_TIME = {
     "fxopt-core": {"torch", "pluggy"},
     "fxopt-rewrite": {"fxopt-core"},
-    "fxopt-checkpoints": {"fxopt-core", "fxopt-rewrite"},
+    "fxopt-checkpoints": {"fxopt-core", "fxopt-rewrite", "safetensors"},
     **{name: {"fxopt-rewrite"} for name in [*FAMILIES, "fxopt-capture", "fxopt-tools"]},
     "fxopt-compile": {"fxopt-rewrite", "fxopt-checkpoints"},
+    "fxopt-report": {"fxopt-rewrite", "fxopt-tools", "igraph"},
     "fxopt-testing": {"fxopt-checkpoints", "fxopt-capture", "fxopt-tools", "pytest"},
-    "fxopt": {*(name for name in PACKAGES if name not in ("fxopt", "fxopt-testing")), "rich", "typer"},
+    "fxopt": {*(name for name in PACKAGES if name not in ("fxopt", "fxopt-report", "fxopt-testing")), "rich", "typer"},
 }
 
 for_each_package = pytest.mark.parametrize("name", PACKAGES)
@@ -68,6 +69,12 @@ def test_pytest_comes_with_the_extra_for_authors_of_passes() -> None:
     """Whoever optimizes models needs no test tools."""
     assert "pytest" not in required_by("fxopt")
     assert {"fxopt-testing", "pytest"} <= required_by("fxopt[testing]")
+
+
+def test_igraph_comes_with_the_extra_for_reports() -> None:
+    """It is under the GPL, so nobody gets it unasked."""
+    assert "igraph" not in required_by("fxopt")
+    assert {"fxopt-report", "igraph"} <= required_by("fxopt[reports]")
 
 
 @for_each_package

@@ -11,7 +11,6 @@ from importlib.metadata import metadata, requires
 from pathlib import Path
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
@@ -29,7 +28,7 @@ def test_they_are_at_most_five_and_at_the_top() -> None:
     assert len(COMMANDS) <= 5
     assert [command[0] for command in COMMANDS[:2]] == ["pip", "hf"]
     assert {command[0] for command in COMMANDS[2:]} == {"fxopt"}
-    assert README[: README.index("```bash")].count("\n") < 20
+    assert README[: README.index("```bash")].count("\n") < 30
 
 
 def test_what_is_installed_has_all_that_they_need() -> None:
@@ -54,11 +53,11 @@ def test_they_work_on_the_model_itself(tmp_path: Path, monkeypatch: pytest.Monke
         # torch 2.15 captures one node more than 2.13.
         printed.append(result.stdout.replace("172 -> 48 nodes", "171 -> 47 nodes"))
     expected = README.split("```text\n")[1].split("```")[0]
-    expected = re.sub(r"\(92\.\d MB\)", "(92... MB)", expected)  # its stack traces name folders
+    expected = re.sub(r"\(91\.\d MB\)", "(91... MB)", expected)  # its stack traces name folders
     assert OutputChecker().check_output(expected, printed[0], ELLIPSIS | NORMALIZE_WHITESPACE), printed[0]
     assert printed[-1].startswith("passed: ")
     assert "<svg" in (tmp_path / "minilm.html").read_text(encoding="utf-8")
-    assert sum(len(record.rewrites) for record in history(load(tmp_path / "minilm.pt2"))) == 63
+    assert sum(len(record.rewrites) for record in history(load(tmp_path / "minilm.fxopt"))) == 63
 
 
 def test_from_a_checkout_all_that_fxopt_requires_is_installed() -> None:
@@ -67,7 +66,8 @@ def test_from_a_checkout_all_that_fxopt_requires_is_installed() -> None:
     declared = (
         (ROOT / "packages" / "fxopt" / "pyproject.toml").read_text(encoding="utf-8").partition("[project.optional")[0]
     )
-    assert sorted(f"fxopt-{name}" for name in names.split(",")) == sorted(re.findall(r'"(fxopt-\w+)>=', declared))
+    named = {f"fxopt-{name}" for name in names.split(",")}
+    assert named == {*re.findall(r'"(fxopt-\w+)>=', declared), "fxopt-report"}  # for the extra `reports'
 
 
 def test_the_readme_of_the_package_has_the_same_commands() -> None:
@@ -84,4 +84,4 @@ def test_the_program_has_at_most_ten_lines() -> None:
 def test_the_names_in_it_are_there() -> None:
     names = re.findall(r"^from fxopt import (.*)$", PROGRAM, re.MULTILINE)[0].split(", ")
     assert all(hasattr(importlib.import_module("fxopt"), name) for name in names)
-    assert torch.nn.BatchNorm2d.__name__ in PROGRAM
+    assert "SentenceTransformer(" in PROGRAM

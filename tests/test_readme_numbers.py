@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+from benchmarks.results import FOLDER, read
+
+from benchmarks import summary
+
 README = Path(__file__).parent.parent / "README.md"
 
 
@@ -31,3 +36,10 @@ def test_encoders_are_quoted_with_and_without_avx512() -> None:
     for place in encoders:
         assert "AVX-512" in names[place]
         assert "AVX2 alone" in names[place + 1]
+
+
+@pytest.mark.skipif(not (FOLDER / "efficiency.json").exists(), reason="efficiency was not measured yet")
+def test_the_table_and_the_picture_of_efficiency_are_those_of_the_file() -> None:
+    results, text = read(FOLDER / "efficiency.json"), README.read_text(encoding="utf-8")
+    assert summary.with_chart(text, results) == text, "run python -m benchmarks --page"
+    assert summary.PICTURE.read_text(encoding="utf-8") == summary.chart(results)

@@ -14,7 +14,7 @@ from fxopt.commands.main import build_app
 
 def reported(source: str, folder: Path, *arguments: str) -> str:
     """Optimize with a report; return the page."""
-    out, page = folder / "fast.pt2", folder / "fast.html"
+    out, page = folder / "fast.fxopt", folder / "fast.html"
     command = ["optimize", source, "-o", str(out), "--report", str(page), "--json", *arguments]
     result = CliRunner().invoke(build_app(plain=True), command)
     assert result.exit_code == 0, result.output

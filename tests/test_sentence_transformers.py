@@ -17,6 +17,9 @@ from typer.testing import CliRunner
 
 import fxopt
 from fxopt.commands.main import build_app
+from fxopt.commands.models.files import from_modules
+from fxopt.drop_in.clients import calls_of
+from fxopt_core.state.snapshot import kept
 
 numpy = pytest.importorskip("numpy")
 library = pytest.importorskip("sentence_transformers")
@@ -195,3 +198,31 @@ def test_a_stored_dtype_that_is_slow_here_is_not_computed_in(model: Any) -> None
         torch.tensor(half.encode(TEXTS)).float(), torch.tensor(found.encode(TEXTS)).float()
     )
     assert (similarity > 0.99).all()
+
+
+def test_a_usual_encoder_is_read_as_the_library_reads_it_and_without_it() -> None:
+    path = Path(weights.get_model_path())
+    read, calls = from_modules(path)
+    expected, expected_calls = calls_of(original().eval())
+    assert type(read) is type(expected)
+    torch.testing.assert_close(read.state_dict(), expected.state_dict(), rtol=0, atol=0)
+    for found, call in zip(calls, expected_calls, strict=True):
+        rows = [{name: sorted(value.tolist()) for name, value in each.kwargs.items()} for each in (found, call)]
+        assert rows[0] == rows[1]  # the library sorts texts by length
+    code = f"import sys, pathlib, fxopt.commands.models.files as files; files.from_modules(pathlib.Path({str(path)!r}))"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'sentence_transformers' not in sys.modules"], check=True)
+
+
+def test_plans_made_while_a_result_was_verified_see_what_is_replaced_later(fast: Any) -> None:
+    graph = copy.deepcopy(fast[0].auto_model)
+    inputs = {"input_ids": torch.arange(1000, 1010)[None], "attention_mask": torch.ones(1, 10, dtype=torch.int64)}
+    name, layer = next((name, each) for name, each in graph.named_modules() if type(each).__name__ == "PanelLinear")
+    with torch.inference_mode(False), torch.no_grad():
+        with kept(graph):
+            before = [graph(**inputs).last_hidden_state for _ in range(2)][-1]
+        layer.bias = torch.nn.Parameter(layer.bias + 1)
+        found = [graph(**inputs).last_hidden_state for _ in range(3)]
+        expected = fxopt.undo(graph)(**inputs).last_hidden_state
+    assert not torch.allclose(before, expected, atol=1e-3), name
+    for each in found:
+        torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)

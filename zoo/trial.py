@@ -207,7 +207,7 @@ def save_and_load(built: Built, captured: GraphModule) -> None:
     """Save a captured model, and compare what is loaded with the model."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.fxopt")
-        save(captured, path, kwargs=dict(built.example))
+        save(captured, path)
         same(built.model, load(path), built.example)
 
 

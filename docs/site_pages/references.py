@@ -163,7 +163,9 @@ def _directives(package: ModuleType, group: Group) -> Iterator[str]:
     for name in group.names:
         value, path = getattr(package, name), f"{package.__name__}.{name}"
         if inspect.isclass(value):
-            yield f".. autoclass:: {path}"
+            # What a public class has from one that is not public belongs to it.
+            inherits = getattr(value.__base__, "__module__", "") == "fxopt_core.passes.base"
+            yield f".. autoclass:: {path}" + "\n   :inherited-members:" * inherits
         elif inspect.isroutine(value):
             yield f".. autofunction:: {path}"
         else:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt.reporting import Picture, Report, picture, report
 from fxopt_capture import capture
 from fxopt_core import PassInfo, faithful_copy, history
+from fxopt_report import Picture, Report, picture, report
 from site_pages.programs import Session, Subject, run, subjects
 from site_pages.public_names import public_module
 

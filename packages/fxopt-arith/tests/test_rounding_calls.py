@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +14,9 @@ from torch.fx import GraphModule
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import history
-from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of, refused
 
 aten = torch.ops.aten
-Tried: TypeAlias = Form | Literal["bare"]
-FORMS: tuple[Tried, ...] = ("modules", "functions", "export", "bare")
 
 
 class Apply(nn.Module):
@@ -42,10 +39,6 @@ class Behind(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.read(self.module(x / self.constant))
-
-
-def graph_in(form: Tried, model: nn.Module, x: Tensor) -> GraphModule:
-    return torch.fx.symbolic_trace(model) if form == "bare" else graph_of(model, form, x)
 
 
 def image() -> Tensor:
@@ -115,13 +108,12 @@ JUMPING: dict[str, Callable[[Tensor, float], Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", JUMPING)
-def test_quotients_before_a_jump_stay(form: Form, name: str) -> None:
-    graph_module = graph_in(form, Apply(JUMPING[name], 7), square())
+def test_quotients_before_a_jump_stay(name: str) -> None:
+    graph_module = torch.fx.symbolic_trace(Apply(JUMPING[name], 7))
     ChangeTrueDivToMulByInverse()(graph_module, expect=0)
     assert {reason for _, reason in refused(graph_module)} == {"rounded-quotient"}
-    exact = graph_in(form, Apply(JUMPING[name], 8), square())
+    exact = torch.fx.symbolic_trace(Apply(JUMPING[name], 8))
     ChangeTrueDivToMulByInverse()(exact, expect=1)
 
 
@@ -154,9 +146,8 @@ POOLS: dict[str, Callable[[Tensor], Any]] = {
 """What gives values and indices."""
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", POOLS)
-def test_indices_tell_the_order_and_values_do_not(form: Form, name: str) -> None:
+def test_indices_tell_the_order_and_values_do_not(name: str) -> None:
     both: dict[str, tuple[Callable[[Any], Any], float, int]] = {
         "both": (lambda result: (result[0], result[1]), 7, 0),
         "indices": (lambda result: result[1], 7, 0),
@@ -166,7 +157,7 @@ def test_indices_tell_the_order_and_values_do_not(form: Form, name: str) -> None
     }
     for read, constant, sites in both.values():
         model = Apply(lambda x, c, read=read: read(POOLS[name](x / c)), constant)  # type: ignore[misc]  # bound now
-        ChangeTrueDivToMulByInverse()(graph_in(form, model, image()), expect=sites)
+        ChangeTrueDivToMulByInverse()(torch.fx.symbolic_trace(model), expect=sites)
 
 
 OVERLOADS: dict[Any, tuple[Any, ...]] = {
@@ -237,10 +228,8 @@ MODULES: dict[str, tuple[nn.Module, Callable[[Any], Any], int]] = {
 @pytest.mark.parametrize("name", MODULES)
 def test_modules(name: str) -> None:
     module, read, sites = MODULES[name]
-    forms: tuple[Tried, ...] = ("modules", "bare")
-    for form in forms:
-        ChangeTrueDivToMulByInverse()(graph_in(form, Behind(module, 7, read), image()), expect=sites)
-        ChangeTrueDivToMulByInverse()(graph_in(form, Behind(module, 8, read), image()), expect=1)
+    ChangeTrueDivToMulByInverse()(torch.fx.symbolic_trace(Behind(module, 7, read)), expect=sites)
+    ChangeTrueDivToMulByInverse()(torch.fx.symbolic_trace(Behind(module, 8, read)), expect=1)
 
 
 class WholeSequentials(torch.fx.Tracer):
@@ -302,10 +291,9 @@ CONTINUOUS: dict[str, Callable[[Tensor, float], Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", ["modules", "functions", "export"])
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_quotients_before_what_is_continuous_change(form: Form, name: str) -> None:
-    graph_module = graph_of(Apply(CONTINUOUS[name], 7), form, square())
+def test_quotients_before_what_is_continuous_change(name: str) -> None:
+    graph_module = graph_of(Apply(CONTINUOUS[name], 7), "modules", square())
     x = square()
     torch.manual_seed(0)
     expected = graph_module(x)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fxopt_core import Refusal, iter_nodes
-from fxopt_rewrite.calls.readers import read_linear
-from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite import LinearCall, read_linear
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.journal.edits import Piece

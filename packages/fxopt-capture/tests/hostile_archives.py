@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import pickle
 import struct
 import warnings
@@ -17,19 +16,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
-
 Entries = dict[str, bytes]
-MODEL = "models/model.json"
-DOCUMENT = "extra/fxopt.json"
-WEIGHTS = "data/weights/model_weights_config.json"
-CONSTANTS = "data/constants/model_constants_config.json"
+DOCUMENT, LEDGER, WEIGHTS = "fxopt.json", "ledger.json", "weights.safetensors"
 
 
 def entries_of(path: Path) -> Entries:
-    """Return the entries of an archive by their names within its folder."""
+    """Return the entries of an archive."""
     with zipfile.ZipFile(path) as archive:
-        return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def packed(entries: Mapping[str, bytes], further: list[tuple[str, bytes]] | None = None) -> bytes:
@@ -39,18 +33,8 @@ def packed(entries: Mapping[str, bytes], further: list[tuple[str, bytes]] | None
         for name, content in [*entries.items(), *(further or [])]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of two entries of one name
-                archive.writestr(zipfile.ZipInfo(f"archive/{name}"), content)
+                archive.writestr(zipfile.ZipInfo(name), content)
     return buffer.getvalue()
-
-
-class Touch:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.mark),)
 
 
 def expression(mark: Path) -> str:
@@ -65,232 +49,14 @@ def edited(entries: Entries, name: str, change: Callable[[Any], None]) -> Entrie
     return {**entries, name: json.dumps(data).encode()}
 
 
-def saved(value: object) -> bytes:
-    """Return what torch.save writes of a value."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def graph(program: Any) -> Any:
-    """Return the graph of the JSON of a program."""
-    return program["graph_module"]["graph"]
-
-
-def signature(program: Any) -> Any:
-    """Return the signature of the call of a program."""
-    return program["graph_module"]["module_call_graph"][0]["signature"]
-
-
-def renamed(data: Any, old: str, new: str) -> Any:
-    """Return JSON in which a text is another one, wherever it is."""
-    if isinstance(data, dict):
-        return {renamed(key, old, new): renamed(value, old, new) for key, value in data.items()}
-    if isinstance(data, list):
-        return [renamed(item, old, new) for item in data]
-    return new if data == old else data
-
-
-# -- the zip file
-
-
-def twice(entries: Entries, mark: Path) -> bytes:
-    """A second copy of the sample inputs, which torch's reader takes, is a pickle."""
-    return packed(entries, [("data/sample_inputs/model.pt", saved(Touch(mark)))])
-
-
-def twice_the_program(entries: Entries, mark: Path) -> bytes:
-    hostile = edited(entries, MODEL, lambda program: _set_sizes(program, expression(mark)))
-    return packed(entries, [(MODEL, hostile[MODEL])])
-
-
-def other_case(name: str) -> Callable[[Entries, Path], bytes]:
-    def attack(entries: Entries, mark: Path) -> bytes:
-        return packed({name: pickle.dumps(Touch(mark)), **entries})
-
-    return attack
-
-
-def sample_inputs(entries: Entries, mark: Path) -> bytes:
-    return packed({**entries, "data/sample_inputs/model.pt": saved(((Touch(mark),), {}))})
-
-
-def older_weights(entries: Entries, mark: Path) -> bytes:
-    return packed({**entries, "data/weights/model.pt": saved({"first.weight": Touch(mark)})})
-
-
-def older_constants(entries: Entries, mark: Path) -> bytes:
-    return packed({**entries, "data/constants/model.pt": saved({"c": Touch(mark)})})
-
-
-def older_format(entries: Entries, mark: Path) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("version", "8.20")
-        archive.writestr("serialized_exported_program.json", entries[MODEL])
-        for name in ("state_dict", "constants", "example_inputs"):
-            archive.writestr(f"serialized_{name}.pt", saved(Touch(mark)))
-    return buffer.getvalue()
-
-
-def second_model(entries: Entries, mark: Path) -> bytes:
-    """A second program has weights of its own, which torch reads too."""
-    config = {"config": {"w": {"path_name": "w", "is_param": True, "use_pickle": True, "tensor_meta": None}}}
-    further = {
-        "models/other.json": entries[MODEL],
-        "data/sample_inputs/other.pt": saved(((Touch(mark),), {})),
-        "data/weights/other_weights_config.json": json.dumps(config).encode(),
-        "data/constants/other_constants_config.json": entries[CONSTANTS],
-        "data/weights/w": saved(Touch(mark)),
-    }
-    return packed({**entries, **further})
-
-
-def library(entries: Entries, mark: Path) -> bytes:
-    code = f'#include <fstream>\nextern "C" void x() {{ std::ofstream("{mark}"); }}\n'.encode()
-    further = {"data/aotinductor/model/model.wrapper.so": b"\x7fELF", "data/aotinductor/model/model.wrapper.cpp": code}
-    return packed({**entries, **further})
-
-
-def pickled_weight(entries: Entries, mark: Path) -> bytes:
-    def change(config: Any) -> None:
-        next(iter(config["config"].values()))["use_pickle"] = True
-
-    return packed({**edited(entries, WEIGHTS, change), "data/weights/weight_0": saved(Touch(mark))})
-
-
-def constant(prefix: str, use_pickle: bool, content: Callable[[Path], bytes]) -> Callable[[Entries, Path], bytes]:
-    """A constant that torch unpickles by the beginning of its name, whatever `use_pickle` says."""
-
-    def attack(entries: Entries, mark: Path) -> bytes:
-        meta = next(iter(json.loads(entries[WEIGHTS])["config"].values()))["tensor_meta"]
-        row = {"path_name": f"{prefix}0", "is_param": False, "use_pickle": use_pickle, "tensor_meta": meta}
-        hostile = edited(entries, CONSTANTS, lambda config: config["config"].update(c=row))
-        return packed({**hostile, f"data/constants/{prefix}0": content(mark)})
-
-    return attack
-
-
-def path_outside(entries: Entries, mark: Path) -> bytes:
-    def change(config: Any) -> None:
-        next(iter(config["config"].values()))["path_name"] = "../sample_inputs/model.pt"
-
-    return packed(edited(entries, WEIGHTS, change))
-
-
-# -- the program
-
-
-def _set_sizes(program: Any, text: str) -> None:
-    for tensor in graph(program)["tensor_values"].values():
-        tensor["sizes"][0] = {"as_expr": {"expr_str": text, "hint": {"as_int": 2}}}
-
-
-def _in_sizes(text: Callable[[Path], str]) -> Callable[[Any, Path], None]:
-    return lambda program, mark: _set_sizes(program, text(mark))
-
-
-def _bound_of(program: Any, mark: Path) -> None:
-    program["range_constraints"][expression(mark)] = {"min_val": 2, "max_val": 9}
-
-
-def _guard(program: Any, mark: Path) -> None:
-    program["guards_code"] = [f"{expression(mark)} is None"]
-
-
-def _slow_guard(program: Any, mark: Path) -> None:
-    program["guards_code"] = ["10 ** 10 ** 9 > L['x'].size()[0]"]
-
-
-def _target(name: str, *texts: str) -> Callable[[Any, Path], None]:
-    """Let the first node call something, with texts for arguments of which ``MARK`` is the mark."""
-
-    def change(program: Any, mark: Path) -> None:
-        node = graph(program)["nodes"][0]
-        given = [{"name": "", "arg": {"as_string": text.replace("MARK", str(mark))}, "kind": 1} for text in texts]
-        node.update(target=name, inputs=given or node["inputs"])
-
-    return change
-
-
-def _operator_argument(program: Any, mark: Path) -> None:
-    node = graph(program)["nodes"][0]
-    node["target"] = "torch.ops.higher_order.wrap_with_set_grad_enabled"
-    node["inputs"] = [
-        {"name": "", "arg": {"as_bool": True}, "kind": 1},
-        {"name": "", "arg": {"as_operator": "torch.os.mkdir"}, "kind": 1},
-        {"name": "", "arg": {"as_string": str(mark)}, "kind": 1},
-    ]
-
-
-def _parameter_name(name: str) -> Callable[[Entries, Path], bytes]:
-    def attack(entries: Entries, mark: Path) -> bytes:
-        new = name.replace("MARK", expression(mark))
-        changed = {
-            each: json.dumps(renamed(json.loads(entries[each]), "block.2.weight", new)).encode()
-            for each in (MODEL, WEIGHTS)
-        }
-        return packed({key: value for key, value in {**entries, **changed}.items() if key != DOCUMENT})
-
-    return attack
-
-
-def _name(old: str, new: str) -> Callable[[Entries, Path], bytes]:
-    def attack(entries: Entries, mark: Path) -> bytes:
-        program = renamed(json.loads(entries[MODEL]), old, new.replace("MARK", expression(mark)))
-        return packed({**entries, MODEL: json.dumps(program).encode()})
-
-    return attack
-
-
-def _forward_names(program: Any, mark: Path) -> None:
-    signature(program)["forward_arg_names"] = [f"x={expression(mark)}"]
-
-
-def _keyword_names(program: Any, mark: Path) -> None:
-    spec = json.loads(signature(program)["in_spec"])
-    positional, named = spec[1]["children_spec"]
-    named["children_spec"], positional["children_spec"] = positional["children_spec"], []
-    named["context"] = json.dumps([f"x={expression(mark)}"])
-    signature(program)["in_spec"] = json.dumps(spec)
-
-
-def _spec(kind: str, context: Any) -> Callable[[Any, Path], None]:
-    def change(program: Any, mark: Path) -> None:
-        leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
-        text = (
-            json.dumps(context) if not isinstance(context, dict) or "default_factory_module" not in context else context
-        )
-        spec = {"type": kind, "context": text, "children_spec": [leaf]}
-        signature(program)["out_spec"] = json.dumps([1, spec])
-
-    return change
-
-
-def _deep_spec(program: Any, mark: Path) -> None:
-    signature(program)["in_spec"] = "[" * 100_000
-
-
-def _deep_containers(program: Any, mark: Path) -> None:
-    leaf = '{"type": null, "context": null, "children_spec": []}'
-    start = '{"type": "builtins.tuple", "context": "null", "children_spec": ['
-    signature(program)["in_spec"] = f"[1, {start * 300}{leaf}{']}' * 300}]"
-
-
-def _verifier(program: Any, mark: Path) -> None:
-    program["verifiers"] = ["__import__"]
-
-
-def _source(program: Any, mark: Path) -> None:
-    graph(program)["nodes"][0]["metadata"]["source_fn_stack"] = "x,torch.utils.cpp_extension.load"
-
-
-def in_program(change: Callable[[Any, Path], None]) -> Callable[[Entries, Path], bytes]:
-    """Return the attack that changes the JSON of the program."""
-    return lambda entries, mark: packed(edited(entries, MODEL, lambda program: change(program, mark)))
-
-
-# -- the document
+def with_header(entries: Entries, change: Callable[[Any], None]) -> Entries:
+    """Return entries in which the header of the tensors was changed."""
+    content = entries[WEIGHTS]
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    return {**entries, WEIGHTS: len(text).to_bytes(8, "little") + text + content[8 + length :]}
 
 
 def in_document(change: Callable[[Any, Path], None]) -> Callable[[Entries, Path], bytes]:
@@ -328,7 +94,36 @@ def _input_name(document: Any, mark: Path) -> None:
 
 
 def _condition(document: Any, mark: Path) -> None:
-    document["checks"]["conditions"] = [[f"{expression(mark)} is None", "x"]]
+    document["guards"]["conditions"] = [[f"{expression(mark)} is None", "x"]]
+
+
+def _size(text: str) -> Callable[[Any, Path], None]:
+    """Let a size that a node notes be an expression."""
+    return lambda document, mark: document["shapes"][0].__setitem__(1, [text.replace("CODE", expression(mark)), 4])
+
+
+def _container(name: str, context: Any) -> Callable[[Any, Path], None]:
+    """Let the outputs of the graph be in a container."""
+    spec = [name, context, [None]]
+    return lambda document, mark: document["graph"].update(
+        containers={"names": ["x"], "inputs": ["builtins.tuple", None, [None]], "outputs": spec}
+    )
+
+
+def _deep(document: Any, mark: Path) -> None:
+    spec: Any = None
+    for _ in range(200):
+        spec = ["builtins.tuple", None, [spec]]
+    document["graph"].update(containers={"names": ["x"], "inputs": spec, "outputs": None})
+
+
+def _tensor(**changes: Any) -> Callable[[Entries, Path], bytes]:
+    return in_document(lambda document, mark: document["tensors"][0].update(changes))
+
+
+def in_header(change: Callable[[Any], None]) -> Callable[[Entries, Path], bytes]:
+    """Return the attack that changes the header of the tensors."""
+    return lambda entries, mark: packed(with_header(entries, change))
 
 
 def _source_form(mark: Path) -> Any:
@@ -346,72 +141,31 @@ def _source_as_argument(document: Any, mark: Path) -> None:
 FUNCTION, METHOD = "call_function", "call_method"
 X: dict[str, Any] = {"node": 0}
 ATTACKS: dict[str, Callable[[Entries, Path], bytes]] = {
-    "an entry twice": twice,
-    "the program twice": twice_the_program,
-    "model.PT": other_case("data/sample_inputs/model.PT"),
-    "Weight_0": other_case("data/weights/Weight_0"),
-    "MODEL.json": other_case("models/MODEL.json"),
-    "sample inputs": sample_inputs,
-    "weights in a pickle": older_weights,
-    "constants in a pickle": older_constants,
-    "the older format": older_format,
-    "a second model": second_model,
-    "a library": library,
-    "a pickled weight": pickled_weight,
-    "an opaque object": constant("opaque_obj_", True, lambda mark: pickle.dumps(Touch(mark))),
-    "an opaque object that says it is none": constant("opaque_obj_", False, lambda mark: pickle.dumps(Touch(mark))),
-    "an object of TorchScript": constant("custom_obj_", True, lambda mark: saved(Touch(mark))),
-    "an object that says it is none": constant("custom_obj_", False, lambda mark: saved(Touch(mark))),
-    "a pickled constant": constant("tensor_", True, lambda mark: saved(Touch(mark))),
-    "an entry elsewhere": path_outside,
-    "code for a size": in_program(_in_sizes(expression)),
-    "code within a size": in_program(_in_sizes(lambda mark: f"Add(Integer({expression(mark)}), Integer(1))")),
-    "code as a symbol": in_program(_in_sizes(lambda mark: f'Symbol("s0", positive={expression(mark)})')),
-    "a lambda for a size": in_program(_in_sizes(lambda mark: f"(lambda: {expression(mark)})()")),
-    "an attribute in a size": in_program(_in_sizes(lambda mark: "Integer.__subclasses__()")),
-    "a factorial for a size": in_program(_in_sizes(lambda mark: "factorial(10**8)")),
-    "a power for a size": in_program(_in_sizes(lambda mark: "Pow(Integer(10), Integer(1000000000))")),
-    "a tower for a size": in_program(_in_sizes(lambda mark: "2**2**2**2**2**2")),
-    "a deep size": in_program(_in_sizes(lambda mark: "Add(" * 5000 + "1" + ")" * 5000)),
-    "many signs": in_program(_in_sizes(lambda mark: "-" * 15_000 + "1")),
-    "code for a bound": in_program(_bound_of),
-    "code for a guard": in_program(_guard),
-    "a guard that takes long": in_program(_slow_guard),
-    "a function of Python": in_program(_target("torch.os.mkdir", "MARK")),
-    "torch.load": in_program(_target("torch.load", "MARK")),
-    "torch.hub.load": in_program(_target("torch.hub.load", "MARK", "x")),
-    "a builtin": in_program(_target("torch.builtins.open", "MARK", "w")),
-    "a file that is mapped": in_program(_target("torch.ops.aten.from_file.default", "MARK", "x")),
-    "a file that is saved": in_program(_target("torch.ops.aten.save.default", "MARK")),
-    "a library that is loaded": in_program(_target("torch.ops.load_library", "MARK")),
-    "a class of TorchScript": in_program(_target("torch.classes.load_library", "MARK")),
-    "an extension": in_program(_target("#x:y", "MARK")),
-    "a method caller": in_program(_target("_operator.methodcaller", "MARK")),
-    "a call": in_program(_target("_operator.call", "MARK")),
-    "a function as argument": in_program(_operator_argument),
-    "a parameter that is code": _parameter_name('q", MARK, ".weight'),
-    "a parameter that is code in one line": _parameter_name("q'), MARK, ('.weight"),
-    "a parameter with a new line": _parameter_name("q\n    MARK\n    .weight"),
-    "a parameter that is a method": _parameter_name("to_folder"),
-    "an input that is code": _name("x", "x=MARK"),
-    "a node that is code": _name("linear", "linear = MARK; y"),
-    "names of arguments that are code": in_program(_forward_names),
-    "names of inputs that are code": in_program(_keyword_names),
-    "an enumeration": in_program(_spec("builtins.dict", [{"__enum__": True, "fqn": "antigravity:A", "name": "x"}])),
-    "a defaultdict": in_program(
-        _spec(
-            "collections.defaultdict",
-            {"default_factory_module": "antigravity", "default_factory_name": "x", "dict_context": ["a"]},
-        )
+    "an entry twice": lambda entries, mark: packed(entries, [(DOCUMENT, entries[DOCUMENT])]),
+    "code for a size": in_document(_size("CODE")),
+    "code within a size": in_document(_size("s0 + CODE")),
+    "an attribute in a size": in_document(_size("s0.__class__")),
+    "a tower for a size": in_document(_size("2**2**2**2**2**2")),
+    "a deep size": in_document(_size("-" * 15_000 + "1")),
+    "an enumeration": in_document(_container("builtins.dict", [{"__enum__": True, "fqn": "antigravity:A"}])),
+    "a defaultdict": in_document(_container("collections.defaultdict", [{"name": "antigravity:x"}, ["a"]])),
+    "a defaultdict that calls": in_document(_container("collections.defaultdict", [{"name": "builtins:len"}, ["a"]])),
+    "a type that is imported": in_document(_container("antigravity.Output", ["a"])),
+    "a class within a cache": in_document(
+        _container("builtins.dict", [{"dict": [["_t", "obj"], ["p", "subprocess:Popen"]]}])
     ),
-    "a type that is imported": in_program(_spec("antigravity.Output", ["a"])),
-    "a class within a cache": in_program(
-        _spec("builtins.dict", [{"_t": "obj", "p": "subprocess:Popen", "s": {"x": 1}}])
+    "deep containers": in_document(_deep),
+    "a tensor beyond its entry": _tensor(shape=[1 << 20, 1 << 20]),
+    "a tensor without strides": _tensor(shape=[1 << 20, 1 << 20], stride=[0, 0]),
+    "a tensor before its entry": _tensor(offset=-64),
+    "a tensor of no dtype": _tensor(dtype="load"),
+    "a tensor elsewhere": _tensor(device="nowhere"),
+    "a tensor of another entry": _tensor(entry="other"),
+    "a header beyond the end": in_header(
+        lambda header: header.update({name: {**row, "data_offsets": [0, 1 << 40]} for name, row in header.items()})
     ),
-    "a deep structure": in_program(_deep_spec),
-    "deep containers": in_program(_deep_containers),
-    "a verifier": in_program(_verifier),
-    "a source": in_program(_source),
+    "a pickle for tensors": lambda entries, mark: packed({**entries, WEIGHTS: pickle.dumps(mark)}),
+    "a pickle for a document": lambda entries, mark: packed({**entries, DOCUMENT: pickle.dumps(mark)}),
     "a key to sort by": in_document(
         _row(op=FUNCTION, target={"name": "builtins:max"}, args=["MARK", "x"], kwargs={"key": X})
     ),
@@ -455,32 +209,25 @@ ATTACKS: dict[str, Callable[[Entries, Path], bytes]] = {
 
 
 def compressed(entries: Entries, size: int) -> bytes:
-    """Return an archive whose program is a bomb: zeros, compressed."""
+    """Return an archive whose document is a bomb: spaces, compressed."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in entries.items():
-            archive.writestr(f"archive/{name}", b" " * size if name == MODEL else content)
+            archive.writestr(name, b" " * size if name == DOCUMENT else content)
     return buffer.getvalue()
 
 
 def overlapping(entries: Entries, count: int) -> bytes:
-    """Return an archive in which many weights lie in the same place of the file, a mebibyte each."""
-    config = json.loads(entries[WEIGHTS])["config"]
-    meta = next(iter(config.values()))
-    block = bytes(1 << 20)
-    for index in range(count):
-        config[f"w{index}"] = {**meta, "path_name": f"weight_{1000 + index}"}
-    content = packed({**entries, WEIGHTS: json.dumps({"config": config}).encode(), "data/weights/weight_1000": block})
+    """Return an archive in which many entries lie in the same place of the file."""
+    content = packed({**entries, "x1000": bytes(1 << 20)})
     end = content.rindex(b"PK\x05\x06")
     directory_size, directory = struct.unpack("<II", content[end + 12 : end + 20])
     rows = content[directory : directory + directory_size]
-    name = b"archive/data/weights/weight_1000"
-    at = rows.index(name) - 46
-    row = rows[at : at + 46 + len(name)]
-    copies = b"".join(row.replace(name, f"archive/data/weights/weight_{1000 + n}".encode()) for n in range(1, count))
-    head = struct.pack(
-        "<4s4H2IH", b"PK\x05\x06", 0, 0, *[content[end + 8] + count - 1] * 2, len(rows + copies), directory, 0
-    )
+    at = rows.index(b"x1000") - 46
+    row = rows[at : at + 51]
+    copies = b"".join(row.replace(b"x1000", f"x{1000 + n}".encode()) for n in range(1, count))
+    numbers = [content[end + 8] + count - 1] * 2
+    head = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, *numbers, len(rows + copies), directory, 0)
     return content[:directory] + rows + copies + head
 
 
@@ -502,8 +249,9 @@ def damaged(content: bytes, entries: Entries, random: Random) -> bytes:
     if kind == 2:
         one, other = random.sample(names, 2)
         return packed({**entries, one: entries[other], other: entries[one]})
-    texts = [name for name in (MODEL, MODEL, DOCUMENT, DOCUMENT, WEIGHTS, CONSTANTS) if name in entries]
-    name = random.choice(texts)
+    if kind == 3:
+        return packed(with_header(entries, lambda header: _mutate(header, random)))
+    name = random.choice([DOCUMENT, DOCUMENT, LEDGER])
     data = json.loads(entries[name])
     for _ in range(random.randint(1, 3)):
         if data:
@@ -512,8 +260,9 @@ def damaged(content: bytes, entries: Entries, random: Random) -> bytes:
 
 
 _VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 2**31, 2**63, 1e308, "", "x", "os.system", "self", "weight_0", "torch.ops.aten.relu.default",
-    "Symbol('s0', integer=True)", [], {}, [[]], {"as_int": 3}, {"node": 1}, {"name": "torch:relu"},
+    None, True, -1, 0, 2**31, 2**63, 1e308, "", "x", "os.system", "self", "builtins.tuple",
+    "torch.ops.aten.relu.default",
+    "2*s0", [], {}, [[]], {"as_int": 3}, {"node": 1}, {"name": "torch:relu"},
 )  # fmt: skip
 
 

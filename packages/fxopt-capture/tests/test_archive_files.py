@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from fxopt_core.errors import CaptureError, FxoptError
 def path(tmp_path: Path) -> Path:
     """An archive with a ledger."""
     torch.manual_seed(0)
-    path = tmp_path / "model.pt2"
+    path = tmp_path / "model.fxopt"
     save(PadOutputs()(capture(Perceptron(), torch.randn(2, 4))), path)
     return path
 
@@ -47,21 +45,21 @@ def test_files_that_are_not_open_for_it(path: Path) -> None:
     """Text, nothing, a file that is open for reading only."""
     wrong: Any
     for wrong in (None, 3, []):
-        with pytest.raises(CaptureError, match="neither a path nor an open file; give a file that"):
+        with pytest.raises(CaptureError, match="neither a path nor an open file; expected an archive"):
             load(wrong)
     wrong = StringIO("text")
     with pytest.raises(CaptureError, match=r"open it for reading bytes: open\(path, 'rb'\)"):
         load(wrong)
     with pytest.raises(CaptureError, match="a BytesIO' is no archive"):
         load(BytesIO(b"no archive"))
-    with path.open("rb") as opened, pytest.raises(CaptureError, match=r"model\.pt2' cannot be written"):
+    with path.open("rb") as opened, pytest.raises(CaptureError, match=r"model\.fxopt' cannot be written"):
         save(load(path), opened)
 
 
 def test_no_damage_raises_anything_else(path: Path) -> None:
     """Whatever bytes are changed: the file loads, or the error names it."""
     content, draw = path.read_bytes(), random.Random(0)
-    damaged = path.with_name("damaged.pt2")
+    damaged = path.with_name("damaged.fxopt")
     refused = 0
     for _ in range(60):
         changed = bytearray(content)
@@ -72,31 +70,15 @@ def test_no_damage_raises_anything_else(path: Path) -> None:
             load(damaged)
         except CaptureError as error:
             refused += 1
-            assert "damaged.pt2" in str(error)
-    assert refused > 40
+            assert "damaged.fxopt" in str(error)
+    assert refused > 20
 
 
-@contextmanager
-def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Iterator[None]:
-    """While open, torch writes half of an archive and fails."""
-
-    def write(program: object, file: Any, **_: object) -> None:
-        file.write(b"half")
-        raise error
-
-    with monkeypatch.context() as patched:
-        patched.setattr(torch.export, "save", write)
-        yield
-
-
-@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("no name"), KeyboardInterrupt()], ids=repr)
-def test_a_failure_leaves_the_file_that_was_there(
-    path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_the_file_that_was_there(path: Path) -> None:
     content = path.read_bytes()
     captured = capture(Perceptron(), torch.randn(2, 4))
-    expected = CaptureError if isinstance(error, Exception) else KeyboardInterrupt
-    with failing(monkeypatch, error), pytest.raises(expected):  # type: ignore[arg-type]  # an interrupt is raised as well
+    captured.get_submodule("block").register_forward_hook(lambda module, args, output: None)
+    with pytest.raises(CaptureError, match="module `block` has hooks"):
         save(captured, path)
     assert path.read_bytes() == content
     assert list(path.parent.iterdir()) == [path]
@@ -105,7 +87,7 @@ def test_a_failure_leaves_the_file_that_was_there(
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     captured = capture(Perceptron(), torch.randn(2, 4))
     with pytest.raises(CaptureError, match=r"there is no folder '.*missing'; create it first"):
-        save(captured, tmp_path / "missing" / "model.pt2")
+        save(captured, tmp_path / "missing" / "model.fxopt")
     for folder in (tmp_path, f"{tmp_path}/", ""):
         with pytest.raises(CaptureError, match=r"cannot be written, as it names no file"):
             save(captured, folder)
@@ -116,7 +98,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_link_stays_a_link(path: Path) -> None:
-    link = path.with_name("link.pt2")
+    link = path.with_name("link.fxopt")
     link.symlink_to(path)
     save(capture(Perceptron(), torch.randn(2, 4)), link)
     assert link.is_symlink()
@@ -126,33 +108,12 @@ def test_a_link_stays_a_link(path: Path) -> None:
 def test_what_is_no_graph_module(tmp_path: Path) -> None:
     wrong: Any = nn.Linear(2, 2)
     with pytest.raises(FxoptError, match="GraphModule"):
-        save(wrong, tmp_path / "model.pt2")
+        save(wrong, tmp_path / "model.fxopt")
 
 
-def test_inputs_that_it_does_not_take(tmp_path: Path) -> None:
+def test_the_suffix_of_programs(tmp_path: Path) -> None:
     captured = capture(Perceptron(), torch.randn(2, 4))
-    with pytest.raises(CaptureError, match="takes 1 positional arguments, and 2 were given"):
-        save(captured, tmp_path / "model.pt2", (torch.randn(2, 4), torch.randn(2, 4)))
-    with pytest.raises(CaptureError, match=r"has size 3 in dimension 1") as caught:
-        save(captured, tmp_path / "model.pt2", torch.randn(2, 3))
-    assert "While executing" not in str(caught.value)
-    wrong: Any
-    for wrong in (5, "text", {"x": torch.randn(2, 4)}):
-        with pytest.raises(CaptureError, match="give a tensor, or a tuple"):
-            save(captured, tmp_path / "model.pt2", wrong)
-    wrong = [torch.randn(2, 4)]
-    with pytest.raises(CaptureError, match="kwargs is a list; give a dictionary"):
-        save(captured, tmp_path / "model.pt2", kwargs=wrong)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_graph_that_fixes_what_varies(tmp_path: Path) -> None:
-    captured = capture(Perceptron(), torch.randn(2, 4))
-    output = next(iter(captured.graph.find_nodes(op="output")))
-    with captured.graph.inserting_before(output):
-        product = output.all_input_nodes[0]
-        call = captured.graph.call_function(torch.ops.aten.expand.default, (product, [2, 5]))
-        output.replace_input_with(product, call)
-    captured.recompile()
-    with pytest.raises(CaptureError, match=r"dimension 0 of input \['x'\] is dynamic in this graph module, and"):
+    with pytest.raises(CaptureError, match=r"torch\.export\.save\(fxopt_capture\.export\(graph_module\)"):
         save(captured, tmp_path / "model.pt2")
+    save(captured, tmp_path / "model.bin")
+    assert torch.equal(load(tmp_path / "model.bin")(torch.ones(2, 4)), captured(torch.ones(2, 4)))

@@ -1,10 +1,11 @@
-"""`load` of archives that torch.export has written: what `capture` makes of the model, without the model."""
+"""`load` of trusted archives that torch.export has written: what `capture` makes of the model, without the model."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import textwrap
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,22 @@ def exported(model: nn.Module, path: Path, *args: Any, shapes: Any = None, **kwa
     """Return what `load` makes of a model that torch has exported and saved."""
     file = path / "model.pt2"
     torch.export.save(torch.export.export(model, args, kwargs, dynamic_shapes=shapes), file)
-    return load(file)
+    return load(file, trusted=True)
 
 
 def varied() -> Varied:
     torch.manual_seed(0)
     return Varied().eval()
+
+
+def test_it_needs_trust(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(Perceptron(), (torch.randn(2, 4),)), file)
+    with pytest.raises(CaptureError, match=r"which may run code .*load\(path, trusted=True\)"):
+        load(file)
+    content = file.read_bytes()
+    with pytest.raises(CaptureError, match=r"torch\.export\.load cannot read"):
+        load(BytesIO(content.replace(b"schema_version", b"schema_versioX")), trusted=True)
 
 
 AUTO = {0: Dim.AUTO, 1: Dim.AUTO}
@@ -176,7 +187,7 @@ def test_it_needs_no_source(tmp_path: Path) -> None:
     script = """
         import sys, torch
         from fxopt_capture.archive.files import load
-        loaded, call = load("model.pt2"), torch.load("call.pt")
+        loaded, call = load("model.pt2", trusted=True), torch.load("call.pt")
         assert torch.equal(loaded(call["ids"], mask=call["mask"])["logits"], call["expected"])
         assert type(loaded.frozen) is torch.nn.Linear and type(loaded.norm) is torch.nn.BatchNorm1d
         assert "archive_models" not in sys.modules

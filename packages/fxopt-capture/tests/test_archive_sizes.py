@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxopt_capture import capture
+from fxopt_capture import capture, export
 from fxopt_capture.archive.files import load, save
 from fxopt_core.errors import CaptureError
 
@@ -48,11 +48,11 @@ def test_guards_are_the_same_there_and_back(name: str, tmp_path: Path) -> None:
     """Neither more is refused after saving, nor less, by torch alone too."""
     cls, sizes = SIZED[name]
     original = capture(cls().eval(), tuple(torch.randn(size, 4) for size in sizes[0]))
-    save(original, tmp_path / "once.pt2")
-    once = load(tmp_path / "once.pt2")
-    save(once, tmp_path / "twice.pt2")
-    assert str(load(tmp_path / "twice.pt2")._guards_fn) == str(once._guards_fn) == str(original._guards_fn)
-    module = torch.export.load(tmp_path / "once.pt2").module()
+    save(original, tmp_path / "once.fxopt")
+    once = load(tmp_path / "once.fxopt")
+    save(once, tmp_path / "twice.fxopt")
+    assert str(load(tmp_path / "twice.fxopt")._guards_fn) == str(once._guards_fn) == str(original._guards_fn)
+    module = export(once).module()
     for size in sizes:
         inputs = [torch.randn(rows, 4) for rows in size]
         try:

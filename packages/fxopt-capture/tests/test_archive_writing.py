@@ -33,11 +33,11 @@ graph_module = capture(nn.Linear(64, 512).eval(), torch.ones(2, 64))
 for limit in (0, 100, 30_000, 100_000):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:
-        save(graph_module, "model.pt2")
+        save(graph_module, "model.fxopt")
     except Exception as error:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         print(type(error).__name__, error, repr(error.__cause__), os.listdir("."))
-save(graph_module, "model.pt2")
+save(graph_module, "model.fxopt")
 print("saved")
 """
 
@@ -56,7 +56,9 @@ def test_a_file_that_is_too_large_for_the_disk(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     assert len(lines) == 5
     for line in lines[:4]:
-        assert line.startswith("CaptureError 'model.pt2' cannot be written: File too large; whatever was there is unch")
+        assert line.startswith(
+            "CaptureError 'model.fxopt' cannot be written: File too large; whatever was there is unch"
+        )
         assert "OSError(27, 'File too large') []" in line
     assert lines[-1] == "saved"
 
@@ -64,15 +66,15 @@ def test_a_file_that_is_too_large_for_the_disk(tmp_path: Path) -> None:
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
 def test_a_folder_in_which_nothing_can_be_made(graph_module: GraphModule) -> None:
     """The message names the file that was asked for, and not the one beside it."""
-    with pytest.raises(CaptureError, match=r"^'/proc/a\.pt2' cannot be written: ") as caught:
-        save(graph_module, "/proc/a.pt2")
+    with pytest.raises(CaptureError, match=r"^'/proc/a\.fxopt' cannot be written: ") as caught:
+        save(graph_module, "/proc/a.fxopt")
     assert ".part" not in str(caught.value)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
 def test_what_is_no_file_is_not_replaced(graph_module: GraphModule, tmp_path: Path) -> None:
     """An archive in place of a device or a pipe would take it away from everybody else."""
-    pipe = tmp_path / "pipe.pt2"
+    pipe = tmp_path / "pipe.fxopt"
     os.mkfifo(pipe)
     for path in (pipe, "/dev/null"):
         with pytest.raises(CaptureError, match=r"cannot be written, as it is a (device|FIFO)"):
@@ -82,10 +84,10 @@ def test_what_is_no_file_is_not_replaced(graph_module: GraphModule, tmp_path: Pa
 
 def test_what_a_killed_process_has_left_is_no_obstacle(graph_module: GraphModule, tmp_path: Path) -> None:
     """Numbers of processes come again, in containers above all."""
-    path = tmp_path / "model.pt2"
+    path = tmp_path / "model.fxopt"
     Path(f"{path}.{os.getpid()}.part").write_text("half")
     save(graph_module, path)
-    assert os.listdir(tmp_path) == ["model.pt2"]
+    assert os.listdir(tmp_path) == ["model.fxopt"]
     torch.testing.assert_close(load(path)(X), graph_module(X))
 
 

@@ -35,8 +35,8 @@ def tokens() -> dict[str, Tensor]:
 def test_what_is_left_out_is_what_the_model_has(transformers: ModuleType, tmp_path: Path) -> None:
     model = build(transformers, "BertModel", **BERT)
     captured = capture(model, kwargs=tokens())
-    save(captured, tmp_path / "bert.pt2")
-    for graph_module in (captured, pickle.loads(pickle.dumps(captured)), load(tmp_path / "bert.pt2")):
+    save(captured, tmp_path / "bert.fxopt")
+    for graph_module in (captured, pickle.loads(pickle.dumps(captured)), load(tmp_path / "bert.fxopt")):
         given = tokens()
         for names in ((), ("token_type_ids",), ("attention_mask",), ("token_type_ids", "attention_mask")):
             rest = {name: None if name in names else value for name, value in given.items()}

@@ -361,14 +361,14 @@ class Sizes(nn.Module):
 
 def test_sizes_are_returned_as_sizes(tmp_path: Path) -> None:
     captured = capture(Sizes(), X)
-    save(captured, tmp_path / "model.pt2")
+    save(captured, tmp_path / "model.fxopt")
     x = torch.randn(5, 4)
     _, *expected = Sizes()(x)
     for module in (
         captured,
         pickle.loads(pickle.dumps(captured)),
         copy.deepcopy(captured),
-        load(tmp_path / "model.pt2"),
+        load(tmp_path / "model.fxopt"),
     ):
         _, *found = module(x)
         assert found == expected

@@ -111,8 +111,13 @@ def test_a_graph_with_the_dtype_of_the_weights_in_it_is_not_converted(
 ) -> None:
     model = make().eval()
     captured = capture(model, X)
-    save(captured, tmp_path / "model.pt2")
-    for each in (captured, copy.deepcopy(captured), pickle.loads(pickle.dumps(captured)), load(tmp_path / "model.pt2")):
+    save(captured, tmp_path / "model.fxopt")
+    for each in (
+        captured,
+        copy.deepcopy(captured),
+        pickle.loads(pickle.dumps(captured)),
+        load(tmp_path / "model.fxopt"),
+    ):
         check_refused(each, convert, message)
         assert torch.equal(each(X), model(X))
 

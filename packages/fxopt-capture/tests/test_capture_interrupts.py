@@ -16,7 +16,7 @@ from fxopt_capture.archive.files import load, save
 from fxopt_capture.capture import capture
 from fxopt_capture.one_at_a_time import one_at_a_time, raise_interrupt
 
-faults = pytest.importorskip("fxopt_testing.faults", reason="needs fxopt-testing")
+faults = pytest.importorskip("fault_injection", reason="needs the tests of fxopt-testing")
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 POINTS = 8 if settings.default is None or settings.default.max_examples <= 100 else 400
@@ -83,10 +83,10 @@ def test_save(model: nn.Module, moment: str, tmp_path: Path) -> None:
     """The file is the old one or the new one, nothing is beside it, and the graph module still works."""
     graph_module = capture(model, X)
     expected, code = graph_module(X), graph_module.code
-    path = tmp_path / "model.pt2"
+    path = tmp_path / "model.fxopt"
 
     def check(call: str) -> None:
-        assert os.listdir(tmp_path) == ["model.pt2"], call
+        assert os.listdir(tmp_path) == ["model.fxopt"], call
         assert graph_module.code == code, call
 
     assert interrupted(lambda: save(graph_module, path), moment, check) == POINTS

@@ -1,4 +1,4 @@
-"""Masks of other kinds of dtype than at capture: taken where model and graph do the same with them."""
+"""Masks of other kinds of dtype, and of other values, than at capture: taken where model and graph do the same."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
-from fxopt_capture import capture, load, save
+from fxopt_capture import capture, export, load, save
+from fxopt_capture.archive.calls import read_guards, write_guards
+from fxopt_capture.call.guards import InputGuards, InputSpec
 from fxopt_core.errors import CaptureError
+from fxopt_core.values.forms import MalformedError
 
 KINDS = (torch.bool, torch.int64, torch.int32, torch.float32)
 IDS = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
@@ -49,12 +53,16 @@ class Negated(Pooled):
         return result
 
 
+def _and_copies(captured: GraphModule, folder: Path) -> list[GraphModule]:
+    save(captured, folder / "model.fxopt")
+    return [captured, copy.deepcopy(captured), pickle.loads(pickle.dumps(captured)), load(folder / "model.fxopt")]
+
+
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 def test_all_kinds_are_taken_where_the_model_takes_all(dtype: torch.dtype, tmp_path: Path) -> None:
     model = Pooled().eval()
     captured = capture(model, (IDS, MASK.to(dtype)))
-    save(captured, tmp_path / "model.pt2")
-    for each in (captured, copy.deepcopy(captured), pickle.loads(pickle.dumps(captured)), load(tmp_path / "model.pt2")):
+    for each in _and_copies(captured, tmp_path):
         for other in KINDS:
             assert torch.equal(each(IDS, MASK.to(other)), model(IDS, MASK.to(other)))
         with pytest.raises(CaptureError, match=r"`mask` has dtype torch\.complex64"):
@@ -101,3 +109,122 @@ def test_masks_of_texts(attention: str, dtype: torch.dtype) -> None:
         with torch.no_grad():
             expected = model(**inputs).last_hidden_state
             torch.testing.assert_close(captured(**inputs).last_hidden_state, expected)
+
+
+ONES = torch.ones_like(MASK)
+
+
+class Choosing(Pooled):
+    """Looks backwards, and both ways with a mask of ones: unless it is exported, as its values are not there then."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and bool((mask == 1).all()):
+            both_ways: Tensor = self.embedding(ids).mean(1, keepdim=True).expand(-1, ids.shape[1], -1)
+            return both_ways
+        weights = mask[..., None].to(torch.float32)
+        result: Tensor = (self.embedding(ids) * weights).cumsum(1) / weights.cumsum(1)
+        return result
+
+
+class Demanding(Choosing):
+    """Raises an error for a mask of ones."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and bool(mask.all()):
+            raise ValueError("nothing to fill in")
+        return super().forward(ids, mask)
+
+
+class Exporting(Pooled):
+    """Reads no values of its mask when it is exported."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return super().forward(ids, mask | True if torch.compiler.is_exporting() else mask)
+
+
+@pytest.mark.parametrize(
+    ("model", "shown", "other", "text"),
+    [
+        (Choosing(), MASK, ONES, "is a mask of ones, .* captured with one with zeros; .* with a mask of ones"),
+        (
+            Exporting(),
+            ONES,
+            MASK,
+            "is a mask with zeros, .* captured with one of ones; .* with a mask with zeros",
+        ),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64], ids=str)
+def test_masks_whose_values_a_model_chooses_by_are_refused(
+    model: nn.Module, shown: Tensor, other: Tensor, text: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    captured = capture(model.eval(), (IDS, shown.to(dtype)))
+    for each in _and_copies(captured, tmp_path):
+        for ids, mask in ((IDS, shown), (IDS[:1], shown[:1])):
+            torch.testing.assert_close(each(ids, mask.to(dtype)), model(ids, mask.to(dtype)))
+        with pytest.raises(CaptureError, match=f"`mask` {text}"):
+            each(IDS, other.to(dtype))
+    compiled = torch.compile(captured, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(IDS, shown.to(dtype)), model(IDS, shown.to(dtype)))
+    with pytest.raises(CaptureError, match=f"`mask` {text}"), torch.no_grad():
+        compiled(IDS, other.to(dtype))
+    program = export(captured).module()
+    torch.testing.assert_close(program(IDS, shown.to(dtype)), model(IDS, shown.to(dtype)))
+    with pytest.raises(RuntimeError, match="the mask"):
+        program(IDS, other.to(dtype))
+
+
+def test_an_archive_says_of_a_mask_what_guards_can_check() -> None:
+    rows: Any = write_guards(InputGuards([InputSpec("mask", "integer", (None,), ones=True)], []))
+    read_guards(rows)(torch.ones(2, dtype=torch.int64))
+    rows["specs"][0]["ones"] = "print()"
+    with pytest.raises(MalformedError, match="is no demand on an input"):
+        read_guards(rows)
+
+
+def test_a_mask_that_the_model_does_not_take_says_nothing() -> None:
+    captured: Any = capture(Demanding().eval(), (IDS, MASK))
+    assert [spec.ones for spec in captured._guards_fn.specs] == [None, None]
+
+
+def test_masks_are_not_compared_without_the_comparison() -> None:
+    for model, compare in ((Choosing(), False), (Choosing().to("meta"), True)):
+        captured: Any = capture(model.eval(), (IDS, MASK), compare=compare)
+        assert [spec.ones for spec in captured._guards_fn.specs] == [None, None]
+
+
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 10,
+    "eos_token_id": 2,
+}
+
+
+def test_masks_of_transformers_may_have_all_values() -> None:
+    transformers = pytest.importorskip("transformers")
+    padded = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    for name in ("Bert", "Llama"):
+        model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**SIZES)).eval()
+        for mask in (ONES, padded):
+            captured: Any = capture(model, (), {"input_ids": IDS, "attention_mask": mask})
+            assert {spec.ones for spec in captured._guards_fn.specs} == {None}
+            for other in (ONES, padded):
+                inputs = {"input_ids": IDS, "attention_mask": other}
+                with torch.no_grad():
+                    expected = model(**inputs).last_hidden_state
+                    torch.testing.assert_close(captured(**inputs).last_hidden_state, expected)
+
+
+def test_a_text_model_that_drops_a_mask_of_ones_and_attends_both_ways() -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.Aimv2TextModel(transformers.Aimv2TextConfig(**SIZES)).eval()
+    inputs = {"input_ids": IDS, "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])}
+    captured: Any = capture(model, (), inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(captured(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
+    with pytest.raises(CaptureError, match="`attention_mask` is a mask of ones"):
+        captured(**{**inputs, "attention_mask": ONES})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fxopt_capture import capture
-from fxopt_capture.export.modes import captured_mode, training_note
+from fxopt_capture.exporting.modes import captured_mode, training_note
 from fxopt_core.errors import CaptureError
 
 

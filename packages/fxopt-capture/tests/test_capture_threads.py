@@ -57,8 +57,8 @@ def test_all_doors_at_once(tmp_path: Path) -> None:
     expected = model(X)
 
     def saved(number: int) -> GraphModule:
-        save(capture(model, X), tmp_path / f"{number}.pt2")
-        return load(tmp_path / f"{number}.pt2")
+        save(capture(model, X), tmp_path / f"{number}.fxopt")
+        return load(tmp_path / f"{number}.fxopt")
 
     doors: list[Callable[[int], GraphModule]] = [
         lambda _: capture(model, X),

@@ -36,8 +36,13 @@ def test_what_the_model_ignores_the_graph_ignores(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         captured = capture(Open().eval(), (X,), {"sizes": SIZES})
     assert "Open: the graph ignores `sizes`, as the model does" in caplog.text
-    save(captured, tmp_path / "model.pt2")
-    for each in (captured, copy.deepcopy(captured), pickle.loads(pickle.dumps(captured)), load(tmp_path / "model.pt2")):
+    save(captured, tmp_path / "model.fxopt")
+    for each in (
+        captured,
+        copy.deepcopy(captured),
+        pickle.loads(pickle.dumps(captured)),
+        load(tmp_path / "model.fxopt"),
+    ):
         for given in ({}, {"sizes": SIZES}, {"sizes": SIZES[:0].bool()}, {"sizes": None}):
             assert torch.equal(each(X, **given), X)
             assert torch.equal(each(x=X, **given), X)

@@ -113,7 +113,7 @@ X = torch.randn(3, 4)
 @pytest.mark.parametrize("function", ["twice", "thrice"])
 def test_what_a_plugin_offers_is_saved_and_loaded(function: str) -> None:
     graph_module, file = traced(Scale(0.5), function), io.BytesIO()
-    save(graph_module, file, X)
+    save(graph_module, file)
     file.seek(0)
     loaded = load(file)
     assert torch.equal(loaded(X), graph_module(X))
@@ -134,7 +134,7 @@ def test_what_a_plugin_offers_is_saved_and_loaded(function: str) -> None:
 )
 def test_nothing_else_is_saved(layer: nn.Module, function: str, message: str) -> None:
     with pytest.raises(CaptureError) as caught:
-        save(traced(layer, function), io.BytesIO(), X)
+        save(traced(layer, function), io.BytesIO())
     assert message in str(caught.value)
 
 
@@ -164,7 +164,7 @@ def fxopt_functions():
 READER = """
 import pickle, sys, torch
 from fxopt_capture import load
-for graph_module in (pickle.load(open("module.pickle", "rb")), load("module.pt2")):
+for graph_module in (pickle.load(open("module.pickle", "rb")), load("module.fxopt")):
     assert torch.equal(graph_module(torch.full((1, 4), 2.0)), torch.full((1, 4), 6.0))
 """
 
@@ -172,7 +172,7 @@ for graph_module in (pickle.load(open("module.pickle", "rb")), load("module.pt2"
 def test_operators_of_plugins_are_found_in_another_process(tmp_path: Path) -> None:
     """Whose plugins register them, though nobody has imported these before the file is read."""
     graph_module = ToTwice(function="thrice")(symbolic_trace(Model(nn.Identity())))
-    save(graph_module, tmp_path / "module.pt2", X)
+    save(graph_module, tmp_path / "module.fxopt")
     (tmp_path / "module.pickle").write_bytes(pickle.dumps(graph_module))
     (tmp_path / "thrice_plugin.py").write_text(PLUGIN)
     info = tmp_path / "thrice-1.0.dist-info"

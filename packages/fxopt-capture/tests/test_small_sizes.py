@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fxopt_capture import InputGuards, capture
 from fxopt_capture.call.guards import Condition, InputSpec
-from fxopt_capture.export import program, strategy
-from fxopt_capture.export.inequalities import beyond_small_sizes, dependence, is_plain
+from fxopt_capture.exporting import program, strategy
+from fxopt_capture.exporting.inequalities import beyond_small_sizes, dependence, is_plain
 from fxopt_core.errors import CaptureError
 
 N, M = "i[0].size()[1]", "i[1].size()[0]"

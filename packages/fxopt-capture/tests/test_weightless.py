@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_capture import InputGuards, capture, symbolic_trace, weightless
-from fxopt_capture.export import program
+from fxopt_capture.exporting import program
 from fxopt_core import CaptureError, iter_nodes
 
 
@@ -108,7 +108,7 @@ def test_no_memory_is_taken_for_weights(monkeypatch: pytest.MonkeyPatch) -> None
         seen.append((weight.device.type, weight.untyped_storage().nbytes() < 8))
         return original(model, *args, **kwargs)
 
-    monkeypatch.setattr("fxopt_capture.export.strategy.export_program", noted)
+    monkeypatch.setattr("fxopt_capture.exporting.strategy.export_program", noted)
     captured = capture(nn.Sequential(model), torch.empty(2, 1 << 17))
     assert set(seen) == {("cpu", True)}
     assert [node.op for node in iter_nodes(captured.graph)].count("call_module") == 2

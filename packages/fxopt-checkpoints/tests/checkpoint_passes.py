@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fxopt_core import Derived, NotReversibleError, Transformation
-from fxopt_rewrite.calls.readers import input_of, read_batch_norm, read_linear
-from fxopt_rewrite.calls.records import BatchNormCall, LinearCall
+from fxopt_rewrite import BatchNormCall, LinearCall, input_of, read_batch_norm, read_linear
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.journal.edits import Piece

@@ -1,20 +1,23 @@
-"""Checkpoints in files: one, shards with an index, folders; and indices that lie."""
+"""Checkpoints in files: one, shards with an index, folders; and headers and indices of strangers, which lie."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors_writing import write_safetensors, write_shards
+from safetensors_writing import write_raw, write_safetensors, write_shards
 
+from fxopt_checkpoints.streaming import files
+from fxopt_checkpoints.streaming.files import Reader, stored_tensors
 from fxopt_checkpoints.streaming.renaming import renamed
-from fxopt_checkpoints.streaming.shards import stored_tensors
 from fxopt_core import CheckpointError
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+DEEP = "[" * 200_000 + "]" * 200_000
 
 
 def _shards() -> dict[str, dict[str, torch.Tensor]]:
@@ -23,99 +26,165 @@ def _shards() -> dict[str, dict[str, torch.Tensor]]:
 
 def test_one_file_and_its_folder(tmp_path: Path) -> None:
     file = write_safetensors(tmp_path / "model.safetensors", {"a": torch.ones(2)})
-    assert stored_tensors(file) == stored_tensors(tmp_path) == stored_tensors(str(tmp_path))
-    assert list(stored_tensors(file)) == ["a"]
+    for path in (file, tmp_path, str(tmp_path)):
+        assert {key: (each.file, tuple(each.like.shape)) for key, each in stored_tensors(path).items()} == {
+            "a": (file, (2,))
+        }
 
 
 def test_shards_by_index_and_by_folder(tmp_path: Path) -> None:
     index = write_shards(tmp_path, _shards())
-    found = stored_tensors(index)
-    assert found == stored_tensors(tmp_path)
-    assert {key: stored.file.name for key, stored in found.items()} == {"a": ONE, "b": ONE, "c": TWO}
-
-
-def test_the_single_file_comes_before_an_index(tmp_path: Path) -> None:
-    write_shards(tmp_path, _shards())
-    write_safetensors(tmp_path / "model.safetensors", {"x": torch.ones(2)})
+    for path in (index, tmp_path):
+        assert {key: each.file.name for key, each in stored_tensors(path).items()} == {"a": ONE, "b": ONE, "c": TWO}
+    write_safetensors(tmp_path / "model.safetensors", {"x": torch.ones(2)})  # which comes first
     assert list(stored_tensors(tmp_path)) == ["x"]
 
 
-def test_other_names_in_a_folder(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "unet.safetensors", {"x": torch.ones(2)})
-    assert list(stored_tensors(tmp_path)) == ["x"]
-    write_safetensors(tmp_path / "vae.safetensors", {"y": torch.ones(2)})
-    with pytest.raises(CheckpointError, match=r"several checkpoints \(unet.safetensors, vae.safetensors\)"):
-        stored_tensors(tmp_path)
-
-
-def test_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
+def test_folders_with_other_names_with_several_and_with_none(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no checkpoint in safetensors format$"):
         stored_tensors(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
     with pytest.raises(CheckpointError, match=r"`pytorch_model.bin` holds pickles"):
         stored_tensors(tmp_path)
-
-
-def test_a_path_to_nothing(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "unet.safetensors", {"x": torch.ones(2)})
+    assert list(stored_tensors(tmp_path)) == ["x"]
+    write_safetensors(tmp_path / "vae.safetensors", {"y": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=r"several checkpoints \(unet.safetensors, vae.safetensors\)"):
+        stored_tensors(tmp_path)
     with pytest.raises(CheckpointError, match=r"there is no checkpoint `.*absent`; expected"):
         stored_tensors(tmp_path / "absent")
 
 
-LIES: dict[str, tuple[dict[str, Any], str]] = {
-    "an absent file": ({"weight_map": {"c": "gone.safetensors"}}, "`c`: `.*` says they are in `gone.safetensors`"),
-    "another shard": ({"weight_map": {"b": TWO}}, f"`b`: `.*` says it is in `{TWO}`, and it is in `{ONE}`"),
-    "in no shard": ({"weight_map": {"d": TWO}}, f"`d`: `.*` says it is in `{TWO}`, and no shard has it"),
-    "one left out": ({"weight_map": {"b": None}}, f"`b` is in `{ONE}`, and `.*` does not name it"),
-    "total size": ({"total_size": 37}, "says that its tensors have 37 bytes, and they have 36"),
-    "a path upwards": ({"weight_map": {"c": f"../{TWO}"}}, "`c`: its shard '../.*' .* is no name of a file beside it"),
-    "a number": ({"weight_map": {"c": 7}}, "`c`: its shard '7' .* is no name of a file beside it"),
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn], ids=str
+)
+def test_tensors_are_read_also_when_a_file_is_opened_again(
+    tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_KEPT_OPEN", 8)
+    tensors = {"x": torch.arange(6).reshape(2, 3), "one": torch.tensor(1), "none": torch.empty(0, 3)}
+    tensors = {key: tensor.to(dtype) for key, tensor in tensors.items()}
+    write_shards(tmp_path, {ONE: tensors, TWO: {"y": torch.ones(2)}})
+    reader, stored = Reader(), stored_tensors(tmp_path)
+    for key in ("x", "y", "one", "none", "x"):
+        found = reader.read(stored[key])
+        assert torch.equal(found.float(), tensors.get(key, torch.ones(2)).float())
+        assert (found.dtype, found.shape) == (stored[key].like.dtype, stored[key].like.shape)
+
+
+def test_memory_of_a_file_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_KEPT_OPEN", 1 << 20)
+    write_safetensors(tmp_path / "model.safetensors", {f"x{n}": torch.ones(1 << 18) for n in range(32)})
+    reader, stored = Reader(), stored_tensors(tmp_path)
+
+    def mapped() -> int:
+        entries = Path("/proc/self/smaps").read_text().split("\n")
+        places = [number for number, line in enumerate(entries) if line.endswith("model.safetensors")]
+        return sum(int(entries[place + 4].split()[1]) for place in places)  # Rss, in KiB
+
+    if not Path("/proc/self/smaps").exists():
+        pytest.skip("nothing says how much is mapped")
+    for each in stored.values():
+        assert reader.read(each).sum() == 1 << 18
+        assert mapped() < 4 << 10
+
+
+def _entry(**changes: Any) -> str:
+    return json.dumps({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}})
+
+
+HEADERS = {
+    "negative offsets": _entry(data_offsets=[-8, 0]),
+    "offsets backwards": _entry(data_offsets=[8, 0]),
+    "offsets outside of the file": _entry(shape=[2**40], data_offsets=[0, 2**42]),
+    "offsets after a gap": _entry(data_offsets=[4, 12]),
+    "offsets of many digits": _entry(data_offsets=[0, 10**4000]),
+    "sizes whose product is endless": _entry(shape=[10**4000] * 1000),
+    "more dimensions than torch has": _entry(shape=[1] * 65, data_offsets=[0, 4]),
+    "a size of zero and a huge one": _entry(shape=[0, 2**70], data_offsets=[0, 0]),
+    "bytes left": _entry(shape=[1], data_offsets=[0, 4]),
+    "no shape": json.dumps({"x": {"dtype": "F32", "data_offsets": [0, 8]}}),
+    "an unknown dtype": _entry(dtype="F33" * 10_000),
+    "a nested entry": f'{{"x": {DEEP}}}',
+    "a list": "[1]",
+    "no JSON": "{",
+    "overlapping": json.dumps({n: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for n in ("x", "y")}),
 }
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_an_index_that_lies(tmp_path: Path, name: str) -> None:
-    changes, message = LIES[name]
-    index = write_shards(tmp_path, _shards(), **changes)
-    with pytest.raises(CheckpointError, match=message) as caught:
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_a_header_that_lies_is_one_error(tmp_path: Path, header: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises(CheckpointError, match=r"f\.safetensors") as caught:
+        stored_tensors(write_raw(tmp_path / "f.safetensors", header, bytes(8)))
+    assert len(str(caught.value)) < 1000
+    assert time.perf_counter() - start < 20
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no safetensors file, or it is damaged"),
+        (b"this is only some text, and more", "no safetensors file, or it is damaged"),
+        ((2**64 - 1).to_bytes(8, "little") + b"{}", "no safetensors file, or it is damaged"),
+        ((10**7).to_bytes(8, "little") + b"{}", "no safetensors file, or it is damaged"),
+        (b"PK\x03\x04" + bytes(40), "no safetensors file, or it is damaged"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
+    ],
+)
+def test_a_file_of_another_kind(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "f.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match=message):
+        stored_tensors(tmp_path / "f.safetensors")
+
+
+def _index(name: object) -> str:
+    return json.dumps({"weight_map": {"x": name}})
+
+
+INDICES = {
+    "nested lists": DEEP,
+    "a nested name": f'{{"weight_map": {{"x": {DEEP}}}}}',
+    "a path": _index("../f.safetensors"),
+    "an absolute path": _index("/dev/zero"),
+    "the folder": _index("."),
+    "the folder above": _index(".."),
+    "an empty name": _index(""),
+    "a zero byte": _index("a\0b"),
+    "half a character": '{"weight_map": {"x": "\\ud800"}}',
+    "the index itself": _index("model.safetensors.index.json"),
+    "a long name": _index("x" * 10_000),
+    "a number": _index(1),
+    "no map": "{}",
+    "no JSON": "no JSON",
+    "a list for a map": '{"weight_map": []}',
+}
+
+
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+def test_an_index_that_lies_is_one_error(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
         stored_tensors(tmp_path)
-    assert str(index) in str(caught.value)
 
 
-def test_a_key_in_two_shards(tmp_path: Path) -> None:
-    shards = _shards()
-    shards[TWO]["a"] = torch.zeros(2)
-    write_shards(tmp_path, shards)
-    with pytest.raises(CheckpointError, match=f"`a` is in several shards of .*: `{ONE}`, `{TWO}`"):
+def test_an_index_and_shards_that_differ(tmp_path: Path) -> None:
+    write_shards(tmp_path, _shards(), b=TWO)
+    with pytest.raises(CheckpointError, match=f"`b`: `.*` says it is in `{TWO}`, which does not have it"):
         stored_tensors(tmp_path)
-
-
-def test_a_name_twice_in_the_index(tmp_path: Path) -> None:
-    index = write_shards(tmp_path, _shards())
-    index.write_text(f'{{"weight_map": {{"a": "{ONE}", "a": "{TWO}"}}}}', encoding="utf-8")
-    with pytest.raises(CheckpointError, match="is no index of a checkpoint: it has `a` twice"):
+    write_shards(tmp_path, _shards(), c="gone.safetensors")
+    with pytest.raises(CheckpointError, match=r"`c`: `.*` says it is in `gone.safetensors`, and there is no such file"):
         stored_tensors(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"weight_map": []}'])
-def test_an_index_that_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-    with pytest.raises(CheckpointError, match="is no index of a checkpoint"):
-        stored_tensors(tmp_path)
-
-
-def test_an_index_without_a_size(tmp_path: Path) -> None:
-    index = write_shards(tmp_path, _shards())
-    data = json.loads(index.read_text(encoding="utf-8"))
-    del data["metadata"]
-    index.write_text(json.dumps(data), encoding="utf-8")
-    assert list(stored_tensors(index)) == ["a", "b", "c"]
-
-
-def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
     write_shards(tmp_path, _shards())
-    file = tmp_path / TWO
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=f"`c` in `.*{TWO}` is truncated"):
+    (tmp_path / TWO).write_bytes((tmp_path / TWO).read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=f"`.*{TWO}` is no safetensors file, or it is damaged"):
+        stored_tensors(tmp_path)
+
+
+def test_a_huge_index_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors.index.json").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(CheckpointError, match="it has more than 100000000 bytes"):
         stored_tensors(tmp_path)
 
 

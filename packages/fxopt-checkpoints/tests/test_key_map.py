@@ -330,3 +330,19 @@ class TestLedgersOfOthers:
 
         with pytest.raises(FxoptError, match="pass `wrong` recorded that `a:b` computes tensors with `nowhere`"):
             key_map(Wrong()(traced(model())))
+
+
+_DEEP = "[" * 200_000 + "]" * 200_000
+
+
+@pytest.mark.parametrize("text", [_DEEP, f'{{"fxopt_key_map": 2, "originals": {_DEEP}}}'])
+def test_a_nested_key_map_is_one_error(text: str) -> None:
+    with pytest.raises(FxoptError, match="this key map cannot be read"):
+        KeyMap.from_json(text)
+
+
+def test_settings_in_a_key_map_are_data() -> None:
+    settings = [["eps", {"name": "os:system"}]]
+    step = {"function": "m:f", "pass_name": "p", "inputs": [], "outputs": [], "settings": settings}
+    with pytest.raises(FxoptError, match="settings of `m:f` that are no numbers"):
+        KeyMap.from_json(json.dumps({"fxopt_key_map": 2, "originals": [], "steps": [{"Derivation": step}]}))

@@ -17,8 +17,7 @@ from fxopt_checkpoints import key_map, load_original_state_dict, original_state_
 from fxopt_checkpoints.agreement import disagreement, nudged
 from fxopt_checkpoints.formats import KeyMapConversion, independent_parts
 from fxopt_core import CheckpointError, Derived, NotReversibleError, compose
-from fxopt_rewrite.calls.readers import read_linear
-from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite import LinearCall, read_linear
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.site_pass import SitePass

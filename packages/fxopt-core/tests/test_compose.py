@@ -93,7 +93,7 @@ def traced() -> GraphModule:
 
 def state(graph_module: GraphModule) -> list[object]:
     rows: list[object] = [graph_module.code, id(graph_module.graph), dict(graph_module.meta), type(graph_module)]
-    rows += [(id(n), n.name, n.op, n.target, str(n.args), dict(n.meta)) for n in iter_nodes(graph_module.graph)]
+    rows += [(n.name, n.op, n.target, str(n.args), dict(n.meta)) for n in iter_nodes(graph_module.graph)]
     rows += [(name, id(module), module.training) for name, module in graph_module.named_modules()]
     rows += [(name, id(tensor), tensor.tolist()) for name, tensor in graph_module.named_parameters()]
     rows += [(name, id(tensor), tensor.tolist()) for name, tensor in graph_module.named_buffers()]

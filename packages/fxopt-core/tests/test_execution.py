@@ -103,9 +103,7 @@ def state(graph_module: GraphModule) -> list[object]:
     rows: list[object] = [graph_module.code, id(graph_module.graph), dict(graph_module.meta), type(graph_module)]
     for node in iter_nodes(graph_module.graph):
         users = [user.name for user in node.users]
-        rows.append(
-            (id(node), node.name, node.op, node.target, str(node.args), str(node.kwargs), users, dict(node.meta))
-        )
+        rows.append((node.name, node.op, node.target, str(node.args), str(node.kwargs), users, dict(node.meta)))
     for name, module in graph_module.named_modules():
         tensors = [(key, id(tensor)) for key, tensor in (*module._parameters.items(), *module._buffers.items())]
         rows.append((name, id(module), module.training, tensors, sorted(module._non_persistent_buffers_set)))

@@ -335,7 +335,7 @@ class TestKept:
         assert now[1] is now
         assert now[0]["items"] is now
         assert now[0]["pair"][0] is now
-        with pytest.raises(TypeError, match="contains itself"):
+        with pytest.raises(TypeError, match="in itself"):
             _ = Counting(seen=items).signature
 
     def test_containers_nested_too_deeply(self) -> None:
@@ -371,12 +371,9 @@ def test_equal_exactly_where_signatures_are(left: Any, right: Any) -> None:
 
 
 SCRIPT = """
-import enum, pathlib, torch
+import torch
 from dataclasses import dataclass, field
 from fxopt_core import DeepCopy, Transformation, compose
-
-class Kind(enum.Enum):
-    ONE = "one"
 
 @dataclass
 class Data(Transformation):
@@ -387,8 +384,8 @@ class Data(Transformation):
     def transform(self, graph_module):
         return graph_module
 
-table = {word: {word, 1, 1.5, None, Kind.ONE} for word in ("one", "two", "three")}
-given = [torch.float16, pathlib.PurePosixPath("a"), torch.arange(6.0).reshape(2, 3).t(), torch.Size([1]), -0.0, -2]
+table = {word: {word, 1, 1.5, None} for word in ("one", "two", "three")}
+given = [torch.float16, torch.arange(6.0).reshape(2, 3).t(), torch.Size([1]), -0.0, -2]
 print(compose(Data({"a", "b", "c"}, table, compose(Data(inner=given), DeepCopy()))).signature)
 """
 

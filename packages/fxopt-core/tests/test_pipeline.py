@@ -116,12 +116,8 @@ CANONICAL = [
     "merge-linears{ratio=1e999}",
     "merge-linears{ratio=-0.0}",
     "anything{value=-3}",
-    'anything{value={"a": [1, 2.5, None], (1,): {2, 3}}}',
-    "anything{value=[]},anything{value=()},anything{value={}},anything{value=set()}",
-    "anything{value=b'\\x00'}",
-    "anything{value=...}",
-    "anything{value=(1+2j)}",
-    'anything{kinds={"a", "b"} sizes=[1, -2] limits={"x": (1.0, 2.0)}}',
+    "anything{value=[]},anything{value=()}",
+    "anything{value=[(1, None), 2.5] sizes=[1, -2]}",
     "fold,fold,fold",
 ]
 
@@ -149,9 +145,6 @@ class TestRoundTrip:
             ("merge-linears{where='a'}", 'merge-linears{where="a"}'),
             (r'merge-linears{where="a\.\d"}', r'merge-linears{where="a\\.\\d"}'),
             (r'merge-linears{where=r"a\.\d"}', r'merge-linears{where="a\\.\\d"}'),
-            ('merge-linears{where="""a"b"""}', "merge-linears{where='a\"b'}"),
-            ('anything{kinds=["b", "a", "b"]}', 'anything{kinds={"a", "b"}}'),
-            ("anything{value={'b': 1, 'a': 2}}", 'anything{value={"a": 2, "b": 1}}'),
             ("anything{value=[\n1,\n2]}", "anything{value=[1, 2]}"),
             ("fast", "merge-linears{min-group=3},fold"),
             ("fold,faster,fold", "fold,merge-linears{min-group=3},fold,fold,fold"),
@@ -208,21 +201,23 @@ SYNTAX_ERRORS = [
     ("fold{x=", 7, "found the end of the text"),
     ("fold{=1}", 5, "found '=', expected the name of an option"),
     ("fold{x=1, y=2}", 8, "options are separated by spaces"),
-    ("fold{x=[1}", 9, "found '}', expected ']'"),
-    ("fold{x=[1", 7, "expected ']'"),
-    ("fold{x=)}", 7, "no bracket is open"),
+    ("fold{x=[1}", 7, "never closed"),
+    ("fold{x=[1", 7, "never closed"),
+    ("fold{x=[1)", 9, "no such bracket is open"),
+    ("fold{x=)}", 7, "no such bracket is open"),
     ('fold{x="a}', 7, 'never closed; expected "'),
-    ("fold{x='''a''}", 7, "expected '''"),
     ('fold{x="a\\', 7, "never closed"),
-    ("fold{x=layer}", 7, "'layer' is no Python literal"),
-    ("fold{x=1+}", 7, "no Python literal"),
-    ("fold{x=f(1)}", 7, "no Python literal"),
-    ('fold{x=f"a"}', 7, "no Python literal"),
-    ("fold{x={[1]}}", 7, "no Python literal"),
+    ("fold{x=layer}", 7, "'layer' is no value of an option"),
+    ("fold{x=1+}", 7, "no value of an option"),
+    ("fold{x=f(1)}", 7, "no value of an option"),
+    ('fold{x=f"a"}', 7, "no value of an option"),
+    ("fold{x={[1]}}", 7, "no value of an option"),
     ("fold{x=1#}", 8, "cannot hold a comment"),
-    ('fold{x="a"y=1}', 7, "no Python literal"),
-    ("fold{x=" + "9" * 5000 + "}", 7, "no Python literal"),
-    ("fold{x=" + "[" * 500 + "]" * 500 + "}", 7, "no Python literal"),
+    ("fold{x={1}}", 7, "no value of an option"),
+    ("fold{x=1j}", 7, "no value of an option"),
+    ('fold{x="a"y=1}', 7, "no value of an option"),
+    ("fold{x=" + "9" * 5000 + "}", 7, "no value of an option"),
+    ("fold{x=" + "[" * 500 + "]" * 500 + "}", 7, "no value of an option"),
 ]
 
 
@@ -308,11 +303,10 @@ class TestWhatTextCannotExpress:
             (Anything(torch.ones(1)), r"option 'value' of pass 'anything': text cannot express .* torch:Tensor"),
             (Anything(len), r"builtins:builtin_function_or_method"),
             (Anything(lambda: None), r"builtins:function"),
-            (Anything([{"a": torch.float16}]), r"torch:dtype"),
+            (Anything([{"a": 1}]), r"builtins:list"),
             (Anything(math.nan), r"nan"),
-            (Anything(complex(math.inf, 0)), r"not finite"),
             (Anything(10**5000), r"this int: too long"),
-            (Anything(frozenset({1})), r"cannot express this frozenset, it would be read as \{1\}"),
+            (Anything(frozenset({1})), r"cannot express a builtins:frozenset"),
             (Anything(hook=print), r"option 'hook'"),
             (Anything(sizes=(1, 2)), r"cannot express this tuple, it would be read as \[1, 2\]"),  # type: ignore[arg-type]  # not checked when constructed
             (MergeLinears(ratio=1), r"cannot express this int, it would be read as 1.0"),
@@ -342,19 +336,8 @@ class TestWhatTextCannotExpress:
 
 
 LITERALS = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text()
-    | st.binary()
-    | st.just(...)
-    | st.sets(st.integers() | st.text()),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.lists(inner, max_size=4).map(tuple)
-        | st.dictionaries(st.text() | st.integers() | st.tuples(st.booleans()), inner, max_size=4)
-    ),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.lists(inner, max_size=4).map(tuple),
     max_leaves=10,
 )
 TEXTS = st.text(alphabet="ab-_={}[](),'\"\\ \n#1.") | st.text()

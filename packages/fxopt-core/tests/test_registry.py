@@ -380,7 +380,6 @@ _ASKED: list[Registry] = []
 BROKEN: list[tuple[Any, str, type[BaseException] | None]] = [
     (failing("broken", ImportError("no torch")), "ImportError: no torch", ImportError),
     (failing("broken", SystemExit(2)), "SystemExit: 2", SystemExit),
-    (failing("broken", KeyboardInterrupt("odd")), "KeyboardInterrupt: odd", KeyboardInterrupt),
     (failing("broken", SyntaxError("bad")), "SyntaxError", SyntaxError),
     (marked(raises_in_hook), "OSError: the disk is full", OSError),
     (marked(exits_in_hook), "SystemExit: 3", SystemExit),

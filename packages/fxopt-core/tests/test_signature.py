@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import math
 import operator
 import os
-import pathlib
 import re
 import subprocess
 import sys
 import types
 from collections.abc import Callable
-from enum import Enum, Flag, IntEnum
-from typing import Any, NamedTuple
+from enum import Enum
+from typing import Any
 
 import pytest
 import torch
@@ -23,46 +21,11 @@ from torch.fx import GraphModule
 from fxopt_core.passes.compose import compose
 from fxopt_core.passes.signature import same_value, signature_of, uuid_of
 from fxopt_core.passes.transformation import Transformation
-from fxopt_core.values.forms import Digester, UnstableValueError
 from fxopt_core.values.names import importable_name, source_of
 
 
 class Color(Enum):
     RED = 1
-    BLUE = 2
-
-
-class Level(IntEnum):
-    LOW = 1
-
-
-class Access(Flag):
-    READ = 1
-    WRITE = 2
-
-
-class Point(NamedTuple):
-    x: int
-    y: int
-
-
-class Number(int):
-    pass
-
-
-class Labels(list[str]):
-    pass
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    size: int
-    note: str = dataclasses.field(default="", compare=False)
-
-
-@dataclasses.dataclass
-class Plain:
-    size: int
 
 
 class Pass(Transformation):
@@ -105,7 +68,6 @@ def sign(value: object) -> str:
 # Values that all differ from one another: by type, by contents or by order.
 DISTINCT: list[Any] = [
     None,
-    ...,
     False,
     True,
     0,
@@ -114,8 +76,6 @@ DISTINCT: list[Any] = [
     -2,
     2**70,
     10**5000,
-    Number(1),
-    Level.LOW,
     1.0,
     0.0,
     -0.0,
@@ -139,11 +99,9 @@ DISTINCT: list[Any] = [
     [2, 1],
     ["ab", "c"],
     ["a", "bc"],
-    Labels(["ab", "c"]),
     (),
     (1,),
     (1, 2),
-    Point(1, 2),
     torch.Size([1, 2]),
     {},
     {"a": 1},
@@ -151,33 +109,12 @@ DISTINCT: list[Any] = [
     {"a": 1, "b": 2},
     collections.OrderedDict(a=1, b=2),
     collections.OrderedDict(b=2, a=1),
-    types.MappingProxyType({"a": 1}),
     set(),
     {1},
     {1, 2},
     {(1, 2)},
     frozenset({1, 2}),
     frozenset(),
-    slice(1),
-    slice(1, None),
-    slice(0, 1, 1),
-    range(3),
-    range(1, 3),
-    range(0, 6, 2),
-    range(0),
-    pathlib.PurePosixPath("a/b"),
-    pathlib.PureWindowsPath("a/b"),
-    pathlib.Path("a/b"),
-    re.compile("a"),
-    re.compile("a", re.IGNORECASE),
-    re.compile(b"a"),
-    Color.RED,
-    Color.BLUE,
-    Access.READ,
-    Access.READ | Access.WRITE,
-    Frozen(1),
-    Frozen(2),
-    Plain(1),
     torch.float16,
     torch.float32,
     torch.device("cpu"),
@@ -205,9 +142,6 @@ DISTINCT: list[Any] = [
     torch.ops.aten.add,
     torch.ops.aten.add.Tensor,
     torch.ops.aten.add.Scalar,
-    functools.partial(module_function, 1),
-    functools.partial(module_function, x=1),
-    functools.partial(other_function, 1),
     Pass(),
     Pass(1),
     OtherPass(1),
@@ -280,19 +214,6 @@ class TestEqual:
         sign(value)
         assert (value._version, value.stride()) == (version, (1, 3))
 
-    def test_equal_ranges(self) -> None:
-        assert sign(range(0, 3, 2)) == sign(range(0, 4, 2))
-
-    def test_enum_aliases(self) -> None:
-        class Alias(Enum):
-            ONE = 1
-            UNO = 1  # noqa: PIE796  # an alias is meant
-
-        assert sign(Alias.ONE) == sign(Alias.UNO)
-
-    def test_fields_that_do_not_compare(self) -> None:
-        assert sign(Frozen(1, "a")) == sign(Frozen(1, "b"))
-
     def test_the_same_list_twice_is_no_cycle(self) -> None:
         shared = [1]
         assert sign([shared, shared]) == sign([[1], [1]])
@@ -344,17 +265,19 @@ UNSTABLE: list[tuple[object, str]] = [
     (local_function(), r"local_function.<locals>.inner"),
     (Methods().of_instance, r"Methods.of_instance"),
     ([].append, r"append"),
-    (functools.partial(anonymous, 1), r"<lambda>"),
+    (functools.partial(module_function, 1), r"functools:partial"),
+    (re.compile("a"), r"re:Pattern"),
+    (Color.RED, r"Color"),
     (type("Made", (), {}), r"'Made'"),
     (torch.empty(2, device="meta"), r"meta tensor.*shape \(2,\)"),
-    (torch.eye(2).to_sparse(), r"sparse_coo.*to_dense"),
-    (torch.eye(2).as_subclass(TensorSubclass), r"tensor subclass.*TensorSubclass"),
+    (torch.eye(2).to_sparse(), r"sparse_coo.*dense tensor"),
+    (torch.eye(2).as_subclass(TensorSubclass), r"TensorSubclass"),
     (torch.nn.Linear(1, 1), r"torch.nn.modules.linear:Linear"),
     (object(), r"builtins:object"),
     (iter([1]), r"list_iterator"),
     (math, r"module"),
     (list[int], r"GenericAlias"),
-    (cyclic(), r"contains itself"),
+    (cyclic(), r"in itself"),
     (deep(), r"nested too deeply"),
     (torch.Generator(), r"Generator"),
 ]
@@ -384,7 +307,7 @@ class TestUnstable:
         from torch._subclasses import FakeTensorMode
 
         value = torch.zeros(2)
-        with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(TypeError, match="outside of any tensor mode"):
+        with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(TypeError, match="no plain tensor"):
             sign(value)
 
     def test_a_function_whose_name_now_means_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,12 +321,6 @@ class TestUnstable:
         assert transformation == transformation
         assert transformation != Pass(anonymous)
 
-    def test_an_error_leaves_the_digester_usable(self) -> None:
-        digester, value = Digester(), [object()]
-        for _ in range(2):
-            with pytest.raises(UnstableValueError, match="builtins:object"):
-                digester.write(value)
-
 
 SCRIPT = """
 import collections, enum, functools, math, operator, pathlib, torch
@@ -411,10 +328,9 @@ from fxopt_core.passes.signature import signature_of
 
 value = {
     "words": {"one", "two", "three", "four", "five"}, "numbers": {1: 1.0, -1: -0.0, "nan": math.nan},
-    "nested": [(1, "a", b"b", None), frozenset({"x", "y", ("z", 1)}), slice(1, None)],
+    "nested": [(1, "a", b"b", None), frozenset({"x", "y", ("z", 1)})],
     "torch": [torch.float16, torch.device("cuda:1"), torch.channels_last, torch.arange(6.0).reshape(2, 3).t()],
-    "named": [operator.add, torch.relu, torch.nn.Linear, torch.ops.aten.add.Tensor, functools.partial(len, "x")],
-    "path": pathlib.PurePosixPath("a"),
+    "named": [operator.add, torch.relu, torch.nn.Linear, torch.ops.aten.add.Tensor],
 }
 print(signature_of(torch.nn.Linear, {"value": value}))
 """
@@ -513,7 +429,7 @@ class TestUuid:
 
         composition = compose(OtherPass(module_function), Pass())
         signature, uuid = composition.signature, composition.uuid()
-        for module in ("values.forms", "passes.signature"):
+        for module in ("passes.signature",):
             monkeypatch.setattr(f"fxopt_core.{module}.source_of", upgraded)
         assert composition.signature == signature
         assert composition.uuid() != uuid

@@ -4,7 +4,7 @@
 
 extern const Kernels portable_kernels;
 #if defined(__x86_64__)
-extern const Kernels avx2_kernels, avx512_kernels, avx512vnni_kernels;
+extern const Kernels avx2_kernels, avx512_kernels, avx512vnni_kernels, avx512bf16_kernels;
 #endif
 
 namespace {
@@ -18,7 +18,8 @@ int highest() {
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
     return 1;
-  return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") ? 3 : 2;
+  if (!__builtin_cpu_supports("avx512vnni")) return 2;
+  return __builtin_cpu_supports("avx512bf16") ? 4 : 3;
 #else
   return 0;
 #endif
@@ -31,7 +32,7 @@ const Kernels& kernels() { return *chosen; }
 extern "C" int fxopt_limit_kernels(int limit) {
   const int best = highest(), level = limit < best ? limit : best;
 #if defined(__x86_64__)
-  const Kernels* all[] = {&portable_kernels, &avx2_kernels, &avx512_kernels, &avx512vnni_kernels};
+  const Kernels* all[] = {&portable_kernels, &avx2_kernels, &avx512_kernels, &avx512vnni_kernels, &avx512bf16_kernels};
   chosen = all[level < 0 ? 0 : level];
 #endif
   return level;

@@ -14,7 +14,7 @@ struct Linear {
   int64_t input_stride;  // from row to row, in elements
   const void* panels;    // (panels, steps, 64 bytes), see operators/linear.py
   const float* scale;    // int8: of each column, padded as the panels are
-  const int32_t* sums;   // int8: of each column's integers
+  const int32_t* sums;   // int8: of each column's integers; with `rounding`, then their sums times the shifts
   const float* bias;
   int64_t activation;
   float alpha, beta;
@@ -24,8 +24,8 @@ struct Linear {
   const float *norm_weight, *norm_bias;
   float epsilon;
   bool gated;
-  float input_scale;  // int8: of all rows, or 0 for one of each row
-  float* output;      // rows of `features` elements
+  const float* rounding;  // int8: factor and shift of each element of a row, or null for a scale of each row
+  float* output;          // rows of `features` elements
 };
 
 // Rows in the form that the unit multiplies: where they begin, and from one to the next, in bytes.
@@ -138,7 +138,7 @@ struct Kernels {
 };
 
 // The table in use. `limit_kernels` takes the highest that this processor has and the limit allows, and says which:
-// 0 portable, 1 avx2, 2 avx512, 3 avx512vnni.
+// 0 portable, 1 avx2, 2 avx512, 3 avx512vnni, 4 avx512bf16.
 const Kernels& kernels();
 extern "C" __attribute__((visibility("default"))) int fxopt_limit_kernels(int limit);
 

@@ -43,7 +43,7 @@ struct Tile {
   const char* const* panels;
   const int64_t* columns;   // int8: the panels' places in these two
   const float* scale;
-  const int32_t* zeros;
+  const int32_t *zeros, *shifts;  // shifts: null where rows have none
   const float* row_scales;  // int8
   float* to;                // rows of `width` elements
   int64_t width;
@@ -115,6 +115,7 @@ struct BfloatStep {
 inline Floats finish_bytes(Ints sum, const Tile& tile, int64_t row, int64_t vector, int32_t zero) {
   const int64_t column = tile.columns[vector / VECTORS] + vector % VECTORS * WIDTH;
   if (zero) sum -= load<Ints>(tile.zeros + column) * zero;
+  if (tile.shifts) sum -= load<Ints>(tile.shifts + column);
   return floats(sum) * (load(tile.scale + column) * tile.row_scales[row]);
 }
 
@@ -248,35 +249,45 @@ inline void convert_bfloat(const float* from, char* to, int64_t depth) {
   }
 }
 
+inline int32_t largest_lane(Ints values) {
+  int32_t lanes[WIDTH], top = 0;
+  store(lanes, values);
+  for (int64_t i = 0; i < WIDTH; ++i) top = most(top, lanes[i]);
+  return top;
+}
+
+// One row's integers, each with a factor and a shift of its own; the row's scale is 1, NaN if it holds NaN or infinity.
+inline float convert_fixed(const float* from, char* to, int64_t depth, const float* rounding) {
+  Ints most_bits = {};
+  for (int64_t k = 0; k < depth; k += WIDTH) {
+    Floats value = load(from + k, depth - k);
+    const Ints size = bits(value) & 0x7fffffff;
+    most_bits = size > most_bits ? size : most_bits;
+    value = value * load(rounding + k, depth - k) + load(rounding + depth + k, depth - k);
+    ByteStep::write(to + k * ByteStep::BYTES / 4, nearest_ints(at_most(at_least(value, splat(-127.f)), splat(127.f))));
+  }
+  return largest_lane(most_bits) < 0x7f800000 ? 1.f : __builtin_nanf("");
+}
+
 // One row's integers, with its scale; NaN says that the row holds NaN or infinity.
-inline float convert_bytes(const float* from, char* to, int64_t depth, float scale) {
+inline float convert_bytes(const float* from, char* to, int64_t depth) {
   Ints most_bits = {};
   for (int64_t k = 0; k < depth; k += WIDTH) {
     const Ints size = bits(load(from + k, depth - k)) & 0x7fffffff;
     most_bits = size > most_bits ? size : most_bits;
   }
-  int32_t lanes[WIDTH], top = 0;
-  store(lanes, most_bits);
-  for (int64_t i = 0; i < WIDTH; ++i) top = most(top, lanes[i]);
+  const int32_t top = largest_lane(most_bits);
   float largest;
   std::memcpy(&largest, &top, 4);
   const bool finite = top < 0x7f800000;
   const float lift = top < 0x10000000 ? 0x1p80f : 1.f;  // so that the inverse of a tiny scale is finite
-  float inverse = 0.f;
-  if (finite && scale == 0.f) {
-    inverse = largest > 0.f ? 127.f / (largest * lift) : 0.f;
-    scale = largest / 127.f;
-  } else if (finite) {
-    inverse = 1.f / scale / lift;
-  } else {
-    scale = __builtin_nanf("");
-  }
+  const float inverse = finite && largest > 0.f ? 127.f / (largest * lift) : 0.f;
   for (int64_t k = 0; k < depth; k += WIDTH) {
     Floats value = Floats{};
     if (finite) value = at_most(at_least(load(from + k, depth - k) * lift * inverse, splat(-127.f)), splat(127.f));
     ByteStep::write(to + k * ByteStep::BYTES / 4, nearest_ints(value));
   }
-  return scale;
+  return finite ? largest / 127.f : __builtin_nanf("");
 }
 
 void linear_convert(const Linear& call, int64_t first, int64_t last, char* data, float* scales) {
@@ -288,17 +299,18 @@ void linear_convert(const Linear& call, int64_t first, int64_t last, char* data,
     } else if (call.format == BFLOAT16) {
       convert_bfloat(from, data, depth);
     } else {
-      *scales++ = convert_bytes(from, data, depth, call.input_scale);
+      *scales++ = call.rounding ? convert_fixed(from, data, depth, call.rounding) : convert_bytes(from, data, depth);
     }
   }
 }
 
 // A row with NaN or infinity times int8 weights, as float32 computes it.
-inline void multiply_special(const float* row, int64_t depth, const char* panel, const float* scale, float* to) {
+inline void multiply_special(const float* row, int64_t depth, const float* factors, const char* panel, const float* scale,
+                             float* to) {
   for (int64_t column = 0; column < PANEL; ++column) {
     float total = 0.f;
     for (int64_t k = 0; k < depth; ++k)
-      total += row[k] * float(int8_t(panel[k / 4 * STEP + column * 4 + k % 4]));
+      total += row[k] * (factors ? factors[k] : 1.f) * float(int8_t(panel[k / 4 * STEP + column * 4 + k % 4]));
     to[column] = total * scale[column];
   }
 }
@@ -339,6 +351,7 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
   const int64_t along = divide_up(last - first, height), at_once = panels_for(height), halves = call.gated ? 2 : 1;
   const int64_t group = most(at_once / halves, int64_t(1)), width = group * halves * PANEL;  // panels of the result
   const int64_t steps = steps_of(call), panel_bytes = steps * STEP, all_panels = divide_up(call.features, PANEL);
+  const int32_t* shifts = call.rounding ? call.sums + all_panels * halves * PANEL : nullptr;
   alignas(64) float sums[MAX_ROWS * MOST_PANELS * PANEL];
   for (int64_t panel = first_panel; panel < last_panel; panel += group) {
     const char* panels[MOST_PANELS];
@@ -355,15 +368,15 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
         // Each tile asks for its share of the next panels; a single one looks farther ahead in its own.
         const char* ahead = along > 1 ? panels[i] + group * panel_bytes + t * at_once * panel_bytes / along : rows.data;
         const Tile tile{rows.data + (row - first) * rows.stride, rows.stride, steps, panels + i, columns + i, call.scale,
-                        call.sums, row_scales, sums + i * PANEL, width, (along > 1 ? 16 : AHEAD / at_once) * STEP,
+                        call.sums, shifts, row_scales, sums + i * PANEL, width, (along > 1 ? 16 : AHEAD / at_once) * STEP,
                         along > 1 ? 0 : (group - 1) * panel_bytes, ahead, along > 1 ? at_once * STEP / along : 0};
         multiply_rows<Step>(height, tile);
       }
       if (row_scales)
         for (int64_t r = 0; r < height; ++r)
           for (int64_t i = 0; row_scales[r] != row_scales[r] && i < group * halves; ++i)
-            multiply_special(call.input + (row + r) * call.input_stride, call.depth, panels[i], call.scale + columns[i],
-                             sums + r * width + i * PANEL);
+            multiply_special(call.input + (row + r) * call.input_stride, call.depth, call.rounding, panels[i],
+                             call.scale + columns[i], sums + r * width + i * PANEL);
       Epilogue epilogue{call, sums, width, group * PANEL, height, row, panel * PANEL};
       with_activation(call.activation, epilogue);
     }

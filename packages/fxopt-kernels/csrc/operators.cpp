@@ -10,7 +10,7 @@ constexpr const char* LINEAR = "fxopt::linear";
 Tensor linear(Tensor input, Tensor panels, std::optional<Tensor> scale, std::optional<Tensor> sums, std::optional<Tensor> bias,
               int64_t features, int64_t activation, double alpha, double beta, std::optional<Tensor> residual, int64_t norm,
               std::optional<Tensor> norm_weight, std::optional<Tensor> norm_bias, double epsilon, bool gated,
-              double input_scale) {
+              std::optional<Tensor> rounding) {
   check_type(LINEAR, "input", input, ScalarType::Float);
   if (input.dim() < 1) refuse(LINEAR, ": input has no dimension, expected (..., in)");
   Linear call{};
@@ -40,16 +40,17 @@ Tensor linear(Tensor input, Tensor panels, std::optional<Tensor> scale, std::opt
            together > 1 ? ", " + std::to_string(together) : std::string(), "), contiguous, for ", features, " features",
            gated ? ", gated," : "", " of inputs with ", call.depth);
   call.panels = panels.const_data_ptr();
+  if (rounding && call.format != INT8) refuse(LINEAR, ": rounding is given, which panels of int8 alone take");
   call.scale = vector_of<float>(LINEAR, "scale", scale, ScalarType::Float, columns);
-  call.sums = vector_of<int32_t>(LINEAR, "sums", sums, ScalarType::Int, columns);
+  call.sums = vector_of<int32_t>(LINEAR, "sums", sums, ScalarType::Int, rounding ? columns * 2 : columns);
+  call.rounding = vector_of<float>(LINEAR, "rounding", rounding, ScalarType::Float, call.depth * 2);
   call.bias = vector_of<float>(LINEAR, "bias", bias, ScalarType::Float, features * halves);
   call.norm_weight = vector_of<float>(LINEAR, "norm_weight", norm_weight, ScalarType::Float, features);
   call.norm_bias = vector_of<float>(LINEAR, "norm_bias", norm_bias, ScalarType::Float, features);
   if (activation < 0 || activation > 13) refuse(LINEAR, ": activation is ", activation, ", expected 0 to 13");
   if (norm < 0 || norm > 2) refuse(LINEAR, ": norm is ", norm, ", expected 0 (none), 1 (layer norm) or 2 (RMS norm)");
-  if (!(input_scale >= 0)) refuse(LINEAR, ": input_scale is ", input_scale, ", expected 0 (one for each row) or more");
   call.activation = activation, call.alpha = float(alpha), call.beta = float(beta);
-  call.norm = norm, call.epsilon = float(epsilon), call.gated = gated, call.input_scale = float(input_scale);
+  call.norm = norm, call.epsilon = float(epsilon), call.gated = gated;
 
   int64_t sizes[64];
   if (input.dim() > 64) refuse(LINEAR, ": input has ", input.dim(), " dimensions, expected at most 64");

@@ -12,7 +12,7 @@
 namespace {
 
 constexpr const char* OP = "fxopt::run";
-constexpr int64_t FORMAT = 1, LARGEST = int64_t(1) << 40;
+constexpr int64_t FORMAT = 2, LARGEST = int64_t(1) << 40;
 enum StepKind : int64_t {
   LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP
 };
@@ -123,9 +123,9 @@ void linear(Reader& plan) {
   call.format = Format(plan.size(0, 2));
   call.rows = plan.size(), call.depth = plan.size(0, call.format == INT8 ? 65536 : LARGEST), call.features = plan.size(1);
   call.activation = plan.size(0, 13), call.alpha = plan.real(), call.beta = plan.real();
-  call.norm = plan.size(0, 2), call.epsilon = plan.real(), call.gated = plan.size(0, 1), call.input_scale = plan.real();
+  call.norm = plan.size(0, 2), call.epsilon = plan.real(), call.gated = plan.size(0, 1);
+  const bool rounded = plan.size(0, call.format == INT8);
   call.input_stride = plan.size(), call.residual_stride = plan.size();
-  if (!(call.input_scale >= 0)) refuse(OP, ": step ", plan.step, " of the plan has an input scale below 0");
   const int64_t halves = call.gated ? 2 : 1, panels = (call.features + 15) / 16 * halves;
   const int64_t together = call.format == FLOAT32 ? 1 : call.format == BFLOAT16 ? 2 : 4;
   const ScalarType type =
@@ -133,7 +133,8 @@ void linear(Reader& plan) {
   call.input = plan.floats(extent<2>({call.rows, call.depth}, {call.input_stride, 1}));
   call.panels = plan.operand(type, product({panels, (call.depth + together - 1) / together, 16, together}));
   call.scale = plan.floats(panels * 16, call.format != INT8);
-  call.sums = static_cast<const int32_t*>(plan.operand(ScalarType::Int, panels * 16, call.format != INT8));
+  call.sums = static_cast<const int32_t*>(plan.operand(ScalarType::Int, panels * (rounded ? 32 : 16), call.format != INT8));
+  call.rounding = plan.floats(product({call.depth, 2}), !rounded);
   call.bias = plan.floats(call.features * halves, true);
   call.residual = plan.floats(extent<2>({call.rows, call.features}, {call.residual_stride, 1}), true);
   call.norm_weight = plan.floats(call.features, true);

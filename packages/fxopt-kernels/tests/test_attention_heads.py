@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_kernels import FuseAttention, MergedAttention, RowAttention, isa
-from fxopt_testing.rewrites import check_rewrite, graph_of, refused
+from fxopt_testing import assert_rewrites
+from fxopt_testing.rewrites import graph_of, refused
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 B, L, H, E = 2, 7, 4, 16
@@ -71,7 +72,7 @@ class Attend(nn.Module):
 
 def _fused(model: nn.Module, *inputs: Tensor, form: Any = "modules") -> GraphModule:
     """Return a fused graph, all that a rewrite has to keep being checked before."""
-    check_rewrite(FuseAttention(), model, *inputs, sites=1, form=form, backward=False, again=False)
+    assert_rewrites(FuseAttention(), model, *inputs, count=1, form=form, gradients=False, again=False)
     graph_module = graph_of(model, form, *inputs)
     FuseAttention()(graph_module)
     return graph_module
@@ -138,7 +139,7 @@ def test_grouped_heads(repeats: str) -> None:
 
 
 def test_other_dtypes_are_left_alone() -> None:
-    found = check_rewrite(FuseAttention(), Attend(_chunks, _joined).eval(), X.double(), sites=0)
+    found = assert_rewrites(FuseAttention(), Attend(_chunks, _joined).eval(), X.double(), count=0)
     assert [reason for _, reason in refused(found)] == ["unsupported-dtype"]
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fxopt_kernels import EmbeddingNorm, FuseNorms, SumNorm, isa
-from fxopt_testing.rewrites import FORMS, check_rewrite, graph_of, refused
+from fxopt_testing import assert_rewrites
+from fxopt_testing.rewrites import FORMS, graph_of, refused
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 
@@ -35,7 +36,7 @@ IDS = torch.randint(50, (2, 7)), torch.arange(7).unsqueeze(0), torch.randint(2, 
 )
 def test_sums_of_embeddings(norm: nn.Module) -> None:
     model = Embedded(norm).eval()
-    found = check_rewrite(FuseNorms(), model, *IDS, sites=1)
+    found = assert_rewrites(FuseNorms(), model, *IDS, count=1)
     (made,) = (module for module in found.modules() if isinstance(module, EmbeddingNorm))
     assert made.padding == (1, 1, 1)
     with torch.no_grad():
@@ -45,7 +46,7 @@ def test_sums_of_embeddings(norm: nn.Module) -> None:
 
 
 def test_tied_embeddings_stay() -> None:
-    found = check_rewrite(FuseNorms(), Embedded(nn.LayerNorm(16), tied=True).eval(), *IDS, sites=0)
+    found = assert_rewrites(FuseNorms(), Embedded(nn.LayerNorm(16), tied=True).eval(), *IDS, count=0)
     assert [reason for _, reason in refused(found)] == ["tied-parameter"]
 
 
@@ -68,7 +69,7 @@ class Written(nn.Module):
 def test_norms_that_are_written_out(square: str, form: Any) -> None:
     x = torch.randn(3, 16)
     model = Written(square).eval()
-    check_rewrite(FuseNorms(), model, x, sites=1, form=form, again=False)
+    assert_rewrites(FuseNorms(), model, x, count=1, form=form, again=False)
     found = FuseNorms()(graph_of(model, form, x))
     assert [module._norm for module in found.modules() if isinstance(module, SumNorm)] == [("rms", 1e-6)]
     with torch.no_grad():

@@ -85,7 +85,7 @@ def model() -> Encoder:
 
 
 @torch.no_grad()
-def test_one_call_for_all_and_plans_by_kind(model: Encoder) -> None:
+def test_one_call_for_all_and_plans_by_kind(model: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     graph_module = _fused(model)
     calls = [node for node in graph_module.graph.nodes if node.op.startswith("call") and "guards" not in node.name]
     assert len(calls) == 1 + 2 * 5 + 2  # embeddings, five for each layer, the first row and the head
@@ -97,7 +97,12 @@ def test_one_call_for_all_and_plans_by_kind(model: Encoder) -> None:
         for _ in range(2):
             together = graph_module(*inputs)
         assert all(map(torch.equal, together, alone))
-    assert len(plans_of(graph_module)) == 3
+    plans = plans_of(graph_module)
+    assert len(plans) == 3
+    monkeypatch.setattr("fxopt_kernels.regions.running._MOST_PLANS", 3)
+    for _ in range(2):
+        graph_module(*_inputs(4, 7))
+    assert plans_of(graph_module)[:2] == plans[1:]  # the oldest one went
     many = [tensor.expand(2, -1, -1, 9) if tensor.dim() == 4 else tensor for tensor in _inputs()]  # strides
     _same(graph_module(*many), model(*many))
 
@@ -166,8 +171,8 @@ def test_copies_pickles_and_archives(model: Encoder, tmp_path: Path) -> None:
         for _ in range(3):
             _same(other(*inputs), wanted)
         assert plans_of(other)
-    fxopt.save(graph_module, tmp_path / "encoder.pt2")
-    loaded = fxopt.load(tmp_path / "encoder.pt2")
+    fxopt.save(graph_module, tmp_path / "encoder.fxopt")
+    loaded = fxopt.load(tmp_path / "encoder.fxopt")
     for _ in range(3):
         _same(loaded(*inputs), wanted)
 

@@ -18,7 +18,17 @@ from torch import Tensor
 
 import fxopt_kernels
 from fxopt_kernels import library
-from fxopt_kernels.operators.linear import ACTIVATIONS, LINEAR, activate, normalize, pack, pack_bytes, quantize, unpack
+from fxopt_kernels.operators.linear import (
+    ACTIVATIONS,
+    LINEAR,
+    activate,
+    normalize,
+    pack,
+    pack_bytes,
+    quantize,
+    shifted_sums,
+    unpack,
+)
 
 FORMATS = ("float32", "bfloat16", "int8")
 built = pytest.mark.skipif(library.isa() is None, reason="the library was not built: there was no C++ compiler")
@@ -55,7 +65,7 @@ class Case(NamedTuple):
     norm_bias: Tensor | None = None
     eps: float = 1e-5
     gated: bool = False
-    input_scale: float = 0.0
+    rounding: Tensor | None = None
 
     def run(self) -> Tensor:
         """The operator's result."""
@@ -202,8 +212,37 @@ def test_rows_are_rounded_to_the_nearest_integer(isa: str) -> None:
     rows = torch.randn(50, 64)
     found = Case(rows, *packed(torch.eye(64), "int8"), None, 64).run()
     assert ((found - rows).abs() <= rows.abs().amax(1, keepdim=True) / 127 * 0.5001).all()
-    fixed = Case(rows, *packed(torch.eye(64), "int8"), None, 64, input_scale=1 / 127).run()
-    torch.testing.assert_close(fixed, rows.clamp(-1, 1), rtol=0, atol=0.5001 / 127)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 40), SIZES, SIZES, st.booleans(), st.integers(0, 1000))
+def rounded_by_ranges(rows: int, depth: int, features: int, gated: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    # Powers of two and whole numbers: no result lies between two integers.
+    rounding = torch.stack((2.0 ** torch.randint(-2, 4, (depth,)), torch.randint(-300, 300, (depth,)).float()))
+    input = torch.randint(-200, 200, (rows, depth)) / rounding[0] - rounding[1] / rounding[0]
+    panels, scale, sums = packed(torch.randn(2 * features if gated else features, depth), "int8", gated)
+    assert sums is not None
+    sums = torch.cat((sums, shifted_sums(panels, rounding[1])))
+    case = Case(input, panels, scale, sums, None, features, gated=gated, rounding=rounding)
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-4)
+
+
+def test_rows_are_rounded_by_given_factors_and_shifts(isa: str) -> None:
+    """What is larger than the ranges is cut off; NaN and infinity are as in eager."""
+    rounded_by_ranges()
+    factors = torch.stack((torch.full((64,), 127.0), torch.zeros(64)))
+    panels, scale, sums = packed(torch.eye(64), "int8")
+    assert sums is not None
+    rows = torch.randn(50, 64)
+    case = Case(rows, panels, scale, torch.cat((sums, shifted_sums(panels, factors[1]))), None, 64, rounding=factors)
+    weight = Case(torch.eye(64), panels, scale, sums, None, 64).run().diagonal()
+    torch.testing.assert_close(case.run() / weight / 127, rows.clamp(-1, 1), rtol=0, atol=0.5001 / 127)
+    rows[3, 5], rows[4, 6] = math.nan, math.inf
+    found = case.run()
+    assert found[3].isnan().all()
+    assert found[4, 6] == math.inf
+    assert found[5:].isfinite().all()
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -285,8 +324,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"activation": 14}, "activation is 14"),
     ({"activation": -1}, "activation is -1"),
     ({"norm": 3}, "norm is 3"),
-    ({"input_scale": -1.0}, "input_scale is -1"),
-    ({"input_scale": math.nan}, "input_scale is nan"),
+    ({"rounding": torch.ones(2, 23)}, "sums has shape"),
+    ({"rounding": torch.ones(2, 23), "sums": torch.ones(64, dtype=torch.int32)}, r"rounding has shape \(2, 23\)"),
+    ({"rounding": torch.ones(2, 24), "panels": pack(torch.randn(20, 24))}, "panels of int8 alone"),
     ({"input": torch.randn(4, 70000), "panels": torch.ones(2, 17500, 16, 4).char()}, "int8 sums hold 65536"),
 ]
 
@@ -317,7 +357,7 @@ def test_the_environment_lowers_the_instruction_set() -> None:
     program = "import fxopt_kernels; print(fxopt_kernels.isa())"
     assert run_python(program, FXOPT_KERNELS_ISA="portable").stdout == "portable\n"
     wrong = run_python(program, FXOPT_KERNELS_ISA="sse")
-    assert "FXOPT_KERNELS_ISA is 'sse', expected one of portable, avx2, avx512, avx512vnni" in wrong.stderr
+    assert "FXOPT_KERNELS_ISA is 'sse', expected one of portable, avx2, avx512, avx512vnni, avx512bf16" in wrong.stderr
 
 
 def test_without_the_library_the_reference_computes(tmp_path: Path) -> None:
@@ -330,7 +370,7 @@ sys.path.insert(0, sys.argv[1])
 import fxopt_kernels
 from fxopt_kernels.operators.linear import pack
 rows, weight = torch.randn(3, 5), torch.randn(4, 5)
-rest = None, None, None, 4, 0, 0.0, 0.0, None, 0, None, None, 0.0, False, 0.0
+rest = None, None, None, 4, 0, 0.0, 0.0, None, 0, None, None, 0.0, False, None
 torch.testing.assert_close(torch.ops.fxopt.linear(rows, pack(weight), *rest), rows @ weight.t())
 print(fxopt_kernels.isa())
 """

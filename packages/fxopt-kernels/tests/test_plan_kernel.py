@@ -59,7 +59,7 @@ class Layer:
                 shift,
                 EPSILON,
                 False,
-                0.0,
+                None,
             )
             return result
 

@@ -44,13 +44,10 @@ def layer(graph: Graph, form: str, block: nn.Module, owner: str, key: str, x: No
 
 
 @pytest.mark.parametrize("hub", [False, True], ids=["chain", "hub"])
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("transformation", [MergeLinears(), FuseBiasInLinear()], ids=["merge", "fuse"])
-def test_twice_the_graph_takes_twice_the_steps(
-    form: str, transformation: MergeLinears | FuseBiasInLinear, hub: bool
-) -> None:
+def test_twice_the_graph_takes_twice_the_steps(transformation: MergeLinears | FuseBiasInLinear, hub: bool) -> None:
     def steps(count: int) -> int:
-        graph_module = attentions(form, count, hub=hub)
+        graph_module = attentions("modules", count, hub=hub)
         found = count_steps(lambda: transformation(graph_module, lint_and_recompile=False))
         assert history(graph_module)[-1].rewrites
         return found
@@ -59,10 +56,9 @@ def test_twice_the_graph_takes_twice_the_steps(
     assert steps(80) < 2.2 * steps(40)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_few_sites_cost_less_than_lint_and_recompile(form: str) -> None:
-    graph_module = attentions(form, 8, idle=140)
-    MergeLinears()(attentions(form, 2), lint_and_recompile=False)  # what is looked up once
+def test_few_sites_cost_less_than_lint_and_recompile() -> None:
+    graph_module = attentions("modules", 8, idle=140)
+    MergeLinears()(attentions("modules", 2), lint_and_recompile=False)  # what is looked up once
     compiled = count_steps(graph_module.graph.lint) + count_steps(graph_module.recompile)
     assert count_steps(lambda: MergeLinears()(graph_module, lint_and_recompile=False)) < compiled
     assert len(history(graph_module)[-1].rewrites) == 8

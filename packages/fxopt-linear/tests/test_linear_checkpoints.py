@@ -15,8 +15,7 @@ from fxopt_checkpoints.trace import key_map
 from fxopt_core import NotReversibleError, compose, undo
 from fxopt_core.errors import CheckpointError
 from fxopt_linear import FuseBiasInLinear, MergeLinears
-from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import FORMS, graph_of
+from fxopt_testing.rewrites import graph_of
 
 ORDERS: dict[str, Callable[[], Any]] = {
     "merge": lambda: MergeLinears(),
@@ -25,7 +24,6 @@ ORDERS: dict[str, Callable[[], Any]] = {
     "fuse, merge": lambda: compose(FuseBiasInLinear(), MergeLinears()),
 }
 every_order = pytest.mark.parametrize("order", list(ORDERS))
-every_form = pytest.mark.parametrize("form", FORMS)
 
 
 class Attention(nn.Module):
@@ -56,8 +54,8 @@ def attention(seed: int = 0) -> Attention:
     return Attention().eval()
 
 
-def rewritten(order: str, form: Form, seed: int = 0, dtype: torch.dtype = torch.float32) -> GraphModule:
-    result: GraphModule = ORDERS[order]()(graph_of(attention(seed).to(dtype), form, IDS))
+def rewritten(order: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> GraphModule:
+    result: GraphModule = ORDERS[order]()(graph_of(attention(seed).to(dtype), "modules", IDS))
     return result
 
 
@@ -68,14 +66,13 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @every_order
-@every_form
-def test_a_checkpoint_goes_in_and_comes_back_bit_for_bit(order: str, form: Form) -> None:
-    graph_module, new = rewritten(order, form), attention(1)
-    before, checkpoint = (graph_of(model, form, IDS) for model in (attention(), new))
+def test_a_checkpoint_goes_in_and_comes_back_bit_for_bit(order: str) -> None:
+    graph_module, new = rewritten(order), attention(1)
+    before, checkpoint = (graph_of(model, "modules", IDS) for model in (attention(), new))
     assert list(key_map(graph_module).original_keys) == list(before.state_dict())
     assert_equal(original_state_dict(graph_module), before.state_dict())
     load_original_state_dict(graph_module, checkpoint.state_dict())
-    assert_equal(graph_module.state_dict(), rewritten(order, form, 1).state_dict())
+    assert_equal(graph_module.state_dict(), rewritten(order, 1).state_dict())
     torch.testing.assert_close(graph_module(IDS), new(IDS))
     saved = original_state_dict(graph_module)
     assert_equal(saved, checkpoint.state_dict())
@@ -83,10 +80,9 @@ def test_a_checkpoint_goes_in_and_comes_back_bit_for_bit(order: str, form: Form)
 
 
 @every_order
-@every_form
-def test_undo_after_loading_gives_the_checkpoint(order: str, form: Form) -> None:
-    graph_module = rewritten(order, form)
-    load_original_state_dict(graph_module, graph_of(attention(1), form, IDS).state_dict())
+def test_undo_after_loading_gives_the_checkpoint(order: str) -> None:
+    graph_module = rewritten(order)
+    load_original_state_dict(graph_module, graph_of(attention(1), "modules", IDS).state_dict())
     saved = original_state_dict(graph_module)
     assert_equal(undo(graph_module).state_dict(), saved)
     assert_equal(original_state_dict(graph_module), saved)
@@ -96,7 +92,7 @@ def test_undo_after_loading_gives_the_checkpoint(order: str, form: Form) -> None
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_dtypes(order: str, dtype: torch.dtype) -> None:
     expected = ORDERS[order]()(graph_of(attention(1).to(dtype), "modules", IDS)).state_dict()
-    for graph_module in (rewritten(order, "modules", dtype=dtype), rewritten(order, "modules").to(dtype)):
+    for graph_module in (rewritten(order, dtype=dtype), rewritten(order).to(dtype)):
         load_original_state_dict(graph_module, attention(1).state_dict())
         assert_equal(graph_module.state_dict(), expected)
 
@@ -104,17 +100,17 @@ def test_dtypes(order: str, dtype: torch.dtype) -> None:
 @every_order
 @pytest.mark.parametrize("absent", ["embed.weight", "head.weight"])
 def test_tied_keys_may_be_left_out(order: str, absent: str) -> None:
-    graph_module, checkpoint = rewritten(order, "modules"), attention(1).state_dict()
+    graph_module, checkpoint = rewritten(order), attention(1).state_dict()
     kept = graph_module.get_parameter("embed.weight")
     del checkpoint[absent]
     load_original_state_dict(graph_module, checkpoint)
-    assert_equal(graph_module.state_dict(), rewritten(order, "modules", 1).state_dict())
+    assert_equal(graph_module.state_dict(), rewritten(order, 1).state_dict())
     assert original_state_dict(graph_module)["embed.weight"].data_ptr() == kept.data_ptr()
 
 
 @every_order
 def test_problems_are_named_at_once(order: str) -> None:
-    graph_module = rewritten(order, "modules")
+    graph_module = rewritten(order)
     before = {key: value.clone() for key, value in graph_module.state_dict().items()}
     checkpoint: dict[str, Any] = dict(attention(1).state_dict())
     del checkpoint["q.bias"]
@@ -138,7 +134,7 @@ def test_original_parameters_that_share_memory_see_what_is_loaded() -> None:
 
 
 def test_trained_stand_ins_are_told() -> None:
-    graph_module = rewritten("merge", "modules")
+    graph_module = rewritten("merge")
     with torch.no_grad():
         graph_module.get_parameter("q_k_v_merged.bias")[8] = 1.0
     with pytest.raises(NotReversibleError, match=r"`q_k_v_merged\.bias` \(pass `merge-linears`\) holds stand-in"):
@@ -146,7 +142,7 @@ def test_trained_stand_ins_are_told() -> None:
 
 
 def test_the_key_map_in_vllms_formats() -> None:
-    found = key_map(rewritten("merge", "modules"))
+    found = key_map(rewritten("merge"))
     assert found.vllm_packed_modules_mapping() == {"q_k_v_merged": ["q", "k", "v"]}
     graph_module = MergeLinears()(graph_of(Plain().eval(), "modules", torch.zeros(1, 4)))
     assert key_map(graph_module).vllm_orig_to_new_stacked() == {

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_linear import FuseBiasInLinear, MergeLinears
+from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import Form, FunctionTracer
-from fxopt_testing.rewrites import check_rewrite, graph_of, refusals, refused
+from fxopt_testing.rewrites import graph_of, refusals, refused
 
 X, MEMORY, NARROW = torch.randn(3, 5, 8), torch.randn(3, 4, 8), torch.randn(3, 4, 6)
 
@@ -49,33 +50,33 @@ EXPORTS = ("export", "export-dynamic")
 
 @pytest.mark.parametrize("form", EXPORTS)
 def test_packed_self_attention_has_nothing_to_merge(form: Form) -> None:
-    merged = check_rewrite(MergeLinears(), Attention(), X, sites=0, form=form, others=[(torch.randn(2, 5, 8),)])
+    merged = assert_rewrites(MergeLinears(), Attention(), X, count=0, form=form, others=[(torch.randn(2, 5, 8),)])
     assert refused(merged) == []
 
 
 @pytest.mark.parametrize("form", EXPORTS)
 def test_cross_attention_has_nothing_to_merge(form: Form) -> None:
-    assert refused(check_rewrite(MergeLinears(), Attention(), X, MEMORY, sites=0, form=form)) == []
+    assert refused(assert_rewrites(MergeLinears(), Attention(), X, MEMORY, count=0, form=form)) == []
 
 
 @pytest.mark.parametrize("form", EXPORTS)
 def test_separate_projections_of_one_memory_merge(form: Form) -> None:
     model = Attention(kdim=6, vdim=6, bias=False)
-    merged = check_rewrite(MergeLinears(), model, X, NARROW, sites=1, form=form)
+    merged = assert_rewrites(MergeLinears(), model, X, NARROW, count=1, form=form)
     name = "attention.k_proj_weight_v_proj_weight_merged"
     assert repr(merged.get_submodule(name)) == "Linear(in_features=6, out_features=16, bias=False)"
 
 
 @pytest.mark.parametrize("form", EXPORTS)
 def test_slices_of_a_packed_bias_are_refused_by_name(form: Form) -> None:
-    merged = check_rewrite(MergeLinears(), Attention(kdim=6, vdim=6), X, NARROW, sites=0, form=form)
+    merged = assert_rewrites(MergeLinears(), Attention(kdim=6, vdim=6), X, NARROW, count=0, form=form)
     assert [reason for _, reason in refused(merged)] == ["computed-weight"] * 2
     assert all("attention" in refusal.site for refusal in refusals(merged))
 
 
 @pytest.mark.parametrize("form", EXPORTS)
 def test_layers_beside_attention_merge(form: Form) -> None:
-    merged = check_rewrite(MergeLinears(), Both(), X, sites=1, form=form)
+    merged = assert_rewrites(MergeLinears(), Both(), X, count=1, form=form)
     assert "q_k_merged" in dict(merged.named_children())
     assert "attention.in_proj_weight" in merged.state_dict()
 

@@ -12,7 +12,7 @@ from torch.fx import symbolic_trace
 
 from fxopt_core import undo
 from fxopt_linear import FuseBiasInLinear, MergeLinears, merge_linears
-from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite import LinearCall
 
 
 class Pair(nn.Module):

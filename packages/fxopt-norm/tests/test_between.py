@@ -16,7 +16,6 @@ from fxopt_norm import FuseBatchNorm1dInConv1d, FuseBatchNorm1dInLinear, FuseBat
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of, refused
 
-FORMS = ("modules", "functions", "export")
 BETWEEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "dropout": lambda m, x: m.drop(x),
     "identity": lambda m, x: m.same(x),
@@ -63,21 +62,17 @@ def fold(model: nn.Module, form: Form, x: Tensor) -> GraphModule:
     return graph_module
 
 
-VANISHES = {("identity", "functions"), ("identity", "export")}  # nothing of it stands in the graph
-
-
-@pytest.mark.parametrize(("between", "form"), sorted({(b, f) for b in BETWEEN for f in FORMS} - VANISHES))
-def test_what_stands_between_is_named(between: str, form: Form) -> None:
-    graph_module = fold(Model(BETWEEN[between]), form, torch.randn(2, 3, 5, 5))
+@pytest.mark.parametrize("between", BETWEEN)
+def test_what_stands_between_is_named(between: str) -> None:
+    graph_module = fold(Model(BETWEEN[between]), "modules", torch.randn(2, 3, 5, 5))
     (refusal,) = history(graph_module)[-1].refusals
     assert refusal.reason == "not-adjacent"
     assert len(refusal.nodes) == 3
     assert f"`{refusal.nodes[1]}` is between layer `" in refusal.message
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_linear_layers_on_rows(form: Form) -> None:
-    graph_module = graph_of(OnRows().eval(), form, torch.randn(2, 3, 4))
+def test_linear_layers_on_rows() -> None:
+    graph_module = graph_of(OnRows().eval(), "modules", torch.randn(2, 3, 4))
     FuseBatchNorm1dInLinear()(graph_module, expect=0)
     assert [reason for _, reason in refused(graph_module)] == ["not-adjacent"]
 
@@ -115,8 +110,7 @@ class Decomposed(Model):
         return z
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_decomposed_batch_norm_is_named(form: Form) -> None:
-    (refusal,) = history(fold(Decomposed(BETWEEN["copy"]), form, torch.randn(2, 3, 5, 5)))[-1].refusals
+def test_a_decomposed_batch_norm_is_named() -> None:
+    (refusal,) = history(fold(Decomposed(BETWEEN["copy"]), "modules", torch.randn(2, 3, 5, 5)))[-1].refusals
     assert refusal.reason == "decomposed"
     assert "into `aten._native_batch_norm_legit_no_training.default`" in refusal.message

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
 from fxopt_core import NotReversibleError
 from fxopt_norm import FoldLayerNormAffine
-from fxopt_testing import ModelCase, conformance_tests
+from fxopt_testing import ModelCase, assert_rewrites, conformance_tests
 from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import check_rewrite, graph_of, refused
+from fxopt_testing.rewrites import graph_of, refused
 
 FORMS: tuple[Form, ...] = ("modules", "functions", "export-dynamic")
 X = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -61,12 +61,11 @@ MODELS: dict[str, Make] = {
 for_each_model = pytest.mark.parametrize("make", MODELS.values(), ids=list(MODELS))
 
 
-@pytest.mark.parametrize("form", FORMS)
 @for_each_model
-def test_the_affine_part_is_folded_in_each_form(make: Make, form: Form) -> None:
+def test_the_affine_part_is_folded_in_each_form(make: Make) -> None:
     torch.manual_seed(0)
     model = make().eval()
-    folded = check_rewrite(FoldLayerNormAffine(), model, X, sites=1, form=form, others=OTHERS)
+    folded = assert_rewrites(FoldLayerNormAffine(), model, X, count=1, others=OTHERS)
     left = {tuple(tensor.shape) for key, tensor in folded.state_dict().items() if "folded" not in key}
     assert left == set()
 
@@ -119,7 +118,7 @@ LEFT_ALONE: dict[str, tuple[str, Make]] = {
 
 @pytest.mark.parametrize(("reason", "make"), LEFT_ALONE.values(), ids=list(LEFT_ALONE))
 def test_what_cannot_be_folded_is_left_alone(reason: str, make: Make) -> None:
-    assert [code for _, code in refused(check_rewrite(FoldLayerNormAffine(), make().eval(), X, sites=0))] == [reason]
+    assert [code for _, code in refused(assert_rewrites(FoldLayerNormAffine(), make().eval(), X, count=0))] == [reason]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ def test_an_input_that_is_written_before_a_layer_reads_the_product() -> None:
             normed.mul_(2.0)
             return F.linear(gained, self.layer.weight, self.layer.bias)
 
-    rewritten = check_rewrite(FoldLayerNormAffine(), Written().eval(), X, sites=0, form="functions", backward=False)
+    rewritten = assert_rewrites(FoldLayerNormAffine(), Written().eval(), X, count=0, form="functions", gradients=False)
     assert [code for _, code in refused(rewritten)] == ["mutated"]
 
 

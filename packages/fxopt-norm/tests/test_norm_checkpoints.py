@@ -25,7 +25,7 @@ from fxopt_norm import (
 )
 from fxopt_norm.formulas import fold_after, fold_before, restore_after, restore_before
 from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import FORMS, graph_of
+from fxopt_testing.rewrites import graph_of
 
 IMAGES = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 ROWS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -83,7 +83,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Transformation], T
     ),
 }
 every_model = pytest.mark.parametrize("name", list(MODELS))
-every_form = pytest.mark.parametrize("form", FORMS)
 
 
 def made(name: str, seed: int) -> nn.Module:
@@ -106,20 +105,18 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @every_model
-@every_form
-def test_loading_folds_on_the_way(name: str, form: Form) -> None:
-    graph_module, new = folded(made(name, 0), name, form), made(name, 1)
-    load_original_state_dict(graph_module, graph_of(new, form, MODELS[name][2]).state_dict())
-    assert_equal(graph_module.state_dict(), folded(new, name, form).state_dict())
+def test_loading_folds_on_the_way(name: str) -> None:
+    graph_module, new = folded(made(name, 0), name, "modules"), made(name, 1)
+    load_original_state_dict(graph_module, graph_of(new, "modules", MODELS[name][2]).state_dict())
+    assert_equal(graph_module.state_dict(), folded(new, name, "modules").state_dict())
     inputs = MODELS[name][2]
     torch.testing.assert_close(graph_module(inputs), new(inputs), rtol=1e-4, atol=1e-4)
 
 
 @every_model
-@every_form
-def test_what_is_saved_computes_the_same(name: str, form: Form) -> None:
-    graph_module = folded(made(name, 0), name, form)
-    original, other = (graph_of(made(name, seed), form, MODELS[name][2]) for seed in (0, 1))
+def test_what_is_saved_computes_the_same(name: str) -> None:
+    graph_module = folded(made(name, 0), name, "modules")
+    original, other = (graph_of(made(name, seed), "modules", MODELS[name][2]) for seed in (0, 1))
     before = {key: value.clone() for key, value in graph_module.state_dict().items()}
     saved = original_state_dict(graph_module)
     assert list(saved) == list(original.state_dict())

@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from fxopt_core import ReversibleTransformation, iter_nodes
 from fxopt_onednn import PackedConv2d, PackedLinear
+from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import check_rewrite, graph_of
+from fxopt_testing.rewrites import graph_of
 
 FORMS: tuple[Form, ...] = ("modules", "functions", "export-dynamic")
 
@@ -35,15 +36,14 @@ def check(
     others: Sequence[tuple[Tensor, ...]] = (),
 ) -> GraphModule:
     """Assert what holds of every rewrite, and equal results without gradients, for channels-last inputs too."""
-    check_rewrite(
+    assert_rewrites(
         transformation,
         model,
         *inputs,
-        sites=sites,
+        count=sites,
         form=form,
         others=others,
-        backward=False,
-        tolerance=1e-5,
+        gradients=False,
     )
     graph_module = transformation(graph_of(model, form, *inputs))
     for each in (inputs, *others):

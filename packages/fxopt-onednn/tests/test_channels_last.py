@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from onednn_forms import FORMS, check, operations
+from onednn_forms import check, operations
 from test_pack_convolutions import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -16,7 +16,6 @@ from torch.fx import GraphModule
 from fxopt_core import history, iter_nodes
 from fxopt_onednn import ConvertToChannelsLast, PackConvolutions
 from fxopt_rewrite.shapes.infer import infer_shapes
-from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of, refused
 
 X = torch.randn(2, 3, 8, 8)
@@ -60,11 +59,10 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", CASES)
-def test_a_region_is_converted_as_a_whole(form: Form, case: str) -> None:
+def test_a_region_is_converted_as_a_whole(case: str) -> None:
     function, count = CASES[case]
-    found = check(ConvertToChannelsLast(), Computes(function, **layers()), X, sites=1, form=form, others=OTHERS)
+    found = check(ConvertToChannelsLast(), Computes(function, **layers()), X, sites=1, others=OTHERS)
     assert len(conversions(found)) <= count, found.code
 
 

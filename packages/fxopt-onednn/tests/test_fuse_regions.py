@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from onednn_forms import FORMS, assert_computes, check, packed
+from onednn_forms import assert_computes, check, packed
 from region_models import Net, X, prepared
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -24,7 +24,6 @@ from fxopt_onednn.fuse_regions import dispatch, programs
 from fxopt_onednn.fuse_regions.dispatch import programs_of
 from fxopt_onednn.fuse_regions.fuse_regions import Fusing
 from fxopt_rewrite.branches import is_branching
-from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of, structure
 
 
@@ -47,22 +46,20 @@ def net() -> tuple[nn.Module, GraphModule, Tensor]:
     return model, graph_module, x
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_results_effects_gradients_and_undo(form: Form) -> None:
+def test_results_effects_gradients_and_undo() -> None:
     x = torch.randn(X)
     model = Net().eval()
     passes = compose(PackConvolutions(), PackLinears(), FuseRegions())
     assert isinstance(passes, ReversibleTransformation)
     others = [(torch.randn(batch, *X[1:]),) for batch in (1, 0)]
-    graph_module = check(passes, model, x, sites=5, form=form, others=others)
+    graph_module = check(passes, model, x, sites=5, others=others)
     assert is_branching(graph_module.graph, Fusing)
 
 
-@pytest.mark.parametrize("form", FORMS)
 @torch.no_grad()
-def test_a_program_takes_the_place_of_the_layers_at_the_second_call(form: Form) -> None:
+def test_a_program_takes_the_place_of_the_layers_at_the_second_call() -> None:
     model, x = Net().eval(), torch.randn(X)
-    graph_module = prepared(model, x, form=form)
+    graph_module = prepared(model, x)
     for count in (0, 1, 1):
         assert_computes(graph_module, model, x)
         assert len(programs_of(graph_module)) == count

@@ -27,5 +27,11 @@ def test_the_registry_knows_the_family() -> None:
 def test_the_pipeline_names_passes_of_this_family_and_of_those_that_prepare_for_them() -> None:
     names = plugin.fxopt_pipelines()["cpu-inference"].split(",")
     own = {cls().name for cls in plugin.fxopt_transformations()}
-    assert set(names) - own - {"kernels", "plan-regions"} == {"fold-batch-norm", "simplify", "merge-linears"}
+    assert set(names) - own - {"kernels", "plan-regions"} == {
+        "remove-no-ops",
+        "fold-batch-norm",
+        "simplify",
+        "fuse-activations",
+        "merge-linears",
+    }
     assert own <= set(names)

@@ -67,11 +67,10 @@ CALLS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
 }
 
 
-@pytest.mark.parametrize("form", ["modules", "export-dynamic"])
 @pytest.mark.parametrize("call", CALLS)
-def test_every_form_of_call_is_read(form: Form, call: str) -> None:
+def test_every_form_of_call_is_read(call: str) -> None:
     function, shown = CALLS[call]
-    found = check(PackConvolutions(), Computes(function, conv=conv()), X, sites=1, form=form)
+    found = check(PackConvolutions(), Computes(function, conv=conv()), X, sites=1)
     assert [str(layer.activation) for layer in packed(found)] == [shown]
 
 
@@ -85,10 +84,9 @@ NOT_ALONG: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", NOT_ALONG)
-def test_what_does_not_go_along_stays(form: Form, case: str) -> None:
-    found = check(PackConvolutions(), Computes(NOT_ALONG[case], conv=conv()), X, sites=1, form=form)
+def test_what_does_not_go_along_stays(case: str) -> None:
+    found = check(PackConvolutions(), Computes(NOT_ALONG[case], conv=conv()), X, sites=1)
     assert [str(layer.activation) for layer in packed(found)] == ["none"]
 
 
@@ -175,21 +173,19 @@ PADDINGS: dict[str, tuple[nn.Module, dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", PADDINGS)
-def test_zeros_before_a_convolution_go_along(form: Form, case: str) -> None:
+def test_zeros_before_a_convolution_go_along(case: str) -> None:
     padding, options, along = PADDINGS[case]
     model = nn.Sequential(padding, conv(**options)).eval()
-    found = check(PackConvolutions(), model, X, sites=1, form=form, others=OTHERS)
+    found = check(PackConvolutions(), model, X, sites=1, others=OTHERS)
     assert len([name for name in operations(found) if name != "GuardsFn"]) == (1 if along else 2)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("padding", ["same", "valid", 1, (1, 2)])
-def test_padding_of_every_kind(form: Form, padding: Any) -> None:
+def test_padding_of_every_kind(padding: Any) -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, (4, 3), padding=padding, dilation=(1, 2), bias=False)).eval()
-    check(PackConvolutions(), model, X, sites=1, form=form, others=OTHERS)
+    check(PackConvolutions(), model, X, sites=1, others=OTHERS)
 
 
 def test_padded_values_that_are_read_elsewhere_stay() -> None:
@@ -243,10 +239,10 @@ def test_what_is_refused_and_why() -> None:
     ]  # fmt: skip
 
 
-def test_other_dimensions_are_nobodys_business() -> None:
+def test_other_dimensions_are_refused() -> None:
     model = nn.Sequential(nn.Conv3d(3, 4, 1), nn.Flatten(2), nn.Conv1d(4, 4, 1), nn.ConvTranspose1d(4, 2, 1))
     graph_module = PackConvolutions()(torch.fx.symbolic_trace(model), expect=0)
-    assert refused(graph_module) == []
+    assert refused(graph_module) == [(name, "other-convolution") for name in "023"]
 
 
 def test_a_processor_without_the_operators_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,8 +289,12 @@ def test_there_is_no_way_back() -> None:
 def test_copies_pickles_and_archives_compute_the_same(tmp_path: Path) -> None:
     graph_module = CastToBfloat16()(capture(Gated().eval(), (X,)))
     expected = graph_module(X)
-    save(graph_module, tmp_path / "narrow.pt2")
-    for again in (copy.deepcopy(graph_module), pickle.loads(pickle.dumps(graph_module)), load(tmp_path / "narrow.pt2")):
+    save(graph_module, tmp_path / "narrow.fxopt")
+    for again in (
+        copy.deepcopy(graph_module),
+        pickle.loads(pickle.dumps(graph_module)),
+        load(tmp_path / "narrow.fxopt"),
+    ):
         assert torch.equal(again(X), expected)
 
 

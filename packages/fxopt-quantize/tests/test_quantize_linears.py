@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from fxopt_capture import capture, load, save
 from fxopt_checkpoints import key_map, load_original_state_dict, original_state_dict
 from fxopt_core import FxoptError, NotReversibleError, PassOptionError, compose, history, undo
-from fxopt_quantize import QuantizedLinear, QuantizeLinears
+from fxopt_quantize import QuantizedLinear, QuantizeLinears, calibrated
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import FORMS, fingerprint, graph_of, refusals, refused, structure
 
@@ -130,8 +130,8 @@ def test_an_outlier_in_one_row_leaves_the_others_as_they_are(tmp_path: Path) -> 
         assert torch.equal(graph_module(x)[1:], before[1:])
     small = X * torch.logspace(-3, 0, len(X)).unsqueeze(1)
     assert sqnr(graph_module, model, small[:1]) > 30
-    save(graph_module, tmp_path / "rows.pt2")
-    assert torch.equal(load(tmp_path / "rows.pt2")(x), graph_module(x))
+    save(graph_module, tmp_path / "rows.fxopt")
+    assert torch.equal(load(tmp_path / "rows.fxopt")(x), graph_module(x))
 
 
 @pytest.mark.parametrize("options", [{"keep": "up"}, {"keep_first": -1}, {"keep_last": -2}], ids=str)
@@ -255,8 +255,8 @@ def test_a_quantized_model_takes_a_quarter_in_files() -> None:
 def test_copies_pickles_and_archives_compute_the_same(transformation: QuantizeLinears, tmp_path: Path) -> None:
     graph_module = transformation(capture(Mlp().eval(), (X,)))
     expected = graph_module(X)
-    save(graph_module, tmp_path / "quantized.pt2")
-    ways = copy.deepcopy(graph_module), pickle.loads(pickle.dumps(graph_module)), load(tmp_path / "quantized.pt2")
+    save(graph_module, tmp_path / "quantized.fxopt")
+    ways = copy.deepcopy(graph_module), pickle.loads(pickle.dumps(graph_module)), load(tmp_path / "quantized.fxopt")
     for again in ways:
         assert torch.equal(again(X), expected)
         assert len(layers(again)) == 3
@@ -288,3 +288,61 @@ def test_the_accuracy_is_promised() -> None:
     assert promised is not None and not QuantizeLinears.preserves_computation
     model = Mlp().eval()
     assert sqnr(SMALL(GraphModule(model, torch.fx.Tracer().trace(model))), model) > promised
+
+
+STATIC = QuantizeLinears(min_weights=1, activations="static")
+UNEVEN = torch.randn(400, 16) * torch.logspace(-1, 1.5, 16) + torch.randn(16) * 3
+"""Inputs of which some elements are large in all rows, as in transformers."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("model", [Mlp, Transposed])
+def test_static_ranges_are_those_of_the_calls(form: Form, model: type[nn.Module]) -> None:
+    """Merged or not, each layer by what reaches it; no row changes another, and what lies beyond is cut off."""
+    torch.manual_seed(0)
+    found = model().eval()
+    graph_module = graph_of(found, form, UNEVEN)
+    with calibrated(graph_module, [UNEVEN, (UNEVEN.flip(0),)]):
+        graph_module = STATIC(graph_module)
+    assert all(hasattr(layer, "rounding") for layer in layers(graph_module))
+    assert "fxopt_calibration" not in graph_module.meta
+    assert sqnr(graph_module, found, UNEVEN) > 30
+    with torch.no_grad():
+        alone = torch.where(torch.arange(400)[:, None] < 3, UNEVEN, 1e6)
+        assert torch.equal(graph_module(UNEVEN)[:3], graph_module(alone)[:3])
+        assert graph_module(alone).abs().max() < 1e4
+        assert graph_module(torch.full_like(UNEVEN, torch.nan)).isnan().all()
+
+
+def test_static_ranges_need_calls_that_reach_the_layer() -> None:
+    with pytest.raises(FxoptError, match="needs data to calibrate with"):
+        STATIC(graph_of(Mlp().eval(), "modules", X))
+    graph_module = graph_of(Mlp().eval(), "modules", X)
+    with calibrated(graph_module, [torch.full((1, 16), torch.inf)]):
+        assert {refusal.reason for refusal in refusals(STATIC(graph_module))} == {"no-range"}
+    with pytest.raises(FxoptError, match="a call to calibrate with is"), calibrated(graph_module, [3]):
+        pass
+    with pytest.raises(PassOptionError, match="'dynamic' or 'static'"):
+        QuantizeLinears(activations="fixed")
+
+
+def test_static_layers_are_saved_and_copied_and_refuse_other_weights(tmp_path: Path) -> None:
+    model = Mlp().eval()
+    graph_module = capture(model, (X,))
+    with calibrated(graph_module, [X]):
+        graph_module = STATIC(graph_module)
+    expected = graph_module(X)
+    save(graph_module, tmp_path / "static.fxopt")
+    for other in (
+        load(tmp_path / "static.fxopt"),
+        copy.deepcopy(graph_module),
+        pickle.loads(pickle.dumps(graph_module)),
+    ):
+        assert torch.equal(other(X), expected)
+    with pytest.raises(FxoptError, match="ranges that were found with the former weights"):
+        load_original_state_dict(graph_module, model.state_dict())
+    graph_module = capture(model, (X,))
+    with calibrated(graph_module, [X]):
+        QuantizeLinears(min_weights=1, activations="static", keep_originals=True)(graph_module)
+    undo(graph_module)
+    assert torch.equal(graph_module(X), model(X))

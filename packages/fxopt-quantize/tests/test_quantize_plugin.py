@@ -32,7 +32,7 @@ def test_options_are_text() -> None:
     assert registry().pipeline_text(transformation) == text
 
 
-@pytest.mark.parametrize("name", ["cpu-inference-int8", "cpu-inference-bf16"])
+@pytest.mark.parametrize("name", ["cpu-inference-int8", "cpu-inference-int8-static", "cpu-inference-bf16"])
 def test_a_pipeline_merges_rounds_and_leaves_the_rest_to_the_exact_one(name: str) -> None:
     *own, last = plugin.fxopt_pipelines()[name].split(",")
     assert own[:2] == ["fold-batch-norm", "merge-linears"]

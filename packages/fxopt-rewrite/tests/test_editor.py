@@ -346,8 +346,8 @@ def state(graph_module: GraphModule) -> list[object]:
     rows: list[object] = [graph_module.code, id(graph_module.graph), dict(graph_module.meta), type(graph_module)]
     rows.append(sorted(graph_module.graph._graph_namespace._used_names))
     for n in iter_nodes(graph_module.graph):
-        rows.append((id(n), n.name, n.op, n.target, str(n.args), str(n.kwargs), [id(user) for user in n.users]))
-        rows.append((dict(n.meta), [id(value) for value in n._input_nodes], n._sort_key))
+        rows.append((n.name, n.op, n.target, str(n.args), str(n.kwargs), [user.name for user in n.users]))
+        rows.append((dict(n.meta), [value.name for value in n.all_input_nodes]))
     for name, module in graph_module.named_modules():
         rows.append((name, id(module), module.training, sorted(module._non_persistent_buffers_set)))
         rows += [(key, id(t), None if t is None else t._version) for key, t in module._parameters.items()]

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_core import REASONS, iter_nodes
-from fxopt_rewrite.calls.readers import read_linear
-from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite import LinearCall, read_linear
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
 

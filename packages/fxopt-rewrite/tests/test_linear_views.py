@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, Tracer, symbolic_trace
 
 from fxopt_core import iter_nodes
-from fxopt_rewrite.calls.readers import input_of, read_linear
-from fxopt_rewrite.calls.records import LinearCall, Obstacle
+from fxopt_rewrite import LinearCall, Obstacle, input_of, read_linear
 from fxopt_rewrite.index import GraphIndex
 
 Call = Callable[[Any, Tensor], Tensor]
@@ -96,7 +95,6 @@ NO_LAYERS: dict[str, Call] = {
     "einsum": lambda m, x: torch.einsum("bi,io->bo", x, m.weight),
     "transposed on the way": lambda m, x: x @ m.usual.t(),
     "baddbmm": lambda m, x: torch.baddbmm(m.bias, x.expand(2, 2, 3), m.stack),
-    "linalg": lambda m, x: torch.linalg.matmul(x, m.weight),
     "reflected": lambda m, x: operator.matmul(m.usual, x.t()),
 }
 

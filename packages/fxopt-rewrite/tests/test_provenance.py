@@ -17,8 +17,7 @@ from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from fxopt_core import FxoptError, Refusal, Transformation, iter_nodes, undo
 from fxopt_core.ledger.codec import restore_ledger
 from fxopt_core.ledger.records import set_ledger
-from fxopt_rewrite.calls.readers import read_linear
-from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite import LinearCall, read_linear
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.journal.edits import Piece

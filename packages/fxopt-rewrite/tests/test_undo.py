@@ -27,8 +27,7 @@ from fxopt_core import (
     undo,
 )
 from fxopt_core.ledger.marks import tag_of
-from fxopt_rewrite.calls.readers import input_of, read_linear
-from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite import LinearCall, input_of, read_linear
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.journal.edits import Piece
@@ -682,7 +681,7 @@ class TestRefusals:
 
 
 def identities_of(graph_module: GraphModule) -> list[object]:
-    rows: list[object] = [id(node) for node in iter_nodes(graph_module.graph)]
+    rows: list[object] = [node.name for node in iter_nodes(graph_module.graph)]
     rows += [(name, id(module)) for name, module in graph_module.named_modules()]
     rows += [(name, id(t)) for name, t in (*graph_module.named_parameters(), *graph_module.named_buffers())]
     return [*rows, history(graph_module), [tag_of(node) for node in iter_nodes(graph_module.graph)]]

@@ -30,8 +30,18 @@ from fxopt_core import (
     registry,
     undo,
 )
-from fxopt_rewrite.calls.readers import read_batch_norm, read_convolution, read_linear, read_true_division
-from fxopt_rewrite.calls.records import BatchNormCall, ConvolutionCall, LinearCall, Obstacle, TensorRef, TrueDivision
+from fxopt_rewrite import (
+    BatchNormCall,
+    ConvolutionCall,
+    LinearCall,
+    Obstacle,
+    TensorRef,
+    TrueDivision,
+    read_batch_norm,
+    read_convolution,
+    read_linear,
+    read_true_division,
+)
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.shapes.facts import tensor_facts

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from fxopt_core import iter_nodes
 from fxopt_simplify import EliminateCommonSubexpressions
+from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import check_rewrite, graph_of, refused
+from fxopt_testing.rewrites import graph_of, refused
 
 FORMS: tuple[Form, ...] = ("modules", "functions", "export-dynamic")
 CSE = EliminateCommonSubexpressions()
@@ -43,7 +44,7 @@ def test_calls_of_functions_methods_and_modules_are_made_once(form: Form) -> Non
     ids=["1 and 1.0", "0.0 and -0.0", "True and 1"],
 )
 def test_literals_are_equal_by_type_and_bits(function: Callable[[Tensor], Any]) -> None:
-    check_rewrite(CSE, Computes(function), X, sites=1)
+    assert_rewrites(CSE, Computes(function), X, count=1)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_a_value_that_was_written_between_is_computed_again() -> None:
         y.add_(3)
         return before * (y.abs() + 1)
 
-    check_rewrite(CSE, Computes(function), X, sites=0, backward=False)
+    assert_rewrites(CSE, Computes(function), X, count=0, gradients=False)
 
 
 def test_a_parameter_that_is_written_between_is_read_again() -> None:
@@ -96,7 +97,7 @@ def test_a_parameter_that_is_written_between_is_read_again() -> None:
     ],
 )
 def test_two_tensors_stay_two_where_somebody_can_tell(function: Callable[[Tensor], Any], reason: str) -> None:
-    graph_module = check_rewrite(CSE, Computes(function), X, sites=0, backward=False)
+    graph_module = assert_rewrites(CSE, Computes(function), X, count=0, gradients=False)
     assert {code for _, code in refused(graph_module)} == {reason}
 
 
@@ -110,7 +111,7 @@ def test_batch_norm_in_train_mode_counts_each_call() -> None:
             return self.norm(x) - self.norm(x) * 2
 
     CSE(graph_of(Twice().train(), "modules", X), expect=0)
-    check_rewrite(CSE, Twice().eval(), X, sites=1)
+    assert_rewrites(CSE, Twice().eval(), X, count=1)
 
 
 def test_hooks_see_each_call() -> None:

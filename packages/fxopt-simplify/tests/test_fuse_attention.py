@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from fxopt_core import history, iter_nodes, undo
 from fxopt_rewrite import infer_shapes
 from fxopt_simplify import FuseScaledDotProductAttention
-from fxopt_testing import ModelCase, conformance_tests
+from fxopt_testing import ModelCase, assert_rewrites, conformance_tests
 from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import check_rewrite, refused, setitem
+from fxopt_testing.rewrites import refused, setitem
 
 FORMS: tuple[Form, ...] = ("modules", "functions", "export-dynamic")
 MIN = torch.finfo(torch.float32).min
@@ -100,13 +100,12 @@ def test_attention_is_fused_in_each_form(make: Callable[[], nn.Module], form: Fo
     torch.manual_seed(0)
     # Undoing does not restore the shape of every value, without which nothing is fused again.
     options: Any = {"others": [(LONGER,)], "again": False}
-    check_rewrite(FuseScaledDotProductAttention(), make().eval(), X, sites=1, form=form, **options)
+    assert_rewrites(FuseScaledDotProductAttention(), make().eval(), X, count=1, form=form, **options)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_of_the_smallest_number_are_fused_where_nothing_trains(form: Form) -> None:
+def test_rows_of_the_smallest_number_are_fused_where_nothing_trains() -> None:
     fusing, model = FuseScaledDotProductAttention(), Attends(smallest_in_rows)
-    check_rewrite(fusing, model.eval(), X, sites=1, form=form, others=[(LONGER,)], again=False, backward=False)
+    assert_rewrites(fusing, model.eval(), X, count=1, others=[(LONGER,)], again=False, gradients=False)
     graph_module = infer_shapes(torch.fx.symbolic_trace(model.train()), X)
     fusing(graph_module, expect=0)
     assert [refusal.reason for refusal in history(graph_module)[-1].refusals] == ["training"]
@@ -182,7 +181,7 @@ LEFT_ALONE: dict[str, tuple[str, Weights]] = {
 
 @pytest.mark.parametrize(("reason", "weights"), LEFT_ALONE.values(), ids=list(LEFT_ALONE))
 def test_what_would_compute_something_else_is_left_alone(reason: str, weights: Weights) -> None:
-    rewritten = check_rewrite(FuseScaledDotProductAttention(), Attends(weights).eval(), X, sites=0, backward=False)
+    rewritten = assert_rewrites(FuseScaledDotProductAttention(), Attends(weights).eval(), X, count=0, gradients=False)
     assert [code for _, code in refused(rewritten)] == [reason]
 
 
@@ -212,13 +211,13 @@ def test_weights_that_are_returned_stay() -> None:
 
 def test_a_softmax_that_is_no_attention_is_not_mentioned() -> None:
     routed = Attends(lambda q, k, x: torch.softmax(torch.relu(q[..., :1] * k[..., :1].mT), -1)).eval()
-    assert refused(check_rewrite(FuseScaledDotProductAttention(), routed, X, sites=0)) == []
+    assert refused(assert_rewrites(FuseScaledDotProductAttention(), routed, X, count=0)) == []
 
 
 test_conformance = conformance_tests(
     FuseScaledDotProductAttention(),
     models=[
-        ModelCase("attention", modular, X, form="modules"),
+        ModelCase("attention", modular, X),
         ModelCase("biased attention", biased, X, form="export-dynamic"),
         ModelCase("causal attention", lambda: Attends(infinite_but_causal), X, form="functions"),
     ],

@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from simplify_models import Computes, X
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxopt_core import iter_nodes
 from fxopt_rewrite import infer_shapes
 from fxopt_simplify import RemoveNoOps
+from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import check_rewrite, refused
+from fxopt_testing.rewrites import refused
 
 FORMS: tuple[Form, ...] = ("modules", "functions", "export-dynamic")
 Function = Callable[[Tensor], Any]
@@ -44,7 +45,34 @@ IN_EACH_FORM: dict[str, Function] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("function", IN_EACH_FORM.values(), ids=list(IN_EACH_FORM))
 def test_a_call_that_changes_nothing_is_removed_in_each_form(function: Function, form: Form) -> None:
-    check_rewrite(RemoveNoOps(), Computes(function), X, sites=1, form=form, others=[(X[:1],)], tolerance=0.0)
+    assert_rewrites(RemoveNoOps(), Computes(function), X, count=1, form=form, others=[(X[:1],)], exact=True)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Identity(), nn.Dropout(), nn.Dropout2d(), nn.AlphaDropout(), nn.Dropout(0.1, inplace=True)], ids=str
+)
+def test_identities_and_dropout_in_eval_mode_are_removed(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.ReLU(), layer, nn.Conv2d(3, 3, 1), nn.Sequential(layer)).eval()
+    images = torch.randn(2, 3, 4, 4)
+    found = assert_rewrites(RemoveNoOps(), model, images, count=2, exact=True)
+    assert [type(each) for each in found.children()] == [nn.ReLU, nn.Conv2d]
+
+
+def test_dropout_in_train_mode_is_refused() -> None:
+    graph_module = RemoveNoOps()(torch.fx.symbolic_trace(nn.Sequential(nn.Dropout(), nn.Identity())))
+    assert refused(graph_module) == [("_0", "training")]
+    assert [name for name, _ in graph_module.named_children()] == ["0"]
+    assert_rewrites(RemoveNoOps(), Computes(lambda x: F.dropout(F.relu(x), 0.0, True).abs()), X, count=0)
+
+
+def test_modules_with_hooks_and_subclasses_stay() -> None:
+    class Loud(nn.Identity):
+        def forward(self, input: Any) -> Any:
+            return input * 2
+
+    hooked = nn.Identity()
+    hooked.register_forward_hook(lambda module, args, output: output + 1)
+    assert_rewrites(RemoveNoOps(), nn.Sequential(hooked, Loud()).eval(), X, count=0)
 
 
 STAY: dict[str, Function] = {
@@ -69,7 +97,6 @@ STAY: dict[str, Function] = {
     "a copy whose original is written": lambda x: _write(F.relu(x)),
     "a clone of an expanded value, whose strides matter": lambda x: x[:1].expand(4, 4).clone().view(16),
     "contiguous of what is not": lambda x: F.relu(x).t().contiguous().view(-1),
-    "dropout that trains": lambda x: F.dropout(F.relu(x), 0.0, True).abs(),
     "a view as other numbers": lambda x: F.relu(x).view(torch.int32).abs(),
 }
 
@@ -82,7 +109,7 @@ def _write(y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("function", STAY.values(), ids=list(STAY))
 def test_a_call_that_does_something_stays(function: Function) -> None:
-    check_rewrite(RemoveNoOps(), Computes(function), X, sites=0, backward=False, tolerance=0.0)
+    assert_rewrites(RemoveNoOps(), Computes(function), X, count=0, gradients=False, exact=True)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +127,14 @@ def test_refusals_say_why(function: Function, reason: str) -> None:
 
 
 def test_contiguous_after_contiguous_is_removed() -> None:
-    check_rewrite(RemoveNoOps(), Computes(lambda x: x.t().contiguous().contiguous().abs()), X, sites=1)
+    assert_rewrites(RemoveNoOps(), Computes(lambda x: x.t().contiguous().contiguous().abs()), X, count=1)
 
 
 def test_shapes_of_an_example_are_no_proof() -> None:
     """A traced graph runs at other sizes, where the call does something; an export is right for its sizes alone."""
     model = Computes(lambda x: F.relu(x).reshape(3, 4).abs())
-    check_rewrite(RemoveNoOps(), model, X, sites=0)
-    check_rewrite(RemoveNoOps(), model, X, sites=1, form="export")
+    assert_rewrites(RemoveNoOps(), model, X, count=0)
+    assert_rewrites(RemoveNoOps(), model, X, count=1, form="export")
 
 
 def test_a_mask_of_ones_is_dropped() -> None:
@@ -118,7 +145,7 @@ def test_a_mask_of_ones_is_dropped() -> None:
         both = ones & (x > 0)
         return torch.where(ones, x.relu(), 0.0).abs() * both + x.abs().masked_fill(~ones, 3.0)
 
-    found = check_rewrite(RemoveNoOps(), Computes(masked), X, sites=4, form="export-dynamic", others=[(X[:2],)])
+    found = assert_rewrites(RemoveNoOps(), Computes(masked), X, count=4, form="export-dynamic", others=[(X[:2],)])
     names = {str(node.target) for node in iter_nodes(found.graph) if node.users}
     assert not names & {"aten.where.ScalarOther", "aten.__and__.Tensor"}
 
@@ -133,7 +160,7 @@ def test_attention_loses_a_mask_that_masks_nothing(mask_of: str) -> None:
             mask = (1.0 - mask.to(torch.float32)) * torch.finfo(torch.float32).min
         return F.scaled_dot_product_attention(q, q * 2, q * 3, attn_mask=mask)
 
-    found = check_rewrite(RemoveNoOps(), Computes(attend), X, sites=1, form="export-dynamic", others=[(X[:2],)])
+    found = assert_rewrites(RemoveNoOps(), Computes(attend), X, count=1, form="export-dynamic", others=[(X[:2],)])
     (attention,) = [node for node in iter_nodes(found.graph) if "scaled_dot" in str(node.target)]
     assert len(attention.args) == 3
     assert "attn_mask" not in attention.kwargs
@@ -144,8 +171,10 @@ def _ones(x: Tensor) -> Tensor:
 
 
 def test_a_mask_of_unknown_values_stays() -> None:
-    check_rewrite(RemoveNoOps(), Computes(lambda x: torch.where(x > 0, x, x.abs())), X, sites=0, form="export-dynamic")
-    check_rewrite(RemoveNoOps(), Computes(_later_positions), X, sites=0, form="export-dynamic")
+    assert_rewrites(
+        RemoveNoOps(), Computes(lambda x: torch.where(x > 0, x, x.abs())), X, count=0, form="export-dynamic"
+    )
+    assert_rewrites(RemoveNoOps(), Computes(_later_positions), X, count=0, form="export-dynamic")
 
 
 def _later_positions(x: Tensor) -> Tensor:
@@ -154,5 +183,5 @@ def _later_positions(x: Tensor) -> Tensor:
 
 def test_a_chain_disappears_as_a_whole() -> None:
     chain = Computes(lambda x: (F.relu(x)[:].transpose(0, 1).transpose(0, 1) * 1).expand(-1, -1).abs())
-    found = check_rewrite(RemoveNoOps(), chain, X, sites=4)
+    found = assert_rewrites(RemoveNoOps(), chain, X, count=4)
     assert [node.name for node in iter_nodes(found.graph)] == ["x", "relu", "abs_1", "output"]

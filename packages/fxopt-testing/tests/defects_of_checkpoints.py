@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Derived, Refusal
-from fxopt_rewrite.calls.readers import read_linear
-from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite import LinearCall, read_linear
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.legality import sharing_refusal, tensors_refusal

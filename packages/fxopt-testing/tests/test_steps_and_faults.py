@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fault_injection import Moment, every, inject_faults, some
+from footprints import Footprint
 from torch import nn
 from torch.fx import GraphModule, traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt_core import LintAndRecompile
-from fxopt_testing import Footprint, count_steps, inject_faults, model_case
-from fxopt_testing.faults import Moment, every, some
+from fxopt_testing import count_steps, model_case
 
 
 def test_steps_are_the_same_each_time_and_grow_with_the_work() -> None:

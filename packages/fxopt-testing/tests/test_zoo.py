@@ -8,10 +8,9 @@ from torch import nn
 
 from fxopt_testing import ModelCase, model_case, zoo
 from fxopt_testing.elsewhere import elsewhere
-from fxopt_testing.footprints import bits_of
 from fxopt_testing.forms import Form
 from fxopt_testing.outcomes import differences, outcome_of
-from fxopt_testing.pictures import picture
+from fxopt_testing.pictures import bits_of, picture
 
 
 def test_it_holds_every_kind_of_model() -> None:

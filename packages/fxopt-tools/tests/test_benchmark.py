@@ -1,4 +1,4 @@
-"""`bench` and `tune` by a clock that is set by hand: what each operation costs is written into the model."""
+"""`bench` and `compare_pipelines` by a clock that is set by hand: each layer has its cost."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, Tracer
 
-from fxopt_core import LintAndRecompile, PassError, PreconditionError, Transformation, compose, history, iter_nodes
+from fxopt_core import PassError, PreconditionError, Transformation, compose, history, iter_nodes
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.site_pass import SitePass
 from fxopt_rewrite.speed import Ratio, Times, interval
-from fxopt_tools import Benchmark, bench, compare_pipelines, tune
-from fxopt_tools.experiments.bench import Sampler
+from fxopt_tools import Benchmark, bench, compare_pipelines
+from fxopt_tools.bench import Sampler
 
 X = torch.ones(2)
 
@@ -122,17 +122,6 @@ class Double(Scale):
     factor = 2.0
 
 
-class HalveKept(Scale):
-    """Halves only what `Keep` has made."""
-
-    factor = 0.5
-
-    def match(self, index: GraphIndex) -> Iterator[Layer]:
-        for site in super().match(index):
-            if "_keep" in site.label:
-                yield site
-
-
 class NeedsKept(Halve):
     needs = "_keep"
 
@@ -205,123 +194,13 @@ class TestBench:
     def test_what_makes_no_sense_is_refused(self) -> None:
         with pytest.raises(PreconditionError, match="expected 'pipeline', 'pass' or 'site'"):
             measured(model(a=1.0), Halve(), per="layer")
-        with pytest.raises(PreconditionError, match="expected 'pass' or 'site'"):
-            tune(model(a=1.0), Halve(), X, per="pipeline")  # type: ignore[arg-type]  # that is the point
         with pytest.raises(PreconditionError, match="the model refuses the inputs: TypeError"):
             bench(model(a=1.0), Halve(), (X, X), clock=CLOCK)
         with pytest.raises(PassError, match="there is no _keep"):
             measured(model(a=1.0), NeedsKept())
 
 
-class TestTune:
-    def tuned(self, graph_module: GraphModule, pipeline: Transformation, **kwargs: Any) -> Any:
-        return tune(graph_module, pipeline, X, clock=CLOCK, rounds=10, **kwargs)
-
-    def test_passes_that_help_are_kept(self) -> None:
-        passes = compose(Halve("b"), Keep("a"), Double("c"), LintAndRecompile())
-        result = self.tuned(model(a=1.0, b=3.0, c=1.0), passes)
-        assert [(each.name, each.kept, each.reason) for each in result.decisions] == [
-            ("halve", True, "it makes the model faster"),
-            ("keep", False, "no benefit beyond the noise"),
-            ("double", False, "it makes the model slower"),
-            ("lint-and-recompile", False, "it changes nothing in this model"),
-        ]
-        assert result
-        assert result.transformation == Halve("b")
-        assert result.speedup.median == pytest.approx(5 / 3.5)
-        lines = str(result).splitlines()
-        assert lines[0].startswith("kept 1 of 4: speed-up 1.429 (1.429 to 1.429); two copies")
-        assert [line.split()[:2] for line in lines[2:]] == [
-            ["kept", "halve"],
-            ["dropped", "keep"],
-            ["dropped", "double"],
-            ["dropped", "lint-and-recompile"],
-        ]
-        graph_module = result.apply(model(a=1.0, b=3.0, c=1.0))
-        assert [each.pass_name for each in history(graph_module)] == ["halve"]
-
-    def test_sites_that_help_are_kept(self) -> None:
-        passes = compose(Halve("b"), Double())
-        result = self.tuned(model(a=1.0, b=3.0), passes, per="site")
-        assert [each.name for each in result.kept] == ["halve on b"]
-        assert [each.name for each in result.dropped] == ["double on a", "double on b_halve"]
-        graph_module = result.apply(model(a=1.0, b=3.0))
-        (rewrite,) = (rewrite for record in history(graph_module) for rewrite in record.rewrites)
-        assert rewrite.site == "b"
-
-    def test_nothing_helps(self) -> None:
-        result = self.tuned(model(a=1.0), compose(Keep(), Double()))
-        assert (bool(result), result.kept, result.speedup) == (False, (), None)
-        assert str(result).startswith("nothing helps on this model and machine: leave it as it is; two copies")
-        untouched = result.apply(model(a=1.0))
-        assert not history(untouched)
-        assert not history(result.transformation(untouched))
-
-    def test_what_makes_way_for_another_pass_is_kept_with_it(self) -> None:
-        result = self.tuned(model(a=1.0, b=1.0), compose(Keep("a"), HalveKept()))
-        assert [each.name for each in result.kept] == ["keep", "halve-kept"]
-
-    def test_of_two_that_bring_the_same_one_is_kept(self) -> None:
-        class HalveOnce(Halve):
-            def match(self, index: GraphIndex) -> Iterator[Layer]:
-                return (site for site in super().match(index) if "_" not in site.label)
-
-        result = self.tuned(model(a=1.0), compose(HalveOnce(), HalveOnce()))
-        assert len(result.kept) == 1
-
-    def test_a_pass_without_which_another_one_fails_is_kept(self) -> None:
-        result = self.tuned(model(a=1.0), compose(Keep(), NeedsKept()))
-        assert [each.reason for each in result.decisions] == [
-            "`needs-kept` fails without it",
-            "it makes the model faster",
-        ]
-
-    def test_what_does_harm_is_dropped_though_another_one_makes_up_for_it(self) -> None:
-        result = self.tuned(model(a=1.0), compose(Double(), Halve()))
-        assert [each.name for each in result.kept] == ["halve"]
-        assert result.decisions[0].reason == "it makes the model slower"
-
-    def test_a_gain_that_does_not_hold_against_the_original_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        turns = iter([(1.0, 1.0), (2.0, 1.0), (1.0, 1.0)])
-
-        def measure(self: Sampler, *modules: nn.Module) -> list[Times]:
-            return [Times((seconds,) * 8) for seconds in next(turns)]
-
-        monkeypatch.setattr("fxopt_tools.experiments.tune.Sampler.measure", measure)
-        result = self.tuned(model(a=1.0), Halve())
-        assert not result
-        assert result.decisions[0].reason == "all that was kept is no faster than the original (1.000 (1.000 to 1.000))"
-
-    def test_noise_keeps_small_gains_out(self) -> None:
-        class Trim(Scale):
-            factor = 0.99
-
-        assert self.tuned(model(a=1.0), Trim()).kept
-        CLOCK.noise = 0.2
-        assert not self.tuned(model(a=1.0), Trim()).kept
-        assert self.tuned(model(a=1.0), Halve()).kept
-
-    def test_progress_is_told(self) -> None:
-        told: list[tuple[int, int]] = []
-        self.tuned(model(a=1.0), compose(Halve(), Keep()), progress=lambda *each: told.append(each))
-        assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
-
-
 class TestSampling:
-    @pytest.mark.parametrize(
-        ("ratio", "verdict"),
-        [
-            ((1.2, 1.01, 1.5), "faster"),
-            ((1.2, 0.99, 1.5), "within noise"),
-            ((1.1, 1.05, 1.5), "within noise"),
-            ((0.8, 0.7, 0.99), "slower"),
-            ((0.8, 0.7, 1.01), "within noise"),
-            ((0.9, 0.7, 0.99), "within noise"),
-        ],
-    )
-    def test_a_verdict_takes_both_interval_and_noise(self, ratio: tuple[float, float, float], verdict: str) -> None:
-        assert Ratio(*ratio).against(0.15) == verdict
-
     @pytest.mark.parametrize(("number", "ends"), [(8, (0, 7)), (10, (0, 9)), (30, (7, 22))])
     def test_ends_of_intervals_are_those_of_order_statistics(self, number: int, ends: tuple[int, int]) -> None:
         assert list(interval(range(number))) == list(ends)
@@ -335,12 +214,6 @@ class TestSampling:
         assert ratio.low <= ratio.median <= ratio.high
         assert ratio.median == times.median
 
-    def test_short_calls_are_repeated(self) -> None:
-        calls = Sampler(X, rounds=8, clock=CLOCK, sample_seconds=1.0)
-        (times,) = calls.measure(model(a=0.1))
-        assert times.median == pytest.approx(0.1)
-        assert CLOCK.now == pytest.approx((3 + 8 * 10) * 0.1)
-
     def test_a_model_that_writes_its_input_gets_a_new_one_each_time(self) -> None:
         class Writes(nn.Module):
             def forward(self, x: list[float]) -> None:
@@ -351,10 +224,6 @@ class TestSampling:
         (times,) = Sampler((given,), rounds=8, clock=CLOCK, sample_seconds=100.0).measure(Writes())
         assert times.seconds == (1.0,) * 8
         assert given == []
-
-    def test_a_clock_that_stands_still_is_no_trouble_for_samples(self) -> None:
-        (times,) = Sampler(X, rounds=8, clock=lambda: 0.0).measure(nn.ReLU())
-        assert times.median == 0.0
 
     def test_the_order_is_drawn_anew_in_each_round(self) -> None:
         order: list[str] = []

@@ -87,28 +87,9 @@ class TestFinding:
         assert result.culprit.site == "at mul_2"
         assert "problem: `output` of input 1 differs" in str(result)  # the worse one of the two
 
-    @pytest.mark.parametrize(
-        ("tolerances", "verdict"),
-        [
-            ({}, "found"),
-            ({"atol": 1e6}, "never-fails"),
-            ({"rtol": 1e6}, "never-fails"),
-            ({"rtol": 1e-2, "atol": 0.0}, "found"),
-        ],
-    )
-    def test_tolerances_of_ones_own(self, tolerances: dict[str, Any], verdict: str) -> None:
-        assert bisect(steps(TIMES), AddToSub(wrong_at=SUMS[5]), X, **tolerances).verdict == verdict
-
     def test_tolerances_are_not_for_a_function(self) -> None:
         with pytest.raises(PreconditionError, match="let the function use tolerances of its own"):
             bisect(steps(TIMES), AddToSub(), holds, rtol=0.1)
-
-    def test_a_pass_without_sites_counts_as_one(self) -> None:
-        result = bisect(steps(3), compose(AddToSub(), DropTail(), MulToDiv()), X)
-        assert result.culprit is not None
-        assert (result.culprit.pass_name, result.culprit.index, result.culprit.site) == ("drop-tail", 1, None)
-        assert (result.culprit.number, result.total) == (4, 10)
-        assert "site: -" in str(result)
 
     def test_the_rest_can_be_run_without_the_culprit(self) -> None:
         graph_module, passes = steps(5), compose(AddToSub(), MulToDiv(wrong_at="mul_4"))

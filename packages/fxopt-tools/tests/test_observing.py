@@ -52,28 +52,14 @@ def test_the_gate_is_innermost_so_that_all_learn_of_what_it_finds(tmp_path: Path
     with pytest.raises(VerificationError), observing(X, dumps=tmp_path) as seen:
         compose(LintAndRecompile(), Swap())(symbolic_trace(Model()))
     assert seen.gate is not None and [check.passed for check in seen.gate.checks] == [True, False]
-    assert [path.name for path in tmp_path.iterdir()] == ["001_swap.failed.txt"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["001_swap.before.txt", "001_swap.failed.txt"]
     assert [row.failed for row in seen.statistics.rows()] == [0, 1]
     assert [run.outcome for _, run in seen.timing.tree()[0].walk()] == [None, "done", "failed"]
 
 
-def test_the_original_may_be_another_module() -> None:
-    with observing(X, original=Model()) as seen:
-        LintAndRecompile()(symbolic_trace(Model()))
-    assert seen.gate is not None and seen.gate.checks[0].passed
-
-
-def test_it_prints_as_the_tables(tmp_path: Path) -> None:
-    with observing(X, dumps=tmp_path / "dumps") as seen:
-        LintAndRecompile()(symbolic_trace(Model()))
-    text = str(seen)
-    assert text.startswith("1 run of passes, ") and "\n\npass                runs  rewritten" in text
-    assert text.endswith(f"lint-and-recompile: passed\n\n0 dumps in {tmp_path / 'dumps'}")
-
-
 def test_arguments_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    with pytest.raises(PreconditionError, match="holds other files"), observing(dumps=tmp_path):
+    with pytest.raises(PreconditionError, match="holds files"), observing(dumps=tmp_path):
         pass
     with pytest.raises(PreconditionError, match="inputs is a str"), observing("x"):  # type: ignore[arg-type]  # the mistake under test
         pass

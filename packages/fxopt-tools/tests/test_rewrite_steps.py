@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 
 from fxopt_core import LintAndRecompile, PreconditionError, compose, history, instrumented, iter_nodes, undo
 from fxopt_tools import BisectLimit, LeaveOut, RewriteStep
-from fxopt_tools.experiments.rewrite_steps import source_lines
+from fxopt_tools.rewrite_steps import source_lines
 
 PASSES = compose(AddToSub(), DropTail(wrong=False), MulToDiv())
 
@@ -92,19 +92,6 @@ class TestLeavingOut:
         with instrumented(LeaveOut(RewriteStep(None, "mul-to-div", index, "at mul"))):
             PASSES(graph_module)
         assert len(history(graph_module)[-1].rewrites) == count
-
-    def test_a_step_of_a_pass_without_sites_leaves_the_pass_out(self) -> None:
-        graph_module = steps(2)
-        with instrumented(LeaveOut(RewriteStep(3, "drop-tail", 0))):
-            DropTail()(graph_module)
-            assert not history(graph_module)
-            DropTail(wrong=False)(graph_module)
-        assert not history(graph_module)
-
-    def test_what_is_no_step_is_refused(self) -> None:
-        wrong: Any = 3
-        with pytest.raises(PreconditionError, match="given an int, expected steps"):
-            LeaveOut(wrong)
 
 
 class TestSources:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -101,16 +100,6 @@ def test_sites_refusals_and_sizes_are_counted() -> None:
     assert (shrink.before, shrink.after) == (Size(7, 1, 2, 80), Size(7, 1, 1, 64))
 
 
-def test_runs_add_up() -> None:
-    statistics = Statistics()
-    with instrumented(statistics):
-        Drop()(traced())
-        Drop()(traced())
-    (row,) = statistics.rows()
-    assert (row.runs, row.rewritten, row.refused) == (2, 4, {"several-users": 2, "filtered": 2})
-    assert (row.before.nodes, row.after.nodes) == (18, 14)
-
-
 def test_reversals_are_counted_apart() -> None:
     statistics = Statistics()
     with instrumented(statistics):
@@ -150,26 +139,6 @@ def test_the_table() -> None:
         "drop: ``relu(relu(x))`` -> ``relu(x)``, not after a sine.",
         "drop refused: filtered 1, several-users 1",
     ]
-
-
-def test_json_has_the_rows() -> None:
-    statistics = Statistics()
-    with instrumented(statistics):
-        Drop()(traced())
-    (row,) = json.loads(statistics.to_json())["passes"]
-    assert (row["name"], row["rewritten"], row["refused"]["filtered"]) == ("drop", 2, 1)
-    assert row["before"] == {"nodes": 9, "modules": 1, "parameters": 2, "parameter_bytes": 80}
-
-
-def test_rows_do_not_change_later() -> None:
-    statistics = Statistics()
-    with instrumented(statistics):
-        Drop()(traced())
-        (row,) = statistics.rows()
-        Drop()(traced())
-    assert row.refused == {"several-users": 1, "filtered": 1} and row.runs == 1
-    statistics.clear()
-    assert statistics.rows() == ()
 
 
 def test_a_pass_that_is_known_by_its_record_has_no_description() -> None:

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from fxopt_core import PreconditionError
 from fxopt_tools import Verify, verify
-from fxopt_tools.watch.dumps import Dumps
 
 
 class Gives(nn.Module):
@@ -52,29 +50,6 @@ def test_tolerances_are_numbers(name: str, value: Any) -> None:
 def test_a_gate_takes_a_module_as_original() -> None:
     with pytest.raises(PreconditionError, match=r"^original is a str, expected a torch\.nn\.Module"):
         Verify(X, original="model")  # type: ignore[arg-type]  # on purpose
-
-
-class TestDumps:
-    @pytest.mark.parametrize("directory", [None, 3, object(), ""])
-    def test_the_directory_is_a_path(self, directory: Any) -> None:
-        with pytest.raises(PreconditionError, match=r"^directory is .*, expected the path of a directory"):
-            Dumps(directory)
-
-    @pytest.mark.parametrize("option", ["before", "after", "failed"])
-    @pytest.mark.parametrize(
-        "selection", [3, None, [3], iter(["merge-linears"])], ids=lambda value: type(value).__name__
-    )
-    def test_passes_are_chosen_by_names(self, option: str, selection: Any, tmp_path: Path) -> None:
-        wrong = {option: selection}
-        with pytest.raises(PreconditionError, match=rf"^{option} is .*, expected True for all passes, False for none"):
-            Dumps(tmp_path, **wrong)
-
-    @pytest.mark.parametrize("contents", ["graph", 3, None])
-    def test_contents_are_a_list(self, contents: Any, tmp_path: Path) -> None:
-        with pytest.raises(
-            PreconditionError, match=rf"^contents is {contents!r}, expected some of 'graph', .*in a list"
-        ):
-            Dumps(tmp_path, contents=contents)
 
 
 class TestValuesThatCannotBeCompared:

@@ -1,4 +1,4 @@
-"""Any value as a tree."""
+"""Any value part by part."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-from fxopt_tools.value_tree import Above, Branch, Leaf, leaves, tensors, tree_of
+from fxopt_tools.value_tree import Above, Container, parts_of, tensors
 
 Point = namedtuple("Point", ["x", "y"])
 X = torch.ones(2)
@@ -49,7 +49,7 @@ class Colour(Enum):
 
 
 def paths(value: object) -> list[str]:
-    return [path for path, _ in leaves(tree_of(value), "o")]
+    return [path for path, part in parts_of(value, "o").items() if not isinstance(part, Container)]
 
 
 @pytest.mark.parametrize(
@@ -83,36 +83,29 @@ def test_paths_read_as_expressions(value: Any, expected: list[str]) -> None:
 
 
 def kind(value: object) -> str:
-    tree = tree_of(value)
-    return tree.kind if isinstance(tree, Branch) else "leaf"
+    part = parts_of(value, "o")["o"]
+    return part.kind if isinstance(part, Container) else "leaf"
 
 
 def test_kinds_tell_structures_apart() -> None:
     assert kind({}) == kind(OrderedDict()) == kind(UserDict(a=1)) == "dict"
     assert kind([]) == kind(deque()) == "list" and kind(()) == "tuple"
     assert kind(Point(1, 2)) == "Point" and kind(Record(1)) == "Record" and kind(ModelOutput(X)) == "ModelOutput"
-    tree = tree_of(ModelOutput(X))
-    assert isinstance(tree, Branch) and tree.cls is ModelOutput
+    assert parts_of(ModelOutput(X), "o")["o"] == Container("ModelOutput", ModelOutput, 1)
 
 
-def test_tensors_can_be_replaced_while_the_tree_is_made() -> None:
-    found = tensors(tree_of({"a": X, "b": [1]}, keep=lambda tensor: tensor + 1), "o")
+def test_tensors_can_be_replaced() -> None:
+    found = tensors(parts_of({"a": X, "b": [1]}, "o", lambda tensor: tensor + 1))
     assert list(found) == ["o['a']"] and found["o['a']"].tolist() == [2, 2]
 
 
 def test_an_object_inside_itself_is_told_by_how_far_above_it_is() -> None:
     value: list[object] = [X]
     value.append(value)
-    tree = tree_of(value)
-    assert isinstance(tree, Branch) and tree.children["[1]"] == Leaf(Above(1))
+    assert parts_of(value, "o")["o[1]"] == Above(1)
     cache = Cache()
     cache.layers.append(cache)  # type: ignore[arg-type]  # what no annotation forbids at run time
     assert paths(cache) == ["o.layers[0]", "o.layers[1]", "o.layers[2]", "o.length"]
-
-
-def test_one_object_at_two_places_is_at_both() -> None:
-    shared = [X]
-    assert paths((shared, shared)) == ["o[0][0]", "o[1][0]"]
 
 
 nested = st.recursive(
@@ -132,11 +125,6 @@ def count(value: object) -> Iterator[object]:
 
 @given(nested)
 def test_every_leaf_has_a_path_of_its_own_that_leads_to_it(value: object) -> None:
-    found = list(leaves(tree_of(value), "o"))
+    found = [(path, part) for path, part in parts_of(value, "o").items() if not isinstance(part, Container)]
     assert len({path for path, _ in found}) == len(found) == len(list(count(value)))
     assert all(eval(path, {"o": value}) is leaf for path, leaf in found)
-
-
-def test_tensors_of_a_tree_by_path() -> None:
-    found: dict[str, Tensor] = tensors(tree_of((X, {"a": X}, 1)), "o")
-    assert list(found) == ["o[0]", "o[1]['a']"] and all(tensor is X for tensor in found.values())

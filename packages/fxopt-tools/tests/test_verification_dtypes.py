@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,40 +42,6 @@ def test_every_dtype_agrees_with_itself_and_one_is_not_zero(dtype: torch.dtype) 
         one, zero = torch.ones(shape).to(dtype), torch.zeros(shape).to(dtype)
         assert gives(one, one.clone()) and gives(zero, zero.clone())
         assert not gives(one, zero) and not gives(zero, one)
-
-
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, *WHOLE], ids=str)
-@pytest.mark.parametrize("shape", [(0,), (3, 0, 2)], ids=str)
-def test_empty_tensors_agree_if_their_shapes_do(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    empty = torch.zeros(shape).to(dtype)
-    report = gives(empty, empty.clone())
-    assert report and report.outputs[0].max_absolute_error == 0 and report.outputs[0].sqnr_db is None
-    assert not gives(empty, torch.zeros(1, 0).to(dtype)) and str(report)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64], ids=str)
-def test_values_that_are_not_finite_have_to_be_at_the_same_places(dtype: torch.dtype) -> None:
-    odd = torch.tensor([math.nan, math.inf, -math.inf, 1.0]).to(dtype)
-    assert gives(odd, odd.clone())
-    for order in ([1, 0, 2, 3], [0, 2, 1, 3], [3, 1, 2, 0], [0, 1, 3, 2]):
-        report = gives(odd, odd[torch.tensor(order)])
-        assert not report and report.outputs[0].max_absolute_error == math.inf and "inf" in str(report)
-        with pytest.raises(VerificationError):
-            report.raise_if_failed()
-
-
-def test_what_is_finite_is_compared_beside_what_is_not() -> None:
-    assert not gives(torch.tensor([math.nan, 1.0]), torch.tensor([math.nan, 1.5]))
-    assert not gives(torch.tensor([math.inf, 1.0]), torch.tensor([math.inf, 1.5]))
-    assert not gives(torch.tensor([3.4e38]), torch.tensor([math.inf]))
-    assert gives(X * math.nan, X * math.nan) and gives(X * 1e38, X * 1e38)
-
-
-def test_complex_numbers_differ_in_either_part() -> None:
-    z = torch.complex(X, X)
-    assert gives(z, torch.complex(X, X + 1e-7)) and not gives(z, z.conj()) and not gives(z, -z.conj())
-    assert gives(z.conj(), torch.complex(X, -X)) and gives(z.conj().imag, -X)
 
 
 def test_large_integers_are_told_apart() -> None:
@@ -131,16 +96,10 @@ def test_it_is_that_in_which_the_original_computes_where_that_is_coarser() -> No
         assert source(verify(linear, linear, X)) == "of bfloat16"
 
 
-def test_it_is_that_of_the_parts_of_complex_numbers() -> None:
-    z = torch.complex(X, X)
-    report = gives(z, z)
-    assert (report.outputs[0].tolerance, source(report)) == (tolerance(torch.float32), "of float32")
-
-
 def test_it_is_as_stated() -> None:
     assert source(gives(X, X, rtol=0.0, atol=0.5)) == "as stated"
-    assert source(gives(X, X, rtol=0.5)) == "rtol as stated, atol of float32"
-    assert source(gives(X, X, atol=0.5)) == "atol as stated, rtol of float32"
+    assert source(gives(X, X, rtol=0.5)) == "as stated, the other of float32"
+    assert source(gives(X, X, atol=0.5)) == "as stated, the other of float32"
     report = gives(X, X + 1, rtol=0.0, atol=0.5)
     assert "rtol 0, atol 0.5 as stated" in str(report)
     with pytest.raises(VerificationError, match=r"within 0\.5 \(rtol 0, atol 0\.5 as stated\)"):

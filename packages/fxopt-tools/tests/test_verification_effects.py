@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxopt_tools import Inputs, VerificationReport, verify
+from fxopt_tools import VerificationReport, verify
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 
@@ -104,15 +104,6 @@ def test_effects_on_containers(right: Callable[[Any], object], wrong: Callable[[
     assert torch.equal(argument["x"], X) and argument["n"] == 0  # type: ignore[arg-type]  # a mapping of all kinds
 
 
-def test_effects_on_keyword_arguments() -> None:
-    def writes(x: Tensor, *, to: Tensor) -> Tensor:
-        to.copy_(x)
-        return x + 1
-
-    report = verify(Calls(writes), Calls(lambda x, *, to: x + 1), Inputs(X, to=torch.zeros(3, 4)))
-    assert [output.path for output in report.failures] == ["kwargs['to'] after the call"]
-
-
 def test_arguments_that_nobody_touches_have_no_line() -> None:
     report = compare(lambda *a: a[0] + 1, lambda *a: a[0] + 1, X, Cache(), object(), [object()], (), {}, None)
     assert report and [output.path for output in report.outputs] == ["output"]
@@ -129,11 +120,6 @@ def test_what_a_run_puts_into_an_argument_was_copied() -> None:
         return call
 
     assert compare(puts(1.0), puts(1.0), []) and not compare(puts(1.0), puts(2.0), [])
-
-
-def test_inputs_without_any_tensor() -> None:
-    assert verify(Calls(lambda: X), Calls(lambda: X.clone()), ())
-    assert verify(Calls(lambda n, flag: n / 2 if flag else 0), Calls(lambda n, flag: 1.5), {"n": 3, "flag": True})
 
 
 # --- Memory that outputs share with arguments
@@ -153,14 +139,6 @@ def test_views_in_place_of_copies_are_noted() -> None:
     assert not compare(lambda x: x.view(-1), lambda x: x.reshape(-1), X).notes
     report = compare(lambda x, y: {"a": x + 1}, lambda x, y: {"a": y[:]}, X, X + 1)
     assert "`output['a']` shares memory with no argument in the original, and with args[1]" in report.notes[0]
-
-
-def test_outputs_that_share_memory_with_each_other_are_copied_as_returned() -> None:
-    def both(x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x + 1
-        return y, y.view(-1)
-
-    assert compare(both, both, X) and not compare(both, lambda x: (x + 1, x.view(-1)), X)
 
 
 # --- Values of all kinds
@@ -186,19 +164,6 @@ def test_objects_with_slots_are_compared_inside() -> None:
     assert compare(lambda x: MoreSlots(x + 0, 1), lambda x: MoreSlots(x + 0, 1), X)
     report = compare(lambda x: MoreSlots(x + 0, 1), lambda x: MoreSlots(x + 1, 2), X)
     assert [output.path for output in report.failures] == ["output.a", "output.c"]
-
-
-def test_values_with_attributes_are_compared_by_value() -> None:
-    class Tagged(int):
-        tag: str
-
-    def tagged(value: int) -> Tagged:
-        result = Tagged(value)
-        result.tag = "same"
-        return result
-
-    assert compare(lambda x: (tagged(1), x), lambda x: (tagged(1), x), X)
-    assert not compare(lambda x: (tagged(1), x), lambda x: (tagged(2), x), X)
 
 
 def test_objects_inside_themselves_are_compared() -> None:
@@ -237,15 +202,6 @@ def test_arrays_are_compared_as_tensors() -> None:
     assert compare(lambda x: (x * 3).numpy(), lambda x: (x * 3.0000001).numpy(), X)
     assert not compare(lambda x: (x * 3).numpy(), lambda x: (x * 4).numpy(), X)
     assert not compare(lambda x: (x * 3).numpy(), lambda x: x * 3, X)
-
-
-def test_the_state_of_random_numbers_that_a_model_seeds_itself_is_given_back() -> None:
-    def seeds(x: Tensor) -> Tensor:
-        torch.manual_seed(3)
-        return torch.rand_like(x)
-
-    state = torch.get_rng_state()
-    assert compare(seeds, seeds, X) and torch.equal(torch.get_rng_state(), state)
 
 
 def test_layers_that_draw_are_compared_in_train_mode() -> None:

@@ -53,10 +53,6 @@ def test_other_forms_are_refused(inputs: Any) -> None:
         verify(nn.ReLU(), nn.ReLU(), inputs)
 
 
-def test_inputs_print_as_the_call() -> None:
-    assert repr(Inputs(1, b="x")) == "Inputs(1, b='x')"
-
-
 def test_the_original_refuses() -> None:
     with pytest.raises(
         PreconditionError, match=r"the original \(Linear\) refuses input 1 \(args\[0\]: torch.float32"
@@ -87,11 +83,6 @@ def test_inference_mode_is_fine() -> None:
         x, model = torch.ones(2, 4), nn.Linear(4, 4)
         assert verify(model, copy.deepcopy(model), x)
     assert verify(model, copy.deepcopy(model), x)
-
-
-def test_modules_are_expected() -> None:
-    with pytest.raises(PreconditionError, match=r"transformed is a function, expected a torch\.nn"):
-        verify(nn.ReLU(), lambda x: x, X)  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_that_a_module_agrees_with_itself_is_noted() -> None:
@@ -137,16 +128,6 @@ def test_inputs_that_share_memory_share_it_in_each_run() -> None:
     assert compare(writes, lambda x, y: torch.zeros(4) * x.zero_()[0], x, x[0])
     assert compare(writes, lambda x, y: torch.zeros(3, 4) * x.zero_(), x, x)
     assert torch.equal(x, X)
-
-
-def test_memory_formats_of_inputs_are_kept() -> None:
-    def strides(x: Tensor, y: Tensor) -> Any:
-        return x.stride(), y.stride(), x + y
-
-    x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    report = compare(strides, lambda x, y: (x.stride(), y.stride(), x + y), x, torch.ones(3, 1, 1).expand(3, 4, 4))
-    assert report
-    assert not compare(strides, lambda x, y: ((48, 16, 4, 1), y.stride(), x + y), x, torch.ones(3, 1, 1))
 
 
 def test_buffers_and_counters_are_restored_in_train_mode() -> None:
@@ -223,14 +204,6 @@ def test_no_gradients_are_recorded_and_none_change() -> None:
     report = verify(model, Calls(lambda x: (torch.is_grad_enabled(), model(x))[1]), X.clone().requires_grad_())
     assert report and model.weight.grad is None and torch.is_grad_enabled()
     assert compare(lambda x: (torch.is_grad_enabled(), x), lambda x: (False, x), X)
-
-
-def test_gradients_inside_the_model_are_possible() -> None:
-    def force(x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            return torch.autograd.grad((x**2).sum(), x)[0]
-
-    assert compare(force, lambda x: 2 * x, X.clone().requires_grad_())
 
 
 def test_an_output_that_is_overwritten_later_was_copied() -> None:

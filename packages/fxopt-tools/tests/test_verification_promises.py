@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_core import LintAndRecompile, PreconditionError, Transformation, compose, instrumented, iter_nodes
-from fxopt_tools import Verify, bisect, verify
+from fxopt_tools import Verify, verify
 from fxopt_tools.verification.closeness import cosine
 
 X = torch.randn(16, 32, generator=torch.Generator().manual_seed(0))
@@ -71,14 +71,6 @@ def test_a_result_beyond_the_promise_fails_and_says_by_how_much() -> None:
     assert "ratio of 34.0 dB, expected 40.0 dB promised by noisy" in str(report.worst)
 
 
-def test_without_a_promise_the_tolerance_of_the_dtype_holds() -> None:
-    original = model()
-    report = verify(original, Exact()(copy.deepcopy(original)), X)
-    assert not report and report.outputs[0].tolerance is not None and report.outputs[0].cosine is None
-    assert "cosine" not in str(report)
-    assert not verify(original, LintAndRecompile()(Exact()(copy.deepcopy(original))), X)
-
-
 def test_noises_of_several_passes_add_up_and_a_pass_counts_once() -> None:
     original = model()
     both = compose(Noisy(), AlsoNoisy())(copy.deepcopy(original))
@@ -110,7 +102,7 @@ def test_a_bound_of_ones_own_replaces_promises_and_tolerances() -> None:
     with pytest.raises(PreconditionError, match=r"sqnr=40 is given together with rtol=0.1"):
         verify(original, noisy, X, sqnr=40, rtol=0.1)
     for wrong in (-1.0, math.nan, math.inf, True):
-        with pytest.raises(PreconditionError, match="expected a ratio in dB"):
+        with pytest.raises(PreconditionError, match=r"sqnr is .*, expected a finite number"):
             verify(original, noisy, X, sqnr=wrong)
 
 
@@ -139,16 +131,11 @@ def test_the_gate_holds_each_pass_to_its_promise_and_the_next_to_none() -> None:
         compose(Noisy(), Exact(1e-3), LintAndRecompile(), AlsoNoisy(0.05))(model())
     assert [check.passed for check in gate.checks] == [True, False, True, False]
     original = model()
-    gate = Verify(X, original=original, claimed_only=True)
+    gate = Verify(X, original=original)
     with instrumented(gate):
         compose(Noisy(), LintAndRecompile(), AlsoNoisy())(copy.deepcopy(original))
     least = [check.report.outputs[0].least_sqnr_db for check in gate.checks if check.report is not None]
     assert least == pytest.approx([40, 40, 37], abs=0.1)
-
-
-def test_bisection_finds_the_pass_that_breaks_its_promise() -> None:
-    found = bisect(model(), compose(Noisy(), AlsoNoisy(0.05), LintAndRecompile()), X)
-    assert found.culprit is not None and found.culprit.pass_name == "also-noisy"
 
 
 def test_cosine_is_that_of_the_worst_sample() -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, symbolic_trace
 
-from fxopt_core import LintAndRecompile, Transformation, VerificationError, compose, instrumented, iter_nodes
-from fxopt_tools import VerificationReport, Verify, bisect, verify
+from fxopt_core import VerificationError
+from fxopt_tools import VerificationReport, verify
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 NAN = torch.full((3,), math.nan)
@@ -155,46 +154,4 @@ def test_batch_norm_in_train_mode_is_compared_with_its_statistics() -> None:
     assert [output.path for output in verify(original.eval(), wrong.eval(), X).outputs] == ["output"]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_scripted_modules_are_compared_with_their_buffers() -> None:
-    original = nn.Sequential(nn.BatchNorm1d(4))
-    scripted = torch.jit.script(copy.deepcopy(original))
-    assert verify(original, scripted, X) and not dict(scripted.named_buffers())["0.running_mean"].any()
-    wrong = copy.deepcopy(original)
-    norm(wrong).momentum = 0.2
-    assert not verify(scripted, torch.jit.script(wrong), X)
-
-
-def test_dropout_draws_the_same_numbers_in_both() -> None:
-    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(4)).train()
-    assert verify(model, copy.deepcopy(model), X) and not verify(model, copy.deepcopy(model).eval(), X)
-
-
 # --- The same judge elsewhere
-
-
-class ForgetStatistics(Transformation):
-    """Batch norm in train mode -> the same without statistics."""
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        for node in list(iter_nodes(graph_module.graph)):
-            module = dict(graph_module.named_modules()).get(str(node.target))
-            if isinstance(module, nn.BatchNorm1d):
-                module.momentum = 0.0
-                self.mark_as_transformed(node)
-        return graph_module
-
-
-def test_the_gate_and_bisection_use_the_same_judge() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    pipeline = compose(LintAndRecompile(), ForgetStatistics())
-    with pytest.raises(VerificationError, match="after the call"), instrumented(Verify(X)):
-        pipeline(symbolic_trace(model))
-    found = bisect(model, pipeline, X)
-    assert found.culprit is not None and found.culprit.pass_name == "forget-statistics"
-    gate = Verify(X[:0], on_failure="veto")
-    with instrumented(gate):
-        LintAndRecompile()(symbolic_trace(nn.ReLU()))
-    assert [check.passed for check in gate.checks] == [False] and "saw nothing" in str(gate.checks[0].report)
-    nothing = bisect(nn.ReLU(), LintAndRecompile(), X[:0])
-    assert nothing.verdict == "fails-untransformed" and "saw nothing" in str(nothing)

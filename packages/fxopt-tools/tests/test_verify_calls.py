@@ -96,7 +96,7 @@ def test_random_numbers_are_reported() -> None:
 
     report = verify(Returning(lambda x: x + 1), Returning(drawing), X)
     assert report
-    note = "the transformed module consumes other random numbers of `torch` than the original: not judged"
+    note = "the transformed module consumes other random numbers than the original: not judged"
     assert note in report.notes
 
 

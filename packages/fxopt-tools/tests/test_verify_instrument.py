@@ -12,12 +12,9 @@ from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_core import (
     DeepCopy,
-    Instrument,
     LintAndRecompile,
     PassError,
-    PassRun,
     PreconditionError,
-    Record,
     ReversibleTransformation,
     Transformation,
     VerificationError,
@@ -104,16 +101,6 @@ class Shift(Transformation):
         return graph_module
 
 
-def count_runs(graph_module: GraphModule) -> list[int]:
-    runs = [0]
-
-    def hook(*_: object) -> None:
-        runs[0] += 1
-
-    graph_module.get_submodule("linear").register_forward_hook(hook)
-    return runs
-
-
 # --- What stands and what does not
 
 
@@ -141,16 +128,6 @@ def test_a_pass_that_does_not_is_an_error_and_everything_is_rolled_back() -> Non
     assert "max absolute error" in str(caught.value) and "expected" in str(caught.value)
     assert graph_module.code == code and torch.equal(graph_module(X), before)
     assert [check.passed for check in gate.checks] == [True, True, True, False]
-
-
-def test_a_single_pass_is_gated_too() -> None:
-    graph_module = traced()
-    with instrumented(Verify(X)), pytest.raises(VerificationError) as caught:
-        Replace(torch.sub)(graph_module)
-    assert caught.value.pass_name == "replace" and caught.value.index is None
-    assert any(node.target is operator.add for node in iter_nodes(graph_module.graph))
-    with instrumented(Verify(X)):
-        Replace(torch.add)(graph_module)
 
 
 def test_a_veto_rolls_back_one_pass_alone() -> None:
@@ -209,19 +186,6 @@ def test_undoing_is_gated_too() -> None:
 # --- What is held to it
 
 
-def test_every_pass_is_held_to_it() -> None:
-    with pytest.raises(VerificationError), instrumented(Verify(X)):
-        compose(Unclaimed(torch.sub), LintAndRecompile())(traced())
-
-
-def test_passes_that_do_not_claim_it_may_be_let_through() -> None:
-    gate = Verify(X, claimed_only=True)
-    with instrumented(gate):
-        compose(Unclaimed(torch.sub), LintAndRecompile())(traced())
-    assert [check.passed for check in gate.checks] == [None, True]
-    assert str(gate.checks[0]).startswith("unclaimed: not checked: it does not claim")
-
-
 def test_rounding_that_adds_up_is_seen_against_the_original() -> None:
     step = 0.4 * 1e-4  # two such steps pass one by one, all four together do not
     passes = [Shift(step) for _ in range(4)]
@@ -236,55 +200,7 @@ def test_rounding_that_adds_up_is_seen_against_the_original() -> None:
     assert gate.checks[0].passed and not gate.checks[-1].passed
 
 
-def test_the_original_no_longer_serves_after_a_pass_that_changes_it() -> None:
-    gate = Verify(X, original=traced(), claimed_only=True)
-    with instrumented(gate):
-        compose(LintAndRecompile(), Unclaimed(torch.sub), LintAndRecompile())(traced())
-    assert [check.passed for check in gate.checks] == [True, None, True]
-
-
-def test_the_original_may_be_the_very_module_that_is_transformed() -> None:
-    graph_module = traced()
-    with instrumented(Verify(X, original=graph_module)), pytest.raises(VerificationError):
-        compose(Replace(torch.add), Replace(torch.add), Shift(1.0))(graph_module)
-
-
 # --- When it runs the module
-
-
-def test_outputs_after_one_pass_are_those_before_the_next() -> None:
-    graph_module = traced()
-    runs = count_runs(graph_module)
-    with instrumented(Verify([X, X])):
-        compose(LintAndRecompile(), Replace(torch.add), LintAndRecompile())(graph_module)
-    assert runs == [2 * (1 + 3 * 3) + 2]  # before, three times after each, and in float64
-
-
-def test_the_module_is_run_again_where_it_may_have_changed_in_between() -> None:
-    graph_module = traced().eval()
-    both = compose(LintAndRecompile(), Replace(torch.add))
-    with instrumented(Verify(X)):
-        both(graph_module)
-        with torch.no_grad():
-            graph_module.get_parameter("linear.weight").zero_()
-        both(graph_module)
-
-
-class Vetoes(Instrument):
-    """Vetoes shifts, after the gate inside has let them stand."""
-
-    may_veto = True
-
-    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
-        return run.name != "shift"
-
-
-def test_the_veto_of_another_instrument_is_noticed() -> None:
-    gate = Verify(X, atol=1.0)
-    with instrumented(Vetoes(), gate):
-        result = compose(*[Shift(0.9)] * 3, LintAndRecompile())(traced().eval())
-    assert [check.passed for check in gate.checks] == [True] * 4
-    assert verify(traced().eval(), result, X)
 
 
 def test_code_older_than_the_graph_is_generated_anew() -> None:
@@ -342,7 +258,7 @@ def test_a_pass_on_another_graph_module_inside_of_a_pass_is_not_checked_where_th
         assert [(check.pass_name, check.passed) for check in gate.checks] == [
             ("replace", None), ("on-parts", True), ("lint-and-recompile", True)
         ]  # fmt: skip
-        assert "another graph module inside of pass `on-parts`" in str(gate.checks[0])
+        assert "another graph module inside of another pass" in str(gate.checks[0])
 
 
 def test_one_that_takes_the_inputs_is_compared_with_itself() -> None:
@@ -368,23 +284,16 @@ def test_train_mode_leaves_no_trace() -> None:
     assert torch.equal(torch.get_rng_state(), generator) and graph_module.training
 
 
-def test_copies_are_compared_with_what_they_are_copies_of() -> None:
-    gate = Verify(X)
-    with instrumented(gate):
-        compose(DeepCopy(), Replace(torch.add), inplace=False)(traced())
-    assert [check.passed for check in gate.checks] == [True, True]
-
-
 # --- Errors
 
 
 def test_inputs_that_the_module_refuses_are_an_error_before_the_pass() -> None:
     graph_module = traced()
     code = graph_module.code
-    gate = Verify(X[:, :2], claimed_only=True)
-    with instrumented(gate), pytest.raises(PreconditionError, match="before pass `replace`") as caught:
+    gate = Verify(X[:, :2])
+    with instrumented(gate), pytest.raises(PreconditionError, match="before pass `unclaimed`") as caught:
         compose(Unclaimed(torch.add), Unclaimed(operator.add), Replace(torch.add))(graph_module)
-    assert caught.value.pass_name == "replace" and caught.value.index == 2
+    assert caught.value.pass_name == "unclaimed" and caught.value.index == 0
     assert isinstance(caught.value.__cause__, RuntimeError) and graph_module.code == code
     with instrumented(Verify(X[:, :2], original=Model())), pytest.raises(PreconditionError, match="the original"):
         Replace(torch.add)(graph_module)
@@ -411,7 +320,7 @@ def test_arguments_that_make_no_sense_are_refused_at_once(arguments: dict[str, A
         Verify(**{"inputs": X, **arguments})
 
 
-def test_half_precision_is_excused_by_the_rounding_before_the_first_pass() -> None:
+def test_half_precision_is_excused_by_the_rounding_of_the_original() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         layers = [nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU()) for _ in range(36)]

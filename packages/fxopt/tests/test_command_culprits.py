@@ -1,4 +1,4 @@
-"""`fxopt bisect`, `reproduce`, `bench` and `tune`; reports and pictures."""
+"""`fxopt bisect` and `bench`; reproducers and reports."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from command_models import Plugin
 from command_runs import fxopt, fxopt_json, use_registry
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxopt_tools
 from fxopt_capture.archive.files import load
+from fxopt_core import PassError
 from fxopt_core.registry.registry import Registry
+from fxopt_tools import reproduce
 
 ATTENTION = "command_models:attention"
 
@@ -44,7 +45,7 @@ class Ticking(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
 @pytest.fixture
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `bench` and `tune` measure by that clock."""
+    """Let `bench` measure by that clock."""
 
     def with_clock(measure: Any) -> Any:
         def measured(*arguments: Any, **options: Any) -> Any:
@@ -53,7 +54,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return measured
 
-    for name in ("bench", "compare_pipelines", "tune"):
+    for name in ("bench", "compare_pipelines"):
         monkeypatch.setattr(fxopt_tools, name, with_clock(getattr(fxopt_tools, name)))
 
 
@@ -110,58 +111,23 @@ class TestBisect:
         assert words in fxopt("bisect", ATTENTION, "--check", check, code=3).stderr
 
     def test_optimize_says_how_to_find_it(self) -> None:
-        message = fxopt("optimize", ATTENTION, "-p", "doubles", "-o", "out.pt2", code=7).stderr
+        message = fxopt("optimize", ATTENTION, "-p", "doubles", "-o", "out.fxopt", code=7).stderr
         assert f"fxopt bisect {ATTENTION} -p doubles\n" in message
 
     def test_optimize_says_it_with_its_tolerances(self) -> None:
         given = ("--rtol", "0.01", "--atol", "0.001", "--seed", "3")
-        message = fxopt("optimize", ATTENTION, "-p", "doubles", "-o", "out.pt2", *given, code=7).stderr
+        message = fxopt("optimize", ATTENTION, "-p", "doubles", "-o", "out.fxopt", *given, code=7).stderr
         assert f"fxopt bisect {ATTENTION} -p doubles --rtol 0.01 --atol 0.001 --seed 3\n" in message
 
 
-@pytest.mark.usefixtures("own_passes")
-class TestReproduce:
-    @pytest.fixture
-    def file(self, folder: Path) -> Path:
-        """The reproducer of a pass that failed in the middle of a pipeline."""
-        arguments = ("optimize", ATTENTION, "-p", "merge-linears,fails", "-o", "out.pt2")
-        error = fxopt_json(*arguments, code=5)["error"]
-        (path,) = map(Path, error["reproducers"])
-        assert f"fxopt reproduce {path}" in error["message"]
-        assert path.parent.name == "out.reproducers"
-        assert not Path("out.pt2").exists()
-        return path
-
-    def test_the_failure_is_still_there(self, file: Path) -> None:
-        assert "fails: reproduced" in fxopt("reproduce", file).stdout
-        data = fxopt_json("reproduce", file)
-        assert data["verdict"] == "reproduced"
-        assert "out of ideas" in data["found"]
-
-    def test_a_pass_that_was_mended(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("command_models.Fails.transform", lambda self, graph_module: graph_module)
-        assert fxopt_json("reproduce", file, code=9)["verdict"] == "no-failure"
-
-    def test_a_pass_that_is_not_installed(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        use_registry(monkeypatch, Registry(entry_points=[]))
-        assert "fails" in fxopt("reproduce", file, code=2).stderr
-
-    def test_another_folder(self, folder: Path) -> None:
-        arguments = ("optimize", ATTENTION, "-p", "fails", "-o", "out.pt2", "--reproducers")
-        fxopt(*arguments, "mine", code=5)
-        assert [path.name for path in (folder / "mine").iterdir()] == ["000_fails.reproducer.zip"]
-        (folder / "full").mkdir()
-        (folder / "full" / "notes.txt").touch()
-        assert "holds other files" in fxopt(*arguments, "full", code=3).stderr
-
-    def test_without_a_failure_there_is_no_folder(self, folder: Path) -> None:
-        fxopt("optimize", ATTENTION, "-o", "out.pt2")
-        assert [path.name for path in folder.iterdir()] == ["out.pt2"]
-
-    def test_what_is_no_reproducer(self, folder: Path) -> None:
-        (folder / "x.zip").write_text("x")
-        assert "is no reproducer" in fxopt("reproduce", "x.zip", code=3).stderr
-        assert "is no reproducer" in fxopt("reproduce", "none.zip", code=3).stderr
+@pytest.mark.usefixtures("own_passes", "folder")
+def test_a_pass_that_fails_leaves_a_reproducer() -> None:
+    error = fxopt_json("optimize", ATTENTION, "-p", "merge-linears,fails", "-o", "out.fxopt", code=5)["error"]
+    assert error["reproducer"] == "out.reproducer"
+    assert "fxopt.reproduce('out.reproducer')" in error["message"]
+    with pytest.raises(PassError, match="out of ideas"):
+        reproduce("out.reproducer")
+    assert reproduce("out.reproducer", pipeline="merge-linears") is not None
 
 
 @pytest.mark.usefixtures("folder", "ticking")
@@ -195,21 +161,6 @@ class TestBench:
     def test_wrong_options(self, arguments: tuple[Any, ...]) -> None:
         fxopt("bench", ATTENTION, *arguments, code=2)
 
-    def test_tune_keeps_what_helps(self) -> None:
-        data = fxopt_json("tune", ATTENTION, "-p", "fold-batch-norm", "--rounds", 8, code=9)
-        assert data["pipeline"] == ""
-        assert not any(decision["kept"] for decision in data["decisions"])
-        assert "nothing helps" in fxopt("tune", ATTENTION, "-p", "fold-batch-norm", "--rounds", 8, code=9).stdout
-
-    @pytest.mark.usefixtures("own_passes")
-    def test_tune_prints_the_pipeline_that_is_kept(self) -> None:
-        torch.save(torch.ones(4, 8), "x.pt")
-        arguments = ("tune", "command_models:wasteful", "-p", "drop-waste,merge-linears", "--rounds", 8)
-        data = fxopt_json(*arguments, "--inputs", "x.pt")
-        assert data["pipeline"] == "drop-waste"
-        assert data["speedup"]["median"] > 10
-        assert "\nkept: drop-waste\n" in fxopt(*arguments, "--inputs", "x.pt").stdout
-
     def test_a_pass_that_fails(self, own_passes: None) -> None:
         assert "out of ideas" in fxopt("bench", ATTENTION, "-p", "fails", "--rounds", 8, code=5).stderr
 
@@ -217,7 +168,7 @@ class TestBench:
 @pytest.mark.usefixtures("folder")
 class TestReport:
     def test_a_page_that_loads_nothing(self) -> None:
-        data = fxopt_json("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.pt2", "--report", "report.html")
+        data = fxopt_json("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.fxopt", "--report", "report.html")
         assert data["report"] == "report.html"
         page = Path("report.html").read_text(encoding="utf-8")
         assert "q_k_v_merged" in page
@@ -226,30 +177,22 @@ class TestReport:
 
     def test_one_that_exists_is_not_touched(self) -> None:
         Path("report.html").write_text("mine")
-        arguments = ("optimize", ATTENTION, "-o", "out.pt2", "--report", "report.html")
+        arguments = ("optimize", ATTENTION, "-o", "out.fxopt", "--report", "report.html")
         assert "--force to replace it" in fxopt(*arguments, code=3).stderr
-        assert not Path("out.pt2").exists()
+        assert not Path("out.fxopt").exists()
         assert Path("report.html").read_text() == "mine"
         fxopt(*arguments, "--force")
-        load("out.pt2")
+        load("out.fxopt")
 
     @pytest.mark.parametrize("name", ["report.pdf", "nowhere/report.html"])
     def test_wrong_paths(self, name: str) -> None:
-        fxopt("optimize", ATTENTION, "-o", "out.pt2", "--report", name, code=3)
+        fxopt("optimize", ATTENTION, "-o", "out.fxopt", "--report", name, code=3)
 
     def test_an_interrupt_while_drawing_leaves_the_archive(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*arguments: Any, **options: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("fxopt.commands.optimized.report_on", interrupted)
-        fxopt("optimize", ATTENTION, "-o", "out.pt2", "--report", "report.html", code=130)
-        assert [path.name for path in folder.iterdir()] == ["out.pt2"]
-        load("out.pt2")
-
-    @pytest.mark.parametrize(("form", "words"), [("mermaid", "flowchart"), ("dot", "digraph"), ("svg", "<svg")])
-    def test_pictures_of_a_difference(self, form: str, words: str) -> None:
-        fxopt("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.pt2")
-        output = fxopt("diff", "out.pt2", "--as", form).stdout
-        assert output.startswith(words)
-        assert "q_k_v_merged" in output
-        assert fxopt_json("diff", "out.pt2", "--as", form)[form] == output.rstrip("\n")
+        monkeypatch.setattr("fxopt_report.report", interrupted)
+        fxopt("optimize", ATTENTION, "-o", "out.fxopt", "--report", "report.html", code=130)
+        assert [path.name for path in folder.iterdir()] == ["out.fxopt"]
+        load("out.fxopt")

@@ -17,40 +17,37 @@ MODEL = "import torch\ndef make():\n    return torch.nn.Linear(4, 3).eval(), (to
 
 WRONG = [
     # what is typed, exit code, what is said
-    (["optimize", "shop", "-o", "out.pt2"], 3, "there is no file or folder 'shop'; did you mean shop:FUNCTION?"),
-    (["optimize", "shop.py", "-o", "out.pt2"], 3, "shop.py is Python source; name the function in it"),
-    (["optimize", "sub/other.py", "-o", "out.pt2"], 3, "that makes the model: other:FUNCTION, in the folder 'sub'"),
-    (["optimize", "nowhere:make", "-o", "out.pt2"], 3, "there is no module 'nowhere' for nowhere:make"),
-    (["optimize", "model", "-o", "out.pt2"], 3, "there is no file or folder 'model'; did you mean model.pt2?"),
-    (["optimize", "bret", "-o", "out.pt2"], 3, "there is no file or folder 'bret'; did you mean bert?"),
-    (["optimize", "notes", "-o", "out.pt2"], 3, "Hugging Face format, owner/name on the hub, or package"),
-    (["optimize", "gpt2", "-o", "out.pt2"], 3, "On the hub, names have an owner: OWNER/gpt2"),
-    (["optimize", "shop:make", "-o", "out.pt2", "-p", ""], 2, "the pipeline is empty: name passes or a pipeline"),
+    (["optimize", "shop", "-o", "out.fxopt"], 3, "there is no file or folder 'shop'; did you mean shop:FUNCTION?"),
+    (["optimize", "shop.py", "-o", "out.fxopt"], 3, "shop.py is Python source; name the function in it"),
+    (["optimize", "sub/other.py", "-o", "out.fxopt"], 3, "that makes the model: other:FUNCTION, in the folder 'sub'"),
+    (["optimize", "nowhere:make", "-o", "out.fxopt"], 3, "there is no module 'nowhere' for nowhere:make"),
+    (["optimize", "model", "-o", "out.fxopt"], 3, "there is no file or folder 'model'; did you mean model.fxopt?"),
+    (["optimize", "bret", "-o", "out.fxopt"], 3, "there is no file or folder 'bret'; did you mean bert?"),
+    (["optimize", "notes", "-o", "out.fxopt"], 3, "Hugging Face format, owner/name on the hub, or package"),
+    (["optimize", "gpt2", "-o", "out.fxopt"], 3, "On the hub, names have an owner: OWNER/gpt2"),
+    (["optimize", "shop:make", "-o", "out.fxopt", "-p", ""], 2, "the pipeline is empty: name passes or a pipeline"),
     (["bench", "shop:make", "-p", " "], 2, "the pipeline is empty"),
-    (["tune", "shop:make", "-p", ""], 2, "name passes or a pipeline; `fxopt list` shows them"),
     (["bisect", "shop:make", "-p", ""], 2, "the pipeline is empty"),
     (
-        ["optimize", "shop:make", "-o", "out.pt2", "--inputs", "input.pt"],
+        ["optimize", "shop:make", "-o", "out.fxopt", "--inputs", "input.pt"],
         3,
         "with inputs; did you mean inputs.pt?",
     ),
     (
-        ["optimize", "shop:make", "-o", "out.pt2", "--inputs", "sub"],
+        ["optimize", "shop:make", "-o", "out.fxopt", "--inputs", "sub"],
         3,
         "no file 'sub' with inputs; expected one",
     ),
-    (["verify", "shop:make", "modle.pt2"], 3, "'modle.pt2'; did you mean model.pt2?"),
-    (["verify", "modle.pt2", "shop:make"], 3, "'modle.pt2'; did you mean model.pt2?"),
-    (["undo", "modle.pt2", "-o", "out.pt2"], 3, "did you mean model.pt2?"),
-    (["history", "absent/model.pt2"], 3, "there is no file or folder 'absent/model.pt2'; expected a .pt2 archive"),
-    (["history", "model.pt2/model.pt2"], 3, "there is no file or folder 'model.pt2/model.pt2'"),
-    (["diff", "model.pt2", "mode.pt2"], 3, "did you mean model.pt2?"),
+    (["verify", "shop:make", "modle.fxopt"], 3, "'modle.fxopt'; did you mean model.fxopt?"),
+    (["verify", "modle.fxopt", "shop:make"], 3, "'modle.fxopt'; did you mean model.fxopt?"),
+    (["undo", "modle.fxopt", "-o", "out.fxopt"], 3, "did you mean model.fxopt?"),
     (
-        ["reproduce", "0_pass.reproducer"],
+        ["history", "absent/model.fxopt"],
         3,
-        "did you mean 0_pass.reproducer.zip?",
+        "there is no file or folder 'absent/model.fxopt'; expected a .fxopt archive",
     ),
-    (["history", "someone/model"], 3, "expected a .pt2 archive"),
+    (["history", "model.fxopt/model.fxopt"], 3, "there is no file or folder 'model.fxopt/model.fxopt'"),
+    (["history", "someone/model"], 3, "expected a .fxopt archive"),
 ]
 
 SCRIPT = """
@@ -73,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "shop", raising=False)
     (tmp_path / "shop.py").write_text(MODEL.format(size=4))
-    for name in ("model.pt2", "inputs.pt", "0_pass.reproducer.zip", "notes.txt"):
+    for name in ("model.fxopt", "inputs.pt", "notes.txt"):
         (tmp_path / name).touch()
     for name in ("bert", "sub"):
         (tmp_path / name).mkdir()
@@ -87,13 +84,13 @@ def test_wrong_words_are_found_without_torch(folder: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, json.dumps(WRONG)]
     found = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    assert not (folder / "out.pt2").exists()
+    assert not (folder / "out.fxopt").exists()
 
 
 def test_no_folder_with_other_files_is_replaced(folder: Path) -> None:
     """Not even with --force."""
     (folder / "mine").mkdir()
-    for name in ("model.pt2", "config.json"):
+    for name in ("model.fxopt", "config.json"):
         (folder / "mine" / name).touch()
     assert check_output_folder("mine", source="bert", force=True) == Path("mine")
     (folder / "mine" / "thesis.tex").touch()
@@ -106,7 +103,7 @@ def test_no_folder_with_other_files_is_replaced(folder: Path) -> None:
 def test_inputs_of_a_wrong_size_are_one_line(folder: Path) -> None:
     """Torch logs a traceback for each attempt to export; what is handled is not shown."""
     (folder / "shop.py").write_text(MODEL.format(size=5))
-    found = process("optimize", "shop:make", "-o", "out.pt2", folder=folder)
+    found = process("optimize", "shop:make", "-o", "out.fxopt", folder=folder)
     assert found.returncode == 4
     assert found.stderr.startswith(
         "error: Linear cannot be captured: RuntimeError: a and b must have same reduction dim"
@@ -131,21 +128,21 @@ def test_an_architecture_that_is_no_model(architectures: str, words: str, folder
     """A folder in Hugging Face format says which class its model has; nothing else is called."""
     pytest.importorskip("transformers")
     (folder / "bert" / "config.json").write_text(f'{{"architectures": {architectures}, "model_type": "bert"}}')
-    assert words in fxopt("optimize", "bert", "-o", "out.pt2", code=3).stderr
+    assert words in fxopt("optimize", "bert", "-o", "out.fxopt", code=3).stderr
 
 
 def test_an_output_that_cannot_be_made(folder: Path) -> None:
     """The message names what was asked for."""
     if not Path("/proc/self").is_dir():
         pytest.skip("needs /proc")
-    said = fxopt("optimize", "shop:make", "-o", "/proc/out.pt2", code=3).stderr
-    assert "'/proc/out.pt2' cannot be written" in said
+    said = fxopt("optimize", "shop:make", "-o", "/proc/out.fxopt", code=3).stderr
+    assert "'/proc/out.fxopt' cannot be written" in said
     assert ".part" not in said
 
 
 def test_one_site_is_no_sites(folder: Path) -> None:
     """Numbers and nouns agree."""
-    said = fxopt("optimize", "command_models:attention", "-o", "o.pt2", "-p", "merge-linears", "--expect", 2, code=6)
+    said = fxopt("optimize", "command_models:attention", "-o", "o.fxopt", "-p", "merge-linears", "--expect", 2, code=6)
     assert "rewrote 1 site, expected exactly 2" in said.stderr
 
 
@@ -164,7 +161,7 @@ def test_an_interrupt_is_one_whatever_becomes_of_it(number: str, code: int, fold
         "        pass\n"
         "    raise TypeError('an invalid combination of arguments')\n"
         "optimize.check_sources = check\n"
-        "sys.argv = ['fxopt', 'optimize', 'shop:make', '-o', 'out.pt2']\n"
+        "sys.argv = ['fxopt', 'optimize', 'shop:make', '-o', 'out.fxopt']\n"
         "main.main()\n"
     )
     command = [sys.executable, "-W", "ignore", "-c", script]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ ATTENTION = "command_models:attention"
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     """Where to write."""
-    return tmp_path / "out.pt2"
+    return tmp_path / "out.fxopt"
 
 
 @pytest.fixture
@@ -56,14 +57,16 @@ class TestSources:
 
     def test_an_archive_of_torch(self, tmp_path: Path, out: Path) -> None:
         model, args = attention()
-        torch.export.save(torch.export.export(model, args), tmp_path / "plain.pt2")
-        data = fxopt_json("optimize", tmp_path / "plain.pt2", "-p", "merge-linears", "-o", out)
+        plain = tmp_path / "plain.pt2"
+        torch.export.save(torch.export.export(model, args), plain)
+        assert "which may run code" in fxopt("optimize", plain, "-p", "merge-linears", "-o", out, code=3).stderr
+        data = fxopt_json("optimize", plain, "--trusted", "-p", "merge-linears", "-o", out)
         assert [len(entry["rewritten"]) for entry in data["passes"]] == [1]
         assert data["verification"]["passed"]
 
     def test_an_archive_that_was_optimized_before_keeps_its_history(self, tmp_path: Path, out: Path) -> None:
-        fxopt("optimize", ATTENTION, "-p", "merge-linears", "-o", tmp_path / "first.pt2")
-        data = fxopt_json("optimize", tmp_path / "first.pt2", "-p", "fuse-bias-in-linear", "-o", out)
+        fxopt("optimize", ATTENTION, "-p", "merge-linears", "-o", tmp_path / "first.fxopt")
+        data = fxopt_json("optimize", tmp_path / "first.fxopt", "-p", "fuse-bias-in-linear", "-o", out)
         assert [entry["pass"] for entry in data["passes"]] == ["fuse-bias-in-linear"]
         assert [record.pass_name for record in history(load(out))] == ["merge-linears", "fuse-bias-in-linear"]
 
@@ -122,12 +125,14 @@ class TestAnswer:
 class TestReports:
     """A report is written after the archive, and costs none."""
 
-    @pytest.mark.parametrize(("place", "words"), [("report_on", "the report"), ("_times", "measuring")])
+    @pytest.mark.parametrize(
+        ("place", "words"), [("fxopt_report.report", "the report"), ("fxopt.commands.optimized._times", "measuring")]
+    )
     def test_one_that_fails(self, place: str, words: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(*arguments: Any, **options: Any) -> None:
             raise ValueError("two\nlines")
 
-        monkeypatch.setattr(f"fxopt.commands.optimized.{place}", broken)
+        monkeypatch.setattr(place, broken)
         page = out.with_suffix(".html")
         arguments = ("optimize", ATTENTION, "-o", out, "--report", page, "--times", "--force")
         result = fxopt(*arguments, code=10)
@@ -172,14 +177,14 @@ class TestDemands:
 class TestFailures:
     def test_a_pass_that_fails_in_the_middle_leaves_a_reproducer_alone(self, tmp_path: Path, out: Path) -> None:
         model, args = attention()
-        save(capture(model, args), tmp_path / "in.pt2")
-        content = (tmp_path / "in.pt2").read_bytes()
-        result = fxopt("optimize", tmp_path / "in.pt2", "-p", "merge-linears,fails", "-o", out, code=5)
+        save(capture(model, args), tmp_path / "in.fxopt")
+        content = (tmp_path / "in.fxopt").read_bytes()
+        result = fxopt("optimize", tmp_path / "in.fxopt", "-p", "merge-linears,fails", "-o", out, code=5)
         assert "pass `fails`" in result.stderr
         assert "out of ideas" in result.stderr
         assert not out.exists()
-        assert (tmp_path / "in.pt2").read_bytes() == content
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.pt2", "out.reproducers"]
+        assert (tmp_path / "in.fxopt").read_bytes() == content
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.fxopt", "out.reproducer"]
 
     def test_an_old_output_survives_a_failure(self, out: Path) -> None:
         out.write_text("mine")
@@ -212,17 +217,15 @@ class TestFailures:
 
 class TestInterrupts:
     def test_while_saving(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupted(program: Any, file: Any, **options: Any) -> None:
-            file.write(b"half")
-            file.flush()
+        def interrupted(number: int) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(torch.export, "save", interrupted)
+        monkeypatch.setattr(os, "fsync", interrupted)
         out.write_text("mine")
         result = fxopt("optimize", ATTENTION, "-o", out, "--force", code=130)
         assert "interrupted" in result.stderr
         assert "Traceback" not in result.stderr
-        assert [path.name for path in out.parent.iterdir()] == ["out.pt2"]
+        assert [path.name for path in out.parent.iterdir()] == ["out.fxopt"]
         assert out.read_text() == "mine"
 
     @pytest.mark.parametrize("place", ["fxopt.commands.models.sources.capture", "fxopt.commands.optimized.verify"])
@@ -275,30 +278,32 @@ class TestOutput:
     @pytest.mark.parametrize(
         ("name", "words"),
         [
-            ("model.onnx", "does not end in '.pt2'"),
-            ("nowhere/model.pt2", "there is no folder"),
-            ("folder.pt2", "is a folder"),
+            ("model.onnx", "does not end in '.fxopt'"),
+            ("nowhere/model.fxopt", "there is no folder"),
+            ("folder.fxopt", "is a folder"),
         ],
     )
     def test_wrong_paths(self, name: str, words: str, tmp_path: Path) -> None:
-        (tmp_path / "folder.pt2").mkdir()
+        (tmp_path / "folder.fxopt").mkdir()
         assert words in fxopt("optimize", ATTENTION, "-o", tmp_path / name, code=3).stderr
 
     def test_a_disk_that_is_full(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*arguments: Any, **options: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(torch.export, "save", full)
+        monkeypatch.setattr(os, "fsync", full)
         assert "No space left" in fxopt("optimize", ATTENTION, "-o", out, code=3).stderr
         assert list(out.parent.iterdir()) == []
 
     def test_a_graph_that_cannot_be_saved(self, out: Path) -> None:
         result = fxopt("optimize", "command_models:traced_with_hook", "-p", "merge-linears", "-o", out, code=4)
         assert "has a forward hook" in result.stderr
-        assert "--no-history" in result.stderr
         assert list(out.parent.iterdir()) == []
 
-    def test_without_history(self, out: Path) -> None:
-        fxopt("optimize", "command_models:traced_with_hook", "-p", "merge-linears", "-o", out, "--no-history")
-        assert not history(load(out))
-        assert "q_k_v_merged.weight" in torch.export.load(out).state_dict
+    def test_a_program_of_torch_is_an_output_of_export(self, out: Path) -> None:
+        program = out.with_suffix(".pt2")
+        assert f"fxopt export out.fxopt -o {program}" in fxopt("optimize", ATTENTION, "-o", program, code=3).stderr
+        fxopt("optimize", ATTENTION, "-p", "merge-linears", "-o", out)
+        assert fxopt_json("export", out, "-o", program)["bytes"] == program.stat().st_size
+        assert "q_k_v_merged.weight" in torch.export.load(program).state_dict
+        assert "-o model.pt2 or --onnx" in fxopt("export", out, code=2).stderr

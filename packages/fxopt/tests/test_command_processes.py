@@ -30,12 +30,12 @@ def test_the_script_is_installed() -> None:
 
 
 def test_optimize_history_undo_without_a_terminal(tmp_path: Path) -> None:
-    result = process("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.pt2", folder=tmp_path)
+    result = process("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.fxopt", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "\x1b" not in result.stdout + result.stderr
     assert "+ q + k + v -> q_k_v_merged" in result.stdout
     assert result.stderr == ""
-    again = process("optimize", ATTENTION, "-o", "out.pt2", folder=tmp_path)
+    again = process("optimize", ATTENTION, "-o", "out.fxopt", folder=tmp_path)
     assert again.returncode == 3
     assert "--force to replace it" in again.stderr
     assert "Traceback" not in again.stderr
@@ -84,8 +84,8 @@ def test_a_broken_plugin_of_another_distribution_is_listed(tmp_path: Path) -> No
 @posix
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_leave_nothing_half_written(tmp_path: Path, sent: signal.Signals, code: int) -> None:
-    (tmp_path / "out.pt2").write_text("mine")
-    command = [sys.executable, "-m", "fxopt", "optimize", "command_models:waits", "-o", "out.pt2", "--force"]
+    (tmp_path / "out.fxopt").write_text("mine")
+    command = [sys.executable, "-m", "fxopt", "optimize", "command_models:waits", "-o", "out.fxopt", "--force"]
     started = subprocess.Popen(
         command,
         cwd=tmp_path,
@@ -104,8 +104,8 @@ def test_signals_leave_nothing_half_written(tmp_path: Path, sent: signal.Signals
         started.kill()
     assert started.returncode == code
     assert "Traceback" not in errors
-    assert (tmp_path / "out.pt2").read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.pt2", "waiting"]
+    assert (tmp_path / "out.fxopt").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.fxopt", "waiting"]
 
 
 def in_terminal(folder: Path, *arguments: str, answer: str = "") -> tuple[int, str]:
@@ -156,11 +156,11 @@ def _read(terminal: int) -> str | None:
 @posix
 class TestTerminal:
     def test_progress_with_the_time_left(self, tmp_path: Path) -> None:
-        code, shown = in_terminal(tmp_path, "optimize", ATTENTION, "-o", "out.pt2")
+        code, shown = in_terminal(tmp_path, "optimize", ATTENTION, "-o", "out.fxopt")
         assert code == 0, shown
         for text in ("loading torch", "capturing", "saving", " left", "\x1b["):
             assert text in shown
-        assert (tmp_path / "out.pt2").exists()
+        assert (tmp_path / "out.fxopt").exists()
 
     def test_colours_and_frames(self, tmp_path: Path) -> None:
         code, shown = in_terminal(tmp_path, "list", "--family", "linear")
@@ -170,12 +170,12 @@ class TestTerminal:
 
     @pytest.mark.parametrize(("answer", "code"), [("n\n", 3), ("y\n", 0), ("\x03", 130)])
     def test_an_output_that_exists_is_asked_about(self, tmp_path: Path, answer: str, code: int) -> None:
-        (tmp_path / "out.pt2").write_text("mine")
-        found, shown = in_terminal(tmp_path, "optimize", ATTENTION, "-o", "out.pt2", answer=answer)
+        (tmp_path / "out.fxopt").write_text("mine")
+        found, shown = in_terminal(tmp_path, "optimize", ATTENTION, "-o", "out.fxopt", answer=answer)
         assert found == code, shown
-        assert "out.pt2 exists. Replace it?" in shown
+        assert "out.fxopt exists. Replace it?" in shown
         assert "Traceback" not in shown
-        assert ((tmp_path / "out.pt2").read_bytes() == b"mine") == (code != 0)
+        assert ((tmp_path / "out.fxopt").read_bytes() == b"mine") == (code != 0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_runs import environment, fxopt
+from command_runs import environment
+from typer.testing import CliRunner
+
+from fxopt.commands.main import build_app
 
 _RUN = """
 import json, sys
@@ -24,25 +27,24 @@ assert "torch" not in sys.modules
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no FIFOs")
 def test_errors_about_files_do_not_wait_for_torch(tmp_path: Path) -> None:
-    (tmp_path / "notes.pt2").write_text("notes")
-    (tmp_path / "half.pt2").write_bytes(b"PK\x03\x04 and no more")
+    (tmp_path / "notes.fxopt").write_text("notes")
+    (tmp_path / "half.fxopt").write_bytes(b"PK\x03\x04 and no more")
     for name, config in (("empty", None), ("broken", "{"), ("fifo", "{}")):
         (tmp_path / name).mkdir()
         if config is not None:
             (tmp_path / name / "config.json").write_text(config)
     os.mkfifo(tmp_path / "fifo" / "model.safetensors")
     cases = {
-        ("history", "nowhere.pt2"): "there is no file or folder 'nowhere.pt2'",
-        ("bench", "nowhere/model.pt2"): "there is no file or folder 'nowhere/model.pt2'; expected a .pt2 archive",
-        ("history", "notes.pt2"): "'notes.pt2' is no archive (File is not a zip file)",
-        ("undo", "half.pt2", "-o", "out.pt2"): "'half.pt2' is cut off or damaged",
+        ("history", "nowhere.fxopt"): "there is no file or folder 'nowhere.fxopt'",
+        ("bench", "nowhere/model.fxopt"): "there is no file or folder 'nowhere/model.fxopt'; expected a .fxopt archive",
+        ("history", "notes.fxopt"): "'notes.fxopt' is no archive (File is not a zip file)",
+        ("undo", "half.fxopt", "-o", "out.fxopt"): "'half.fxopt' is cut off or damaged",
         ("view", "empty"): "'empty' is a directory, and no file",
-        ("optimize", "empty", "-o", "out.pt2"): "empty has no config.json",
+        ("optimize", "empty", "-o", "out.fxopt"): "empty has no config.json",
         ("bench", "broken"): "broken/config.json is not valid JSON",
-        ("tune", "fifo"): "fifo/model.safetensors is a FIFO",
-        ("verify", "notes.pt2", "half.pt2"): "'notes.pt2' is no archive",
+        ("bench", "fifo"): "fifo/model.safetensors is a FIFO",
+        ("verify", "notes.fxopt", "half.fxopt"): "'notes.fxopt' is no archive",
         ("bisect", "no_such_module:make"): "there is no module 'no_such_module'",
-        ("reproduce", "nowhere.zip"): "is no reproducer",
     }
     arguments = [sys.executable, "-W", "ignore", "-c", _RUN]
     lines = json.dumps(list(cases))
@@ -52,9 +54,11 @@ def test_errors_about_files_do_not_wait_for_torch(tmp_path: Path) -> None:
         assert (code, words in output) == (3, True), (line, output)
 
 
-def test_summaries_of_commands_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("plain", [True, False])
+def test_summaries_of_commands_are_whole(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns, in a terminal and elsewhere."""
     monkeypatch.setenv("COLUMNS", "80")
-    output = fxopt("--help").stdout
-    summaries = output.partition("Commands:")[2].strip().splitlines()
-    assert len(summaries) >= 12
-    assert all(line.endswith(".") and not line.endswith("...") for line in summaries)
+    output = CliRunner().invoke(build_app(plain=plain), ["--help"]).stdout.partition("Commands")[2]
+    lines = [line.strip("│ ") for line in output.splitlines()[1:] if line.strip("─╭╮╰╯│ \n")]
+    assert len(lines) == 10
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)

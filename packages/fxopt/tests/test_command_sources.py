@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def failure(source: object, *, code: int = 3) -> str:
     """Return what `optimize` says of a source."""
-    return fxopt("optimize", source, "-o", "out.pt2", code=code).stderr
+    return fxopt("optimize", source, "-o", "out.fxopt", code=code).stderr
 
 
 class Marker:
@@ -46,21 +46,21 @@ class Marker:
 @pytest.mark.usefixtures("folder")
 class TestFiles:
     def test_a_missing_file_names_close_ones(self, folder: Path) -> None:
-        (folder / "model.pt2").touch()
-        assert "did you mean model.pt2" in failure("modle.pt2")
-        assert "expected a .pt2 archive, a folder" in failure("xyz")
-        assert "did you mean" in fxopt("history", "modle.pt2", code=3).stderr
+        (folder / "model.fxopt").touch()
+        assert "did you mean model.fxopt" in failure("modle.fxopt")
+        assert "expected a .fxopt archive, a folder" in failure("xyz")
+        assert "did you mean" in fxopt("history", "modle.fxopt", code=3).stderr
 
     def test_a_file_that_is_no_archive(self, folder: Path) -> None:
-        (folder / "notes.pt2").write_text("notes")
-        assert "is no archive" in failure("notes.pt2")
+        (folder / "notes.fxopt").write_text("notes")
+        assert "is no archive" in failure("notes.fxopt")
 
     def test_an_archive_that_is_cut_off(self, folder: Path) -> None:
-        save(capture(*attention()), "whole.pt2")
-        content = Path("whole.pt2").read_bytes()
-        Path("half.pt2").write_bytes(content[: len(content) // 2])
-        assert "cut off or damaged" in failure("half.pt2")
-        assert not Path("out.pt2").exists()
+        save(capture(*attention()), "whole.fxopt")
+        content = Path("whole.fxopt").read_bytes()
+        Path("half.fxopt").write_bytes(content[: len(content) // 2])
+        assert "cut off or damaged" in failure("half.fxopt")
+        assert not Path("out.fxopt").exists()
 
     def test_a_folder_without_a_model(self, folder: Path) -> None:
         assert "has no config.json" in failure(folder)
@@ -80,7 +80,7 @@ class TestFiles:
     def test_a_pickled_model_with_the_flag(self) -> None:
         torch.save(seeded(), "model.pt")
         torch.save(attention()[1], "inputs.pt")
-        arguments = ("optimize", "model.pt", "-o", "out.pt2", "--inputs", "inputs.pt", "-p", "merge-linears")
+        arguments = ("optimize", "model.pt", "-o", "out.fxopt", "--inputs", "inputs.pt", "-p", "merge-linears")
         fxopt(*arguments, code=3)
         assert fxopt_json(*arguments, FLAG)["passes"][0]["rewritten"]
 
@@ -130,7 +130,7 @@ class TestFactories:
 
     def test_a_module_of_the_current_folder(self, folder: Path) -> None:
         (folder / "made_here.py").write_text("from command_models import attention as make\n")
-        fxopt("optimize", "made_here:make", "-o", "out.pt2")
+        fxopt("optimize", "made_here:make", "-o", "out.fxopt")
 
     @pytest.mark.parametrize(
         ("text", "words"),
@@ -155,7 +155,7 @@ class TestFactories:
         assert "returned a tuple of nothing" in failure("tuples:nothing")
 
     def test_a_model_that_cannot_be_captured(self, folder: Path) -> None:
-        said = process("optimize", "command_models:branching", "-o", "out.pt2", folder=folder).stderr
+        said = process("optimize", "command_models:branching", "-o", "out.fxopt", folder=folder).stderr
         assert said.startswith("error: Branching cannot be captured"), "torch logs what it cannot guard on"
 
     def test_a_graph_that_raises_has_no_traceback(self) -> None:
@@ -165,7 +165,7 @@ class TestFactories:
     def test_a_graph_that_computes_something_else(self) -> None:
         said = failure("command_models:reading_values", code=4)
         assert "`fxopt optimize --no-verify` takes the graph all the same" in said
-        fxopt("optimize", "command_models:reading_values", "-o", "out.pt2", "--no-verify")
+        fxopt("optimize", "command_models:reading_values", "-o", "out.fxopt", "--no-verify")
 
     def test_frames_of_python_itself_are_left_out(self) -> None:
         assert brief_traceback(ValueError("no frames")) == "ValueError: no frames"
@@ -175,7 +175,7 @@ class TestFactories:
 class TestInputFiles:
     def optimize(self, code: int = 0, *more: str) -> str:
         """Return what `optimize` says with the inputs in ``inputs.pt``."""
-        arguments = ("optimize", "command_models:seeded", "-o", "out.pt2", "--force", "--inputs", "inputs.pt", *more)
+        arguments = ("optimize", "command_models:seeded", "-o", "out.fxopt", "--force", "--inputs", "inputs.pt", *more)
         return fxopt(*arguments, code=code).output
 
     @pytest.mark.parametrize("form", [torch.ones(2, 5, 8), (torch.ones(2, 5, 8),), {"x": torch.ones(2, 5, 8)}])
@@ -213,14 +213,16 @@ class TestInputFiles:
     def test_inputs_that_the_model_refuses(self) -> None:
         torch.save(torch.ones(2, 5, 7), "inputs.pt")
         assert self.optimize(4)
-        save(capture(*attention()), "model.pt2")
-        message = fxopt("optimize", "model.pt2", "-o", "out.pt2", "--inputs", "inputs.pt", code=3).stderr
+        save(capture(*attention()), "model.fxopt")
+        message = fxopt("optimize", "model.fxopt", "-o", "out.fxopt", "--inputs", "inputs.pt", code=3).stderr
         assert "captured for 8" in message
 
     def test_safetensors_that_are_not_there(self) -> None:
         pytest.importorskip("safetensors")
         Path("inputs.safetensors").write_text("none")
-        message = fxopt("optimize", "command_models:seeded", "-o", "out.pt2", "--inputs", "inputs.safetensors", code=3)
+        message = fxopt(
+            "optimize", "command_models:seeded", "-o", "out.fxopt", "--inputs", "inputs.safetensors", code=3
+        )
         assert "cannot be read as safetensors" in message.stderr
 
 
@@ -243,8 +245,8 @@ class TestDrawnInputs:
         kinds = (torch.int64, torch.int64, torch.int64, torch.bool, torch.uint8, torch.bfloat16)
         args = tuple(torch.ones(3, 6, dtype=dtype) for dtype in kinds)
         model = Looked().eval()
-        save(capture(model, args), tmp_path / "model.pt2")
-        self.loaded = load(tmp_path / "model.pt2")
+        save(capture(model, args), tmp_path / "model.fxopt")
+        self.loaded = load(tmp_path / "model.fxopt")
         return drawn(self.loaded, 0)
 
     def test_they_are_what_the_archive_takes(self, inputs: Inputs) -> None:
@@ -267,7 +269,7 @@ class TestDrawnInputs:
 
     def test_a_graph_that_does_not_know_its_inputs(self, tmp_path: Path) -> None:
         torch.save(torch.fx.symbolic_trace(nn.Sequential(nn.ReLU())), tmp_path / "traced.pt")
-        message = fxopt("optimize", tmp_path / "traced.pt", "-o", tmp_path / "out.pt2", FLAG, code=3).stderr
+        message = fxopt("optimize", tmp_path / "traced.pt", "-o", tmp_path / "out.fxopt", FLAG, code=3).stderr
         assert "no inputs for" in message
         assert "--inputs FILE" in message
 
@@ -283,5 +285,5 @@ class TestMissingLibraries:
     def test_safetensors_without_safetensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
         Path("x.safetensors").touch()
         monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-        result = fxopt("optimize", "command_models:seeded", "-o", "out.pt2", "--inputs", "x.safetensors", code=3)
+        result = fxopt("optimize", "command_models:seeded", "-o", "out.fxopt", "--inputs", "x.safetensors", code=3)
         assert "pip install safetensors" in result.stderr

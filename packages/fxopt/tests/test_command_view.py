@@ -17,7 +17,7 @@ ATTENTION = "command_models:attention"
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """An archive, with the times that were measured in its report."""
-    made, page = tmp_path / "after.pt2", tmp_path / "after.html"
+    made, page = tmp_path / "after.fxopt", tmp_path / "after.html"
     arguments = ("optimize", ATTENTION, "-p", "merge-linears", "-o", made, "--times", "--report", page)
     times = fxopt_json(*arguments)["times"]
     assert {name: len(seconds) for name, seconds in times.items()} == {"original": 30, "transformed": 30}

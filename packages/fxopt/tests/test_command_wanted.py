@@ -22,16 +22,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_model_and_its_inputs_have_the_dtype_and_the_named_sizes_vary(folder: Path) -> None:
     wanted = ("--dtype", "float64", "--device", "cpu", "--dynamic", "x=1")
-    data = fxopt_json("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.pt2", *wanted)
+    data = fxopt_json("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.fxopt", *wanted)
     assert [output["dtype"] for output in data["verification"]["outputs"]] == ["float64"]
-    program = load("out.pt2")
+    program = load("out.fxopt")
     assert next(program.parameters()).element_size() == 8
     x = torch.zeros(2, 9, 8, dtype=torch.float64)
     assert program(x).shape == (2, 9, 4)
     with pytest.raises(Exception, match="has size 3 in dimension 0, where the graph was captured for 2"):
         program(x[:1].expand(3, 9, 8))
-    again = fxopt("bench", "out.pt2", "--dtype", "float32", code=2).stderr
-    assert "out.pt2 is a graph already, whose dtype, device and dynamic sizes are those of its capture" in again
+    again = fxopt("bench", "out.fxopt", "--dtype", "float32", code=2).stderr
+    assert "out.fxopt is a graph already, whose dtype, device and dynamic sizes are those of its capture" in again
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_model_and_its_inputs_have_the_dtype_and_the_named_sizes_vary(folder
     ],
 )
 def test_what_cannot_be_had(option: str, value: str, words: str, code: int, folder: Path) -> None:
-    assert words in " ".join(fxopt("optimize", ATTENTION, "-o", "out.pt2", option, value, code=code).stderr.split())
+    assert words in " ".join(fxopt("optimize", ATTENTION, "-o", "out.fxopt", option, value, code=code).stderr.split())
     assert not list(folder.iterdir())
 
 

@@ -12,8 +12,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 
 from fxopt_arith import rounding_names as names
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.shapes.facts import is_python_number, tensor_facts
+from fxopt_rewrite import GraphIndex, is_python_number, tensor_facts
 
 _CALLS = ("call_function", "call_method", "call_module")
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)

@@ -7,21 +7,27 @@ values. That matters only if the quotient is rounded to an integer or compared, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from fxopt_arith.rounding import RoundedValues
 from fxopt_core import Refusal
-from fxopt_rewrite.calls.readers import read_true_division
-from fxopt_rewrite.calls.records import Obstacle, TrueDivision
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.shapes.facts import is_python_number, tensor_facts
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    Obstacle,
+    ReversibleSitePass,
+    TrueDivision,
+    is_python_number,
+    read_true_division,
+    tensor_facts,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +112,13 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         return None
 
     def rewrite(self, site: ConstantDivision, edit: Editor) -> None:
-        """Multiply in the same form: operator, function, method or in place."""
-        node, inverse = site.call.node, 1.0 / site.constant
-        insert: Any = edit.call_method if node.op == "call_method" else edit.call_function
-        edit.replace(node, insert(site.call.product, site.call.input, inverse, before=node, like=[node]))
+        """Multiply, in place where the division is."""
+        node = site.call.node
+        product: Callable[..., Any] = operator.imul if site.call.inplace else operator.mul
+        if isinstance(node.target, OpOverload):  # inductor takes ATen graphs with ATen operators alone
+            product = torch.ops.aten.mul_.Tensor if site.call.inplace else torch.ops.aten.mul.Tensor
+        made = edit.call_function(product, site.call.input, 1.0 / site.constant, before=node, like=[node])
+        edit.replace(node, made)
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:

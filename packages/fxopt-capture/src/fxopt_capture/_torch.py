@@ -7,24 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from torch._export.serde import schema
-from torch._export.serde.union import _Union
+import torch
 from torch._functorch import predispatch
+from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, _symbolic_trace
 from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
 from torch.fx.node import has_side_effect
+from torch.utils._sympy.numbers import int_oo
 
 from fxopt_core.naming import type_text
-
-SCHEMA = tuple(schema.SCHEMA_VERSION)
-"""Major and minor version of the archives that this torch writes."""
-CLASSES = vars(schema)
-"""The dataclasses that the JSON of an archive has the fields of, by name."""
-UnionOfFields = _Union
-"""The base of those of which one field is given."""
 
 # Without these, of which nothing reads the result, calls of ``torch.vmap`` in a graph crash: no dead code.
 for _step in (predispatch._vmap_increment_nesting, predispatch._vmap_decrement_nesting):
@@ -84,3 +79,42 @@ def is_hook_of_export(hook: object) -> bool:
 def is_traced() -> bool:
     """Return whether ``torch.fx`` traces, so that values may be proxies; torch's own function for it logs a warning."""
     return _symbolic_trace._is_fx_tracing_flag
+
+
+def size_range(env: symbolic_shapes.ShapeEnv, symbol: Any) -> list[int | None]:
+    """Return the size that a symbol stood for at a capture, and its least and largest one; None where there is none."""
+    bounds: Any = env.var_to_range.get(symbol)
+    found: list[Any] = [
+        env.backed_var_to_val.get(symbol),
+        getattr(bounds, "lower", None),
+        getattr(bounds, "upper", None),
+    ]
+    return [int(each) if getattr(each, "is_Integer", isinstance(each, int)) else None for each in found]
+
+
+class _Unnamed(Source):
+    """Where a size comes from that no call has given."""
+
+    name = "size"
+
+
+class FreeSizes:
+    """Makes sizes that vary."""
+
+    def __init__(self) -> None:
+        self.env = symbolic_shapes.ShapeEnv()
+
+    def new(self, hint: int | None, least: int | None, largest: int | None) -> int | torch.SymInt:
+        """Return a new size, by what `size_range` says of it."""
+        size: int | torch.SymInt
+        if hint is None:
+            size = self.env.create_unbacked_symint()
+            symbol: Any = size.node.expr
+        else:
+            source = _Unnamed()
+            symbol = self.env.create_symbol(
+                hint, source, symbolic_shapes.DimDynamic.DYNAMIC, None, do_not_specialize_zero_one=True
+            )
+            size = self.env.create_symintnode(symbol, hint=hint, source=source)
+        self.env.constrain_symbol_range(symbol, 0 if least is None else least, int_oo if largest is None else largest)
+        return size

@@ -22,14 +22,14 @@ from fxopt_capture.call.names import ignored_names
 from fxopt_capture.call.nesting import nesting_of
 from fxopt_capture.call.structures import name_inputs, register_structures, return_sizes, separate_names, structures_of
 from fxopt_capture.captured import CapturedModule, assemble
-from fxopt_capture.export.compare import GraphError, difference, effect_of
-from fxopt_capture.export.dynamic import batch_dimension, distinct_tensors
-from fxopt_capture.export.failure import first_line, source_of
-from fxopt_capture.export.mask_kinds import take_other_masks
-from fxopt_capture.export.modes import training_note
-from fxopt_capture.export.observer import Observer
-from fxopt_capture.export.random_state import random_state_kept
-from fxopt_capture.export.strategy import Export, Request, export
+from fxopt_capture.exporting.compare import GraphError, difference, effect_of
+from fxopt_capture.exporting.dynamic import batch_dimension, distinct_tensors
+from fxopt_capture.exporting.failure import first_line, source_of
+from fxopt_capture.exporting.masks import compare_masks
+from fxopt_capture.exporting.modes import training_note
+from fxopt_capture.exporting.observer import Observer
+from fxopt_capture.exporting.random_state import random_state_kept
+from fxopt_capture.exporting.strategy import Export, Request, export
 from fxopt_capture.graph.assertions import with_dtypes
 from fxopt_capture.graph.raising import raise_layers
 from fxopt_capture.graph.regions import hidden_note
@@ -90,8 +90,10 @@ def capture(
     At the end, model and graph are called with the example, and have to agree: in values, within the tolerances of
     `fxopt_core.tolerances`, in the structure of the outputs, and in what they write to inputs and buffers. That takes
     the time of two calls and the memory of one. The model is called as it was given, and is left as it was, its
-    configuration included. A model on the meta device has nothing to compare. Of a Hugging Face model, two more calls
-    show whether the attention mask and the token types may be left out: the graph then takes what the model takes.
+    configuration included. A model on the meta device has nothing to compare. Integer and boolean masks of zeros and
+    ones, known by "mask" in their names, are compared once more as ones (or with a zero, if they were ones): where the
+    graph differs, it refuses such masks. Of a Hugging Face model, two more calls show whether the attention mask and
+    the token types may be left out: the graph then takes what the model takes.
 
     One thread captures at a time, and others wait.
 
@@ -282,7 +284,7 @@ def _check_example(request: Request, exported: Export, captured: CapturedModule)
             f"the graph of {name} does not compute what the model does on the example: {found}. If the model {values}, "
             f"{remedy}"
         )
-    take_other_masks(model, form, captured, inputs)
+    compare_masks(model, form, captured, inputs)
 
 
 def _unused(exported: Export) -> list[str]:

@@ -18,7 +18,7 @@ from fxopt_capture._torch import is_traced
 from fxopt_capture.call.arguments import InputBinding
 from fxopt_capture.call.guards import GUARDS, InputGuards, check_mode
 from fxopt_capture.call.retracing import retrace
-from fxopt_capture.export.failure import first_line
+from fxopt_capture.exporting.failure import first_line
 from fxopt_capture.huggingface.clients import add_attributes, without_defaults
 from fxopt_core._torch import pytree_info
 from fxopt_core.errors import CaptureError

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from fxopt_capture.call.arguments import forward_signature
 from fxopt_capture.call.names import check_names
 from fxopt_capture.capture import capture_call, check_model, read_call
-from fxopt_capture.export.failure import first_line, source_of
+from fxopt_capture.exporting.failure import first_line, source_of
 from fxopt_capture.graph.keys import keep_keys
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
 from fxopt_capture.huggingface.models import is_pretrained

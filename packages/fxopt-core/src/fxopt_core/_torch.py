@@ -1,30 +1,26 @@
 """The seam to torch.fx: the one file of fxopt that names private fields of graphs, nodes and code generators.
 
 torch.fx keeps what an exact rollback, copy or pickle needs in fields without public access: the order of users and
-inputs, the names that are taken, how far torch has counted for each of them, the lookup table behind `find_nodes`. When
-torch moves these, this file changes. It looks for all of them at import, so that an untried torch is one clear error
+inputs, the names that are taken, and how far torch has counted for each of them. When torch moves these, this file
+changes. It looks for all of them at import, so that an untried torch is one clear error
 here and not a wrong graph later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MethodType
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torch.fx.graph import CodeGen, PythonCode
 from torch.utils import _pytree as pytree
 
-# Every field of a node; some are public, but `Node.__setattr__` runs hooks on them too.
-_PUBLIC_FIELDS = ("op", "target", "name", "type", "graph", "meta", "users")
-NODE_FIELDS = (*_PUBLIC_FIELDS, "_args", "_kwargs", "_sort_key", "_erased", "_repr_fn", "_input_nodes")
-_GRAPH_FIELDS = ("_root", "_codegen", "_graph_namespace", "_find_nodes_lookup_table", "_insert", "_len", "_co_fields")
-# Fields of a graph that a new one has too, empty, and that a copy takes over.
+STRUCTURE = ("_root", "_insert", "_len", "_graph_namespace", "_find_nodes_lookup_table")
+"""The attributes of a graph that hold its nodes."""
+# Those that a new graph has too, empty, and that a copy takes over.
 OWN_GRAPH_FIELDS = ("_used_names", "_co_fields", "_tracer_extras")
-_NAME_FIELDS = ("_used_names", "_base_count", "_obj_to_name", "associate_name_with_obj")
-_LINKS = ("_prev", "_next", "_update_args_kwargs", "_rename")
+_NAME_FIELDS = ("_used_names", "_base_count", "associate_name_with_obj")
 
 
 def _check() -> None:
@@ -34,10 +30,10 @@ def _check() -> None:
         (torch.fx.graph, ("_ExportCodeGen", "_Namespace", "_PyTreeCodeGen", "_PyTreeInfo")),
         (torch.fx.graph_module, ("_WrappedCall",)),
         (torch.fx.node, ("_get_qualified_name",)),
-        (graph, (*_GRAPH_FIELDS, "_tracer_cls")),
+        (graph, (*STRUCTURE, "_codegen", "_co_fields", "_tracer_cls")),
         (getattr(graph, "_graph_namespace", None), _NAME_FIELDS),
-        (getattr(graph, "_find_nodes_lookup_table", None), ("table", "insert")),
-        (graph.placeholder("x"), (*NODE_FIELDS, *_LINKS)),
+        (getattr(graph, "_find_nodes_lookup_table", None), ("insert",)),
+        (graph.placeholder("x"), ("_input_nodes", "_update_args_kwargs", "_rename")),
         (CodeGen(), ("_body_transformer", "_gen_python_code")),
     ]
     missing = [
@@ -80,6 +76,11 @@ def set_name(node: Node, name: str) -> None:
     node._rename(name)
 
 
+def set_meta(node: Node, meta: dict[str, Any]) -> None:
+    """Give a node its ``meta``: torch's own assignment files the node anew in the graph's tables."""
+    object.__setattr__(node, "meta", meta)
+
+
 def set_order(nodes: dict[Node, None], order: Iterable[Node]) -> None:
     """Bring the users or the inputs of a node, the same ones, into the order that they are to have."""
     ordered = dict.fromkeys(order)
@@ -92,17 +93,9 @@ def sentinel(graph: Graph) -> Node:
     return graph._root
 
 
-def first_node(graph: Graph) -> Node:
-    """Return the first node of a graph; the sentinel of an empty one."""
-    return graph._root.next
-
-
-def link(nodes: Iterable[Node]) -> None:
-    """Chain nodes in this order, the last to the first, without calling hooks. The first is the sentinel."""
-    ring = list(nodes)
-    for before, after in zip(ring, [*ring[1:], ring[0]], strict=True):
-        object.__setattr__(before, "_next", after)
-        object.__setattr__(after, "_prev", before)
+def start_anew(graph: Graph) -> None:
+    """Take all nodes out of a graph, without calling hooks; it is as one that was just made."""
+    Graph.__init__(graph)
 
 
 def add_node(graph: Graph, op: str, target: Any, name: str, type_expr: Any = None) -> Node:
@@ -125,14 +118,16 @@ def add_node(graph: Graph, op: str, target: Any, name: str, type_expr: Any = Non
 # --- Names
 
 
-def taken_names(graph: Graph) -> set[str]:
-    """Return the names that torch will not give to another node, as torch keeps them: a change counts."""
-    return graph._graph_namespace._used_names
+class Names(NamedTuple):
+    """The names of a graph, as torch keeps them: a change counts."""
+
+    taken: set[str]  # torch will not give them to another node
+    counts: dict[str, int]  # how far torch has counted for each base of a name
 
 
-def name_counts(graph: Graph) -> dict[str, int]:
-    """Return how far torch has counted for each base of a name, as torch keeps it: a change counts."""
-    return graph._graph_namespace._base_count
+def names_of(graph: Graph) -> Names:
+    """Return the names that are taken in a graph, and how far torch has counted for their bases."""
+    return Names(graph._graph_namespace._used_names, graph._graph_namespace._base_count)
 
 
 # --- Graphs
@@ -152,33 +147,6 @@ def tracer_class(graph: Graph) -> Any:
 def set_tracer_class(graph: Graph, cls: Any) -> None:
     """Set the class of the tracer that made a graph."""
     graph._tracer_cls = cls
-
-
-def side_tables(graph: Graph) -> tuple[object, ...]:
-    """Return the objects beside the nodes in which torch keeps the state of a graph."""
-    return graph._graph_namespace, graph._find_nodes_lookup_table, graph._codegen
-
-
-def copy_history(graph: Graph, twin: Graph, nodes: Mapping[Any, Node]) -> None:
-    """Give a copy of a graph what depends on how the graph came about: sort keys, orders, taken names, insert point.
-
-    ``nodes`` maps each node of the original, and its sentinel, to its copy.
-    """
-    for node, new in nodes.items():
-        object.__setattr__(new, "_sort_key", node._sort_key)
-        object.__setattr__(new, "_repr_fn", node._repr_fn)
-        set_order(new.users, (nodes[user] for user in node.users if user in nodes))
-        set_order(new._input_nodes, (nodes[value] for value in node._input_nodes if value in nodes))
-    names, taken = graph._graph_namespace, twin._graph_namespace
-    taken._used_names.update(names._used_names)
-    taken._base_count.update(names._base_count)
-    taken._obj_to_name = {nodes[obj]: name for obj, name in names._obj_to_name.items() if obj in nodes}
-    lookup, table = graph._find_nodes_lookup_table.table, twin._find_nodes_lookup_table.table
-    table.clear()
-    table.update((key, {nodes[node]: None for node in found if node in nodes}) for key, found in lookup.items())
-    insert = graph._insert
-    if isinstance(insert, MethodType) and insert.__self__ in nodes:
-        twin._insert = MethodType(insert.__func__, nodes[insert.__self__])
 
 
 # --- Code generators
@@ -226,13 +194,6 @@ def set_output_spec(graph: Graph, outputs: pytree.TreeSpec) -> None:
     codegen = graph._codegen
     assert isinstance(codegen, PyTreeCodeGen)
     codegen.pytree_info = codegen.pytree_info._replace(out_spec=outputs)
-
-
-def own_classes(graph_module: GraphModule) -> list[type]:
-    """Return the classes that belong to one graph module alone: its own, and torch's underneath a swapped one."""
-    classes = type(graph_module).__mro__
-    own = [cls for cls in classes if cls is classes[0] or cls.__qualname__.endswith("GraphModuleImpl")]
-    return [cls for cls in own if cls is not GraphModule]
 
 
 def has_name_in_code(function: Callable[..., Any]) -> bool:

@@ -21,7 +21,7 @@ from fxopt_kernels.operators.plan import RUN
 
 OPERATORS: tuple[Operator, ...] = (LINEAR, ATTENTION, ATTENTION_MERGED, NORM, ADD_NORM, EMBEDDING_NORM, CONV, RUN)
 # Instruction sets that the library is compiled for; one with a later name has all of those before it.
-ISAS = ("portable", "avx2", "avx512", "avx512vnni")
+ISAS = ("portable", "avx2", "avx512", "avx512vnni", "avx512bf16")
 VARIABLE = "FXOPT_KERNELS_ISA"
 
 _library = torch.library.Library("fxopt", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch.library is untyped

@@ -11,14 +11,19 @@ from torch import nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_rewrite.calls.readers import read_linear
-from fxopt_rewrite.calls.records import LinearCall, Obstacle
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.journal.edits import Piece
-from fxopt_rewrite.layers import module_with
-from fxopt_rewrite.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Obstacle,
+    Piece,
+    ReversibleSitePass,
+    mixed_flags_refusal,
+    read_linear,
+    sharing_refusal,
+    tensors_refusal,
+)
+from fxopt_rewrite.toolbox import module_with
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,11 +17,8 @@ from torch.fx import Node
 from torch.nn import functional
 
 from fxopt_core import Refusal
-from fxopt_core.ledger.records import ledger_of
-from fxopt_rewrite.calls.records import LinearCall
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.shapes.facts import tensor_facts
-from fxopt_rewrite.speed import Speedup, measured_speedup
+from fxopt_core.toolbox import ledger_of
+from fxopt_rewrite import GraphIndex, LinearCall, Speedup, measured_speedup, tensor_facts
 
 _DRAWN = 1 << 20  # at most this many random numbers, which are repeated: drawing more takes long
 

@@ -20,15 +20,19 @@ from torch.fx import Node
 from fxopt_core import PassOptionError, Refusal
 from fxopt_linear.gate import Gate
 from fxopt_linear.near_misses import Layer, NearMisses, opaque_refusals
-from fxopt_rewrite.calls.readers import input_of, read_linear
-from fxopt_rewrite.calls.records import LinearCall, Obstacle
-from fxopt_rewrite.effects.same_views import is_view
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.journal.edits import Piece
-from fxopt_rewrite.layers import module_with
-from fxopt_rewrite.legality import sharing_refusal, tensors_refusal
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Obstacle,
+    Piece,
+    ReversibleSitePass,
+    input_of,
+    read_linear,
+    sharing_refusal,
+    tensors_refusal,
+)
+from fxopt_rewrite.toolbox import is_view, module_with
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,8 @@ from torch import nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_rewrite.calls.records import LinearCall
-from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite import GraphIndex, LinearCall
+from fxopt_rewrite.toolbox import read_call
 
 FUSED = frozenset({"multi_head_attention_forward", "_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
 """Operations that contain linear layers: attention as one call, and torch's fast path in eval mode."""
@@ -139,8 +139,8 @@ def opaque_refusals(index: GraphIndex) -> Iterator[Refusal]:
                 name, kind, count = str(node.target), type(module).__name__, counts[id(module)]
                 message = f"module `{name}` ({kind}) is a single call with {count} linear layers inside; {_REMEDY}"
                 yield index.refuse(name, "opaque-call", message, node)
-        elif _operation(node) in FUSED:
-            message = f"node `{node.name}` has linear layers inside of {_operation(node)}; {_REMEDY}"
+        elif module is None and (operation := read_call(node)) is not None and operation.name in FUSED:
+            message = f"node `{node.name}` has linear layers inside of {operation.name}; {_REMEDY}"
             yield index.refuse(_owner(node), "opaque-call", message, node)
 
 
@@ -149,11 +149,6 @@ def _projections(module: nn.Module) -> int:
     if isinstance(module, nn.MultiheadAttention):
         return 1 if module._qkv_same_embed_dim else 3
     return int(isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
-
-
-def _operation(node: Node) -> str | None:
-    packet = getattr(node.target, "overloadpacket", node.target) if node.op == "call_function" else None
-    return getattr(packet, "__name__", None)
 
 
 def _owner(node: Node) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fxopt_norm.formulas import scale_and_shift
-from fxopt_rewrite.calls.records import BatchNormCall
+from fxopt_rewrite import BatchNormCall
 
 _BATCHED_ON = ("cpu", "cuda")
 

@@ -8,9 +8,7 @@ from torch import nn
 from torch.fx import Node
 
 from fxopt_norm.folding import FoldBatchNorm
-from fxopt_rewrite.calls.readers import read_convolution
-from fxopt_rewrite.calls.records import ConvolutionCall, Obstacle
-from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite import ConvolutionCall, GraphIndex, Obstacle, read_convolution
 
 
 class _FoldInConvolution(FoldBatchNorm):

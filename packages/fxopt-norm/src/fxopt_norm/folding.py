@@ -13,21 +13,25 @@ from torch.fx import Node
 from fxopt_core import Derived, Refusal
 from fxopt_norm.affine import AffineMaps
 from fxopt_norm.formulas import fold_after, fold_before, restore_after, restore_before, scaled_after, scaled_before
-from fxopt_rewrite.calls.readers import input_of, read_batch_norm
-from fxopt_rewrite.calls.records import (
+from fxopt_norm.written import WrittenBatchNorm, read_written_batch_norm
+from fxopt_rewrite import (
     BatchNormCall,
     ConvolutionCall,
+    Editor,
+    GraphIndex,
     LinearCall,
     Obstacle,
     ParameterisedCall,
+    SitePass,
     TensorRef,
+    input_of,
+    mixed_flags_refusal,
+    read_batch_norm,
+    sharing_refusal,
+    tensor_facts,
+    tensors_refusal,
 )
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.layers import module_with
-from fxopt_rewrite.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
-from fxopt_rewrite.shapes.facts import tensor_facts
-from fxopt_rewrite.site_pass import SitePass
+from fxopt_rewrite.toolbox import module_with
 
 Layer = ConvolutionCall | LinearCall
 
@@ -125,8 +129,10 @@ class FoldBatchNorm(SitePass[FoldSite]):
     def _pairs(self, index: GraphIndex) -> Iterator[FoldSite | Refusal]:
         """Yield pairs of a layer and a batch norm."""
         for node in index.nodes:
-            norm = read_batch_norm(index, node)
-            value = None if norm is None else input_of(node)
+            norm: BatchNormCall | Obstacle | None = read_batch_norm(index, node)
+            value, written = input_of(node), read_written_batch_norm(index, node) if norm is None else None
+            if written is not None:
+                value, norm = written
             if norm is None or value is None:
                 continue
             layer = self.read_layer(index, value)
@@ -136,7 +142,7 @@ class FoldBatchNorm(SitePass[FoldSite]):
                 layer = self.read_layer(index, origin)
                 if layer is not None:
                     yield _not_adjacent(layer, norm, (origin, value, node), index)
-            if self.norm_may_come_first:
+            if self.norm_may_come_first and written is None:
                 for user in node.users:
                     layer = self.read_layer(index, user)
                     if layer is not None and input_of(user) is node:
@@ -146,12 +152,12 @@ class FoldBatchNorm(SitePass[FoldSite]):
         """Refuse train mode, other users, wrong shapes, shared or tied tensors, mixed flags and overflow."""
         return (
             _mode_refusal(site, index)
-            or flow_refusal(site.label, (site.first.label, site.second.label), site.nodes, index)
+            or flow_refusal(site.label, (site.first.label, site.second.label), (site.first.node, _reader(site)), index)
             or _shape_refusal(site, index)
             or tensors_refusal(site.layer, index)
             or tensors_refusal(site.norm, index)
             or sharing_refusal(site.layer, [site.layer.node], index)
-            or sharing_refusal(site.norm, [site.norm.node], index)
+            or sharing_refusal(site.norm, [*_parts(site.norm), site.norm.node], index)
             or mixed_flags_refusal(site.label, [site.layer, site.norm], index)
             or _range_refusal(site, index)
         )
@@ -163,6 +169,8 @@ class FoldBatchNorm(SitePass[FoldSite]):
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_folded", folded(site))
         call = edit.call_module(name, site.first.input, before=first, like=[second, first])
         edit.replace(second, call)
+        for part in reversed(_parts(norm)):
+            edit.erase(part)
         # Nodes that read the shape of the value between them read it from one of the same shape.
         edit.replace(first, site.first.input if site.norm_first else call)
         edit.derived(_derivation(site, name))
@@ -176,6 +184,17 @@ def _site(layer: Layer | Obstacle, norm: BatchNormCall | Obstacle, norm_first: b
     if isinstance(norm, Obstacle):
         return Refusal(norm.site, norm.reason, f"{norm.message}; it stays as it is", (node.name,))
     return FoldSite(layer, norm, norm_first, 2 if isinstance(layer, LinearCall) else layer.dims + 2)
+
+
+def _parts(norm: BatchNormCall) -> tuple[Node, ...]:
+    """Return the calls of a batch norm that is written out, but for the last one."""
+    return norm.parts if isinstance(norm, WrittenBatchNorm) else ()
+
+
+def _reader(site: FoldSite) -> Node:
+    """Return the call that reads the value between the two."""
+    parts = _parts(site.norm)
+    return parts[-1] if parts else site.second.node
 
 
 def _origin(value: Node, index: GraphIndex) -> Node:
@@ -253,6 +272,14 @@ def _fit_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     """Refuse a batch norm whose tensors do not match those of the layer."""
     layer, weight = site.layer, site.layer.weight.tensor
     features = layer_features(layer, inputs=site.norm_first)
+    for factor in site.norm.factors if isinstance(site.norm, WrittenBatchNorm) else ():
+        shape, whole = tuple(factor.shape), (1, features, *(1,) * (site.rank - 2))
+        if shape not in (whole, whole[1:]):
+            message = f"`{site.norm.label}` multiplies or adds a tensor of shape {shape}, expected {whole}"
+            return index.refuse(site.label, "wrong-axis", message, *site.nodes)
+        if factor.dtype != weight.dtype:
+            message = f"`{site.norm.label}` computes in {factor.dtype}, and `{layer.label}` in {weight.dtype}"
+            return index.refuse(site.label, "dtype-mismatch", message, *site.nodes)
     for ref in site.norm.tensors:
         if ref is site.norm.counter:
             continue

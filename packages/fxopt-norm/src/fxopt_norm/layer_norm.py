@@ -13,16 +13,25 @@ from torch.fx import Node
 from fxopt_core import Derived, Refusal
 from fxopt_norm.folding import FoldBatchNorm
 from fxopt_norm.formulas import fold_affine, restore_affine
-from fxopt_rewrite.calls.any_form import operands_of
-from fxopt_rewrite.calls.norm_readers import read_layer_norm
-from fxopt_rewrite.calls.readers import owner_of, read_linear, tensor_ref, trains
-from fxopt_rewrite.calls.records import LayerNormCall, LinearCall, Obstacle, ParameterisedCall, TensorRef
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.layers import module_with
-from fxopt_rewrite.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
-from fxopt_rewrite.shapes.facts import same_size, tensor_facts
-from fxopt_rewrite.site_pass import SitePass
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    LayerNormCall,
+    LinearCall,
+    Obstacle,
+    ParameterisedCall,
+    SitePass,
+    TensorRef,
+    mixed_flags_refusal,
+    operands_of,
+    read_layer_norm,
+    read_linear,
+    same_size,
+    sharing_refusal,
+    tensor_facts,
+    tensors_refusal,
+)
+from fxopt_rewrite.toolbox import module_with, owner_of, tensor_ref, trains
 
 
 @dataclass(frozen=True, eq=False)

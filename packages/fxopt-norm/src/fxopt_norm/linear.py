@@ -5,9 +5,7 @@ from __future__ import annotations
 from torch.fx import Node
 
 from fxopt_norm.folding import FoldBatchNorm
-from fxopt_rewrite.calls.readers import read_linear
-from fxopt_rewrite.calls.records import LinearCall, Obstacle
-from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite import GraphIndex, LinearCall, Obstacle, read_linear
 
 
 class FuseBatchNorm1dInLinear(FoldBatchNorm):

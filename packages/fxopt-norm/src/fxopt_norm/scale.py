@@ -13,15 +13,24 @@ from torch.fx import Node
 from fxopt_core import Derived, Refusal
 from fxopt_norm.folding import FoldBatchNorm, Layer, flow_refusal
 from fxopt_norm.formulas import fold_scale, restore_scale
-from fxopt_rewrite.calls.elementwise import read_elementwise
-from fxopt_rewrite.calls.readers import owner_of, read_convolution, read_linear, tensor_ref, trains
-from fxopt_rewrite.calls.records import ConvolutionCall, ElementwiseCall, Obstacle, ParameterisedCall, TensorRef
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.layers import module_with
-from fxopt_rewrite.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
-from fxopt_rewrite.shapes.facts import tensor_facts
-from fxopt_rewrite.site_pass import SitePass
+from fxopt_rewrite import (
+    ConvolutionCall,
+    Editor,
+    ElementwiseCall,
+    GraphIndex,
+    Obstacle,
+    ParameterisedCall,
+    SitePass,
+    TensorRef,
+    mixed_flags_refusal,
+    read_convolution,
+    read_elementwise,
+    read_linear,
+    sharing_refusal,
+    tensor_facts,
+    tensors_refusal,
+)
+from fxopt_rewrite.toolbox import module_with, owner_of, tensor_ref, trains
 
 
 @dataclass(frozen=True, eq=False)

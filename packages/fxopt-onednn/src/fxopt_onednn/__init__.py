@@ -2,7 +2,6 @@
 
 from fxopt_onednn.fuse_regions.fuse_regions import FuseRegions
 from fxopt_onednn.layout.channels_last import ConvertToChannelsLast
-from fxopt_onednn.layout.identities import RemoveIdentities
 from fxopt_onednn.packing.activations import Activation
 from fxopt_onednn.packing.pack_convolutions import PackConvolutions
 from fxopt_onednn.packing.pack_linears import PackLinears
@@ -19,5 +18,4 @@ __all__ = [
     "PackLinears",
     "PackedConv2d",
     "PackedLinear",
-    "RemoveIdentities",
 ]

@@ -1,4 +1,4 @@
-"""Calls of torch's own operations, as graphs have them, and the oneDNN operators that take their place.
+"""The oneDNN operators that take the place of torch's own.
 
 `torch.ops.mkldnn._convolution_pointwise` and `_linear_pointwise` compute a layer and the element-wise operation after
 it in one call, from weights packed into the order that the processor's kernels read.
@@ -6,76 +6,13 @@ it in one call, from weights packed into the order that the processor's kernels 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch.fx import Node
+from torch import Tensor
 
-UNKNOWN = object()
-"""Marks an argument that the graph computes."""
-
-_NAMESPACES = (torch, F, torch._C._nn)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def operation_of(node: Node) -> str | None:
-    """Return the name of the torch operation that a node calls, with its underscore if it works in place.
-
-    >>> graph = torch.fx.Graph()
-    >>> value = graph.placeholder("x")
-    >>> [operation_of(graph.call_function(f, (value,))) for f in (torch.relu, F.relu, torch.ops.aten.relu_.default, id)]
-    ['relu', 'relu', 'relu_', None]
-    """
-    if node.op == "call_method":
-        return str(node.target)
-    target: Any = node.target
-    if node.op != "call_function":
-        return None
-    if isinstance(target, OpOverload):
-        return str(target.overloadpacket.__name__) if target.namespace == "aten" else None
-    name = str(getattr(target, "__name__", ""))
-    known = any(getattr(namespace, name, None) is target for namespace in _NAMESPACES)
-    return name if known or getattr(target, "__module__", None) == "_operator" else None
-
-
-def settings_of(
-    node: Node, value: Node, parameters: Sequence[tuple[str, object]], *, renamed: Mapping[str, str] | None = None
-) -> dict[str, Any] | None:
-    """Return the arguments of a call on a value, by name and with defaults; None if its form is another.
-
-    Args:
-        node: the call.
-        value: the expected first argument.
-        parameters: the other parameters, in order, with their defaults.
-        renamed: parameter names by alias.
-    """
-    names = ("input", *(name for name, _ in parameters))
-    if len(node.args) > len(names):
-        return None
-    found: dict[str, Any] = dict(zip(names, node.args, strict=False))
-    for name, given in node.kwargs.items():
-        found[{"self": "input", **(renamed or {})}.get(name, name)] = given
-    if set(found) - set(names) or found.pop("input", None) is not value:
-        return None
-    return {name: _constant(found.get(name, default)) for name, default in parameters}
-
-
-def _constant(given: object) -> object:
-    if isinstance(given, list | tuple):
-        items = [_constant(item) for item in given]
-        return UNKNOWN if UNKNOWN in items else tuple(items)
-    return UNKNOWN if isinstance(given, Node) else given
-
-
-def calls_plainly(module: nn.Module | None, node: Node, value: Node) -> bool:
-    """Return whether a node calls a module with a value alone, and runs nothing but the ``forward`` of its class."""
-    if module is None or "forward" in vars(module) or any(vars(module).get(name) for name in HOOKS):
-        return False
-    return (node.args == (value,) and not node.kwargs) or (not node.args and dict(node.kwargs) == {"input": value})
 
 
 _NEEDED = (

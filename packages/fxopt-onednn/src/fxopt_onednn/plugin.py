@@ -18,7 +18,6 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
     import fxopt_onednn
 
     return (
-        fxopt_onednn.RemoveIdentities,
         fxopt_onednn.ConvertToChannelsLast,
         fxopt_onednn.PackConvolutions,
         fxopt_onednn.PackLinears,
@@ -32,7 +31,7 @@ def fxopt_pipelines() -> Mapping[str, str]:
 
     Where fxopt-kernels is installed, its passes come before those that pack what is left.
     """
-    prepared = ["remove-identities", "fold-batch-norm", "simplify", "merge-linears"]
+    prepared = ["remove-no-ops", "fold-batch-norm", "simplify", "fuse-activations", "merge-linears"]
     packed = ["convert-to-channels-last", "pack-convolutions", "pack-linears"]
     if entry_points(group="fxopt", name="kernels"):
         prepared, packed = [*prepared, "kernels"], [*packed, "plan-regions"]

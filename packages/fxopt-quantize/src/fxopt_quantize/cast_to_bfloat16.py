@@ -22,15 +22,21 @@ from torch.fx.passes.shape_prop import TensorMetadata
 from fxopt_core import Derived, Refusal
 from fxopt_quantize.arithmetic import lost, rounded
 from fxopt_quantize.quantize_linears import REASONS_OF_DEVICES
-from fxopt_rewrite.calls.readers import read_convolution, read_linear
-from fxopt_rewrite.calls.records import ConvolutionCall, LinearCall, Obstacle
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.layers import module_with
-from fxopt_rewrite.legality import sharing_refusal, tensors_refusal
-from fxopt_rewrite.shapes.facts import is_python_number, tensor_facts
-from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME, VALUE_KEYS
-from fxopt_rewrite.site_pass import SitePass
+from fxopt_rewrite import (
+    ConvolutionCall,
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Obstacle,
+    SitePass,
+    is_python_number,
+    read_convolution,
+    read_linear,
+    sharing_refusal,
+    tensor_facts,
+    tensors_refusal,
+)
+from fxopt_rewrite.toolbox import ONE_AT_A_TIME, VALUE_KEYS, module_with
 
 WIDE, NARROW = torch.float32, torch.bfloat16
 

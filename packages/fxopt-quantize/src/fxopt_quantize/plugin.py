@@ -25,7 +25,11 @@ def fxopt_pipelines() -> Mapping[str, str]:
     """Return the pipelines: what has to come before rounding, then all of ``cpu-inference`` for what is left."""
     rounds_inputs = bool(entry_points(group="fxopt", name="kernels"))  # fxopt-kernels, whose operators do
     apart = "{join-linears=False}" if rounds_inputs else ""
-    ways = {"cpu-inference-int8": "quantize-linears", "cpu-inference-bf16": f"cast-to-bfloat16{apart}"}
+    ways = {
+        "cpu-inference-int8": "quantize-linears",
+        "cpu-inference-int8-static": "quantize-linears{activations='static'}",
+        "cpu-inference-bf16": f"cast-to-bfloat16{apart}",
+    }
     return {name: f"fold-batch-norm,merge-linears,{way},cpu-inference" for name, way in ways.items()}
 
 

@@ -1,7 +1,7 @@
-"""``x @ W.T + b`` -> ``round(x) @ (scale * integers).T + b``: linear layers with int8 weights and dynamic activations.
+"""``x @ W.T + b`` -> ``round(x) @ (scale * integers).T + b``: linear layers with int8 weights and activations.
 
 The weight is rounded once, by the pass, with one scale for each output channel; the input at each call, with one scale
-and zero point for each row.
+and zero point for each row, or by ranges from calibration data.
 """
 
 from __future__ import annotations
@@ -13,20 +13,26 @@ from fnmatch import fnmatchcase
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Derived, PassOptionError, Refusal
-from fxopt_quantize.arithmetic import lost, quantized
+from fxopt_quantize.arithmetic import lost, quantized, rounding, static
+from fxopt_quantize.calibration import ranges_of
 from fxopt_quantize.quantized_linear import QuantizedLinear, why_unsupported
-from fxopt_rewrite.calls.readers import read_linear
-from fxopt_rewrite.calls.records import LinearCall, Obstacle, TensorRef
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.journal.edits import Piece
-from fxopt_rewrite.layers import bare_module
-from fxopt_rewrite.legality import sharing_refusal, tensors_refusal
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Obstacle,
+    Piece,
+    ReversibleSitePass,
+    TensorRef,
+    bare_module,
+    read_linear,
+    sharing_refusal,
+    tensors_refusal,
+)
 
 REASONS_OF_DEVICES = {
     "not-on-cpu": "The layer is on another device, and the pass is for CPUs. Move the model: `model.to('cpu')`.",
@@ -44,11 +50,13 @@ class LinearSite:
         call: the linear layer.
         place: how many linear layers come before it.
         after: how many come after it.
+        ends: the least and largest value of each element of its input, (2, in); None where they are not known.
     """
 
     call: LinearCall
     place: int
     after: int
+    ends: Tensor | None = None
 
     @property
     def label(self) -> str:
@@ -69,10 +77,15 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
     result depends on its row alone. It may be of float32, bfloat16 or float16, and so is the result; weights stored as
     (in, out) are taken, too. See `QuantizedLinear` for the calls that it takes and for NaN.
 
+    With ``activations="static"``, inputs are rounded by ranges that data have shown (`calibrated`), each element of a
+    row by its own: what lies beyond is cut off. An element that is large in all rows, as some are in
+    transformers, does not coarsen the others.
+
     Layers in train mode are refused: there are no derivatives. Merge layers first, so that their input is quantized
     once, and pack afterwards what is left.
 
     Args:
+        activations: ``"dynamic"``, by rows, or ``"static"``.
         where: glob pattern over full module names; layers with other names are left alone.
         keep: glob patterns; layers with such names are left alone.
         keep_first: how many layers are left alone at the beginning, where rounding errors run through the whole model.
@@ -83,7 +96,8 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
             original ``state_dict`` be had, for four times the memory that the integers take.
 
     Raises:
-        PassOptionError: ``keep_first`` or ``keep_last`` is negative.
+        PassOptionError: ``activations`` is something else, or ``keep_first`` or ``keep_last`` is negative.
+        PreconditionError: ``activations`` is ``"static"``, and there are no data.
         NotReversibleError: It is to be undone, and ``keep_originals`` is off.
 
     Source:
@@ -107,10 +121,12 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
     promised_sqnr: ClassVar[float | None] = 15.0
     """In dB, on ordinary data: a layer alone has about 40, and rounding errors add up over a model's depth."""
     reversible = False
-    arithmetic = (quantized, lost)
+    arithmetic = (quantized, static, lost)
     reasons: ClassVar = {
         **REASONS_OF_DEVICES,
         "kept": "The pass is told to leave this layer as it is. Change `keep`, `keep_first` or `keep_last`.",
+        "no-range": "No call of the calibration reached the layer, or its inputs were not finite. Calibrate with calls "
+        "that use it.",
         "too-small": "Quantizing the input of so small a layer takes longer than its product. Lower `min_weights` to "
         "quantize it all the same.",
         "packed": "The layer is packed already. Quantize first, and pack what is left: "
@@ -120,6 +136,7 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
     def __init__(
         self,
         *,
+        activations: str = "dynamic",
         where: str = "*",
         keep: Sequence[str] = (),
         keep_first: int = 0,
@@ -130,6 +147,9 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
         if isinstance(keep, str) or min(keep_first, keep_last) < 0:
             found = f"keep={keep!r}, keep_first={keep_first!r}, keep_last={keep_last!r}"
             raise PassOptionError(f"QuantizeLinears takes patterns as keep, and counts from 0 on, not {found}")
+        if activations not in ("dynamic", "static"):
+            raise PassOptionError(f"QuantizeLinears takes 'dynamic' or 'static' as activations, not {activations!r}")
+        self.activations = activations
         self.where = where
         self.keep = tuple(keep)
         self.keep_first, self.keep_last = keep_first, keep_last
@@ -148,8 +168,11 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
                 yield Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,))
             elif call is not None:
                 calls.append(call)
+        ranges: dict[int, Tensor] = {}
+        if self.activations == "static":
+            ranges = ranges_of(index.graph_module, {id(each.weight.tensor): each.in_features for each in calls})
         for place, call in enumerate(calls):
-            yield LinearSite(call, place, len(calls) - 1 - place)
+            yield LinearSite(call, place, len(calls) - 1 - place, ranges.get(id(call.weight.tensor)))
 
     def check(self, site: LinearSite, index: GraphIndex) -> Refusal | None:
         """Refuse what is not asked for, what cannot be computed or does not pay, and shared or mutated tensors."""
@@ -187,6 +210,8 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
             return "training", "is in train mode, and a quantized layer has no derivatives"
         if weight.numel() < max(self.min_weights, 1):
             return "too-small", f"has {weight.numel()} weights, fewer than min_weights={self.min_weights}"
+        if self.activations == "static" and (site.ends is None or not site.ends.isfinite().all()):
+            return "no-range", "was not reached by the calls of the calibration, or by numbers that are not finite"
         return why_unsupported(weight.dtype, weight.device)
 
     def rewrite(self, site: LinearSite, edit: Editor) -> None:
@@ -194,12 +219,12 @@ class QuantizeLinears(ReversibleSitePass[LinearSite]):
         call = site.call
         full = call.module_name or call.weight.name
         module = bare_module(QuantizedLinear, call.in_features, call.out_features, bias=call.bias is not None)
-        _fill(module, call, keep_original=self.keep_originals)
+        _fill(module, call, site.ends, keep_original=self.keep_originals)
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_quantized", module.train(call.training))
         edit.replace(call.node, edit.call_module(name, call.input, before=call.node, like=[call.node]))
         edit.derived(
             Derived(
-                function="fxopt_quantize.arithmetic:quantized",
+                function=f"fxopt_quantize.arithmetic:{'quantized' if site.ends is None else 'static'}",
                 inputs=(("weight", call.weight.name),),
                 settings=(("transposed", call.transposed),),
                 outputs=(f"{name}.weight", f"{name}.scale"),
@@ -225,7 +250,7 @@ def _is_finite(call: LinearCall) -> bool:
     return weight.is_meta or bool(torch.isfinite(torch.stack(torch.aminmax(weight))).all())  # without a copy
 
 
-def _fill(module: QuantizedLinear, call: LinearCall, *, keep_original: bool) -> None:
+def _fill(module: QuantizedLinear, call: LinearCall, ends: Tensor | None, *, keep_original: bool) -> None:
     """Give a quantized layer the tensors that a call comes to.
 
     What was made in inference mode is copied: it has no version, so that changes would go unnoticed.
@@ -233,6 +258,10 @@ def _fill(module: QuantizedLinear, call: LinearCall, *, keep_original: bool) -> 
     with torch.inference_mode(False), torch.no_grad():
         weight = call.weight.tensor
         plain = weight.clone() if weight.is_inference() else weight
+        if ends is not None:
+            factors = rounding(plain, ends, transposed=call.transposed)
+            module.register_buffer("rounding", factors)
+            plain = plain / (factors[0].unsqueeze(1) if call.transposed else factors[0])
         module.weight, module.scale = quantized(plain, transposed=call.transposed)
         module.bias = None if call.bias is None else _parameter(call.bias)
         if keep_original:

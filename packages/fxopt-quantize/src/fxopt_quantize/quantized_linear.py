@@ -1,4 +1,4 @@
-"""`QuantizedLinear`: a linear layer with int8 weights, whose input is quantized at each call."""
+"""`QuantizedLinear`: a linear layer with int8 weights, whose input is quantized by rows, or by fixed ranges."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt_core import FxoptError
-from fxopt_quantize.arithmetic import dequantized
-from fxopt_rewrite.fast_paths import needs_gradient, runs_plainly
-from fxopt_rewrite.watching import Watched
+from fxopt_quantize.arithmetic import LARGEST, dequantized
+from fxopt_rewrite import Watched
+from fxopt_rewrite.toolbox import needs_gradient, runs_plainly
 
 _ENGINES = ("x86", "fbgemm", "onednn")  # the first that torch was built with
 _ENGINE = threading.Lock()  # torch has one for all threads
 _LINEAR: Any = getattr(getattr(torch.ops.quantized, "linear_dynamic", None), "default", None)
+_STATIC: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -71,7 +72,7 @@ class _Packing:
 
     Attributes:
         packed: what the operator takes; None at first.
-        sums: (out,), those of the rows of the weight.
+        sums: (out,), those of the rows of the weight; with fixed ranges, each times the shifts of the input.
         halved: whether inputs are rounded to 7 bits.
     """
 
@@ -83,15 +84,15 @@ class _Packing:
         self.halved = False
         self._made_of: Watched | None = None
 
-    def is_of(self, weight: Tensor, scale: Tensor) -> bool:
+    def is_of(self, *tensors: Tensor) -> bool:
         """Return whether it was made of these tensors, which have not changed since."""
-        return self._made_of is not None and self._made_of.hold((weight, scale))
+        return self._made_of is not None and self._made_of.hold(tensors)
 
-    def keep(self, packed: Any, weight: Tensor, scale: Tensor) -> None:
+    def keep(self, packed: Any, weight: Tensor, scale: Tensor, *rounding: Tensor) -> None:
         """Keep what was packed of these tensors."""
         self.packed, self.halved = packed, not has_wide_sums()
-        self.sums = scale * weight.sum(1)
-        self._made_of = Watched((weight, scale))
+        self.sums = scale * (weight.float() @ rounding[0][1] if rounding else weight.sum(1))
+        self._made_of = Watched((weight, scale, *rounding))
 
 
 class QuantizedLinear(nn.Module):
@@ -105,6 +106,10 @@ class QuantizedLinear(nn.Module):
     in_features) holds integers, ``scale`` (out_features,) is float32; both are buffers. They are packed at the first
     call, and again when they change; state_dicts hold them plain.
 
+    Where it has a buffer ``rounding`` (2, in_features), factors and shifts take the place of a row's own scale: the
+    product is that of ``round(x * factor + shift) - shift``, where rounded numbers are at most 127, and the weight was
+    divided by the factors.
+
     Inputs with NaN or infinite values, and calls while a graph is recorded or under autocast, take the product with the
     dequantized weight. So do other devices and dtypes. The layer has no derivative: a backward pass through it is an
     error.
@@ -113,6 +118,7 @@ class QuantizedLinear(nn.Module):
         in_features: size of the input's last dimension.
         out_features: size of the result's last dimension.
         bias: whether it has a bias.
+        static: whether it has ``rounding``.
 
     >>> layer = QuantizedLinear(2, 1, bias=False)
     >>> layer.weight.copy_(torch.tensor([[127, -127]])), layer.scale.fill_(1 / 127)
@@ -124,12 +130,13 @@ class QuantizedLinear(nn.Module):
 
     __slots__ = ("_packing",)
     only_computes = True
-    integer_weight = True  # as `fxopt_rewrite.calls.integer_linears` reads it
+    integer_weight = True  # as `fxopt_rewrite.read_integer_linear` reads it
     own_parameters: ClassVar = frozenset({"bias", "original_weight"})
-    own_buffers: ClassVar = frozenset({"weight", "scale"})
+    own_buffers: ClassVar = frozenset({"weight", "scale", "rounding"})
 
     weight: Tensor
     scale: Tensor
+    rounding: Tensor
     bias: nn.Parameter | None
     original_weight: nn.Parameter | None
     """The weight before, where the pass was told to keep it."""
@@ -141,12 +148,15 @@ class QuantizedLinear(nn.Module):
         out_features: int,
         *,
         bias: bool = True,
+        static: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.register_buffer("weight", torch.zeros(out_features, in_features, dtype=torch.int8, device=device))
         self.register_buffer("scale", torch.ones(out_features, device=device))
+        if static:
+            self.register_buffer("rounding", torch.ones(2, in_features, device=device))
         own_bias = nn.Parameter(torch.zeros(out_features, device=device)) if bias else None
         self.register_parameter("bias", own_bias)
 
@@ -161,18 +171,21 @@ class QuantizedLinear(nn.Module):
 
     def _fast(self, input: Tensor) -> Tensor:
         """Return the integer product, where the input and the weight are fit for it."""
-        weight, scale = self._buffers["weight"], self._buffers["scale"]
+        weight, scale, rounding = (self._buffers.get(key) for key in ("weight", "scale", "rounding"))
         packing = self.packing
         if weight is None or scale is None or not input.is_cpu or input.layout is not torch.strided:
             return self._plain(input)
         bias, shape = self._parameters["bias"], input.shape
-        if weight.is_inference() or (not packing.is_of(weight, scale) and not self._pack(weight, scale)):
+        made_of = (weight, scale) if rounding is None else (weight, scale, rounding)
+        if weight.is_inference() or (not packing.is_of(*made_of) and not self._pack(*made_of)):
             return self._plain(input)
         if len(shape) == 1:
             return self._fast(input.unsqueeze(0)).squeeze(0)
         if not shape or shape[-1] != self.in_features or not input.numel():
             return self._plain(input)
         wide = input if input.dtype is torch.float32 else input.float()
+        if rounding is not None:
+            return self._by_ranges(input, wide, rounding)
         low, high = wide.amin(-1, keepdim=True), wide.amax(-1, keepdim=True)  # 10 times as fast as `aminmax` there
         size = high.sub_(low).clamp_min_(torch.finfo(torch.float32).tiny)
         if not math.isfinite(size.sum()):
@@ -180,6 +193,18 @@ class QuantizedLinear(nn.Module):
         result: Tensor = _LINEAR((wide - low).div_(size), packing.packed, packing.halved)
         result = result.mul_(size) if bias is None else torch.addcmul(bias.float(), result, size)
         result.addcmul_(low, packing.sums)
+        return result if input is wide else result.to(input.dtype)
+
+    def _by_ranges(self, input: Tensor, wide: Tensor, rounding: Tensor) -> Tensor:
+        """Return the product with an input that is rounded by factors and shifts."""
+        factor, shift = rounding
+        if not math.isfinite(wide.sum()) and not wide.isfinite().all():
+            return self._plain(input)
+        step, zero = (2.0, 64) if self.packing.halved else (1.0, 128)
+        steps = torch.addcmul(shift, wide, factor).clamp_(-LARGEST, LARGEST)
+        result: Tensor = _STATIC(steps, step, zero, self.packing.packed)
+        result -= self.packing.sums
+        result = result if self.bias is None else result.add_(self.bias)
         return result if input is wide else result.to(input.dtype)
 
     @property
@@ -195,9 +220,9 @@ class QuantizedLinear(nn.Module):
         """Drop the packed weight; the next call makes it again."""
         self._packing = _Packing()
 
-    def _pack(self, weight: Tensor, scale: Tensor) -> bool:
+    def _pack(self, weight: Tensor, scale: Tensor, *rounding: Tensor) -> bool:
         """Pack the weight, where that is possible, and changes of it can be noticed; return whether it was."""
-        fit = not any(each.is_inference() or not each.is_cpu for each in (weight, scale))
+        fit = not any(each.is_inference() or not each.is_cpu for each in (weight, scale, *rounding))
         if engine() is None or not weight.numel() or not fit:
             return False
         zeros = torch.zeros(len(scale), dtype=torch.int64)
@@ -205,21 +230,25 @@ class QuantizedLinear(nn.Module):
             warnings.simplefilter("ignore")  # torch announces that its quantized tensors will go
             made = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
             packed = torch.ops.quantized.linear_prepack(made, None)
-            self.packing.keep(packed, weight, scale)
+            self.packing.keep(packed, weight, scale, *rounding)
         return True
 
     def _plain(self, input: Tensor) -> Tensor:
         """Return the product with the dequantized weight."""
         bias = None if self.bias is None else self.bias.to(input.dtype)
+        rounding = self._buffers.get("rounding")
+        input = input if rounding is None else input * rounding[0].to(input.dtype)
         return F.linear(input, dequantized(self.weight, self.scale, input.dtype), bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> QuantizedLinear:
-        """Convert and move the bias, and move the scale, which stays in float32."""
-        scale = self.scale
+        """Convert and move the bias, and move scale and rounding, which stay in float32."""
+        kept = {key: tensor for key, tensor in self._buffers.items() if tensor is not None}
         self.forget_derived()
         applied: QuantizedLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
-        if self.scale.dtype != scale.dtype:
-            self.scale = scale.to(self.scale.device)
+        for key, tensor in kept.items():
+            moved = self._buffers[key]
+            if moved is not None and moved.dtype != tensor.dtype:
+                self._buffers[key] = tensor.to(moved.device)
         return applied
 
     def __getstate__(self) -> dict[str, Any]:
@@ -228,7 +257,8 @@ class QuantizedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings in the form of ``nn.Linear``."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        shown = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{shown}, static" if "rounding" in self._buffers else shown
 
 
 class _WithoutDerivative(torch.autograd.Function):

@@ -1,11 +1,17 @@
 """What a pass over layers is built from: typed readers, effects, shapes, legality, recorded edits, `SitePass`."""
 
-from fxopt_rewrite.calls.activations import read_activation
-from fxopt_rewrite.calls.any_form import calls_of, is_call, operands_of
-from fxopt_rewrite.calls.elementwise import read_elementwise
-from fxopt_rewrite.calls.embeddings import read_embedding
-from fxopt_rewrite.calls.norm_readers import read_layer_norm
-from fxopt_rewrite.calls.readers import input_of, read_batch_norm, read_convolution, read_linear, read_true_division
+from fxopt_rewrite.calls.operation import Operation, calls_of, input_of, is_call, operands_of, read_operation
+from fxopt_rewrite.calls.readers import (
+    read_activation,
+    read_batch_norm,
+    read_convolution,
+    read_elementwise,
+    read_embedding,
+    read_integer_linear,
+    read_layer_norm,
+    read_linear,
+    read_true_division,
+)
 from fxopt_rewrite.calls.records import (
     ActivationCall,
     BatchNormCall,
@@ -47,6 +53,7 @@ __all__ = [
     "LayerNormCall",
     "LinearCall",
     "Obstacle",
+    "Operation",
     "ParameterisedCall",
     "Piece",
     "Provenance",
@@ -77,8 +84,10 @@ __all__ = [
     "read_convolution",
     "read_elementwise",
     "read_embedding",
+    "read_integer_linear",
     "read_layer_norm",
     "read_linear",
+    "read_operation",
     "read_true_division",
     "refresh",
     "replacement_refusal",

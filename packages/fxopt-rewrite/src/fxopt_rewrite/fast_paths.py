@@ -48,7 +48,7 @@ def runs_under_modes() -> bool:
     return not torch.compiler.is_compiling() and bool(_dispatch_modes())
 
 
-def is_plain(value: object, dtype: torch.dtype) -> bool:
+def is_plain_tensor(value: object, dtype: torch.dtype) -> bool:
     """Return whether a value is a dense CPU tensor of this dtype, and of no subclass."""
     return type(value) is Tensor and value.dtype is dtype and value.is_cpu and value.layout is torch.strided
 

@@ -16,7 +16,7 @@ from fxopt_core.ledger.records import Refusal
 from fxopt_core.passes.context import note_reading
 from fxopt_rewrite.effects.analysis import Effects
 from fxopt_rewrite.effects.same_views import SameValues
-from fxopt_rewrite.ops.forms import says_training
+from fxopt_rewrite.ops.vocabulary import says_training
 
 K = TypeVar("K")
 V = TypeVar("V")

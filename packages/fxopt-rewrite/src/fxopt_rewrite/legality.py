@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from torch import nn
 from torch.fx import Node
 
 from fxopt_core.ledger.records import Refusal
@@ -61,9 +62,15 @@ def sharing_refusal(call: ParameterisedCall, nodes: Collection[Node], index: Gra
 
 
 def mixed_flags_refusal(site: str, calls: Collection[ParameterisedCall], index: GraphIndex) -> Refusal | None:
-    """Return why calls may not be merged: some of their parameters are frozen and some are trainable."""
+    """Return why calls may not be merged: some of their parameters are frozen and some are trainable.
+
+    Buffers are neither.
+    """
     flags = {
-        ref.name: ref.tensor.requires_grad for call in calls for ref in (call.weight, call.bias) if ref is not None
+        ref.name: ref.tensor.requires_grad
+        for call in calls
+        for ref in (call.weight, call.bias)
+        if ref is not None and isinstance(ref.tensor, nn.Parameter)
     }
     if len(set(flags.values())) < 2:
         return None

@@ -1,10 +1,11 @@
-"""fxopt passes that make graphs smaller: no-ops, common subexpressions, constants and tables, dead code, attention."""
+"""fxopt passes that make graphs smaller: no-ops, repeated calls, constants and tables, dead code, fused functions."""
 
 from fxopt_simplify.attention.fuse import FuseScaledDotProductAttention
 from fxopt_simplify.cache_shape_tables import CacheShapeTables
 from fxopt_simplify.eliminate_common_subexpressions import EliminateCommonSubexpressions
 from fxopt_simplify.eliminate_dead_code import EliminateDeadCode
 from fxopt_simplify.fold_constants import FoldConstants
+from fxopt_simplify.fuse_activations import FuseActivations
 from fxopt_simplify.remove_no_ops import RemoveNoOps
 from fxopt_simplify.shape_tables import ShapeTables
 
@@ -15,6 +16,7 @@ __all__ = [
     "EliminateCommonSubexpressions",
     "EliminateDeadCode",
     "FoldConstants",
+    "FuseActivations",
     "FuseScaledDotProductAttention",
     "RemoveNoOps",
     "ShapeTables",

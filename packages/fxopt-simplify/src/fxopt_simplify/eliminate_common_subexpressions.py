@@ -16,10 +16,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fxopt_core import Refusal
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.legality import replacement_refusal
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, replacement_refusal
 from fxopt_simplify.purity import Purity
 
 _PLAIN = (Node, int, str, bool, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)

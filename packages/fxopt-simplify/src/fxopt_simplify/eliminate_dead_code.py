@@ -10,9 +10,7 @@ from typing import ClassVar
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass
 from fxopt_simplify.purity import Purity
 
 

@@ -17,23 +17,21 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.ops.names import MISSING, argument
-from fxopt_rewrite.ops.tables import names
-from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, tensor_facts
+from fxopt_rewrite import GraphIndex, TensorFacts, is_python_number, tensor_facts
+from fxopt_rewrite.toolbox import MISSING, argument, words
 
 Number = bool | int | float
 
 _FILLED: dict[str, Number] = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 _FILLED_WITH = {"full": (1, "fill_value"), "full_like": (1, "fill_value"), "new_full": (2, "fill_value")}
-_SAME_ELEMENTS = names(
+_SAME_ELEMENTS = words(
     """
     view reshape _unsafe_view unsqueeze squeeze expand expand_as broadcast_to slice select getitem transpose permute t
     flatten unflatten contiguous clone detach alias lift_fresh_copy repeat narrow view_as reshape_as
     """
 )
-_CONVERSIONS = names("to _to_copy type type_as float half double bfloat16 long int short bool")
-_ELEMENTWISE = names(
+_CONVERSIONS = words("to _to_copy type type_as float half double bfloat16 long int short bool")
+_ELEMENTWISE = words(
     """
     add sub rsub mul div truediv neg abs and_ or_ invert bitwise_and bitwise_or bitwise_not logical_and logical_or
     logical_not __and__ __or__ eq ne lt le gt ge where masked_fill

@@ -10,28 +10,24 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from fxopt_rewrite.dtypes import dtype_kind
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.ops.names import MISSING, argument
-from fxopt_rewrite.ops.tables import DROPOUTS, names
-from fxopt_rewrite.shapes.facts import same_size, tensor_facts
-from fxopt_rewrite.shapes.kinds import Kind
+from fxopt_rewrite import GraphIndex, Operation, read_operation, same_size, tensor_facts
+from fxopt_rewrite.toolbox import DROPOUTS, Kind, argument, dtype_kind, words
 from fxopt_simplify.known_values import KnownValues, Number
-from fxopt_simplify.purity import Purity, says_eval
+from fxopt_simplify.purity import Purity
 from fxopt_simplify.settled import CASTS, CONVERSIONS, Settled, given_place
 
-_SHAPING = names(
+_SHAPING = words(
     "view reshape _unsafe_view expand expand_as view_as reshape_as flatten slice narrow squeeze broadcast_to"
 )
-_ANDS, _ORS = names("and_ __and__ bitwise_and logical_and"), names("or_ __or__ bitwise_or logical_or")
-_PACKED = names("contiguous arange full zeros ones")
-_FORMATS = (MISSING, None, torch.preserve_format)
+_ANDS, _ORS = words("bitwise_and logical_and"), words("bitwise_or logical_or")
+_PACKED = words("contiguous arange full zeros ones")
 
 
 class Unchanged(NamedTuple):
     """What a call gives back."""
 
     value: Node
+    itself: bool = False  # whether it gives the very same tensor
     copies: bool = False  # whether it gives a copy, in memory of its own
     between: Node | None = None  # a call before it that it undoes
 
@@ -46,57 +42,74 @@ class NoOpReader:
 
     def read(self, node: Node) -> Unchanged | str | None:
         """Return what a call gives back unchanged, None if it does something, or why it only seems to do nothing."""
-        name = self._name(node)
-        if name is None or self._index.effects.writes(node):
+        call = read_operation(self._index, node)
+        if call is None or call.name not in _READ:  # before its arguments are bound, which takes longest
             return None
-        value = _first(node)
-        if value is not None and self._is_same_view(node, name, value):
+        name, value = call.name, call.input
+        if name == "identity" or name in DROPOUTS:
+            training = call.arguments.get("training", False)
+            if value is None or isinstance(training, Node):
+                return None
+            return "training" if training else Unchanged(value, itself=True)
+        if call.module is not None or call.inplace or self._index.effects.writes(node):
+            return None
+        if value is not None and self._is_same_view(call, value):
             return Unchanged(value)
-        undone = None if value is None else self._undone(node, name, value)
+        undone = None if value is None else self._undone(call, value)
         if undone is not None:
             return Unchanged(undone, between=value)
         if value is not None and (name in CONVERSIONS or name in CASTS):
-            return Unchanged(value, name == "_to_copy") if self._converts_nothing(node, name, value) else None
-        found = self._arithmetic(node, name) or self._masking(node, name)
-        if value is not None and name == "clone" and argument(node, 1, "memory_format") in _FORMATS:
+            return Unchanged(value, copies=name == "_to_copy") if self._converts_nothing(node, name, value) else None
+        found = self._arithmetic(call) or self._masking(call)
+        if value is not None and name == "clone" and call.arguments["memory_format"] in (None, torch.preserve_format):
             found = Unchanged(value, copies=True)
         if isinstance(found, Unchanged) and not self._may_share(node, found.value):
             return None
         return found
 
-    def _name(self, node: Node) -> str | None:
-        effect = self._index.effects.effect(node)
-        return None if effect.opaque else effect.operation
-
     # -- views
 
-    def _is_same_view(self, node: Node, name: str, value: Node) -> bool:
-        if name in DROPOUTS:
-            return says_eval(node)
-        if name in ("pos", "positive"):
+    def _is_same_view(self, call: Operation, value: Node) -> bool:
+        if call.name == "positive":
             return True
-        if name == "contiguous":
-            return argument(node, 1, "memory_format") in (MISSING, torch.contiguous_format) and self._is_packed(value)
-        if name == "getitem":
-            return _takes_everything(node.args[1]) and self._kind(value) is Kind.TENSOR
-        if name in _SHAPING:
-            return _keeps_shape(node, name, value) or (_same_shape(node, value) and _same_dtype(node, value))
+        if call.name == "contiguous":
+            return call.arguments["memory_format"] is torch.contiguous_format and self._is_packed(value)
+        if call.name == "getitem":
+            return _takes_everything(call.arguments["index"]) and self._kind(value) is Kind.TENSOR
+        if call.name in _SHAPING:
+            return self._keeps_shape(call, value) or (_same_shape(call.node, value) and _same_dtype(call.node, value))
         return False
 
     def _is_packed(self, value: Node) -> bool:
-        if self._name(value) not in _PACKED:
-            return False
-        return argument(value, None, "memory_format") in (MISSING, torch.contiguous_format) and len(value.args) < 3
+        call = read_operation(self._index, value)
+        usual = call is not None and call.arguments.get("memory_format") in (None, torch.contiguous_format)
+        return call is not None and usual and call.name in _PACKED
 
-    def _undone(self, node: Node, name: str, value: Node) -> Node | None:
+    def _keeps_shape(self, call: Operation, value: Node) -> bool:
+        """Return whether a call gives the same shape by its arguments alone."""
+        arguments = call.arguments
+        if call.name == "slice":
+            start, end = arguments["start"], arguments["end"]
+            far = end is None or (type(end) is int and end >= sys.maxsize)
+            return start in (None, 0) and far and arguments["step"] in (None, 1)
+        if call.name in ("view_as", "expand_as", "reshape_as"):
+            return arguments.get("other") is value
+        sizes = arguments.get("size", arguments.get("shape"))
+        if call.name in ("expand", "broadcast_to") and isinstance(sizes, tuple) and set(sizes) == {-1}:
+            return True
+        shape = read_operation(self._index, sizes) if isinstance(sizes, Node) else None
+        return shape is not None and shape.name == "size" and shape.input is value and shape.arguments["dim"] is None
+
+    def _undone(self, call: Operation, value: Node) -> Node | None:
         """Return the value of two views before, if these two undo each other."""
-        earlier, source = self._name(value), _first(value)
-        if source is None or value.op not in ("call_function", "call_method"):
+        earlier = read_operation(self._index, value)
+        source = None if earlier is None else earlier.input
+        if earlier is None or source is None or earlier.module is not None or earlier.inplace:
             return None
-        if name == "squeeze" and earlier == "unsqueeze":
-            dims = [argument(each, 1, "dim") for each in (value, node)]
+        if call.name == "squeeze" and earlier.name == "unsqueeze":
+            dims = [each.arguments.get("dim") for each in (earlier, call)]
             return source if dims[0] == dims[1] and type(dims[0]) is int else None
-        orders = _order(value, earlier), _order(node, name)
+        orders = _order(earlier), _order(call)
         if orders[0] is None or orders[1] is None:
             return None
         return source if [orders[0][place] for place in orders[1]] == list(range(len(orders[0]))) else None
@@ -122,10 +135,12 @@ class NoOpReader:
 
     # -- arithmetic
 
-    def _arithmetic(self, node: Node, name: str) -> Unchanged | str | None:
-        if name not in _NEUTRAL or len(node.args) != 2 or node.kwargs:
+    def _arithmetic(self, call: Operation) -> Unchanged | str | None:
+        node, name, operands = call.node, call.name, call.operands
+        given = {**_MODIFIERS, **call.arguments}
+        if name not in _NEUTRAL or len(operands) != 2 or any(given[key] != value for key, value in _MODIFIERS.items()):
             return None
-        left, right = node.args
+        left, right = operands
         pairs = [(left, right)] if name in _ONE_SIDED else [(left, right), (right, left)]
         for value, other in pairs:
             if not isinstance(value, Node) or isinstance(other, (list, tuple)):
@@ -139,7 +154,7 @@ class NoOpReader:
             kind = dtype_kind(facts.dtype)
             if number != _NEUTRAL[name] or kind not in ("integer", "floating"):
                 continue
-            if kind == "integer" and (type(number) is not int or name in ("div", "truediv")):
+            if kind == "integer" and (type(number) is not int or name == "div"):
                 continue
             sign = math.copysign(1, number)
             if kind == "floating" and (name, sign) in (("add", 1.0), ("sub", -1.0)):
@@ -155,16 +170,17 @@ class NoOpReader:
 
     # -- masks
 
-    def _masking(self, node: Node, name: str) -> Unchanged | None:
+    def _masking(self, call: Operation) -> Unchanged | None:
+        node, name, arguments = call.node, call.name, call.arguments
         value: object = None
-        if name == "where" and len(node.args) == 3:
-            chosen = self._known.value(node.args[0])
-            value = None if chosen is None else node.args[1] if chosen else node.args[2]
-        elif name == "masked_fill" and len(node.args) == 3 and self._known.value(node.args[1]) is False:
-            value = node.args[0]
-        elif (name in _ANDS or name in _ORS) and len(node.args) == 2:
+        if name == "where" and "other" in arguments:
+            chosen = self._known.value(arguments["condition"])
+            value = None if chosen is None else arguments["input"] if chosen else arguments["other"]
+        elif name == "masked_fill" and self._known.value(arguments["mask"]) is False:
+            value = arguments["input"]
+        elif (name in _ANDS or name in _ORS) and len(call.operands) == 2:
             neutral = name in _ANDS
-            for mine, other in (node.args, node.args[::-1]):
+            for mine, other in (call.operands, call.operands[::-1]):
                 if not isinstance(mine, Node) or not _is_mask(mine) or self._known.value(other) is not neutral:
                     continue
                 if _same_shape(node, mine) or _is_expanded(node, mine):
@@ -175,14 +191,14 @@ class NoOpReader:
 
     def without_mask(self, node: Node) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
         """Return the arguments of an attention without its mask, if that masks nothing."""
-        if self._name(node) != "scaled_dot_product_attention" or node.op != "call_function":
+        call = read_operation(self._index, node)
+        if call is None or call.name != "scaled_dot_product_attention":
             return None
-        mask = argument(node, 3, "attn_mask")
+        mask = call.arguments["attn_mask"]
         value = self._known.value(mask)
         neutral = value is True or (type(value) is float and value == 0)
-        query, facts = _first(node, "query"), tensor_facts(mask) if isinstance(mask, Node) else None
-        causal = argument(node, 5, "is_causal")
-        if not neutral or query is None or facts is None or causal not in (MISSING, False):
+        query, facts = call.input, tensor_facts(mask) if isinstance(mask, Node) else None
+        if not neutral or query is None or facts is None or call.arguments["is_causal"] is not False:
             return None
         own, result = tensor_facts(query), tensor_facts(node)
         if own is None or result is None or not _same_sizes(own, result, own.shape[:-1], result.shape[:-1]):
@@ -202,42 +218,15 @@ class NoOpReader:
         return not self._index.effects.needs_own_memory(node)
 
 
-_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1, "truediv": 1, "pow": 1}
-_ONE_SIDED = frozenset({"sub", "div", "truediv", "pow"})
-
-
-def _first(node: Node, *keywords: str) -> Node | None:
-    """Return the first argument of a call, by place or name, if it is a node."""
-    given = [*node.args[:1], *(node.kwargs[key] for key in ("input", "self", *keywords) if key in node.kwargs)]
-    return given[0] if given and isinstance(given[0], Node) else None
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1, "pow": 1}
+_MODIFIERS: Mapping[str, object] = {"alpha": 1, "rounding_mode": None, "out": None}
+_ONE_SIDED = frozenset({"sub", "div", "pow"})
 
 
 def _takes_everything(index: object) -> bool:
     """Return whether an index is made of full slices alone."""
     items = index if isinstance(index, tuple) else (index,)
     return bool(items) and all(item is ... or (isinstance(item, slice) and item == slice(None)) for item in items)
-
-
-def _keeps_shape(node: Node, name: str, value: Node) -> bool:
-    """Return whether a call gives the same shape by its arguments alone."""
-    if name == "slice":
-        start, end = argument(node, 2, "start"), argument(node, 3, "end")
-        far = end in (MISSING, None) or (type(end) is int and end >= sys.maxsize)
-        return start in (MISSING, None, 0) and far and argument(node, 4, "step") in (MISSING, None, 1)
-    given = node.args[1:] if len(node.args) > 1 else tuple(node.kwargs.values())
-    if name in ("view_as", "expand_as", "reshape_as"):
-        return given == (value,)
-    sizes = given[0] if len(given) == 1 and isinstance(given[0], (list, tuple)) else given
-    if name in ("expand", "broadcast_to") and sizes and all(type(size) is int and size == -1 for size in sizes):
-        return True
-    shape = given[0] if len(given) == 1 and isinstance(given[0], Node) else None
-    return shape is not None and name not in ("flatten", "squeeze", "narrow") and _is_shape_of(shape, value)
-
-
-def _is_shape_of(shape: Node, value: Node) -> bool:
-    if shape.target is getattr or shape.target == "size":
-        return shape.args in ((value,), (value, "shape")) and not shape.kwargs
-    return False
 
 
 def _same_sizes(one: Any, other: Any, ones: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -289,24 +278,19 @@ def _is_expanded(node: Node, value: Node) -> bool:
     return True
 
 
-def _order(node: Node, name: str | None) -> list[int] | None:
+def _order(call: Operation) -> list[int] | None:
     """Return the order in which a call puts the dimensions, where literals say so."""
-    facts = tensor_facts(node)
-    given: Any = node.args[1:]
-    if name == "permute" and not node.kwargs:
-        given = given[0] if len(given) == 1 and isinstance(given[0], (list, tuple)) else given
-        places = list(given)
-    elif name in ("transpose", "swapaxes", "swapdims") and len(given) == 2 and not node.kwargs:
-        places = list(given)
-    else:
+    facts, arguments = tensor_facts(call.node), call.arguments
+    if call.name not in ("permute", "transpose"):
         return None
-    if not all(type(place) is int for place in places):
+    places = arguments.get("dims") if call.name == "permute" else (arguments.get("dim0"), arguments.get("dim1"))
+    if not isinstance(places, tuple) or not all(type(place) is int for place in places):
         return None
-    rank = facts.rank if facts is not None else len(places) if name == "permute" else None
+    rank = facts.rank if facts is not None else len(places) if call.name == "permute" else None
     if rank is None and min(places) < 0:
         return None
-    places = [place + rank if place < 0 and rank is not None else place for place in places]
-    if name == "permute":
+    places = tuple(place + rank if place < 0 and rank is not None else place for place in places)
+    if call.name == "permute":
         return [*places, *range(len(places), _LONGEST)]
     order = list(range(_LONGEST))
     order[places[0]], order[places[1]] = places[1], places[0]
@@ -315,3 +299,18 @@ def _order(node: Node, name: str | None) -> list[int] | None:
 
 _LONGEST = 64
 """As many dimensions as a tensor can have: orders are compared over all of them."""
+_READ = frozenset(
+    (
+        *_SHAPING,
+        *_ANDS,
+        *_ORS,
+        *_NEUTRAL,
+        *DROPOUTS,
+        *CONVERSIONS,
+        *CASTS,
+        "identity",
+        "positive",
+        "contiguous",
+        "getitem",
+    )
+) | words("clone where masked_fill permute transpose")

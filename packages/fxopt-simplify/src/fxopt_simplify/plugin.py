@@ -22,6 +22,7 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
         fxopt_simplify.FoldConstants,
         fxopt_simplify.CacheShapeTables,
         fxopt_simplify.EliminateDeadCode,
+        fxopt_simplify.FuseActivations,
         fxopt_simplify.FuseScaledDotProductAttention,
     )
 

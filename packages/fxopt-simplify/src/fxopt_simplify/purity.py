@@ -8,14 +8,11 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from fxopt_rewrite.effects.rules import Effect
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.ops.names import MISSING, argument, aten_overloads
-from fxopt_rewrite.ops.tables import DROPOUTS, PURE_ATTRIBUTES, names
-from fxopt_rewrite.shapes.kinds import Kind, kind_of
+from fxopt_rewrite import GraphIndex, read_operation
+from fxopt_rewrite.toolbox import DROPOUTS, PURE_ATTRIBUTES, Kind, argument, aten_overloads, kind_of, words
 
 _CALLS = ("call_function", "call_method", "call_module")
-_NOT_REPEATABLE = names(
+_NOT_REPEATABLE = words(
     """
     empty empty_like empty_strided empty_permuted new_empty new_empty_strided gumbel_softmax rrelu
     multi_head_attention_forward fractional_max_pool2d fractional_max_pool3d fractional_max_pool2d_with_indices
@@ -32,14 +29,6 @@ _STATEFUL_MODULES: tuple[type[nn.Module], ...] = (
     nn.RNNBase,
     nn.MultiheadAttention,
     nn.Sequential,
-)
-_DROPPING: tuple[type[nn.Module], ...] = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
 )
 
 
@@ -60,7 +49,7 @@ class Purity:
         if node.op not in _CALLS:
             return False
         effect = self._index.effects.effect(node)
-        if effect.opaque or effect.writes or effect.operation is None or _is_random(node, effect):
+        if effect.opaque or effect.writes or effect.operation is None or self._is_random(node, effect.operation):
             return False
         if node.op == "call_module":
             return self._is_pure_module(node)
@@ -71,38 +60,22 @@ class Purity:
             return False
         return self.kind(node) is not Kind.UNKNOWN
 
+    def _is_random(self, node: Node, name: str) -> bool:
+        operation = read_operation(self._index, node)
+        if operation is not None and operation.name == "scaled_dot_product_attention":
+            return operation.arguments["dropout_p"] not in (0, 0.0)
+        if operation is not None and operation.name in DROPOUTS:
+            return operation.arguments.get("training") is not False
+        return _draws(name)
+
     def _is_pure_module(self, node: Node) -> bool:
         module = self._index.module_of(node)
         if module is None or isinstance(module, (*_STATEFUL_MODULES, torch.fx.GraphModule)):
-            return False
-        if isinstance(module, _DROPPING) and module.training:
             return False
         if self._index.effects.effect(node).operation in _NOT_REPEATABLE:
             return False
         tensors = (*module.parameters(), *module.buffers())
         return not any(map(self._index.effects.tensor_written, tensors))
-
-
-def _is_random(node: Node, effect: Effect) -> bool:
-    name = effect.operation or ""
-    if name == "scaled_dot_product_attention":
-        return argument(node, 4, "dropout_p") not in (MISSING, 0, 0.0)
-    if name in DROPOUTS:
-        return not says_eval(node)
-    return _draws(name)
-
-
-def says_eval(node: Node) -> bool:
-    """Return whether a call of a dropout function has a literal False for training.
-
-    >>> import torch.nn.functional as F
-    >>> graph = torch.fx.Graph()
-    >>> x = graph.placeholder("x")
-    >>> says_eval(graph.call_function(F.dropout, (x, 0.1, False))), says_eval(graph.call_function(F.dropout, (x, 0.1)))
-    (True, False)
-    """
-    flags = (argument(node, 2, "training"), argument(node, 2, "train"))
-    return any(flag is False for flag in flags)
 
 
 @cache

@@ -9,10 +9,7 @@ from typing import Any, ClassVar
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.legality import replacement_refusal
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, replacement_refusal
 from fxopt_simplify.no_ops import NoOpReader
 
 
@@ -53,13 +50,14 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
       each other, and ``unsqueeze`` with ``squeeze``.
     - Conversions (``to``, ``float()``) to the dtype and device that a value has for every input, as comparisons,
       ``arange`` and earlier conversions do. Inputs and weights may come in another dtype, so that theirs stay.
-    - ``contiguous`` after ``contiguous``, ``clone`` where nobody can notice, dropout functions that do not train.
+    - ``contiguous`` after ``contiguous``, ``clone`` where nobody can notice.
+    - ``nn.Identity``, and dropout that does not train: afterwards the graph is for inference, and ``train()`` turns no
+      dropout on. Dropout that trains is refused.
     - ``x * 1``, ``x / 1``, ``x - 0``, ``x ** 1``, and ``x + 0`` for integers.
     - ``where``, ``masked_fill``, ``&`` and ``|`` with a mask that is known to be all ones or all zeros, for instance
       ``arange(n) >= 0``; and such a mask of ``scaled_dot_product_attention``, or one that adds zeros.
 
-    Modules are left to `RemoveIdentities` of fxopt-onednn: they have a mode that may change. Results are the same bit
-    for bit, but for attention without a mask, which torch may compute by another kernel.
+    Results are the same bit for bit, but for attention without a mask, which torch may compute by another kernel.
 
     Source:
         IEEE 754-2019, 6.3: ``x - 0`` and ``x * 1`` are ``x`` for all ``x``, and ``-0.0 + 0`` is ``0.0``.
@@ -86,16 +84,21 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
         """Yield the calls that change nothing."""
         reader = NoOpReader(index)
         for node in index.nodes:
-            if node.op not in ("call_function", "call_method") or not node.users:
+            if node.op not in ("call_function", "call_method", "call_module") or not node.users:
                 continue
             found = reader.without_mask(node)
             if found is not None:
                 yield NoOp(node, node, None, *found)
                 continue
             result = reader.read(node)
-            if isinstance(result, str):
+            if result == "training":
+                message = f"node `{node.name}` is dropout in train mode, and drops values"
+                yield index.refuse(node.name, "training", message, node)
+            elif isinstance(result, str):
                 message = f"node `{node.name}` adds 0 to floating-point values, which makes 0.0 of -0.0"
                 yield index.refuse(node.name, "signed-zero", message, node)
+            elif result is not None and result.itself:
+                yield NoOp(node, result.value)
             elif result is not None:
                 values = (result.value,) if result.copies else ()
                 refusal = replacement_refusal(node.name, node, index, *values)
@@ -106,6 +109,7 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
         node = site.node
         if site.kwargs is None:
             edit.replace(node, edit.current(site.value))
+            edit.drop_unused(node)
             between = site.between
             if between is not None and not between.users and not edit.is_stale([between]):
                 edit.erase(between)

@@ -14,17 +14,14 @@ from typing import NamedTuple
 import torch
 from torch.fx import Node
 
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.ops.names import argument
-from fxopt_rewrite.ops.tables import names
-from fxopt_rewrite.shapes.facts import tensor_facts
-from fxopt_rewrite.shapes.kinds import Kind
+from fxopt_rewrite import GraphIndex, tensor_facts
+from fxopt_rewrite.toolbox import Kind, argument, words
 from fxopt_simplify.purity import Purity
 
-_FACTORIES = names("arange full zeros ones scalar_tensor eye linspace")
-_LIKE = names("zeros_like ones_like full_like new_zeros new_ones new_full")
-_COMPARISONS = names("eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isfinite isin")
-CONVERSIONS = names("to _to_copy type")
+_FACTORIES = words("arange full zeros ones scalar_tensor eye linspace")
+_LIKE = words("zeros_like ones_like full_like new_zeros new_ones new_full")
+_COMPARISONS = words("eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isfinite isin")
+CONVERSIONS = words("to _to_copy type")
 _PLACING = _FACTORIES | _LIKE | CONVERSIONS
 CASTS = {
     "float": torch.float32,
@@ -36,7 +33,7 @@ CASTS = {
     "int": torch.int32,
     "short": torch.int16,
 }
-_FOLLOWING = names(
+_FOLLOWING = words(
     """
     view reshape _unsafe_view unsqueeze squeeze expand slice select getitem transpose permute flatten contiguous clone
     detach alias repeat tril triu cumsum flip index gather cat stack add sub mul neg abs and_ or_ invert bitwise_and

@@ -16,13 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from fxopt_core.travel.graph_rows import read_graph, write_graph
-from fxopt_core.values.forms import ValueReader, ValueWriter
-from fxopt_rewrite.fast_paths import runs_plainly, runs_under_modes
-from fxopt_rewrite.module_rows import check_targets, check_values
-from fxopt_rewrite.plain_names import PLAIN
-from fxopt_rewrite.shapes.effort import BoundedRun
-from fxopt_rewrite.watching import Watched
+from fxopt_core.toolbox import ValueReader, ValueWriter, read_graph, write_graph
+from fxopt_rewrite import Watched
+from fxopt_rewrite.toolbox import PLAIN, check_targets, check_values, runs_plainly
 
 SIZE, LIKE, BUFFER = "size", "like", "buffer"
 _MOST_KEPT = 8
@@ -101,8 +97,7 @@ class ShapeTables(nn.Module):
         return tables
 
     def _compute(self, inputs: Sequence[Any]) -> Tables:
-        run = BoundedRun(self._program).run if runs_under_modes() else self._program  # a file may ask for too much
-        tables: Tables = run(*inputs)
+        tables: Tables = self._program(*inputs)
         return tables
 
     def _key(self, inputs: Sequence[Any]) -> Hashable | None:

@@ -11,20 +11,14 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from fxopt_core import Refusal
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.legality import replacement_refusal
-from fxopt_rewrite.ops.tables import names
-from fxopt_rewrite.plain_names import is_plain_method, plain_name
-from fxopt_rewrite.shapes.kinds import MEMORY_FREE, Kind
-from fxopt_rewrite.shapes.meta import VALUE_KEYS
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, replacement_refusal
+from fxopt_rewrite.toolbox import MEMORY_FREE, VALUE_KEYS, Kind, is_plain_method, plain_name, words
 from fxopt_simplify.purity import Purity
 from fxopt_simplify.shape_tables import BUFFER, LIKE, SIZE, ShapeTables
 
-_LIKE = names("zeros_like ones_like full_like new_zeros new_ones new_full")
-_MADE = _LIKE | names("arange full zeros ones eye scalar_tensor linspace")
-_COMPUTED = names(
+_LIKE = words("zeros_like ones_like full_like new_zeros new_ones new_full")
+_MADE = _LIKE | words("arange full zeros ones eye scalar_tensor linspace")
+_COMPUTED = words(
     """
     view reshape _unsafe_view unsqueeze squeeze expand expand_as broadcast_to slice select getitem narrow transpose
     permute t flatten unflatten movedim contiguous clone detach alias lift_fresh_copy repeat tile repeat_interleave
@@ -36,7 +30,7 @@ _COMPUTED = names(
     any all outer matmul mm bmm einsum gather index index_select take_along_dim one_hot
     """
 )
-_READ_SIZES = names("size sym_size numel dim ndim nelement len sym_numel builtins.getattr builtins.len")
+_READ_SIZES = words("size sym_size numel dim ndim nelement len sym_numel builtins.getattr builtins.len")
 _FEWEST = 2
 
 

@@ -10,7 +10,7 @@ import ast
 import copy
 import difflib
 import textwrap
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NoReturn
 
 from torch import nn
@@ -28,8 +28,10 @@ from fxopt_core import (
 from fxopt_core.naming import type_text
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.forms import Form, graph_of
-from fxopt_testing.pictures import changes, picture
-from fxopt_tools import Inputs, verify
+from fxopt_testing.outcomes import outcome_of, unlike
+from fxopt_testing.pictures import bits_of, changes, picture, state_of
+from fxopt_testing.rewrites import structure
+from fxopt_tools import Inputs
 from fxopt_tools.verification.report import counted
 
 
@@ -124,10 +126,18 @@ def assert_rewrites(
     count: int | None = None,
     before: str | None = None,
     after: str | None = None,
-    refused: Collection[str] = (),
+    refused: Collection[str] | None = None,
     form: Form = "modules",
+    others: Collection[tuple[object, ...]] = (),
+    gradients: bool = True,
+    exact: bool = False,
+    again: bool = True,
 ) -> GraphModule:
-    """Assert that a pass rewrites a model, and that the result computes the same if the pass claims so.
+    """Assert that a pass rewrites a model as expected, and all that every rewrite has to keep.
+
+    The caller's model stays as it was, bit for bit. If the pass claims ``preserves_computation``, results, effects on
+    inputs and gradients stay, and a second run changes nothing. If it can be reversed, that restores everything
+    exactly, and the pass can be applied again.
 
     Args:
         transformation: the pass.
@@ -136,8 +146,12 @@ def assert_rewrites(
         count: how many sites are rewritten; if None, at least one, or some change by a pass that marks nothing.
         before: the code of the graph before the pass, as `code_of` writes it, or its body.
         after: the code of the graph after it.
-        refused: the reason codes of the sites that are left alone, each as often as it occurs.
+        refused: the reason codes of the sites that are left alone, each as often as it occurs; if None, any.
         form: the form of graph: "modules", "functions", "export", ...
+        others: further positional arguments; those that the guards of an export refuse are left out.
+        gradients: whether gradients are compared, too.
+        exact: whether results are the same bit for bit, not only to the tolerance of their dtype.
+        again: whether the pass is applied once more after reversing, which does not restore the shape of every value.
 
     Returns:
         The rewritten graph module.
@@ -158,22 +172,50 @@ def assert_rewrites(
     ...         return torch.relu(x)
     >>> result = assert_rewrites(Doubled(), Model(), torch.ones(2), after="relu = torch.tanh(x); return relu")
     """
-    given = _inputs_of(model, inputs)
+    name, given = transformation.name, _inputs_of(model, inputs)
     graph_module = _graph_module_of(model, given, form)
+    callers = () if isinstance(model, (ModelCase, GraphModule)) else (model,)
+    untouched = state_of(*callers)
     if before is not None:
-        assert_code(graph_module, before, what=f"before {transformation.name}, the graph")
-    source, former, known = faithful_copy(graph_module), picture(graph_module), len(history(graph_module))
+        assert_code(graph_module, before, what=f"before {name}, the graph")
+    source, former, known = faithful_copy(graph_module), structure(graph_module), len(history(graph_module))
     result = transformation(graph_module)
     records = history(result)[known:]
-    if count is None and not _sites(records) and former == picture(result):
-        _fail(f"{transformation.name} changed nothing", result, _refusals(records))
-    _assert_sites(transformation.name, result, records, count, refused)
+    once = structure(result)
+    if count is None and not _sites(records) and picture(source) == picture(result):
+        _fail(f"{name} changed nothing", result, _refusals(records))
+    _assert_sites(name, result, records, count, refused)
     if after is not None:
-        assert_code(result, after, what=f"after {transformation.name}, the graph")
+        assert_code(result, after, what=f"after {name}, the graph")
     if transformation.preserves_computation:
-        report = verify(source, faithful_copy(result), given)
-        assert report, f"after {transformation.name}, the model computes something else: {report}\n{code_of(result)}"
+        for each in (given, *(Inputs(*more) for more in others)):
+            try:
+                expected = outcome_of(source, copy.deepcopy(each), gradients=gradients)
+            except Exception:
+                if each is given or not form.startswith("export"):  # only guards of an export may refuse inputs
+                    raise
+                continue
+            found = outcome_of(result, copy.deepcopy(each), gradients=gradients)
+            if exact and bits_of(list(found.outputs.values())) != bits_of(list(expected.outputs.values())):
+                _fail(f"after {name}, results are not the same bit for bit", result, _refusals(records))
+            for difference in unlike(source, result, each, expected, found):
+                what = f"{difference.what}: {difference.found}, expected {difference.expected}"
+                _fail(f"after {name}, the model computes something else: {what}", result, _refusals(records))
+        result = transformation(result)
+        _assert_equal(f"after {name} a second time", once, structure(result), result)
+    if isinstance(transformation, ReversibleTransformation) and transformation.reversible:
+        result = transformation(result, reverse=True)
+        _assert_equal(f"after undoing {name}", former, structure(result), result)
+        if again:
+            result = transformation(result)
+            assert structure(result).keys() == once.keys(), f"{name} does something else after it was undone"
+    _assert_equal(f"after {name}, in the caller's model", untouched, state_of(*callers), result)
     return result
+
+
+def _assert_equal(when: str, before: Mapping[str, object], after: Mapping[str, object], shown: GraphModule) -> None:
+    for what, now, was in changes(before, after, limit=1):
+        _fail(f"{when}, {what} is {now}, was {was}", shown, ())
 
 
 def assert_left_alone(
@@ -215,31 +257,8 @@ def assert_left_alone(
     return refusals
 
 
-def assert_round_trip(
-    transformation: ReversibleTransformation, model: nn.Module | ModelCase, *inputs: object, form: Form = "modules"
-) -> GraphModule:
-    """Assert that a pass changes a model, and that reversing it brings everything back, bit for bit.
-
-    Returns:
-        The graph module, restored.
-
-    Raises:
-        AssertionError: The pass changed nothing, or something is not as it was.
-    """
-    graph_module = _graph_module_of(model, _inputs_of(model, inputs), form)
-    before = picture(graph_module)
-    result = transformation(graph_module)
-    if before == picture(result):
-        found = f"{transformation.name} changed nothing, so that there is nothing to undo"
-        _fail(found, result, _refusals(history(result)))
-    restored = transformation(result, reverse=True)
-    for what, now, was in changes(before, picture(restored), limit=1):
-        _fail(f"after undoing {transformation.name}, {what} is {now}, was {was}", restored, ())
-    return restored
-
-
 def _graph_module_of(model: object, inputs: Inputs, form: Form) -> GraphModule:
-    """Return a graph module of a copy of a model, in a form; a graph module is copied as it is."""
+    """Return a model in a form of graph, with its own modules; a graph module is copied as it is."""
     if isinstance(model, ModelCase):
         return model.capture().graph_module
     if isinstance(model, GraphModule):
@@ -248,7 +267,7 @@ def _graph_module_of(model: object, inputs: Inputs, form: Form) -> GraphModule:
         made = f"; write {model.__name__}()" if isinstance(model, type) else ""
         found = f"an assertion is given {type_text(model)}"
         raise PreconditionError(f"{found}, expected a model or a ModelCase{made}")
-    return graph_of(copy.deepcopy(model), form, inputs)
+    return graph_of(model, form, inputs)
 
 
 def _inputs_of(model: nn.Module | ModelCase, inputs: tuple[object, ...]) -> Inputs:
@@ -261,12 +280,12 @@ def _inputs_of(model: nn.Module | ModelCase, inputs: tuple[object, ...]) -> Inpu
 
 
 def _assert_sites(
-    name: str, result: GraphModule, records: Collection[Record], count: int | None, refused: Collection[str]
+    name: str, result: GraphModule, records: Collection[Record], count: int | None, refused: Collection[str] | None
 ) -> None:
     sites, refusals = _sites(records), _refusals(records)
     if count is not None and sites != count:
         _fail(f"{name} rewrote {counted(sites, 'site')}, expected {count}", result, refusals)
-    if sorted(refused) != sorted(each.reason for each in refusals) and (refused or count is not None):
+    if refused is not None and sorted(refused) != sorted(each.reason for each in refusals):
         wanted = ", ".join(sorted(refused)) or "none"
         _fail(f"{name} refused {counted(len(refusals), 'site')}, expected reasons: {wanted}", result, refusals)
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
 from fxopt_core import faithful_copy
 from fxopt_core.tolerances import Tolerance, tolerance
-from fxopt_tools import Inputs
+from fxopt_tools import Inputs, verify
 
 _ARGUMENT = "argument"
 
@@ -215,3 +215,30 @@ def _allowed(dtype: torch.dtype, coarsest: torch.dtype, factor: float) -> Tolera
     if torch.finfo(coarsest).eps > torch.finfo(dtype).eps:
         within = tolerance(coarsest)
     return Tolerance(within.rtol * factor, within.atol * factor)
+
+
+def unlike(
+    source: GraphModule,
+    result: GraphModule,
+    inputs: Inputs,
+    expected: Outcome,
+    found: Outcome,
+    *,
+    coarsest: torch.dtype | None = None,
+) -> list[Difference]:
+    """Return how a result differs from its source; those of numbers only if float64 does not excuse them."""
+    if coarsest is None:
+        coarsest = coarsest_of(source)
+    all_found = list(differences(expected, found, coarsest))
+    of_outputs = [each for each in all_found if each.what != "gradients"]
+    is_rounding = bool(of_outputs) and all(each.is_rounding for each in of_outputs)
+    if is_rounding and verify(faithful_copy(source), faithful_copy(result), inputs).passed:
+        return [each for each in all_found if each.what == "gradients"]
+    return all_found
+
+
+def coarsest_of(module: nn.Module, *others: torch.dtype) -> torch.dtype:
+    """Return the dtype with the fewest digits: how exact a module is."""
+    tensors = (*module.parameters(), *module.buffers())
+    dtypes = {*others, *(tensor.dtype for tensor in tensors if tensor.is_floating_point())} or {torch.float32}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextvars
+import ctypes
+import gc
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
 from fxopt_core import iter_nodes
-from fxopt_testing.footprints import contents_of, target_text
 
 Picture: TypeAlias = "dict[str, object]"
 
@@ -41,7 +45,8 @@ def picture(graph_module: GraphModule, *, marks: bool = False) -> Picture:
 
 def _node(node: Node) -> object:
     users = tuple(sorted(user.name for user in node.users))
-    return node.op, target_text(node.target), _text(node.args), _text(node.kwargs), users
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__qualname__", str(node.target))
+    return node.op, target, _text(node.args), _text(node.kwargs), users
 
 
 def _text(value: Any) -> str:
@@ -73,6 +78,56 @@ def tensors_of(root: nn.Module) -> Iterator[tuple[str, object]]:
             flags = (type(tensor).__name__, tensor.dtype, str(tensor.device), tuple(tensor.shape), tensor.requires_grad)
             yield f"{kind} `{name}`", (*flags, None if tied == name else f"tied to {tied}")
             yield f"values of `{name}`", contents_of(tensor)
+
+
+def contents_of(tensor: Tensor) -> bytes | None:
+    """Return what a tensor holds, bit for bit; None if it has no values."""
+    if tensor.is_meta or isinstance(tensor, FakeTensor) or nn.parameter.is_lazy(tensor):
+        return None
+    plain = tensor.detach().to_dense().cpu().contiguous()
+    return ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""
+
+
+def bits_of(outputs: object) -> list[object]:
+    """Return the bits of all tensors in outputs of any structure."""
+    return [
+        (leaf.dtype, tuple(leaf.shape), contents_of(leaf)) if isinstance(leaf, Tensor) else leaf
+        for leaf in torch.utils._pytree.tree_leaves(outputs)
+    ]
+
+
+def state_of(*roots: nn.Module) -> Picture:
+    """Return all of modules that nobody else may touch: values, memory, versions, flags, keys, hooks, attributes."""
+    rows: Picture = {}
+    for number, root in enumerate(roots):
+        found = dict(tensors_of(root)) | {"keys of the state_dict": tuple(root.state_dict())}
+        for name, module in root.named_modules(remove_duplicate=False):
+            rows_of_hooks = [len(value) for key, value in sorted(vars(module).items()) if key.endswith("_hooks")]
+            found[f"module `{name}`"] = type(module), id(module), module.training, tuple(rows_of_hooks)
+            found[f"attributes of `{name}`"] = tuple(sorted(vars(module)))
+        for name, tensor in root.state_dict(keep_vars=True).items():
+            if isinstance(tensor, Tensor):
+                known = None if tensor.is_meta or nn.parameter.is_lazy(tensor) else tensor.data_ptr()
+                version = None if tensor.is_inference() else tensor._version
+                strides = () if nn.parameter.is_lazy(tensor) else tensor.stride()
+                found[f"memory of `{name}`"] = id(tensor), known, version, strides
+        rows |= {f"{number}: {name}" if number else name: value for name, value in found.items()}
+    return rows
+
+
+def modes_of_process() -> Picture:
+    """Return what belongs to the process: modes, random numbers, context variables."""
+    return {
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "the default dtype": torch.get_default_dtype(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "the state of random numbers": contents_of(torch.get_rng_state()),
+        "the garbage collector": gc.isenabled(),
+        "context variables": tuple(
+            sorted((each.name, id(value)) for each, value in contextvars.copy_context().items())
+        ),
+    }
 
 
 def changes(

@@ -25,13 +25,10 @@ from fxopt_core import (
 from fxopt_core.passes.options import construct
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.examples import example_case
-from fxopt_testing.footprints import Footprint
 from fxopt_testing.forms import Form
-from fxopt_testing.outcomes import Outcome, outcome_of
-from fxopt_testing.pictures import changes, picture
+from fxopt_testing.outcomes import Outcome, coarsest_of, outcome_of
+from fxopt_testing.pictures import changes, modes_of_process, picture, state_of
 from fxopt_tools import Inputs
-
-_OF_THE_PROCESS = ("process", "context")
 
 
 class Trial:
@@ -59,15 +56,17 @@ class Trial:
         self.result: GraphModule | None = None
         self.error: Exception | None = None
         watched = () if case.form == "graph" else (model,)
-        former = Footprint(*watched)
+        former, modes = state_of(*watched), modes_of_process()
         with process_kept():
             try:
                 self.result = transformation(graph_module)
             except Exception as error:
                 self.error = error
-            found = former.differences(Footprint(*watched))
-        self.process = [line for line in found if line.startswith(_OF_THE_PROCESS)]
-        self.touched = [line for line in found if not line.startswith(_OF_THE_PROCESS)]
+            left = changes(modes, modes_of_process(), limit=None)
+        found = changes(former, state_of(*watched), limit=None)
+        self.process, self.touched = (
+            [f"{what} is {now}, was {was}" for what, now, was in each] for each in (left, found)
+        )
         if self.touched:
             case.forget()
         self.after = picture(self.result) if isinstance(self.result, GraphModule) else {}
@@ -105,9 +104,7 @@ class Trial:
     @cached_property
     def coarsest(self) -> torch.dtype:
         """The dtype with the fewest digits: how exact the model is."""
-        tensors = (*self.source.parameters(), *self.source.buffers())
-        dtypes = {self.case.dtype, *(tensor.dtype for tensor in tensors if tensor.is_floating_point())}
-        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+        return coarsest_of(self.source, self.case.dtype)
 
     @cached_property
     def expected(self) -> Outcome:

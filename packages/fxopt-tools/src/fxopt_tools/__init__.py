@@ -1,17 +1,15 @@
 """Tools around fxopt passes: verification, time, statistics, dumps, bisection, reproducers, measured benefit.
 
 `verify` compares two modules; `Verify` checks each pass of a composition; `Timing`, `Statistics` and `Dumps` watch all
-passes that run while they are entered. `bisect` finds the one rewrite to blame, `Reproducers` saves what failed,
-`bench` and `tune` measure what helps. `fxopt_tools.verification.closeness` states the criterion of `verify`.
+passes that run while they are entered. `bisect` finds the one rewrite to blame, `write_reproducer` keeps what failed,
+`bench` measures what helps. `fxopt_tools.verification.closeness` states the criterion of `verify`.
 """
 
-from fxopt_tools.experiments.bench import Benchmark, Candidate, Comparison, Contribution, bench, compare_pipelines
-from fxopt_tools.experiments.bisect import Bisection, Trial, bisect
-from fxopt_tools.experiments.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
-from fxopt_tools.experiments.tune import Decision, Tuning, tune
+from fxopt_tools.bench import Benchmark, Candidate, Comparison, Contribution, bench, compare_pipelines
+from fxopt_tools.bisect import Bisection, Trial, bisect
 from fxopt_tools.inputs import Inputs
-from fxopt_tools.reproducers.reproduce import Reproduction, reproduce
-from fxopt_tools.reproducers.write import Reproducers, write_reproducer
+from fxopt_tools.reproducers import reproduce, write_reproducer
+from fxopt_tools.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
 from fxopt_tools.verification.closeness import Measurement, Worst
 from fxopt_tools.verification.instrument import Check, Verify
 from fxopt_tools.verification.report import OutputReport, VerificationReport
@@ -19,7 +17,7 @@ from fxopt_tools.verification.verify import verify
 from fxopt_tools.watch.dumps import Dumps
 from fxopt_tools.watch.observation import Observation, observing
 from fxopt_tools.watch.pass_statistics import PassStatistics, Size, Statistics
-from fxopt_tools.watch.timing import TimedPass, TimedRun, Timing
+from fxopt_tools.watch.timing import TimedRun, Timing
 
 __version__ = "0.1.0"
 
@@ -32,7 +30,6 @@ __all__ = [
     "Check",
     "Comparison",
     "Contribution",
-    "Decision",
     "Dumps",
     "Inputs",
     "LeaveOut",
@@ -40,16 +37,12 @@ __all__ = [
     "Observation",
     "OutputReport",
     "PassStatistics",
-    "Reproducers",
-    "Reproduction",
     "RewriteStep",
     "Size",
     "Statistics",
-    "TimedPass",
     "TimedRun",
     "Timing",
     "Trial",
-    "Tuning",
     "VerificationReport",
     "Verify",
     "Worst",
@@ -58,7 +51,6 @@ __all__ = [
     "compare_pipelines",
     "observing",
     "reproduce",
-    "tune",
     "verify",
     "write_reproducer",
 ]

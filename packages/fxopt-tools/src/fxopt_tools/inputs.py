@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fxopt_core import PreconditionError
 from fxopt_core.naming import type_text
-from fxopt_tools.value_tree import equal, leaves, tree_of
+from fxopt_tools.value_tree import equal, parts_of, tensors
 
 
 class Inputs:
@@ -32,13 +32,13 @@ class Inputs:
         """Return the expression that makes equal inputs."""
         return f"Inputs({', '.join([*map(repr, self.args), *(f'{k}={v!r}' for k, v in self.kwargs.items())])})"
 
-    def leaves(self) -> Iterator[tuple[str, object]]:
-        """Yield the tensors and other values among the arguments with their paths: ``args[0]``, ``kwargs['mask']``."""
-        return ((path.removeprefix("."), value) for path, value in leaves(tree_of(self)))
+    def parts(self) -> dict[str, object]:
+        """Return the tensors and other values among the arguments by their paths: ``args[0]``, ``kwargs['mask']``."""
+        return {**parts_of(self.args, "args"), **parts_of(self.kwargs, "kwargs")}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors among the arguments by their paths."""
-        return {path: value for path, value in self.leaves() if isinstance(value, Tensor)}
+        return tensors(self.parts())
 
 
 OneInput: TypeAlias = "Tensor | tuple[Any, ...] | Mapping[str, Any] | Inputs"
@@ -50,7 +50,7 @@ class Copied:
 
     Attributes:
         inputs: the copy.
-        before: its tensors and other values by their paths, before the run.
+        before: its parts by their paths, before the run.
         versions: how often the tensors had been written to.
     """
 
@@ -60,19 +60,15 @@ class Copied:
 
     def touched(self) -> frozenset[str]:
         """Return the paths of what was written to, replaced, added or removed since."""
-        after = dict(self.inputs.leaves())
-        both = self.before.keys() & after.keys()
-        changed = {path for path in both if self._changed(path, after[path])}
+        after = self.inputs.parts()
+        changed = {path for path in self.before.keys() & after.keys() if self._changed(path, after[path])}
         return frozenset(changed | (self.before.keys() ^ after.keys()))
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors as they were before the run, by their paths."""
-        return {path: value for path, value in self.before.items() if isinstance(value, Tensor)}
-
     def _changed(self, path: str, now: object) -> bool:
+        before = self.before[path]
         if isinstance(now, Tensor):
-            return now is not self.before[path] or version_of(now) != self.versions[path]
-        return now is not self.before[path] and not equal(now, self.before[path])
+            return now is not before or version_of(now) != self.versions[path]
+        return now is not before and not equal(now, before)
 
 
 def version_of(tensor: Tensor) -> int:
@@ -129,7 +125,10 @@ def copied(inputs: Inputs, *, widened: bool = False) -> Copied:
     try:
         for tensor in inputs.tensors().values():
             if id(tensor) not in memo:  # one by one, since deepcopy rejects results of differentiable operations
-                memo[id(tensor)] = _copy(tensor, memo, widened)
+                duplicate: Tensor = copy.deepcopy(tensor.detach(), memo)
+                if widened and (duplicate.is_floating_point() or duplicate.is_complex()):
+                    duplicate = duplicate.to(torch.complex128 if duplicate.is_complex() else torch.float64)
+                memo[id(tensor)] = duplicate.requires_grad_(tensor.requires_grad)
         args, kwargs = copy.deepcopy((inputs.args, inputs.kwargs), memo)
     except Exception as error:
         raise PreconditionError(
@@ -137,13 +136,5 @@ def copied(inputs: Inputs, *, widened: bool = False) -> Copied:
             "model that writes to its inputs does not change yours: pass values that copy.deepcopy can copy"
         ) from error
     copy_of = Inputs(*args, **kwargs)
-    found = dict(copy_of.leaves())
-    versions = {path: version_of(value) for path, value in found.items() if isinstance(value, Tensor)}
-    return Copied(copy_of, found, versions)
-
-
-def _copy(tensor: Tensor, memo: dict[int, Any], widened: bool) -> Tensor:
-    duplicate: Tensor = copy.deepcopy(tensor.detach(), memo)
-    if widened and (duplicate.is_floating_point() or duplicate.is_complex()):
-        duplicate = duplicate.to(torch.complex128 if duplicate.is_complex() else torch.float64)
-    return duplicate.requires_grad_(tensor.requires_grad)
+    found = copy_of.parts()
+    return Copied(copy_of, found, {path: version_of(value) for path, value in tensors(found).items()})

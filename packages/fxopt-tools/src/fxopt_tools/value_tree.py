@@ -1,8 +1,8 @@
-"""Any nested value as a tree, so that two values can be compared part by part.
+"""The parts of any nested value by their paths, so that two values can be compared part by part.
 
-Tuples, lists, mappings, dataclasses, named tuples, model outputs and other objects with attributes are branches;
-tensors and everything else are leaves. NumPy arrays are compared as tensors, nested tensors piece by piece. The path of
-a leaf is the expression that leads to it: ``output.logits[0]['key']``.
+Tuples, lists, mappings, dataclasses, named tuples, model outputs and other objects with attributes are containers;
+tensors and everything else are compared as wholes. NumPy arrays are compared as tensors, nested tensors piece by piece.
+A path is the expression that leads to a part: ``output.logits[0]['key']``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TypeAlias
@@ -21,69 +21,63 @@ from torch import Tensor, nn
 _OPAQUE = (type, Enum, nn.Module, FunctionType, BuiltinFunctionType, MethodType, ModuleType, torch.Size)
 _UNIQUE = (type, Enum, ModuleType, torch.dtype, torch.layout, torch.memory_format)  # equal only if identical
 _VALUES = (int, float, complex, str, bytes)  # even with attributes, only the value counts
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A tensor, or a value that is compared as a whole."""
-
-    value: object
+_Parts: TypeAlias = tuple[str, "type | None", Iterable[tuple[str, object]]]  # kind, class and contents of a container
 
 
 @dataclass(frozen=True)
 class Above:
-    """Replaces an object that contains itself.
-
-    Attributes:
-        levels: how many levels up it is.
-    """
+    """Replaces an object that contains itself, so many levels up."""
 
     levels: int
 
 
 @dataclass(frozen=True)
-class Branch:
-    """A container.
+class Container:
+    """Replaces a container, whose contents are parts of their own.
 
     Attributes:
         kind: "tuple", "list", "dict" or the name of its class; different kinds are different structures.
         cls: its class, None for plain containers.
-        children: its contents, by what is appended to the path.
+        size: how many contents it has.
     """
 
     kind: str
     cls: type | None
-    children: Mapping[str, Tree]
+    size: int = field(compare=False)
 
 
-Tree: TypeAlias = "Leaf | Branch"
-_Parts: TypeAlias = tuple[str, "type | None", Iterable[tuple[str, object]]]  # kind, class and contents of a branch
+def parts_of(value: object, path: str, keep: Callable[[Tensor], Tensor] | None = None) -> dict[str, object]:
+    """Return the parts of a value by their paths, in order, containers included.
 
+    ``keep`` maps each tensor to what stands for it, for example a copy.
 
-def tree_of(value: object, keep: Callable[[Tensor], Tensor] | None = None) -> Tree:
-    """Return the tree of a value; an object inside itself is replaced by `Above`, so the tree is finite.
-
-    ``keep`` maps each tensor to what the tree holds instead, for example a copy. By default the tree holds the tensors
-    themselves, including nested ones.
-
-    >>> [path for path, _ in leaves(tree_of({"a": (1, None)}), "output")]
-    ["output['a'][0]", "output['a'][1]"]
+    >>> [path for path in parts_of({"a": (1, None)}, "output")]
+    ['output', "output['a']", "output['a'][0]", "output['a'][1]"]
     """
-    return _tree_of(value, keep, ())
+    found: dict[str, object] = {}
+
+    def visit(value: object, path: str, above: tuple[int, ...]) -> None:
+        while path in found:  # different keys may have the same repr
+            path += "'"
+        if id(value) in above:
+            found[path] = Above(len(above) - above.index(id(value)))
+        elif isinstance(value, Tensor) and (keep is None or not value.is_nested):
+            found[path] = value if keep is None else keep(value)
+        elif (parts := _parts(value)) is None:
+            found[path] = value
+        else:
+            items = list(parts[2])
+            found[path] = Container(parts[0], parts[1], len(items))
+            for step, item in items:
+                visit(item, f"{path}{step}", (*above, id(value)))
+
+    visit(value, path, ())
+    return found
 
 
-def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the path and the value of each leaf, in order."""
-    if isinstance(tree, Leaf):
-        yield path, tree.value
-        return
-    for step, child in tree.children.items():
-        yield from leaves(child, f"{path}{step}")
-
-
-def tensors(tree: Tree, path: str = "") -> dict[str, Tensor]:
-    """Return the tensors of a tree by their paths."""
-    return {place: value for place, value in leaves(tree, path) if isinstance(value, Tensor)}
+def tensors(parts: Mapping[str, object]) -> dict[str, Tensor]:
+    """Return the tensors among parts."""
+    return {path: value for path, value in parts.items() if isinstance(value, Tensor)}
 
 
 def equal(a: object, b: object) -> bool:
@@ -109,24 +103,6 @@ def has_value(value: object) -> bool:
     return isinstance(value, _UNIQUE) or type(value).__eq__ is not object.__eq__
 
 
-def _tree_of(value: object, keep: Callable[[Tensor], Tensor] | None, above: tuple[int, ...]) -> Tree:
-    if id(value) in above:
-        return Leaf(Above(len(above) - above.index(id(value))))
-    if isinstance(value, Tensor) and (keep is None or not value.is_nested):
-        return Leaf(value if keep is None else keep(value))
-    parts = _parts(value)
-    if parts is None:
-        return Leaf(value)
-    kind, cls, items = parts
-    children: dict[str, Tree] = {}
-    for step, item in items:
-        unique = step
-        while unique in children:  # different keys may have the same repr
-            unique += "'"
-        children[unique] = _tree_of(item, keep, (*above, id(value)))
-    return Branch(kind, cls, children)
-
-
 def _parts(value: object) -> _Parts | None:
     """Return kind, class and contents of a container, or None for other values."""
     if isinstance(value, (*_OPAQUE, *_VALUES)):
@@ -145,7 +121,7 @@ def _parts(value: object) -> _Parts | None:
         return _named(value, ((field.name, getattr(value, field.name)) for field in fields(value)))
     if (type(value).__module__, type(value).__name__) == ("numpy", "ndarray"):
         with suppress(TypeError):  # an array of objects, say
-            return "array", type(value), [("", torch.as_tensor(value))]
+            return "array", type(value), [("[...]", torch.as_tensor(value))]
         return None
     attributes = _attributes(value)
     return _named(value, attributes.items()) if attributes else None

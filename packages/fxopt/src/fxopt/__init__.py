@@ -30,13 +30,14 @@ _HOMES = (
     "fxopt_capture",
     "fxopt_tools",
     "fxopt_testing",
-    "fxopt.reporting",
+    "fxopt_report",
     "fxopt.optimization",
+    "fxopt.drop_in.batches",
 )
 """The modules whose ``__all__`` is offered here; for type checkers, `__init__.pyi` imports from the same ones."""
 
-_OPTIONAL = "fxopt_testing"
-"""The one that an extra brings, for authors of passes: it brings pytest."""
+_EXTRAS = {"fxopt_testing": "testing", "fxopt_report": "reports"}
+"""Those that extras bring: pytest, for authors of passes, and igraph, which is under the GPL."""
 
 
 def __getattr__(name: str) -> object:
@@ -45,9 +46,12 @@ def __getattr__(name: str) -> object:
         return sorted(_home_of_names())
     home = _home_of_names().get(name)
     if home is None:
-        absent = find_spec(_OPTIONAL) is None
-        hint = f"; if it is one of {_OPTIONAL}, which is not installed: pip install 'fxopt[testing]'" if absent else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+        absent = {home: extra for home, extra in _EXTRAS.items() if find_spec(home) is None}
+        hints = (
+            f"; if it is one of {home}, which is not installed: pip install 'fxopt[{extra}]'"
+            for home, extra in absent.items()
+        )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{''.join(hints)}")
     value: object = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -1,7 +1,7 @@
 # What `__init__.py` offers, for type checkers: all public names of its homes.
 # ruff: noqa: F403
+from fxopt.drop_in.batches import *
 from fxopt.optimization import *
-from fxopt.reporting import *
 from fxopt_arith import *
 from fxopt_capture import *
 from fxopt_checkpoints import *
@@ -11,6 +11,7 @@ from fxopt_linear import *
 from fxopt_norm import *
 from fxopt_onednn import *
 from fxopt_quantize import *
+from fxopt_report import *
 from fxopt_rewrite import *
 from fxopt_simplify import *
 from fxopt_testing import *

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt.drop_in.clients import ClientT, is_client, with_models_replaced
+from fxopt.drop_in.clients import ClientT, is_client, noted_calls, with_models_replaced
 from fxopt_capture import capture
 from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core import PreconditionError, Transformation, compose, faithful_copy, registry
 from fxopt_core.naming import type_text
+from fxopt_quantize import calibrated
 from fxopt_tools import Inputs, verify as verify_outputs
 
 __all__ = ["default_pipeline", "optimize"]
@@ -23,6 +24,7 @@ def optimize(
     model: ClientT,
     *,
     pipeline: str | Transformation | None = None,
+    calibrate: Callable[[Any], object] | None = None,
     verify: bool = True,
     sqnr: float | None = None,
 ) -> ClientT: ...
@@ -34,6 +36,7 @@ def optimize(
     *,
     pipeline: str | Transformation | None = None,
     dynamic_shapes: Any = None,
+    calibrate: Callable[[Any], object] | None = None,
     verify: bool = True,
     sqnr: float | None = None,
 ) -> GraphModule: ...
@@ -44,6 +47,7 @@ def optimize(
     *,
     pipeline: str | Transformation | None = None,
     dynamic_shapes: Any = None,
+    calibrate: Callable[[Any], object] | None = None,
     verify: bool = True,
     sqnr: float | None = None,
 ) -> Any:
@@ -59,6 +63,9 @@ def optimize(
         pipeline: pipeline text, the name of a pipeline or of a pass, or a pass; by default `default_pipeline` of the
             model.
         dynamic_shapes: which sizes may vary, as `capture` takes it: those of images, say.
+        calibrate: calls what it is given, a stand-in for the model, with inputs like those to come:
+            ``lambda model: model.encode(texts)``. A pipeline with static ranges, such as ``cpu-inference-int8-static``,
+            takes them from these calls; without, from the example inputs.
         verify: whether to compare the captured graph and the result with the model on the example inputs; a pass that
             approximates is held to the signal-to-noise ratio that it promises.
         sqnr: the least signal-to-noise ratio in dB, in place of that and of the tolerances.
@@ -91,7 +98,11 @@ def optimize(
     transformation = None if pipeline is None else _transformation(pipeline)
 
     def optimized(
-        model: nn.Module, calls: Sequence[Inputs], dynamic_shapes: Any, first: Transformation | None = None
+        model: nn.Module,
+        calls: Sequence[Inputs],
+        noted: Sequence[Inputs],
+        dynamic_shapes: Any,
+        first: Transformation | None = None,
     ) -> GraphModule:
         if isinstance(model, GraphModule):
             graph_module = faithful_copy(model)
@@ -99,7 +110,8 @@ def optimize(
             example = calls[0]
             graph_module = capture(model, example.args, example.kwargs, dynamic_shapes=dynamic_shapes, compare=verify)
         chosen = transformation or registry().pipeline(default_pipeline(graph_module))
-        graph_module = (chosen if first is None else compose(first, chosen))(graph_module)
+        with calibrated(graph_module, [(call.args, call.kwargs) for call in noted]):
+            graph_module = (chosen if first is None else compose(first, chosen))(graph_module)
         # The first call of a client may have padding, which an approximation need not compute, and nobody reads.
         compared = calls if chosen.preserves_computation else calls[-1:]
         if verify and (calls[-1].args or calls[-1].kwargs):
@@ -108,12 +120,15 @@ def optimize(
 
     with one_at_a_time():  # to the end: verifying calls the model, which a capture in another thread changes meanwhile
         if not is_client(model):
-            return optimized(model, [Inputs(*args, **(kwargs or {}))], dynamic_shapes)
+            calls = [Inputs(*args, **(kwargs or {}))]
+            return optimized(
+                model, calls, calls if calibrate is None else noted_calls(model, calibrate), dynamic_shapes
+            )
         if args or kwargs or dynamic_shapes is not None:
             raise PreconditionError(
                 f"a {type(model).__name__} makes its example inputs itself: leave out args, kwargs and dynamic_shapes"
             )
-        return with_models_replaced(model, optimized)
+        return with_models_replaced(model, optimized, calibrate)
 
 
 def default_pipeline(model: nn.Module) -> str:

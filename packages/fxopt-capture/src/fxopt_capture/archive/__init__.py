@@ -1,1 +1,1 @@
-"""Captured modules as `.pt2` archives."""
+"""Captured modules as archives."""

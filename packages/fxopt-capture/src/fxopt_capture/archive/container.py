@@ -1,40 +1,136 @@
-"""A fresh archive with what torch may read of a file: entries of an exact list, each once, and no more than it holds.
-
-torch's reader takes another copy of an entry than `zipfile` where there are two, and ignores case, so that what was
-checked would not be what is read. Nothing is compressed in archives of torch, so that no entry can grow.
-"""
+"""The file of an archive: a zip file of stored entries, written as a whole or not at all, and mapped to read it."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import mmap
 import os
 import shutil
+import struct
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
+from fxopt_capture.exporting.failure import first_line
 from fxopt_core.errors import CaptureError
 from fxopt_core.naming import type_text
 from fxopt_rewrite.special_files import special_kind
 
-ADVICE = "give a file that torch.export.save or fxopt_capture.save has written"
 PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+Buffer = bytes | bytearray | memoryview | Any
+ALIGNED = 64
+"""Where an entry begins in the file, tensors begin at multiples of this."""
+ADVICE = "expected an archive, as fxopt_capture.save writes it"
+_LOCAL = struct.Struct("<4s22xHH")
 _LARGE = 1 << 31
+_PADDING = 0xD935  # the extra field with which others align entries, too
+
+
+# -- writing
+
+
+def checked_target(target: PathLike | IO[bytes]) -> str | IO[bytes]:
+    """Return the path to write to, or the file that is open for it.
+
+    Raises:
+        CaptureError: nothing can be written there: its folder is not there, or it is one itself.
+    """
+    if not isinstance(target, str | bytes | os.PathLike):
+        if not callable(getattr(target, "write", None)):
+            raise CaptureError(f"{type_text(target)} is neither a path nor an open file to save to")
+        return target
+    path = os.fsdecode(target)
+    folder, name = os.path.split(path)
+    if folder and not os.path.isdir(folder):
+        raise CaptureError(f"{path!r} cannot be written, as there is no folder {folder!r}; create it first")
+    if not name or os.path.isdir(path):
+        raise CaptureError(f"{path!r} cannot be written, as it names no file; give one, such as 'model.fxopt'")
+    if special_kind(path) is not None:
+        raise CaptureError(f"{path!r} cannot be written, as it is {special_kind(path)}; give the path of a file")
+    if name.endswith(".pt2"):
+        raise CaptureError(
+            f"{path!r} would not hold what its suffix says: save writes fxopt's own format, such as 'model.fxopt'. For "
+            f"a file that torch reads alone: torch.export.save(fxopt_capture.export(graph_module), {path!r})"
+        )
+    return path
+
+
+def write_archive(target: str | IO[bytes], entries: Mapping[str, Sequence[Buffer]]) -> None:
+    """Write an archive: to an open file at once, or beside the file that it is to be, and then put in its place.
+
+    Raises:
+        CaptureError: the file cannot be written; what was there is unchanged.
+    """
+    name = target if isinstance(target, str) else str(getattr(target, "name", type_text(target)))
+    try:
+        if isinstance(target, str):
+            _replace(os.path.realpath(target), entries)
+            return
+        with tempfile.TemporaryFile() as file:
+            _write(file, entries)
+            file.seek(0)
+            shutil.copyfileobj(file, target, 1 << 20)
+    except (OSError, TypeError, ValueError) as error:  # a file that is open for text, or closed
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise CaptureError(f"{name!r} cannot be written: {reason}; whatever was there is unchanged") from error
+
+
+def _replace(path: str, entries: Mapping[str, Sequence[Buffer]]) -> None:
+    """Write a file beside the one at a path, and put it there; take it away if anything fails."""
+    beside = f"{path}.{os.getpid()}.part"
+    try:
+        with open(beside, "wb") as file:
+            _write(file, entries)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(beside)
+
+
+def _write(file: IO[bytes], entries: Mapping[str, Sequence[Buffer]]) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, parts in entries.items():
+            info = zipfile.ZipInfo(name)
+            large = sum(len(part) for part in parts) >= _LARGE
+            start = file.tell() + _LOCAL.size + len(name) + (20 if large else 0)  # of the zip64 field
+            gap = -(start + 4) % ALIGNED
+            info.extra = struct.pack("<HH", _PADDING, gap) + bytes(gap)
+            with archive.open(info, "w", force_zip64=large) as entry:
+                for part in parts:
+                    entry.write(part)
+
+
+# -- reading
 
 
 @contextmanager
 def opened(source: PathLike | IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Open a file for reading bytes at any place of it; yield its name for messages, too.
+    """Yield the name of a file, for messages, and a seekable file of its bytes.
 
     Raises:
-        CaptureError: it is not there, or no ordinary file.
+        CaptureError: it is no file, cannot be read, or is open for text.
     """
     if isinstance(source, str | bytes | os.PathLike):
         path = os.fsdecode(source)
-        with _opened_path(path) as file:
+        kind = special_kind(path)  # opening a socket says less
+        if kind is not None:
+            raise CaptureError(f"{path!r} is {kind}, and no file; {ADVICE}")
+        try:
+            number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        except FileNotFoundError as error:
+            raise CaptureError(f"there is no file {path!r}; {ADVICE}") from error
+        except (OSError, ValueError) as error:
+            raise CaptureError(f"{path!r} cannot be read: {error}; {ADVICE}") from error
+        with os.fdopen(number, "rb") as file:
+            if special_kind(number) is not None:  # it was replaced meanwhile
+                raise CaptureError(f"{path!r} is {special_kind(number)}, and no file; {ADVICE}")
             yield path, file
         return
     if not callable(getattr(source, "read", None)):
@@ -48,76 +144,69 @@ def opened(source: PathLike | IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
     yield name, io.BytesIO(content)
 
 
-def _opened_path(path: str) -> IO[bytes]:
-    kind = special_kind(path)  # opening a socket says less
-    if kind is not None:
-        raise CaptureError(f"{path!r} is {kind}, and no file; {ADVICE}")
-    try:
-        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except FileNotFoundError as error:
-        raise CaptureError(f"there is no file {path!r}; {ADVICE}") from error
-    except (OSError, ValueError) as error:
-        raise CaptureError(f"{path!r} cannot be read: {error}; {ADVICE}") from error
-    return os.fdopen(number, "rb")
-
-
 class Container:
-    """The entries of an archive, by their names without the folder that they are all in.
+    """The entries of an archive: stored ones, each of its own name and at its own place.
 
     Raises:
-        CaptureError: it is no archive, or not as torch writes them.
+        CaptureError: it is no zip file, or not as `save` writes it.
     """
 
     def __init__(self, name: str, file: IO[bytes]) -> None:
         self.name = name
-        self._left = file.seek(0, os.SEEK_END)
-        file.seek(0)
         start = file.read(2)
+        file.seek(0)
         try:
-            self._zip = zipfile.ZipFile(file)
-            entries = self._zip.infolist()
-            if min((entry.header_offset for entry in entries), default=0):
-                raise zipfile.BadZipFile("its first part is no zip file, and a zip file within it is")
+            with zipfile.ZipFile(file) as archive:
+                self._entries = archive.infolist()
+                self.memory = _mapped(file)
+                self._places = self._checked()
+        except CaptureError:
+            raise
         except Exception as error:  # whatever zipfile raises for what is no zip file, or damaged
             what = "is cut off or damaged" if start == b"PK" else "is no archive"
             raise CaptureError(f"{name!r} {what} ({error}); {ADVICE}") from error
-        self.names = {entry.filename for entry in entries}
-        if len(self.names) != len(entries):
-            twice = next(entry.filename for entry in entries if entry is not self._zip.getinfo(entry.filename))
-            raise CaptureError(f"{name!r} was not loaded: it has two entries of the name {twice!r}; {ADVICE}")
-        root = entries[0].filename.partition("/")[0] + "/" if entries else ""
-        self.entries = {each.filename.removeprefix(root): each for each in entries if each.filename.startswith(root)}
 
-    def size(self, entry: str) -> int:
-        """Return the number of bytes of an entry; 0 where there is none."""
-        return self.entries[entry].file_size if entry in self.entries else 0
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
 
-    @contextmanager
-    def reading(self, entry: str) -> Iterator[IO[bytes]]:
-        """Open an entry, which takes its part of the file's size: entries that lie in each other are no archive."""
-        info = self.entries.get(entry)
-        if info is None:
+    def _checked(self) -> dict[str, tuple[int, zipfile.ZipInfo]]:
+        """Return where the content of each entry begins."""
+        places: dict[str, tuple[int, zipfile.ZipInfo]] = {}
+        end = 0
+        for info in sorted(self._entries, key=lambda info: info.header_offset):
+            if info.filename in places:
+                raise CaptureError(f"{self.name!r} was not loaded: it has two entries of the name {info.filename!r}")
+            if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size or info.flag_bits & 1:
+                raise CaptureError(
+                    f"{self.name!r} was not loaded: {info.filename} in it is compressed or encrypted; pack it again "
+                    f"without compression"
+                )
+            magic, length, extra = _LOCAL.unpack_from(self.memory, info.header_offset)
+            start = info.header_offset + _LOCAL.size + length + extra
+            if info.header_offset < end or magic != b"PK\3\4" or start + info.file_size > len(self.memory):
+                raise zipfile.BadZipFile(f"entry {info.filename!r} lies in another one, or beyond the end")
+            local = bytes(self.memory[info.header_offset + _LOCAL.size : start - extra])
+            if local != info.orig_filename.encode():
+                raise zipfile.BadZipFile(f"entry {info.filename!r} has another name at its place")
+            end = start + info.file_size
+            places[info.filename] = start, info
+        if places and min(info.header_offset for _, info in places.values()):
+            raise zipfile.BadZipFile("its first part is no zip file, and a zip file within it is")
+        return places
+
+    def place(self, entry: str) -> tuple[int, int]:
+        """Return the first byte of an entry in the memory, and the number of its bytes."""
+        if entry not in self._places:
             raise CaptureError(f"{self.name!r} is damaged: it has no entry {entry}; {ADVICE}")
-        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size or info.flag_bits & 1:
-            raise CaptureError(
-                f"{self.name!r} was not loaded: {entry} in it is compressed or encrypted, which archives of torch are "
-                f"not; unpack it, and pack it again without compression"
-            )
-        self._left -= info.file_size
-        if self._left < 0:
-            raise CaptureError(f"{self.name!r} is damaged: its entries hold more than the file does")
-        try:
-            with self._zip.open(info) as file:
-                yield file
-        except CaptureError:
-            raise
-        except Exception as error:  # whatever zipfile raises for what is damaged
-            raise CaptureError(f"{self.name!r} is cut off or damaged: {entry} in it ({error}); {ADVICE}") from error
+        start, info = self._places[entry]
+        return start, info.file_size
 
     def text(self, entry: str) -> str:
         """Return an entry as text."""
-        with self.reading(entry) as file:
-            content = file.read()
+        start, size = self.place(entry)
+        content = bytes(self.memory[start : start + size])
+        if zlib.crc32(content) != self._places[entry][1].CRC:
+            raise CaptureError(f"{self.name!r} is cut off or damaged: Bad CRC-32 for {entry} in it; {ADVICE}")
         try:
             return content.decode()
         except UnicodeDecodeError as error:
@@ -125,30 +214,19 @@ class Container:
 
     def data(self, entry: str) -> Any:
         """Return the JSON of an entry."""
-        text = self.text(entry)
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise CaptureError(
-                f"{self.name!r} is damaged: {entry} in it does not describe a program, as it is no JSON ({error!s:.80})"
-            ) from error
+        return parsed(self.text(entry), f"{self.name!r} is damaged: {entry} in it")
 
 
-@contextmanager
-def fresh_archive(
-    container: Container, texts: Mapping[str, str], copied: Iterable[tuple[str, str]]
-) -> Iterator[IO[bytes]]:
-    """Yield a file with these entries: texts, and copies of entries of the container under names of one's own.
+def parsed(text: str, what: str) -> Any:
+    """Return JSON, or raise a `CaptureError` that begins with ``what``."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CaptureError(f"{what} is no JSON ({error!s:.80})") from error
 
-    It is a temporary file, which the weights go through piece by piece.
-    """
-    with tempfile.TemporaryFile() as file:
-        with zipfile.ZipFile(file, "w") as archive:
-            for entry, text in texts.items():
-                archive.writestr(f"archive/{entry}", text)
-            for entry, source in copied:
-                large = container.size(source) >= _LARGE
-                with container.reading(source) as old, archive.open(f"archive/{entry}", "w", force_zip64=large) as new:
-                    shutil.copyfileobj(old, new, 1 << 20)
-        file.seek(0)
-        yield file
+
+def _mapped(file: IO[bytes]) -> Any:
+    """Return the bytes of a file: its own pages, of which a copy is made where one is written to."""
+    if isinstance(file, io.BytesIO):
+        return bytearray(file.getbuffer())
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -1,36 +1,95 @@
-"""Export a graph module for an archive: the call that it is exported with, and the program."""
+"""`export`: a graph module as a program of ``torch.export``, which runs with torch alone."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import nn
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from fxopt_capture._torch import assumptions
-from fxopt_capture.archive.expressions import normal_form
-from fxopt_capture.call.guards import GuardedCall, InputGuards
-from fxopt_capture.export.conditions import read_guards, size_expression
-from fxopt_capture.export.failure import first_line, source_of
-from fxopt_capture.export.program import ready_to_export
-from fxopt_capture.export.small_sizes import open_questions
+from fxopt_capture.call.arguments import CallForm, InputBinding, Parameter, bind_call
+from fxopt_capture.call.guards import GUARDS, GuardedCall, InputGuards
+from fxopt_capture.captured import CapturedModule
+from fxopt_capture.exporting.conditions import read_guards, relations, size_expression
+from fxopt_capture.exporting.dynamic import automatic_shapes, batch_dimension, requested_shapes
+from fxopt_capture.exporting.failure import first_line, source_of
+from fxopt_capture.exporting.program import ready_to_export
+from fxopt_capture.exporting.small_sizes import open_questions
+from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core._torch import pytree_info
 from fxopt_core.errors import CaptureError
-from fxopt_core.graph import iter_nodes
+from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core.naming import type_text
 
+_GIVE = "give example inputs: export(graph_module, args, kwargs)"
+_TRIED = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 _PREFIX = "L__self__"
 
 
+@one_at_a_time()
+def export(
+    graph_module: GraphModule,
+    args: Sequence[object] | torch.Tensor | None = None,
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> ExportedProgram:
+    """Export a graph module as a program that runs with torch alone: for ``torch.export.save``, AOTInductor or ONNX.
+
+    The program has the graph module's ``state_dict`` keys, dynamic sizes and guards, and no history. It is called with
+    the arguments that have no default by position and the others by name, unless `args` and `kwargs` say otherwise.
+
+    Args:
+        graph_module: the graph module, captured, loaded or traced.
+        args: positional example inputs. Needed, like `kwargs`, where the graph does not know the shapes of its inputs.
+        kwargs: example inputs by name.
+        dynamic_shapes: which sizes vary, as in ``torch.export.export``, by name of the input. None: those that vary in
+            the graph module; for one that was traced without shapes, the first of each tensor.
+
+    Raises:
+        CaptureError: ``torch.export`` refuses the graph or the inputs, or the program would hold for fewer sizes.
+
+    >>> from fxopt_capture import capture
+    >>> program = export(capture(nn.Linear(4, 3), torch.zeros(2, 4)))
+    >>> program.module()(torch.zeros(5, 4)).shape
+    torch.Size([5, 3])
+    """
+    check_graph_module(graph_module, "export")
+    call, _ = call_of(graph_module, _positional(args), _by_name(kwargs), dynamic_shapes)
+    guards = _guards_to_state(graph_module, call) if dynamic_shapes is None else InputGuards([], [])
+    return _exported(graph_module, call, guards)
+
+
+def _positional(args: object) -> tuple[object, ...] | None:
+    if isinstance(args, torch.Tensor) or args is None:
+        return None if args is None else (args,)
+    if isinstance(args, Mapping | str) or not isinstance(args, Sequence):
+        raise CaptureError(f"args is {type_text(args)}; give a tensor, or a tuple of the positional inputs")
+    return tuple(args)
+
+
+def _by_name(kwargs: object) -> Mapping[str, object] | None:
+    if kwargs is None or isinstance(kwargs, Mapping):
+        return kwargs
+    raise CaptureError(f"kwargs is {type_text(kwargs)}; give a dictionary from names of inputs to their values")
+
+
+# -- the call that a graph module is exported with
+
+
 @dataclass(frozen=True)
-class ArchiveCall:
-    """How the program of an archive is called.
+class ExampleCall:
+    """How a program is called.
 
     Attributes:
         inputs: an example of each input by name, in the graph's order.
@@ -45,7 +104,179 @@ class ArchiveCall:
     dynamic: Sequence[Sequence[int]] = ()
 
 
-def export_graph(graph_module: GraphModule, call: ArchiveCall, guards: InputGuards) -> ExportedProgram:
+def call_of(
+    graph_module: GraphModule, args: tuple[object, ...] | None, kwargs: Mapping[str, object] | None, dynamic_shapes: Any
+) -> tuple[ExampleCall, CallForm]:
+    """Return the call that a graph module is exported with, and how it is called."""
+    binding = binding_in(graph_module)
+    if args is not None or kwargs is not None:
+        form, inputs, positional = _given(graph_module, binding, args or (), dict(kwargs or {}))
+    else:
+        form, inputs, positional = _derived(graph_module, binding)
+    shapes, dynamic = _shapes(graph_module, form, inputs, dynamic_shapes)
+    return ExampleCall(inputs, positional, shapes, dynamic), form
+
+
+def binding_in(graph_module: GraphModule) -> InputBinding | None:
+    """Return what accepts the calls of a captured module."""
+    return graph_module._input_binding if isinstance(graph_module, CapturedModule) else None
+
+
+def guards_in(graph_module: GraphModule) -> InputGuards | None:
+    """Return the guards of a captured module."""
+    guards = graph_module._modules.get(GUARDS)
+    return guards if isinstance(guards, InputGuards) else None
+
+
+def _guards_to_state(graph_module: GraphModule, call: ExampleCall) -> InputGuards:
+    """Return what a graph module demands of its inputs, as far as exporting its graph would not find it."""
+    guards, ranges = guards_in(graph_module), getattr(graph_module, "range_constraints", {})
+    if guards is not None:
+        return guards
+    values = [node.meta.get("val") for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
+    return InputGuards([], list(relations(ranges, paths, values)) if len(values) == len(paths) else [])
+
+
+Given = tuple[CallForm, dict[str, object], int]
+
+
+def _given(
+    graph_module: GraphModule, binding: InputBinding | None, args: tuple[object, ...], kwargs: dict[str, Any]
+) -> Given:
+    if binding is not None:
+        inputs = binding.bound(args, kwargs)
+        names = [parameter.name for parameter in binding.form.parameters if parameter.positional][: len(args)]
+        return binding.form, inputs, _prefix(inputs, lambda name: name in names)
+    form, tensors = bind_call(graph_module, args, kwargs)
+    values = {**tensors, **form.fixed}
+    inputs = {parameter.name: values[parameter.name] for parameter in form.parameters if parameter.name in values}
+    return form, inputs, min(len(args), len(inputs))
+
+
+def _prefix(names: Any, is_positional: Callable[[str], bool]) -> int:
+    """Return how many of the names, from the first, are given by position."""
+    return len(list(takewhile(is_positional, names)))
+
+
+def _derived(graph_module: GraphModule, binding: InputBinding | None) -> Given:
+    placeholders = [node for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
+    leaves = _leaves(graph_module, placeholders)
+    info = pytree_info(graph_module.graph)
+    if info is not None:
+        args, kwargs = pytree.tree_unflatten(leaves, info.in_spec)
+        inputs = {**dict(zip(info.orig_args, args, strict=False)), **kwargs}
+    else:
+        args, inputs = (), {str(node.target): leaf for node, leaf in zip(placeholders, leaves, strict=True)}
+    if binding is not None:
+        return binding.form, inputs, _prefix(inputs, _needed_first(binding.form))
+    if info is not None:
+        parameters = [Parameter(name, index < len(args), True, True) for index, name in enumerate(inputs)]
+        return CallForm(tuple(parameters), tuple(inputs)), inputs, len(args)
+    parameters = [Parameter(str(n.target), True, True, not n.args, *n.args[:1]) for n in placeholders]
+    form = CallForm(tuple(parameters), tuple(inputs))
+    return form, inputs, _prefix(inputs, _needed_first(form))
+
+
+def _needed_first(form: CallForm) -> Callable[[str], bool]:
+    """Return whether an argument is given by position: those are that have no default, or no name."""
+    known = {one.name: one.positional and (one.required or not one.keyword) for one in form.parameters}
+    return lambda name: known.get(name, False)
+
+
+def _leaves(graph_module: GraphModule, placeholders: Sequence[Node]) -> list[object]:
+    """Return an example of each input, flat."""
+    values = [node.meta.get("val") for node in placeholders]
+    guards = guards_in(graph_module)
+    if all(_is_example(value) for value in values):
+        leaves = [_example(value) for value in values]
+        if guards is None or len(guards.specs) != len(leaves) or guards.accepts(leaves):
+            return leaves
+    binding = binding_in(graph_module)
+    if guards is not None and len(guards.specs) == len(placeholders) and binding is not None:
+        return _accepted(graph_module, guards)
+    missing = next((node.name for node, value in zip(placeholders, values, strict=True) if not _is_example(value)), "")
+    raise CaptureError(f"nothing is known of the shape of input `{missing}` of this graph module; {_GIVE}")
+
+
+def _is_example(value: object) -> bool:
+    return isinstance(value, torch.Tensor | bool | int | float | str)
+
+
+def _example(value: object) -> object:
+    """Return zeros of the shape of a value, in which sizes that vary are those of the capture."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    sizes = [_hint(size) for size in value.shape]
+    return torch.zeros(sizes, dtype=value.dtype, device=value.device)
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return max(2, int(hint)) if hint is not None else 2
+
+
+def _accepted(graph_module: GraphModule, guards: InputGuards) -> list[object]:
+    """Return inputs that a captured module accepts, of the shapes that its guards tell."""
+    parameter = next((one for one in graph_module.parameters() if one.is_floating_point()), torch.zeros(()))
+    dtypes = {"bool": torch.bool, "integer": torch.int64, "floating": parameter.dtype, "complex": torch.complex64}
+    for size in _TRIED:
+        leaves: list[object] = []
+        for spec in guards.specs:
+            if spec.kind is None:
+                leaves.append(spec.value)
+                continue
+            sizes = [size if fixed is None else fixed for fixed in spec.sizes]
+            dtype, fill = spec.dtype or dtypes[spec.kind], int(spec.ones is True)
+            leaves.append(torch.full(sizes, fill, dtype=dtype, device=parameter.device))
+        if guards.accepts(leaves):
+            return leaves
+    raise CaptureError(f"no sizes were found that the captured module accepts ({guards.extra_repr()}); {_GIVE}")
+
+
+def _shapes(
+    graph_module: GraphModule, form: CallForm, inputs: dict[str, object], dynamic_shapes: Any
+) -> tuple[Any, list[Sequence[int]]]:
+    """Return the dynamic shapes of an export, and the dimensions of each leaf that have to stay dynamic."""
+    if dynamic_shapes is not None:
+        named = requested_shapes(form, dynamic_shapes, inputs)
+        return (named if isinstance(named, ShapesCollection) else {name: named.get(name) for name in inputs}), []
+    dynamic = _dynamic_dimensions(graph_module)
+    leaves = pytree.tree_leaves(list(inputs.values()))
+    if dynamic is None or len(dynamic) != len(leaves):
+        return automatic_shapes(inputs, batch_dimension), []
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    for leaf, dimensions in zip(leaves, dynamic, strict=True):
+        if isinstance(leaf, torch.Tensor) and dimensions:
+            small = [dimension for dimension in dimensions if leaf.size(dimension) < 2]
+            if small:
+                raise CaptureError(
+                    f"an input of shape {tuple(leaf.shape)} is given to export the graph module with, and its "
+                    f"dimension {small[0]} is dynamic: give a size of 2 or more there, as torch.export takes 0 and 1 "
+                    f"for fixed"
+                )
+            shapes[leaf] = dict.fromkeys(dimensions, Dim.AUTO)
+    return shapes, dynamic
+
+
+def _dynamic_dimensions(graph_module: GraphModule) -> list[Sequence[int]] | None:
+    """Return the dimensions of each input that vary, by the guards or else by its value; None where neither tells."""
+    guards = guards_in(graph_module)
+    if guards is not None:
+        return [[dim for dim, size in enumerate(spec.sizes) if size is None] for spec in guards.specs]
+    if pytree_info(graph_module.graph) is None:
+        return None
+    values = [node.meta.get("val") for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
+    shapes = [tuple(value.shape) if isinstance(value, torch.Tensor) else () for value in values]
+    return [[dim for dim, size in enumerate(shape) if type(size) is not int] for shape in shapes]
+
+
+# -- the program
+
+
+def _exported(graph_module: GraphModule, call: ExampleCall, guards: InputGuards) -> ExportedProgram:
     """Export a graph module to a program that demands of its inputs what `guards` do.
 
     Names of parameters and buffers are the graph module's own, and each operator knows the stack of modules of the node
@@ -73,7 +304,7 @@ def export_graph(graph_module: GraphModule, call: ArchiveCall, guards: InputGuar
     return min(found, key=lambda one: one[0])[1]
 
 
-def _export(graph_module: GraphModule, call: ArchiveCall, *, small_sizes: bool) -> ExportedProgram:
+def _export(graph_module: GraphModule, call: ExampleCall, *, small_sizes: bool) -> ExportedProgram:
     names = list(call.inputs)
     args = tuple(call.inputs[name] for name in names[: call.positional])
     kwargs = {name: call.inputs[name] for name in names[call.positional :]}
@@ -86,14 +317,13 @@ def _export(graph_module: GraphModule, call: ArchiveCall, *, small_sizes: bool) 
     except Exception as error:  # whatever torch or the graph raises while it is traced
         raise _failure(error) from error
     _demand_dynamic(program, call)
-    _demand_readable(program)
     return program
 
 
 def _failure(error: Exception) -> CaptureError:
     place = source_of(error)
     return CaptureError(
-        f"the graph module cannot be saved, as torch.export refuses its graph: {type(error).__name__}: "
+        f"torch.export refuses the graph: {type(error).__name__}: "
         f"{first_line(error)}{f' at {place}' if place else ''}. Check that the graph module runs on the inputs (give "
         f"them as args and kwargs)"
     )
@@ -106,7 +336,7 @@ class _Host(nn.Module):
     graph module are not run: they sort arguments and check them.
     """
 
-    def __init__(self, graph_module: GraphModule, call: ArchiveCall) -> None:
+    def __init__(self, graph_module: GraphModule, call: ExampleCall) -> None:
         super().__init__()
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             vars(self)[name] = vars(graph_module)[name]
@@ -177,7 +407,7 @@ def user_values(program: ExportedProgram) -> list[object]:
     return [node.meta.get("val") for node in nodes]
 
 
-def _demand_dynamic(program: ExportedProgram, call: ArchiveCall) -> None:
+def _demand_dynamic(program: ExportedProgram, call: ExampleCall) -> None:
     """Refuse a program that is narrower than the graph module."""
     paths = [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
     for path, value, dimensions in zip(paths, user_values(program), call.dynamic, strict=False):
@@ -185,34 +415,23 @@ def _demand_dynamic(program: ExportedProgram, call: ArchiveCall) -> None:
             size = value.shape[dimension] if isinstance(value, torch.Tensor) else None
             if size is not None and size_expression(size) is None:
                 raise CaptureError(
-                    f"dimension {dimension} of input {path} is dynamic in this graph module, and the program to be "
-                    f"saved would hold for size {int(size)} alone, because something in the graph fixes it: a pass or "
-                    f"a node that was added. Give `dynamic_shapes` that make it static to save it so"
+                    f"dimension {dimension} of input {path} is dynamic in this graph module, and the program "
+                    f"would hold for size {int(size)} alone, because something in the graph fixes it: a pass or "
+                    f"a node that was added. Give `dynamic_shapes` that make it static"
                 )
 
 
-def _demand_readable(program: ExportedProgram) -> None:
-    """Refuse a program that torch writes and cannot read again."""
-    for spec in program.graph_signature.output_specs:
-        value = getattr(spec.arg, "value", None)
-        if isinstance(value, str):
-            raise CaptureError(
-                f"the graph module returns the text {value!r}, and torch.export cannot read archives of such programs; "
-                f"let the model return tensors, numbers and None only, and capture it again"
-            )
-
-
-def _state(program: ExportedProgram, call: ArchiveCall, guards: InputGuards) -> int:
+def _state(program: ExportedProgram, call: ExampleCall, guards: InputGuards) -> int:
     """Let a program demand of its inputs all that `guards` do; return how much more it demands itself, which stays."""
     paths = [path for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
     stated = [_in_terms_of(condition.code, paths) for condition in guards.conditions]
-    known = set(map(normal_form, stated))
-    own = [code for code in assumptions(program) if normal_form(code) not in known]
+    known = set(map(_normal_form, stated))
+    own = [code for code in assumptions(program) if _normal_form(code) not in known]
     assumptions(program)[:] = [*stated, *own]
     return len(own)
 
 
-def _refused_sizes(program: ExportedProgram, call: ArchiveCall, guards: InputGuards) -> int:
+def _refused_sizes(program: ExportedProgram, call: ExampleCall, guards: InputGuards) -> int:
     """Return how many of the small sizes that `guards` let pass a program refuses."""
     values = user_values(program)
     strict = read_guards(program, call.inputs, values, None)
@@ -224,3 +443,11 @@ def _in_terms_of(code: str, paths: Sequence[pytree.KeyPath]) -> str:
     for index, path in reversed(list(enumerate(paths))):
         code = code.replace(f"i[{index}]", f"L{pytree.keystr(path)}")
     return code
+
+
+def _normal_form(code: str) -> object:
+    """Return what is equal for conditions that are spelt differently: spaces, parentheses, sides of an equation."""
+    tree = ast.parse(code, mode="eval").body
+    if isinstance(tree, ast.Compare) and len(tree.ops) == 1 and isinstance(tree.ops[0], ast.Eq):
+        return frozenset(map(ast.unparse, (tree.left, tree.comparators[0])))
+    return ast.unparse(tree)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,19 +12,13 @@ from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
 from fxopt_capture._torch import graph_module_of
-from fxopt_capture.archive.expressions import check_conditions, normal_form
 from fxopt_capture.call.arguments import CallForm, Parameter
-from fxopt_capture.call.guards import Condition, InputGuards, InputSpec
+from fxopt_capture.call.guards import InputGuards
 from fxopt_capture.call.structures import return_sizes
-from fxopt_capture.export.conditions import read_guards
+from fxopt_capture.exporting.conditions import read_guards
 from fxopt_core._torch import pytree_info, set_pytree_info
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
-from fxopt_core.values.forms import Form, ValueReader, ValueWriter
-from fxopt_rewrite.plain_names import PLAIN
-
-_write = ValueWriter(names=PLAIN).write
-_read = ValueReader(names=PLAIN).read
 
 
 @dataclass(frozen=True)
@@ -62,9 +56,7 @@ class ProgramInputs:
                 f"input `{varying[0]}` of the program is a number that varies, and graphs of fxopt take tensors; "
                 f"export the model with a tensor, or with one value of `{varying[0]}`"
             )
-        guards = read_guards(program, self.examples, self.values, mode)
-        check_conditions(guards.conditions)
-        return guards
+        return read_guards(program, self.examples, self.values, mode)
 
 
 def _holds(example: object, kinds: Any) -> bool:
@@ -95,49 +87,3 @@ def program_form(inputs: ProgramInputs) -> CallForm:
     constants = inputs.constants
     names = tuple(name for name in inputs.examples if name not in constants)
     return CallForm(parameters, names, constants, frozenset(constants))
-
-
-_READ_OFF_THE_PROGRAM = frozenset({"name", "kind", "sizes", "value"})
-_KINDS = frozenset({"bool", "integer", "floating", "complex"})
-_KEPT = tuple(field.name for field in fields(InputSpec) if field.name not in _READ_OFF_THE_PROGRAM)
-
-
-def guards_row(guards: object, *, complete: bool) -> Form:
-    """Return what guards demand: dtypes, which a program does not say, and sizes, which it may say in other words.
-
-    `complete` says that the program is to demand no more than they do. An export may find further conditions, which are
-    those of the program and not of the graph.
-    """
-    if not isinstance(guards, InputGuards):
-        return None
-    specs = [{name: _write(getattr(spec, name)) for name in _KEPT} for spec in guards.specs]
-    conditions = [[condition.code, condition.text] for condition in guards.conditions]
-    dtypes = {"module_dtype": _write(guards.module_dtype), "baked": guards.baked}
-    return {"specs": specs, "conditions": conditions, **dtypes, "complete": complete}
-
-
-def with_row(guards: InputGuards, row: Form) -> InputGuards:
-    """Return the guards of a program that demand what `guards_row` has written, and that alone if that is complete."""
-    if row is None:
-        return guards
-    specs = [
-        replace(spec, **{name: _read(kept[name]) for name in _KEPT if name in kept})
-        for spec, kept in zip(guards.specs, row["specs"], strict=True)
-    ]
-    module_dtype, baked = _read(row["module_dtype"]), row.get("baked")
-    if not isinstance(baked, str | None):
-        raise ValueError("what a graph has of its dtype is no text")
-    for spec in specs:
-        if not all(isinstance(dtype, torch.dtype | None) for dtype in (spec.dtype, module_dtype)):
-            raise ValueError(f"input {spec.name} has no dtype")
-        given: tuple[object, object] = spec.read_at, spec.follows
-        if not isinstance(given[0], str | None) or not isinstance(given[1], bool):
-            raise ValueError(f"input {spec.name} has something else than a place where a dtype is read")
-        if not _KINDS.issuperset(spec.also):
-            raise ValueError(f"input {spec.name} has other kinds of dtype than there are")
-    conditions = [Condition(str(code), str(text)) for code, text in row["conditions"]]
-    check_conditions(conditions)
-    if not row.get("complete"):
-        known = {normal_form(condition.code) for condition in conditions}
-        conditions += [condition for condition in guards.conditions if normal_form(condition.code) not in known]
-    return InputGuards(specs, conditions, guards.mode, module_dtype, baked)

@@ -11,13 +11,12 @@ from torch.fx import GraphModule
 
 from fxopt_capture.archive.inputs import ProgramInputs, program_form, read_inputs
 from fxopt_capture.archive.layers import build_layers
-from fxopt_capture.archive.recomposing import recompose
 from fxopt_capture.call.arguments import CallForm, InputBinding
 from fxopt_capture.call.nesting import nesting_of
 from fxopt_capture.call.structures import structures_of
 from fxopt_capture.capture import build_captured
 from fxopt_capture.captured import CapturedModule
-from fxopt_capture.export.strategy import Export
+from fxopt_capture.exporting.strategy import Export
 from fxopt_capture.graph.layers import call_arguments
 from fxopt_capture.graph.shells import owner_of, shell_tree
 from fxopt_core.graph import iter_nodes
@@ -33,7 +32,6 @@ def raise_program(program: ExportedProgram) -> CapturedModule:
     source = inputs.module
     _hold_unread(source, program)
     tie(source)
-    recompose(source.graph)
     trains = _trains(source)
     stand_in = _stand_in(source, trains)
     inputs.name(source.graph)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Proxy, Tracer
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.utils import _pytree as pytree
@@ -36,6 +37,8 @@ class InputSpec:
         read_at: where in its source the model reads a dtype of this kind, from which constants of the graph follow.
         follows: whether an input may have the dtype that the graph module was moved to since (``.half()``).
         also: other kinds that the graph was found to be right for.
+        ones: whether a mask has to hold ones alone (True), or something else too (False), because the model was found
+            to compute something else than the graph with the other form. None: the values are not looked at.
     """
 
     name: str
@@ -46,6 +49,7 @@ class InputSpec:
     read_at: str | None = None
     follows: bool = False
     also: tuple[str, ...] = ()
+    ones: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -245,6 +249,8 @@ def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
                 hint = _BROADCAST if size == 1 else ""
                 text = f"{found}, where the graph was captured for {size}{hint}; {_ADVICE}"
                 yield index, f"{value}.shape[{dimension}] == {size}", text
+        if spec.ones is not None:
+            yield index, f"is_shown({value}, {spec.ones})", _MASK_TEXTS[spec.ones]
 
 
 def _dtype_text(spec: InputSpec) -> str:
@@ -256,6 +262,24 @@ def _dtype_text(spec: InputSpec) -> str:
         f"has dtype {{value.dtype}}, where the graph was captured for {{spec.dtype}} and {reason}; pass {wanted}, or "
         f"capture the model again with {{value.dtype}}"
     )
+
+
+_MASK_TEXTS = {
+    ones: f"is a mask {found}, for which the model does something else, and the graph was captured with one {shown}; "
+    f"capture the model again with a mask {found}"
+    for ones, found, shown in ((True, "with zeros", "of ones"), (False, "of ones", "with zeros"))
+}
+
+
+def _is_shown(mask: torch.Tensor, ones: bool) -> bool:
+    """Whether a mask holds ones alone, or does not, as `ones` says. Programs that are exported assert it themselves."""
+    if torch.compiler.is_exporting():
+        has_ones = (mask == 1).all()
+        torch._assert_async(has_ones if ones else ~has_ones, f"the mask {'has zeros' if ones else 'is all ones'}")
+        return True
+    if mask.is_meta or isinstance(mask, FakeTensor):  # of which only the shape is known
+        return True
+    return bool((mask == 1).all()) if ones else not (mask == 1).all()
 
 
 _KIND_TESTS = {
@@ -274,6 +298,7 @@ def _namespace(specs: Sequence[InputSpec]) -> dict[str, Any]:
         "Tensor": torch.Tensor,
         "type_text": type_text,
         "bool_dtype": torch.bool,
+        "is_shown": _is_shown,
         **expected,
         **dtypes,
     }

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fxopt_capture.call.arguments import IDS, CallForm
-from fxopt_capture.export.compare import is_same_call
+from fxopt_capture.exporting.compare import is_same_call
 
 _NUMBERS = {"attention_mask": 1, "token_type_ids": 0}
 

@@ -16,7 +16,7 @@ from fxopt_capture.archive.files import save
 from fxopt_capture.huggingface.clients import NOTE, dtype_of, offer
 from fxopt_core.errors import CaptureError
 
-ARCHIVE = "model.pt2"
+ARCHIVE = "model.fxopt"
 KEY = "fxopt"
 MODEL_TYPE = "fxopt (pip install fxopt)"
 """What transformers quotes where it knows no such type: its message says what to install."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.caches import register_cache_types
-from fxopt_capture.export.strategy import Preparation
+from fxopt_capture.exporting.strategy import Preparation
 from fxopt_capture.huggingface.configurations import configurations, configurations_kept
 from fxopt_capture.huggingface.experts import all_experts
 

@@ -14,10 +14,9 @@ from torch.nn.modules.module import _IncompatibleKeys
 from fxopt_checkpoints.arithmetic import NewTensors, present_devices, present_dtypes
 from fxopt_checkpoints.load import run_post_hooks
 from fxopt_checkpoints.rollback import Rollback
+from fxopt_checkpoints.streaming.files import Reader, stored_tensors
 from fxopt_checkpoints.streaming.placement import Placement
 from fxopt_checkpoints.streaming.renaming import renamed, renaming
-from fxopt_checkpoints.streaming.safetensors import Reader
-from fxopt_checkpoints.streaming.shards import stored_tensors
 from fxopt_checkpoints.streaming.validation import StoredValidation
 from fxopt_checkpoints.tensor_map import Pieces, region
 from fxopt_core.gc_pause import collector_paused
@@ -76,7 +75,8 @@ def load_checkpoint(
     """
     check_graph_module(graph_module, "load_checkpoint")
     stored = renamed(stored_tensors(path), renaming(graph_module, rename))
-    with collector_paused(), Reader() as reader:
+    reader = Reader()
+    with collector_paused():
         placement = Placement(graph_module, device, dtype)
         validation = StoredValidation(placement, stored, path)
         validation.check_headers(reader, strict=strict)
@@ -156,7 +156,7 @@ class _Loading:
         with torch.no_grad():
             for pieces, values in parts:
                 stored, place = self.validation.stored_for(values), region(target.detach(), pieces)
-                place.copy_(values) if stored is None else self.reader.read_into(stored, place)
+                place.copy_(values if stored is None else self.reader.read(stored).reshape(values.shape))
             for pieces, value in fills:
                 region(target.detach(), pieces).fill_(value)
         if target is not former:

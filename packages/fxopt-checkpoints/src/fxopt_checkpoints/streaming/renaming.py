@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from torch.fx import GraphModule
 
-from fxopt_checkpoints.streaming.safetensors import StoredTensor
+from fxopt_checkpoints.streaming.files import StoredTensor
 from fxopt_core.errors import CheckpointError
 
 _KEY = "checkpoint_names"

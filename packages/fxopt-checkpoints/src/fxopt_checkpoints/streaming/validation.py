@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fxopt_checkpoints.custom_loading import CustomLoading, has_custom_loading
+from fxopt_checkpoints.streaming.files import Reader, StoredTensor
 from fxopt_checkpoints.streaming.placement import Placement
 from fxopt_checkpoints.streaming.renaming import converted_names
-from fxopt_checkpoints.streaming.safetensors import Reader, StoredTensor
 from fxopt_checkpoints.validation import Validation
 from fxopt_core.errors import CheckpointError
 from fxopt_rewrite.dtypes import dtype_kind
@@ -24,8 +24,7 @@ class StoredValidation(Validation):
     """A `Validation` of tensors in files, by their names in the model; those on the meta device stand in for them."""
 
     def __init__(self, placement: Placement, stored: Mapping[str, StoredTensor], path: str | os.PathLike[str]) -> None:
-        stand_ins = {key: torch.empty(each.shape, dtype=each.dtype, device="meta") for key, each in stored.items()}
-        super().__init__(placement.names, stand_ins)
+        super().__init__(placement.names, {key: each.like.detach() for key, each in stored.items()})
         self._placement, self._stored, self._path = placement, stored, path
         self._files: dict[int, StoredTensor] = {}
 
@@ -42,9 +41,9 @@ class StoredValidation(Validation):
             stored = next(self._stored[k] for k in (key, *self._map.aliases.get(key, ())) if k in self._stored)
             self._files[id(values)] = stored
             expected = self._map.by_key[key].dtype
-            if expected is not None and dtype_kind(expected) != dtype_kind(stored.dtype):
+            if expected is not None and dtype_kind(expected) != dtype_kind(values.dtype):
                 self.problems.append(
-                    f"`{stored.key}` in `{stored.file}` is {stored.dtype}, expected {dtype_kind(expected)} values, to "
+                    f"`{stored.key}` in `{stored.file}` is {values.dtype}, expected {dtype_kind(expected)} values, to "
                     f"be {expected}"
                 )
         if not self.problems:
@@ -109,16 +108,14 @@ class StoredValidation(Validation):
             found = [self._stored[key] for key in group if key in self._stored]
             for other in found[1:]:
                 first = found[0]
-                if not _same(first, other, reader):
+                if not _same(reader.read(first), reader.read(other)):
                     yield (
                         f"`{first.key}` in `{first.file}` and `{other.key}` in `{other.file}` are one tensor in the "
                         "model, and differ here: leave out one of them"
                     )
 
 
-def _same(one: StoredTensor, other: StoredTensor, reader: Reader) -> bool:
-    if one.dtype != other.dtype:
-        return False
-    with Reader() as second_reader:  # each has one buffer
-        pairs = zip(reader.chunks(one), second_reader.chunks(other), strict=True)
-        return all(torch.equal(first, second) for first, second in pairs)
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(
+        one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)
+    )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.fx import GraphModule
 
-from fxopt_core._torch import first_node
 from fxopt_core.errors import FxoptError, UndoError
+from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY, set_tag, tag_of
 
 LEDGER_VERSION = 1
@@ -271,15 +271,17 @@ def has_ledger(graph_module: GraphModule) -> bool:
 def _found_ledger(graph_module: GraphModule) -> object:
     if META_KEY in graph_module.meta:
         return graph_module.meta[META_KEY]
-    return tag_of(first_node(graph_module.graph)).ledger
+    first = next(iter_nodes(graph_module.graph), None)
+    return None if first is None else tag_of(first).ledger
 
 
 def set_ledger(graph_module: GraphModule, ledger: Ledger) -> None:
     """Give a graph module its ledger, and its first node while anything in there may be undone."""
     graph_module.meta[META_KEY] = ledger
-    first = first_node(graph_module.graph)
+    first = next(iter_nodes(graph_module.graph), None)
     applied = ledger.version > LEDGER_VERSION or any(r.state == "applied" and r.changed for r in ledger.records)
-    set_tag(first, replace(tag_of(first), ledger=ledger if applied else None))
+    if first is not None:
+        set_tag(first, replace(tag_of(first), ledger=ledger if applied else None))
 
 
 def append_record(graph_module: GraphModule, record: Record) -> None:
@@ -292,9 +294,8 @@ def append_record(graph_module: GraphModule, record: Record) -> None:
 def adopt_records(graph_module: GraphModule, known: int, run: int) -> None:
     """Make the records behind the first ``known`` ones part of a run: its pass called others inside of itself."""
     ledger = ledger_of(graph_module)
-    if fresh := ledger.records[known:]:
-        records = (*ledger.records[:known], *(replace(record, run=run) for record in fresh))
-        set_ledger(graph_module, replace(ledger, records=records, next_run=run + 1))
+    records = (*ledger.records[:known], *(replace(record, run=run) for record in ledger.records[known:]))
+    set_ledger(graph_module, replace(ledger, records=records, next_run=run + 1))
 
 
 def applied_records(graph_module: GraphModule, signature: str) -> list[Record]:

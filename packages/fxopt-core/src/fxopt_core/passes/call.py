@@ -16,6 +16,7 @@ from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.ledger.reasons import refusals_text
 from fxopt_core.ledger.records import Record, adopt_records, append_record, ledger_of, mark_undone, set_ledger
 from fxopt_core.naming import type_text
+from fxopt_core.passes.base import Pass, Reversible, leaves
 from fxopt_core.passes.context import Frame, Run, composing_run, current_frame, frame_open, run_open
 from fxopt_core.passes.instruments import (
     InstrumentProtocol,
@@ -27,7 +28,6 @@ from fxopt_core.passes.instruments import (
     report_failure,
 )
 from fxopt_core.passes.record import as_undone, make_record, marked_names, signature_or_empty, to_take_back
-from fxopt_core.passes.runnable import Reversible, Runnable, leaves
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.outline import Outline
 from fxopt_core.state.snapshot import Snapshot
@@ -75,7 +75,7 @@ class Demands:
 
 
 def execute(
-    transformation: Runnable, graph_module: GraphModule, lint: bool, reverse: bool, demands: Demands
+    transformation: Pass, graph_module: GraphModule, lint: bool, reverse: bool, demands: Demands
 ) -> GraphModule:
     """Run a pass, or undo it, as one transaction; see `Transformation.__call__`."""
     check_graph_module(graph_module, f"pass `{transformation.name}`")
@@ -97,7 +97,7 @@ def execute(
     return in_transaction(transformation, graph_module, demands.protect_values, body)
 
 
-def _not_reversible(transformation: Runnable) -> NotReversibleError:
+def _not_reversible(transformation: Pass) -> NotReversibleError:
     culprits = [t.name for t in leaves(transformation) if not t.reversible]
     listed = f": {', '.join(f'`{name}`' for name in culprits)} cannot be undone"
     because = listed if culprits != [transformation.name] else ""
@@ -109,7 +109,7 @@ def _not_reversible(transformation: Runnable) -> NotReversibleError:
 
 
 def in_transaction(
-    transformation: Runnable, graph_module: GraphModule, protect_values: bool, body: Callable[[Run], GraphModule]
+    transformation: Pass, graph_module: GraphModule, protect_values: bool, body: Callable[[Run], GraphModule]
 ) -> GraphModule:
     """Return ``body(run)``; if anything raises, restore the graph module and raise a `PassError` with the cause."""
     if any(cls.__name__ == "FSDPModule" for cls in type(graph_module).__mro__):
@@ -133,7 +133,7 @@ def in_transaction(
     return result
 
 
-def _roll_back(snapshot: Snapshot, transformation: Runnable, error: BaseException) -> NoReturn:
+def _roll_back(snapshot: Snapshot, transformation: Pass, error: BaseException) -> NoReturn:
     written = snapshot.restore()
     note = f" {written_note(written)}" if written else ""
     if isinstance(error, PassError):
@@ -147,7 +147,7 @@ def _roll_back(snapshot: Snapshot, transformation: Runnable, error: BaseExceptio
     ) from error
 
 
-def lint_and_recompile(graph_module: GraphModule, transformation: Runnable) -> None:
+def lint_and_recompile(graph_module: GraphModule, transformation: Pass) -> None:
     """Check a graph, and generate its code anew; a broken graph is a `PostconditionError`."""
     try:
         graph_module.graph.lint()
@@ -168,7 +168,7 @@ def written_note(names: Sequence[str]) -> str:
     )
 
 
-def run_members(composition: Runnable, graph_module: GraphModule, *, reverse: bool) -> GraphModule:
+def run_members(composition: Pass, graph_module: GraphModule, *, reverse: bool) -> GraphModule:
     """Run the members of a composition within the open transaction, or, without one, each by itself."""
     run = composing_run(graph_module)
     members = composition.members or ()
@@ -183,7 +183,7 @@ def run_members(composition: Runnable, graph_module: GraphModule, *, reverse: bo
     return graph_module
 
 
-def run_pass(run: Run, transformation: Runnable, graph_module: GraphModule, reverse: bool) -> GraphModule:
+def run_pass(run: Run, transformation: Pass, graph_module: GraphModule, reverse: bool) -> GraphModule:
     """Run one pass, or undo it, within an open transaction, under the instruments of this context."""
     if transformation.members is not None:
         return run_members(transformation, graph_module, reverse=reverse)
@@ -295,7 +295,7 @@ def _raise_named(error: Exception, info: PassRun) -> NoReturn:
     ) from error
 
 
-def transform_by_hand(transformation: Runnable, graph_module: GraphModule) -> GraphModule:
+def transform_by_hand(transformation: Pass, graph_module: GraphModule) -> GraphModule:
     """Call ``transform`` of a pass for somebody who did so himself, and leave its record, so that it can be undone.
 
     No transaction is opened, and no instrument sees it: what was called is a method, and not the pass.
@@ -342,7 +342,8 @@ def _apply(number: int, frame: Frame, info: PassRun, graph_module: GraphModule) 
         )
     if result is not graph_module and META_KEY not in result.meta and META_KEY in graph_module.meta:
         set_ledger(result, ledger_of(graph_module))
-    adopt_records(result, known, number)
+    if len(ledger_of(result).records) > known:  # it called others
+        adopt_records(result, known, number)
     record = make_record(info, result, frame, before, known, marked)
     record = replace(record, seconds=seconds, run=number)
     if info.reverse:

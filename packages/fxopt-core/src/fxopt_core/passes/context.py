@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import forget_ids
 from fxopt_core.ledger.records import Derived, Journal, Record, Refusal, Rewrite, has_ledger, ledger_of, set_ledger
-from fxopt_core.passes.runnable import Runnable
+from fxopt_core.passes.base import Pass
 from fxopt_core.state.snapshot import Snapshot
 
 
@@ -66,7 +66,7 @@ class Frame:
 class Run:
     """The outermost call that is under way on a graph module."""
 
-    transformation: Runnable
+    transformation: Pass
     graph_module: GraphModule
     snapshot: Snapshot  # of its state before
     number: int  # in the ledger

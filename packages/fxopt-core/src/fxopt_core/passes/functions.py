@@ -20,7 +20,7 @@ from torch.fx.passes.infra.pass_base import PassResult
 from fxopt_core.errors import PostconditionError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.naming import kebab_case, type_text
-from fxopt_core.passes.options import kept
+from fxopt_core.passes.options import kept, resolved_signature
 from fxopt_core.passes.signature import signature_of, uuid_of
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.values.names import source_of
@@ -93,7 +93,7 @@ class TorchPass(WrappedPass):
     def __repr__(self) -> str:
         """Return the call that makes an equal one, as far as there is one."""
         given = "".join(f", {name}={value!r}" for name, value in self._given.items())
-        instance = not isinstance(self._torch_pass, (type, FunctionType, functools.partial))
+        instance = not isinstance(self._torch_pass, (type, FunctionType))
         return f"from_torch_pass({_plain_name(self._torch_pass)}{'()' * instance}{given})"
 
 
@@ -185,7 +185,7 @@ def from_function(
 def _class_of(function: Callable[..., object], preserves_computation: bool) -> type[FunctionPass]:
     if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
         raise TypeError(f"from_function is given {_described(function)}, expected a function that is made by `def`")
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = list(resolved_signature(function).parameters.values())
     first, rest = parameters[:1], parameters[1:]
     wrong = [each.name for each in rest if each.kind is not Parameter.KEYWORD_ONLY or each.default is Parameter.empty]
     if [each.kind for each in first] not in ([Parameter.POSITIONAL_ONLY], [Parameter.POSITIONAL_OR_KEYWORD]):
@@ -208,7 +208,7 @@ def _class_of(function: Callable[..., object], preserves_computation: bool) -> t
 
 
 def _check_wrappable(torch_pass: object, options: Mapping[str, object]) -> None:
-    if isinstance(torch_pass, (Transformation, nn.Module)) or not callable(torch_pass):
+    if isinstance(torch_pass, (Transformation, nn.Module, functools.partial)) or not callable(torch_pass):
         raise TypeError(
             f"from_torch_pass is given {_described(torch_pass)}, expected a PassBase, its class, or a function of a "
             "graph module"
@@ -226,7 +226,7 @@ def _check_wrappable(torch_pass: object, options: Mapping[str, object]) -> None:
 
 def _identity(torch_pass: Callable[..., object]) -> object:
     """Return what tells a torch pass from others, in signatures: itself, or an object's class and attributes."""
-    if isinstance(torch_pass, (type, functools.partial)) or hasattr(torch_pass, "__qualname__"):
+    if hasattr(torch_pass, "__qualname__"):
         return torch_pass
     return type(torch_pass), kept(dict(getattr(torch_pass, "__dict__", {})))
 
@@ -237,8 +237,6 @@ def _takes_graph(torch_pass: object) -> bool:
 
 
 def _plain_name(torch_pass: Any) -> str:
-    if isinstance(torch_pass, functools.partial):
-        return _plain_name(torch_pass.func)
     return str(getattr(torch_pass, "__name__", None) or type(torch_pass).__name__)
 
 
@@ -252,35 +250,30 @@ class _NodePicture:
     def __init__(self, graph_module: GraphModule, node: Node) -> None:
         args, kwargs = map_arg((node.args, node.kwargs), lambda other: f"%{other.name}")
         self._node = node.op, node.target, args, kwargs
-        self._module: nn.Module | None = None
-        self._tensors: dict[str, object] = {}
+        self._objects: list[object] = []
         path, _, attribute = str(node.target).rpartition(".")
         try:
             if node.op == "call_module":
-                self._module = graph_module.get_submodule(str(node.target))
-                self._tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+                module = graph_module.get_submodule(str(node.target))
+                self._objects = [module, *module.parameters(), *module.buffers()]
             elif node.op == "get_attr":
-                self._tensors = {attribute: getattr(graph_module.get_submodule(path), attribute, None)}
+                self._objects = [getattr(graph_module.get_submodule(path), attribute, None)]
         except AttributeError:  # a broken graph, which the check at the end of the run reports
             return
 
     def equals(self, later: _NodePicture, *, same_module: bool) -> bool:
         """Return whether node, module and tensors are the same; in a copied graph module, equal values are."""
-        if not _alike(self._node, later._node) or list(self._tensors) != list(later._tensors):
-            return False
-        pairs = zip(self._tensors.values(), later._tensors.values(), strict=True)
-        if same_module:
-            return self._module is later._module and all(value is new for value, new in pairs)
-        return type(self._module) is type(later._module) and all(_equal(value, new) for value, new in pairs)
+        pairs = list(zip(self._objects, later._objects, strict=False))
+        same = all(mine is its if same_module else _equal(mine, its) for mine, its in pairs)
+        return same and len(self._objects) == len(later._objects) and _alike(self._node, later._node)
 
 
 def _equal(value: object, new: object) -> bool:
-    """Return whether two tensors hold the same, as far as they have values to compare."""
-    if not (isinstance(value, Tensor) and isinstance(new, Tensor)):
-        return value is new or type(value) is type(new)
-    if (value.dtype, value.shape, value.device, type(value)) != (new.dtype, new.shape, new.device, type(new)):
-        return False
-    return value.is_meta or type(value) not in (Tensor, nn.Parameter) or torch.equal(value, new)
+    """Return whether two modules are of one class, or two tensors hold the same, as far as they have values."""
+    if not (isinstance(value, Tensor) and isinstance(new, Tensor)) or type(value) is not type(new):
+        return type(value) is type(new)
+    form = (value.dtype, value.shape, value.device) == (new.dtype, new.shape, new.device)
+    return form and (value.is_meta or type(value) not in (Tensor, nn.Parameter) or torch.equal(value, new))
 
 
 def _alike(left: Any, right: Any) -> bool:

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt_core.errors import PreconditionError, VetoError
 from fxopt_core.ledger.records import Record
-from fxopt_core.passes.runnable import Runnable
+from fxopt_core.passes.base import Pass
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PassRun:
             an outermost one. Compositions and `undo` are only seen here, never by themselves.
     """
 
-    transformation: Runnable
+    transformation: Pass
     index: int | None = None
     before: tuple[str, ...] = ()
     reverse: bool = False

@@ -11,10 +11,11 @@ import inspect
 import typing
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Parameter
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, cast
 
 from torch import nn
 
@@ -22,8 +23,6 @@ from fxopt_core.errors import PassOptionError
 from fxopt_core.naming import close_names, option_text
 from fxopt_core.values.coercion import coerce
 
-_Function = TypeVar("_Function", bound="Callable[..., object]")
-_NO_OPTIONS = "_fxopt_takes_no_options"
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 # What stands in a dataclass's constructor where the default is made anew each time.
 _FACTORY = (
@@ -73,9 +72,14 @@ def options_of(cls: type) -> Mapping[str, OptionInfo]:
     >>> options_of(Pad)["multiple_of"]
     OptionInfo(name='multiple_of', annotation=<class 'int'>, default=8, required=False)
     """
-    constructor = _constructor_of(cls)
-    parameters = [p for p in _signature(cls).parameters.values() if p.kind not in _VARIADIC]
-    return MappingProxyType({p.name: _option_info(cls, p, constructor) for p in parameters})
+    found: dict[str, OptionInfo] = {}
+    for name, parameter in _signature(cls).parameters.items():
+        if parameter.kind not in _VARIADIC:
+            default = parameter.default
+            if default is _FACTORY:
+                default = cls.__dataclass_fields__[name].default_factory()  # type: ignore[attr-defined]  # a dataclass
+            found[name] = OptionInfo(name, parameter.annotation, default, default is Parameter.empty)
+    return MappingProxyType(found)
 
 
 def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
@@ -91,11 +95,23 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
     """
     signature = _signature(cls)
     try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError:
-        bound = _bind_partially(cls, signature, args, kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            bound = signature.bind_partial(*args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(signature.parameters) or "none"
+        modules = [value for value in args if isinstance(value, nn.Module)]
+        remedy = f"; to run it, write {cls.__qualname__}()(graph_module)" if modules else ""
+        raise PassOptionError(f"{cls.__qualname__}() {error}; its options: {names}{remedy}") from None
     bound.apply_defaults()
-    return _with_inherited(cls, signature, _flattened(signature, bound.arguments))
+    variadic = [name for name, each in signature.parameters.items() if each.kind is Parameter.VAR_KEYWORD]
+    entries = bound.arguments.pop(variadic[0], {}) if variadic else {}
+    if variadic:  # handed on to the class above, whose defaults are options too
+        above = next((each for each in cls.__mro__ if each.__init__ is not cls.__init__), object)  # type: ignore[misc]
+        with suppress(PassOptionError):
+            entries = {**bind(above, (), entries), **entries}
+    return {**bound.arguments, **entries}
 
 
 def construct(cls: type, options: Mapping[str, object]) -> object:
@@ -173,94 +189,31 @@ def checked_options(
     return checked
 
 
-def takes_no_options(new: _Function) -> _Function:
-    """Mark a ``__new__`` whose parameters are no options: it takes those of every ``__init__``."""
-    setattr(new, _NO_OPTIONS, True)
-    return new
-
-
-def _constructor_of(cls: type) -> Callable[..., object] | None:
-    """Return the function whose parameters count, or None where the class takes no arguments."""
-    init: Callable[..., object] = cls.__init__  # type: ignore[misc]  # meant: the one that this very class would run
-    if init is not object.__init__:
-        return init
-    new: Callable[..., object] = cls.__new__
-    return None if new is object.__new__ or hasattr(new, _NO_OPTIONS) else new
-
-
 def _signature(cls: type) -> inspect.Signature:
     """Return the constructor's signature without ``self``; kept per function, since every construction needs it."""
-    constructor = _constructor_of(cls)
-    if constructor is None:
+    constructor: Callable[..., object] = cls.__init__  # type: ignore[misc]  # meant: the one that this very class runs
+    if constructor is object.__init__:
         return inspect.Signature()
-    try:
-        found = _signatures.get(constructor)
-        if found is None:
-            found = _signatures[constructor] = _read_signature(constructor)
-    except TypeError:  # a constructor that cannot be referenced weakly
-        return _read_signature(constructor)
+    found = _signatures.get(constructor)
+    if found is None:
+        signature = resolved_signature(constructor)
+        found = _signatures[constructor] = signature.replace(parameters=list(signature.parameters.values())[1:])
     return found
 
 
-def _read_signature(constructor: Callable[..., object]) -> inspect.Signature:
-    signature = inspect.signature(constructor)
-    parameters = list(signature.parameters.values())
-    own = parameters and parameters[0].kind is not Parameter.VAR_POSITIONAL
-    return signature.replace(parameters=parameters[1:] if own else parameters)
+def resolved_signature(function: Callable[..., object]) -> inspect.Signature:
+    """Return a signature, its annotations evaluated if they are text; text that cannot be evaluated stays as it is."""
+    signature = inspect.signature(function)
+    names = getattr(inspect.unwrap(function), "__globals__", {})
 
+    def resolved(parameter: Parameter) -> Parameter:
+        if not isinstance(parameter.annotation, str):
+            return parameter
+        holder = SimpleNamespace(__annotations__={"it": parameter.annotation})
+        try:
+            found = typing.get_type_hints(cast("Any", holder), globalns=names)["it"]
+        except Exception:  # whatever evaluating foreign text raises, most often a name imported for type checking alone
+            return parameter
+        return parameter.replace(annotation=found)
 
-def _bind_partially(
-    cls: type, signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]
-) -> inspect.BoundArguments:
-    try:
-        return signature.bind_partial(*args, **kwargs)
-    except TypeError as error:
-        names = ", ".join(signature.parameters) or "none"
-        modules = [value for value in args if isinstance(value, nn.Module)]
-        remedy = f"; to run it, write {cls.__qualname__}()(graph_module)" if modules else ""
-        raise PassOptionError(f"{cls.__qualname__}() {error}; its options: {names}{remedy}") from None
-
-
-def _with_inherited(cls: type, signature: inspect.Signature, options: dict[str, object]) -> dict[str, object]:
-    """Add the defaults of a base class whose options a ``**kwargs`` parameter passes on."""
-    if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
-        return options
-    base = next((base for base in cls.__mro__[1:-1] if "__init__" in vars(base)), None)
-    if base is None:
-        return options
-    own = _signature(base).parameters
-    try:
-        return {**bind(base, (), {name: value for name, value in options.items() if name in own}), **options}
-    except PassOptionError:
-        return options
-
-
-def _flattened(signature: inspect.Signature, arguments: Mapping[str, object]) -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in arguments.items():
-        if signature.parameters[name].kind is Parameter.VAR_KEYWORD and isinstance(value, dict):
-            # A positional-only parameter may share its name with a keyword: the stars keep them apart.
-            flat.update({f"**{key}" if key in flat else key: entry for key, entry in value.items()})
-        else:
-            flat[name] = value
-    return flat
-
-
-def _option_info(cls: Any, parameter: Parameter, constructor: Callable[..., object] | None) -> OptionInfo:
-    default = parameter.default
-    if default is _FACTORY:
-        default = cls.__dataclass_fields__[parameter.name].default_factory()
-    return OptionInfo(parameter.name, _resolved(parameter, constructor), default, default is Parameter.empty)
-
-
-def _resolved(parameter: Parameter, constructor: Callable[..., object] | None) -> object:
-    """Return the annotation, evaluated if it is text; text that cannot be evaluated stays as it is."""
-    if parameter.annotation is Parameter.empty:
-        return Parameter.empty
-    holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
-    names = getattr(inspect.unwrap(constructor), "__globals__", {}) if constructor is not None else {}
-    try:
-        hints = typing.get_type_hints(typing.cast("Callable[..., object]", holder), globalns=names, include_extras=True)
-    except Exception:  # whatever evaluating foreign text raises, most often a name imported for type checking alone
-        return parameter.annotation
-    return hints[parameter.name]
+    return signature.replace(parameters=list(map(resolved, signature.parameters.values())))

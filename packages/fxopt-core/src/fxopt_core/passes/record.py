@@ -11,15 +11,15 @@ from torch.fx import GraphModule
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY, has_mark
 from fxopt_core.ledger.records import Record, Rewrite, ledger_of
+from fxopt_core.passes.base import Pass
 from fxopt_core.passes.context import Frame
 from fxopt_core.passes.instruments import PassRun
-from fxopt_core.passes.runnable import Runnable
 from fxopt_core.state.outline import Outline
 from fxopt_core.values.forms import is_plain_data
 from fxopt_core.values.names import class_path
 
 
-def signature_or_empty(transformation: Runnable) -> str:
+def signature_or_empty(transformation: Pass) -> str:
     """Return a signature, or "" for a pass whose options have no stable value."""
     try:
         return transformation.signature
@@ -91,7 +91,7 @@ def _marked_rewrites(
     ]
 
 
-def _own_records(graph_module: GraphModule, transformation: Runnable) -> list[Record]:
+def _own_records(graph_module: GraphModule, transformation: Pass) -> list[Record]:
     """Return the records of an equal pass that are not undone, oldest first."""
     signature = signature_or_empty(transformation)
     path, options = class_path(type(transformation)), _recorded_options(transformation)
@@ -104,13 +104,13 @@ def _own_records(graph_module: GraphModule, transformation: Runnable) -> list[Re
     ]
 
 
-def _recorded_options(transformation: Runnable) -> tuple[tuple[str, object], ...]:
+def _recorded_options(transformation: Pass) -> tuple[tuple[str, object], ...]:
     options = transformation.options.items()
     return tuple((name, value if is_plain_data(value) else repr(value)) for name, value in options)
 
 
 def to_take_back(
-    frame: Frame, graph_module: GraphModule, transformation: Runnable, marked: Collection[str]
+    frame: Frame, graph_module: GraphModule, transformation: Pass, marked: Collection[str]
 ) -> list[Record]:
     """Return the records that reversing a pass takes back: all, or the last that changed something.
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.metadata
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from fxopt_core.naming import type_text
-from fxopt_core.values.forms import Digester, Form, UnstableValueError, form_bytes
-from fxopt_core.values.names import class_path, source_of
+from fxopt_core.values.forms import FORMS, Form, form_bytes, form_text
+from fxopt_core.values.names import class_path, name_of, source_of
 
 _FORMAT = "fxopt signature 2"
 
@@ -19,10 +24,9 @@ def signature_of(cls: type, options: Mapping[str, object]) -> str:
 
     It is the same in every process, whatever order the options are in, and reading it changes nothing.
 
-    An option may hold None, numbers, text, bytes, enum members, lists, tuples, dictionaries, sets, slices, ranges,
-    paths, compiled patterns, dataclasses, torch's dtypes, devices, layouts, memory formats and sizes, dense tensors and
-    parameters (by value), functions, classes and operators that can be imported (by name), `functools.partial` of them,
-    and other passes.
+    An option may hold None, numbers, text, bytes, lists, tuples, dictionaries, sets, torch's dtypes, devices, layouts,
+    memory formats and sizes, dense tensors and parameters (by value), functions, classes and operators that can be
+    imported (by name), and other passes.
 
     Raises:
         TypeError: an option holds something else: a lambda, a meta or sparse tensor; the message names the option.
@@ -32,7 +36,7 @@ def signature_of(cls: type, options: Mapping[str, object]) -> str:
     >>> len({signature_of(dict, {"a": value}) for value in (1, 1.0, True, "1")})
     4
     """
-    return _digest(Digester(), cls, options)
+    return _digest(cls, options, None)
 
 
 def uuid_of(cls: type, options: Mapping[str, object]) -> str:
@@ -45,8 +49,7 @@ def uuid_of(cls: type, options: Mapping[str, object]) -> str:
         TypeError: an option has no stable value; the message names it.
     """
     bases = [base for base in cls.__mro__ if base.__module__ not in ("builtins", "abc")]
-    code = [[class_path(base), source_of(base), _version_of(base)] for base in bases]
-    return _digest(Digester(with_code=True), cls, options, code)
+    return _digest(cls, options, [[class_path(base), source_of(base), _version_of(base)] for base in bases])
 
 
 def same_value(left: object, right: object) -> bool:
@@ -58,24 +61,79 @@ def same_value(left: object, right: object) -> bool:
     if left is right:
         return True
     try:
-        return form_bytes(Digester().write(left)) == form_bytes(Digester().write(right))
+        return form_bytes(_digested(left)) == form_bytes(_digested(right))
     except (TypeError, RecursionError):
         return False
 
 
-def _digest(digester: Digester, cls: type, options: Mapping[str, object], code: Form = None) -> str:
-    forms = {name: _option_form(digester, cls, name, options[name]) for name in sorted(options)}
+def _digest(cls: type, options: Mapping[str, object], code: Form) -> str:
+    forms: dict[str, Form] = {}
+    for name in sorted(options):
+        where = f"option {name!r} of {cls.__qualname__} has no value that is the same in every process"
+        try:
+            forms[name] = _digested(options[name], with_code=code is not None)
+        except TypeError as error:
+            raise TypeError(f"{where}: {error}") from error.__cause__
+        except RecursionError:
+            raise TypeError(
+                f"{where}: found {type_text(options[name])} nested too deeply, or in itself; flatten it"
+            ) from None
     return hashlib.sha256(form_bytes([_FORMAT, class_path(cls), forms, code])).hexdigest()
 
 
-def _option_form(digester: Digester, cls: type, name: str, value: object) -> Form:
-    where = f"option {name!r} of {cls.__qualname__} has no value that is the same in every process"
+def _digested(value: Any, *, with_code: bool = False) -> Form:
+    """Return a form of a value that stays the same in every process, whatever order entries were set in."""
+
+    def write(item: Any) -> Form:
+        return _digested(item, with_code=with_code)
+
+    cls = type(value)
+    form: Callable[[Any, Callable[[Any], Form]], Form] | None = FORMS.get(cls)
+    if cls in (str, bool, type(None)) or (cls is int and -(2**63) <= value < 2**63):
+        return value
+    if cls is tuple:
+        return [write(item) for item in value]
+    if cls is dict:
+        return {"dict": sorted(([write(key), write(item)] for key, item in value.items()), key=form_text)}
+    if form is not None:
+        return form(value, write)
+    if isinstance(value, Tensor):
+        return _tensor_form(value)
+    if isinstance(value, type) or isinstance(getattr(value, "__qualname__", None), str):
+        name = name_of(value)
+        if name is None:
+            raise TypeError(
+                f"found {value.__qualname__!r} of type {class_path(cls)}, which cannot be imported by name; define it "
+                "with `def` or `class` at the top level of a module"
+            )
+        return {"name": [name, source_of(value)] if with_code else name}
+    if hasattr(cls, "signature") and hasattr(cls, "uuid"):  # a pass, which is defined further up
+        return {"pass": value.uuid() if with_code else value.signature}
+    raise TypeError(
+        f"found an object of type {class_path(cls)}; give a number, text, a list or dictionary of such, a tensor, or a "
+        "function of a module"
+    )
+
+
+def _tensor_form(value: Tensor) -> Form:
+    """Write a dense tensor by dtype, shape and contents, wherever it lives and however it is laid out."""
+    dense = value
+    strange = value.is_meta or value.is_nested or value.is_quantized or value.layout is not torch.strided
+    if type(value) in (Tensor, nn.Parameter) and not strange:
+        dense = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
     try:
-        return digester.write(value)
-    except UnstableValueError as error:
-        raise TypeError(f"{where}: {error}") from error.__cause__
-    except RecursionError:
-        raise TypeError(f"{where}: found {type_text(value)} nested too deeply; flatten it") from None
+        address = dense.data_ptr() if type(dense) is Tensor and not strange else None
+    except RuntimeError:  # no memory of its own, as inside of torch.func
+        address = None
+    if address is None:
+        kind = "a meta" if value.is_meta else f"a {value.layout}" if value.layout is not torch.strided else "no plain"
+        raise TypeError(
+            f"found {kind} tensor, {class_path(type(value))} of shape {tuple(value.shape)} and {value.dtype}; give a "
+            "dense tensor with values, on the CPU say"
+        )
+    size = dense.numel() * dense.element_size()
+    digest = hashlib.sha256((ctypes.c_char * size).from_address(address)).hexdigest() if size else ""
+    return {"parameter" if isinstance(value, nn.Parameter) else "tensor": [str(value.dtype), list(value.shape), digest]}
 
 
 def _version_of(cls: type) -> str:

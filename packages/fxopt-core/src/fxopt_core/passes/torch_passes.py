@@ -110,14 +110,14 @@ class InductorPass:
     def _run(self, run: Run) -> GraphModule:
         owner = run.graph_module
         called = bool(owner.graph.find_nodes(op="call_module"))
-        traces = {node: node.meta.get(META_KEY) for node in iter_nodes(owner.graph)}
+        traces = {node.name: node.meta.get(META_KEY) for node in iter_nodes(owner.graph)}
         ledger = owner.meta.get(META_KEY)
         result = run_pass(run, self.transformation, owner, reverse=False)
         self._check(result, owner, called)
         lint_and_recompile(owner, self.transformation)
         _put_back(owner.meta, ledger)
         for node in iter_nodes(owner.graph):
-            _put_back(node.meta, traces.get(node))
+            _put_back(node.meta, traces.get(node.name))
         self.records += run.records
         return owner
 
@@ -157,15 +157,17 @@ def _put_back(meta: dict[str, object], value: object) -> None:
 @contextmanager
 def _values_lent(graph: Graph) -> Iterator[None]:
     """Let passes read, in ``val``, the example values that dynamo leaves; what they make gets one in turn."""
-    nodes = set(iter_nodes(graph))
-    lent = {node for node in nodes if "example_value" in node.meta and "val" not in node.meta}
-    for node in lent:
-        node.meta["val"] = node.meta["example_value"]
+    names, lent = set(), set()  # and no nodes, of which a rollback makes new ones
+    for node in iter_nodes(graph):
+        names.add(node.name)
+        if "example_value" in node.meta and "val" not in node.meta:
+            node.meta["val"] = node.meta["example_value"]
+            lent.add(node.name)
     try:
         yield
     finally:
         for node in iter_nodes(graph) if lent else ():
-            if node in lent or node not in nodes:
+            if node.name in lent or node.name not in names:
                 value = node.meta.pop("val", None)
                 if value is not None:
                     node.meta.setdefault("example_value", value)

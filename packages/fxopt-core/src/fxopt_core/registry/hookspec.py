@@ -77,7 +77,7 @@ class LayersPlugin(Protocol):
 
     @hookspec
     def fxopt_layers(self) -> Iterable[type[nn.Module]]:
-        """Return the classes of layers that files may name, of archives and reproducers.
+        """Return the classes of layers that files may name, of archives.
 
         Each is found by its module and name. A file from a stranger may hold one with any tensors and any plain data as
         attributes, set without calling its constructor: its ``forward`` does nothing but compute.

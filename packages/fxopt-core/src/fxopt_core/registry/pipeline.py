@@ -9,11 +9,11 @@ Grammar, with whitespace allowed around names, commas and braces::
     option   = OPTION "=" LITERAL             options are separated by spaces
 
 ``OPTION`` is a constructor's parameter with dashes for underscores, ``LITERAL`` a Python literal: a number, quoted text
-(in which commas, braces and spaces mean nothing), True, False, None, or a list, tuple, set or dictionary of such.
+(in which commas, braces and spaces mean nothing), True, False, None, or a list or tuple of such.
 Values are checked against the parameter's annotation, and fitted to it (see `fxopt_core.values.coercion`).
 
 Canonical text has no needless space, names the options that differ from their defaults in the constructor's order, and
-writes their values in one way (double quotes, sets and dictionaries sorted). It is what `format_pipeline` gives, and
+writes their values in one way (double quotes). It is what `format_pipeline` gives, and
 reading and printing gives it back as it was.
 """
 
@@ -233,7 +233,9 @@ def _value_text(info: PassInfo, option: OptionInfo, value: object) -> str:
         text = literal_text(value)
         read = option.checked(read_literal(text), pass_name=info.name)
     except LiteralError as error:
-        raise PassOptionError(f"{where}: {error}; only Python literals can stand in pipeline text") from None
+        raise PassOptionError(
+            f"{where}: {error}; numbers, text, True, False, None, lists and tuples can stand in pipeline text"
+        ) from None
     if not same_value(read, value):  # reading the text has to give this very value
         found = f"text cannot express this {type(value).__qualname__}, it would be read as {read!r}"
         raise PassOptionError(f"{where}: {found}; construct the pass with a value of its annotated type")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch import nn
 from torch._ops import OpOverloadPacket
 from torch.fx import GraphModule
 
-from fxopt_core.errors import DuplicatePassError, PipelineSyntaxError, PluginLoadError, UnknownPassError
+from fxopt_core.errors import DuplicatePassError, PipelineSyntaxError, PluginLoadError, UnknownPassError, halted_by
 from fxopt_core.naming import NAME, close_names, kebab_case, type_text
 from fxopt_core.passes.options import options_of
 from fxopt_core.passes.transformation import Transformation
@@ -27,7 +28,6 @@ from fxopt_core.registry.hookspec import PROJECT, FunctionsPlugin, LayersPlugin,
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
 from fxopt_core.registry.shipped import SHIPPED_NAMES
-from fxopt_core.registry.watched import watched
 from fxopt_core.values.names import class_path, describe, find, name_of
 
 ALLOW_LIST = "FXOPT_PLUGINS"
@@ -231,15 +231,15 @@ def read_plugins(points: Iterable[PluginEntryPoint]) -> Offers:
 
 def read_plugin(load: Callable[[], object], source: PluginSource) -> PluginOffer:
     """Load a plugin, call each of its hooks alone, and read and check the results to the end."""
-    with watched(f"plugin {source}") as interrupts:
-        try:
-            return _read(load(), source)
-        except BaseException as error:  # foreign code may raise anything: SystemExit, a cancelled task, a skipped test
-            if interrupts:
-                raise interrupts[0] from None
-            if isinstance(error, PluginLoadError):
-                raise PluginLoadError(f"plugin {source}: {error}") from error.__cause__
-            raise PluginLoadError(f"plugin {source} failed to load: {type(error).__name__}: {error}") from error
+    handled = sys.exc_info()[1]
+    try:
+        return _read(load(), source)
+    except BaseException as error:  # foreign code may raise anything: SystemExit, a cancelled task, a skipped test
+        if interrupt := halted_by(error, handled):
+            raise interrupt from None
+        if isinstance(error, PluginLoadError):
+            raise PluginLoadError(f"plugin {source}: {error}") from error.__cause__
+        raise PluginLoadError(f"plugin {source} failed to load: {type(error).__name__}: {error}") from error
 
 
 def pass_name(cls: type[Transformation]) -> str:

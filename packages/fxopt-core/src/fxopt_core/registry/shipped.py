@@ -8,12 +8,12 @@ _BY_DISTRIBUTION = {
     "fuse-batch-norm-in-conv-transpose fuse-batch-norm1d-in-linear fold-layer-norm-affine fold-scale-in-conv "
     "fold-scale-in-linear",
     "fxopt-arith": "change-true-div-to-mul-by-inverse",
-    "fxopt-onednn": "cpu-inference convert-to-channels-last pack-convolutions pack-linears fuse-regions "
-    "remove-identities",
+    "fxopt-onednn": "cpu-inference convert-to-channels-last pack-convolutions pack-linears fuse-regions",
     "fxopt-kernels": "kernels fuse-attention fuse-norms fuse-linears plan-regions",
     "fxopt-simplify": "simplify remove-no-ops eliminate-common-subexpressions eliminate-dead-code cache-shape-tables "
-    "fold-constants fuse-scaled-dot-product-attention",
-    "fxopt-quantize": "cpu-inference-int8 cpu-inference-bf16 quantize-linears cast-to-bfloat16",
+    "fold-constants fuse-activations fuse-scaled-dot-product-attention",
+    "fxopt-quantize": "cpu-inference-int8 cpu-inference-int8-static cpu-inference-bf16 quantize-linears "
+    "cast-to-bfloat16",
 }
 
 SHIPPED_NAMES = {name: home for home, names in _BY_DISTRIBUTION.items() for name in names.split()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from itertools import chain
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeAlias
 
@@ -21,28 +20,36 @@ from torch.fx.passes.shape_prop import TensorMetadata
 from torch.fx.traceback import NodeSource
 
 Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any] | bytearray"
-Contents: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | bytes"
 CONTAINERS = (dict, list, set, deque, bytearray)
+MOSTLY_EMPTY = frozenset({dict, OrderedDict, list, set})
 
 # What is in nearly every `meta` and holds no container that anyone would edit; told apart early, for speed.
 _LEAVES = frozenset(
     {bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType}
     | {torch.Size, torch.dtype, torch.device, OpOverload, FakeTensor, Node, NodeSource, TensorMetadata}
 )
-_COPY: dict[type, Callable[[Any], Any]] = {dict: dict, list: list, set: set, deque: list, bytearray: bytes}
-_INSIDE: dict[type, Callable[[Any], Iterable[object]]] = {dict: dict.values, list: iter, tuple: iter, deque: iter}
+_Kind: TypeAlias = tuple[Callable[[Any], Any] | None, Callable[[Any], Iterable[object]] | None]
+# Of each kind, how to copy it, and what is inside of it.
+_KINDS: dict[type, _Kind] = {
+    dict: (dict, dict.values),
+    list: (list, iter),
+    set: (set, None),
+    deque: (list, iter),
+    bytearray: (bytes, None),
+    tuple: (None, iter),
+}
 
 
 def put_back(container: Container, contents: Any) -> None:
     """Make a container hold what a copy of it holds, in the same order, without replacing the object.
-
-    What holds the contents is a copy as `shallow_copy` makes it, or another container of the kind.
 
     >>> hooks = {"first": 1}; alias = hooks
     >>> put_back(hooks, {"second": 2})
     >>> alias
     {'second': 2}
     """
+    if not contents and type(container) in MOSTLY_EMPTY and not container:
+        return  # as the hooks of most modules
     base: Any = next((each for each in (OrderedDict, dict, set, deque) if isinstance(container, each)), None)
     if base is not None:
         base.clear(container)
@@ -52,10 +59,12 @@ def put_back(container: Container, contents: Any) -> None:
         base.__setitem__(container, slice(None), contents)
 
 
-def shallow_copy(container: Container) -> Contents:
-    """Return a plain dict, set, list or bytes with the same contents."""
-    contents: Contents = next(copy for base, copy in _COPY.items() if isinstance(container, base))(container)
-    return contents
+class _Kinds(dict[type, _Kind]):
+    """The kind of each class met, looked up once."""
+
+    def __missing__(self, cls: type) -> _Kind:
+        kind = self[cls] = next((kind for base, kind in _KINDS.items() if issubclass(cls, base)), (None, None))
+        return kind
 
 
 class Containers:
@@ -72,54 +81,34 @@ class Containers:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, object] = {}
-        self._bases: dict[type, type] = {}
-        self._records: list[tuple[list[Any], list[Any]]] = []
+        self._seen: dict[int, object] = {}  # containers and tuples, which stay alive
+        self._kinds = _Kinds()
+        self._records: list[tuple[Any, Any]] = []
 
     def add(self, values: Iterable[object]) -> list[Tensor]:
         """Record the containers among some values and those inside of them.
-
-        The work is done level by level in comprehensions, since there are several containers for every node.
 
         Returns:
             The tensors with data that were found on the way.
         """
         tensors: list[Tensor] = []
-        seen, rest = self._seen, values
-        while level := [value for value in rest if type(value) not in _LEAVES]:
-            unique = dict(zip(map(id, level), level, strict=True))  # many nodes share what tells their module
-            inside: list[Iterable[object]] = [value for value in unique.values() if type(value) is tuple]
-            fresh = {key: value for key, value in unique.items() if type(value) is not tuple and key not in seen}
-            seen.update(fresh)
-            for base, items in self._by_base(list(fresh.values())):
-                if base is Tensor:
-                    tensors.extend(items)
-                if base in _COPY:
-                    self._records.append((items, list(map(_COPY[base], items))))
-                if base in _INSIDE:
-                    inside.extend(map(_INSIDE[base], items))
-            rest = chain.from_iterable(inside)
+        seen, kinds = self._seen, self._kinds
+        waiting: list[Any] = [value for value in values if type(value) not in _LEAVES]
+        while waiting:
+            value = waiting.pop()
+            copy, inside = kinds[type(value)]
+            if copy is inside is None:
+                if isinstance(value, Tensor):
+                    tensors.append(value)
+            elif id(value) not in seen:
+                seen[id(value)] = value
+                if copy is not None:
+                    self._records.append((value, copy(value)))
+                if inside is not None:
+                    waiting += [item for item in inside(value) if type(item) not in _LEAVES]
         return tensors
-
-    def _by_base(self, values: list[Any]) -> list[tuple[type, list[Any]]]:
-        """Group values by the built-in class that theirs derives from; those of no such class are left away."""
-        classes: dict[type, set[type]] = {}
-        for cls in set(map(type, values)):
-            if cls not in self._bases:
-                bases = (*CONTAINERS, tuple, Tensor)
-                self._bases[cls] = next((base for base in bases if issubclass(cls, base)), object)
-            classes.setdefault(self._bases[cls], set()).add(cls)
-        if len(classes) == 1:
-            return [(base, values) for base in classes if base is not object]
-        return [(b, [v for v in values if type(v) in mine]) for b, mine in classes.items() if b is not object]
-
-    def add_dictionaries(self, dictionaries: list[dict[Any, Any]]) -> None:
-        """Record many dictionaries, such as the `meta` of all nodes, of which hardly one is there twice."""
-        self._records.append((dictionaries, list(map(dict, dictionaries))))
-        self.add(chain.from_iterable(map(dict.values, dictionaries)))
 
     def restore(self) -> None:
         """Put the contents of all containers back."""
-        for containers, contents in self._records:
-            for container, held in zip(containers, contents, strict=True):
-                put_back(container, held)
+        for container, contents in self._records:
+            put_back(container, contents)

@@ -18,25 +18,21 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule
 from torch.fx.graph import CodeGen
-from torch.fx.node import map_aggregate
 from torch.utils._pytree import TreeSpec
 
 from fxopt_core._torch import (
     OWN_GRAPH_FIELDS,
     PyTreeInfo,
     WrappedCall,
-    add_node,
     codegen_of,
-    copy_history,
-    own_classes,
-    sentinel,
-    set_arguments,
+    set_meta,
     tracer_class,
 )
 from fxopt_core.errors import FxoptError
 from fxopt_core.gc_pause import collector_paused
-from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.state.tensors import over_storage, plain_storage
+from fxopt_core.graph import check_graph_module
+from fxopt_core.state.graph import GraphRows, own_classes
+from fxopt_core.state.snapshot import over_storage, plain_storage
 
 _GraphModuleT = TypeVar("_GraphModuleT", bound=GraphModule)
 
@@ -154,20 +150,16 @@ class _Copier:
 
     def _graph(self, graph: Graph) -> Graph:
         twin = self._memo[id(graph)] = Graph(tracer_cls=tracer_class(graph))
-        nodes = {sentinel(graph): sentinel(twin)}
-        for node in iter_nodes(graph):
-            nodes[node] = add_node(twin, node.op, self._target(node.target), node.name, node.type)
+        nodes = GraphRows(graph).fill(twin, self._target, self._argument)
         self._memo.update((id(node), new) for node, new in nodes.items())
         for node, new in nodes.items():
-            set_arguments(new, self._argument(node.args), self._argument(node.kwargs))
-            object.__setattr__(new, "meta", copy.copy(node.meta))
+            set_meta(new, copy.copy(node.meta))
             if vars(node):
                 vars(new).update({key: self._value(value) for key, value in vars(node).items()})
         for key, value in vars(graph).items():
             if key not in vars(twin) or key in OWN_GRAPH_FIELDS:
                 vars(twin)[key] = self._value(value)
         twin.set_codegen(self._copy_of_codegen(codegen_of(graph)))
-        copy_history(graph, twin, nodes)
         return twin
 
     def _copy_of_codegen(self, codegen: CodeGen) -> CodeGen:
@@ -178,7 +170,7 @@ class _Copier:
         return twin
 
     def _argument(self, argument: Any) -> Any:
-        return map_aggregate(argument, lambda x: self._value(x) if isinstance(x, Tensor) else self._known(x))
+        return self._value(argument) if isinstance(argument, Tensor) else self._known(argument)
 
     def _target(self, target: Any) -> Any:
         is_bound = isinstance(target, MethodType) and id(target.__self__) in self._in_tree

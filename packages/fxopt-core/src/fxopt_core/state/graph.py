@@ -1,67 +1,130 @@
-"""What a snapshot keeps of a graph and of per-instance classes: every field, so that restoring is exact.
-
-Only plain reads and copies happen here, no torch computation. Restoring writes the fields of the C structure behind a
-node directly, because `Node.__setattr__` and `Graph.erase_node` call the owner's hooks and edit side tables on the way.
-"""
+"""Graphs as they were: the rows of their nodes, from which a rollback fills a graph again and a copy is made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from operator import attrgetter
+from collections.abc import Callable, Mapping
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
 
-from fxopt_core._torch import NODE_FIELDS, inputs_of, link, sentinel, side_tables
+from fxopt_core._torch import (
+    STRUCTURE,
+    add_node,
+    codegen_of,
+    inputs_of,
+    names_of,
+    set_arguments,
+    set_meta,
+    set_order,
+    start_anew,
+)
 from fxopt_core.graph import iter_nodes
 from fxopt_core.state.containers import Containers, put_back
 
+_INPUTS = attrgetter("all_input_nodes")
+_ROW = attrgetter("op", "target", "name", "type", "args", "kwargs")
 _CLASS_FIELDS_LEFT_ALONE = frozenset({"__dict__", "__weakref__"})
 
 
-class GraphState:
-    """All of a graph: its nodes in order with every field, its side tables, name space and code generator.
+def _orders_of(nodes: list[Node]) -> list[tuple[list[Node], list[Node]]]:
+    """Return users and inputs of each node, in order."""
+    return list(zip(map(list, map(attrgetter("users"), nodes)), map(_INPUTS, nodes), strict=True))
 
-    Fields are kept by column, one list for all nodes, which is several times faster to fill than a record per node.
-    `containers` gets what `meta`, side tables and attributes hold.
+
+class GraphRows:
+    """The nodes of a graph in order, what each of them is, the orders of its users and inputs, and the names taken."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.nodes = list(iter_nodes(graph))
+        self._rows = list(map(_ROW, self.nodes))
+        self._orders = _orders_of(self.nodes)
+        names = names_of(graph)
+        self._names = set(names.taken), dict(names.counts)
+
+    def are_in(self, graph: Graph) -> bool:
+        """Return whether a graph has these very nodes, unchanged but for their ``meta``."""
+        nodes = list(iter_nodes(graph))
+        return (
+            nodes == self.nodes
+            and all(map(is_, chain.from_iterable(map(_ROW, nodes)), chain.from_iterable(self._rows)))
+            and _orders_of(nodes) == self._orders
+            and names_of(graph) == self._names
+        )
+
+    def fill(
+        self,
+        graph: Graph,
+        target_of: Callable[[Any], Any] = lambda target: target,
+        argument_of: Callable[[Any], Any] = lambda argument: argument,
+    ) -> dict[Node, Node]:
+        """Make these nodes again in an empty graph; return the new ones by the old.
+
+        Targets, and what is in arguments and is no node, are what the functions return for them.
+        """
+        new = {
+            node: add_node(graph, op, target_of(target), name, kind)
+            for node, (op, target, name, kind, *_) in zip(self.nodes, self._rows, strict=True)
+        }
+
+        def leaf(value: Any) -> Any:
+            return new[value] if type(value) is Node else argument_of(value)
+
+        for node, (*_, args, kwargs) in zip(self.nodes, self._rows, strict=True):
+            set_arguments(new[node], map_aggregate(args, leaf), map_aggregate(kwargs, leaf))
+        for node, orders in zip(self.nodes, self._orders, strict=True):
+            for found, order in zip((new[node].users, inputs_of(new[node])), orders, strict=True):
+                if len(order) != len(found) or len(order) > 1:
+                    set_order(found, (new[other] for other in order if other in new))
+        put_back(names_of(graph).taken, self._names[0])
+        put_back(names_of(graph).counts, self._names[1])
+        return new
+
+
+class GraphState:
+    """A graph that can be what it was: the same object, with new nodes in it where nodes have changed.
+
+    `containers` gets what `meta` and attributes hold.
     """
 
-    __slots__ = ("attributes", "columns", "inputs", "namespaces", "nodes", "users")
-
     def __init__(self, graph: Graph, containers: Containers) -> None:
-        self.nodes = [sentinel(graph), *iter_nodes(graph)]
-        self.columns: dict[str, list[Any]] = {name: list(map(attrgetter(name), self.nodes)) for name in NODE_FIELDS}
-        self.users = list(map(tuple, self.columns["users"]))
-        self.inputs = list(map(tuple, map(inputs_of, self.nodes)))
-        own = zip(self.nodes, map(vars, self.nodes), strict=True)
-        self.attributes = {node: dict(attributes) for node, attributes in own if attributes}
-        parts = (graph, *side_tables(graph))
-        self.namespaces = [(vars(part), dict(vars(part))) for part in parts]
-        containers.add_dictionaries(self.columns["meta"])
-        for attributes in (*self.attributes.values(), *(held for _, held in self.namespaces)):
-            containers.add(attributes.values())
+        self._graph, self._rows = graph, GraphRows(graph)
+        self._metas = list(map(attrgetter("meta"), self._rows.nodes))
+        self._own = {node: dict(vars(node)) for node in filter(vars, self._rows.nodes)}
+        self._attributes = [(vars(part), dict(vars(part))) for part in (graph, codegen_of(graph))]
+        containers.add(self._metas)
+        for held in (*self._own.values(), *(held for _, held in self._attributes)):
+            containers.add(held.values())
 
     def restore(self) -> None:
-        """Put everything back into the same objects, without calling any hook; linear in the number of nodes."""
-        for namespace, held in self.namespaces:
-            put_back(namespace, held)
-        for name, column in self.columns.items():
-            for node, value in zip(self.nodes, column, strict=True):
-                object.__setattr__(node, name, value)
-        for node, users, inputs in zip(self.nodes, self.users, self.inputs, strict=True):
-            put_back(node.users, dict.fromkeys(users))
-            put_back(inputs_of(node), dict.fromkeys(inputs))
-            if vars(node):
-                vars(node).clear()
-        for node, attributes in self.attributes.items():
-            vars(node).update(attributes)
-        link(self.nodes)
+        """Put everything back, but for what containers hold; linear in the number of nodes."""
+        new: Mapping[Node, Node] = {}
+        unchanged = self._rows.are_in(self._graph)
+        if not unchanged:
+            start_anew(self._graph)
+            new = self._rows.fill(self._graph)
+        structure = {} if unchanged else {key: vars(self._graph)[key] for key in STRUCTURE}
+        for place, (attributes, held) in enumerate(self._attributes):
+            put_back(attributes, held if place else {**held, **structure})
+        for node, meta in zip(self._rows.nodes, self._metas, strict=True):
+            now = new.get(node, node)
+            if now.meta is not meta:
+                set_meta(now, meta)
+            if vars(now) or node in self._own:
+                put_back(vars(now), self._own.get(node, {}))
+
+
+def own_classes(graph_module: GraphModule) -> list[type]:
+    """Return the classes that belong to one graph module alone: its own, and torch's underneath a swapped one."""
+    classes = type(graph_module).__mro__
+    own = [cls for cls in classes if cls is classes[0] or cls.__qualname__.endswith("GraphModuleImpl")]
+    return [cls for cls in own if cls is not GraphModule]
 
 
 class ClassState:
     """The attributes of the class that torch makes for each graph module, where its compiled `forward` lives."""
-
-    __slots__ = ("attributes", "cls", "name", "qualified_name")
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
@@ -76,5 +139,4 @@ class ClassState:
         for name, value in self.attributes.items():
             if name not in _CLASS_FIELDS_LEFT_ALONE and now.get(name, self) is not value:
                 setattr(self.cls, name, value)
-        if (self.cls.__name__, self.cls.__qualname__) != (self.name, self.qualified_name):
-            self.cls.__name__, self.cls.__qualname__ = self.name, self.qualified_name
+        self.cls.__name__, self.cls.__qualname__ = self.name, self.qualified_name

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch.fx import Graph, Node
 
-from fxopt_core._torch import add_node, inputs_of, name_counts, set_arguments, set_order, taken_names
+from fxopt_core._torch import add_node, inputs_of, names_of, set_arguments, set_order
 from fxopt_core.graph import iter_nodes
 from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, ValueReader, ValueWriter
 from fxopt_core.values.names import IMPORTED, class_path, import_class, is_identifier
@@ -42,8 +42,8 @@ def write_graph(
         "rows": rows,
         "users": writer.orders(lambda node: node.users, writer.users()),
         "inputs": writer.orders(inputs_of, writer.inputs),
-        "names": sorted(taken_names(graph).difference(node.name for node in writer.nodes)),
-        "counts": dict(name_counts(graph)),
+        "names": sorted(names_of(graph).taken.difference(node.name for node in writer.nodes)),
+        "counts": dict(names_of(graph).counts),
     }
 
 
@@ -144,8 +144,8 @@ def read_graph(
     for key, of_node in (("users", lambda node: node.users), ("inputs", inputs_of)):
         for position, order in data[key]:
             _reorder(_node_at(position, nodes), of_node, [_node_at(other, nodes) for other in order])
-    taken_names(graph).update(map(str, data["names"]))
-    name_counts(graph).update({str(key): int(count) for key, count in data["counts"].items()})
+    names_of(graph).taken.update(map(str, data["names"]))
+    names_of(graph).counts.update({str(key): int(count) for key, count in data["counts"].items()})
     return graph
 
 

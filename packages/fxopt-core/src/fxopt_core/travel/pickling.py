@@ -21,9 +21,10 @@ from torch.fx.graph import CodeGen
 from torch.utils._pytree import TreeSpec, treespec_leaf
 from torch.utils.hooks import RemovableHandle
 
-from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of, has_name_in_code, own_classes, set_tracer_class
+from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of, has_name_in_code, set_tracer_class
 from fxopt_core.errors import FxoptError
 from fxopt_core.ledger.marks import META_KEY
+from fxopt_core.state.graph import own_classes
 from fxopt_core.travel.export_checks import check_no_guards, pickled_hook, pickled_method
 from fxopt_core.travel.graph_rows import read_graph, write_graph
 from fxopt_core.values.forms import Form, InexpressibleError, ValueReader, ValueWriter

@@ -3,8 +3,7 @@
 Text, whole numbers, booleans and None are themselves, and a tuple is an array. Everything else is an object whose one
 key says what it is, ``{"dtype": "float32"}``: ``1``, ``1.0``, ``True`` and ``"1"`` differ, as do ``[1]``, ``(1,)``.
 
-`ValueWriter` and `ValueReader` bring back equal values of equal types, in any process. `Digester` writes more kinds of
-values, which are never read: equal ones have equal forms, whatever order their entries or attributes were set in.
+`ValueWriter` and `ValueReader` bring back equal values of equal types, in any process.
 """
 
 from __future__ import annotations
@@ -12,14 +11,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import copy
-import ctypes
 import dataclasses
 import enum
 import functools
-import hashlib
 import json
-import pathlib
-import re
 import types
 import typing
 from abc import ABCMeta
@@ -28,11 +23,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor, nn
 from torch.fx.traceback import NodeSource
 
 from fxopt_core.errors import FxoptError
-from fxopt_core.values.names import LOADED, Names, Unresolved, class_path, describe, name_of, source_of
+from fxopt_core.values.names import LOADED, Names, Unresolved, class_path, describe
 
 Form = Any
 Write = Callable[[Any], Form]
@@ -53,10 +47,6 @@ class InexpressibleError(FxoptError):
 
 class MalformedError(FxoptError):
     """Data is no form of a value."""
-
-
-class UnstableValueError(TypeError):
-    """A value has no form that is the same in every process."""
 
 
 def form_text(form: Form) -> str:
@@ -93,7 +83,7 @@ def _pairs(key: str) -> Callable[[Any, Write], Form]:
 
 
 _Forms = Mapping[type, Callable[[Any, Write], Form]]
-_FORMS: _Forms = {
+FORMS: _Forms = {
     int: _int_form,
     float: lambda value, _: value if value - value == 0 else {"float": repr(value)},
     complex: lambda value, _: {"complex": [repr(value.real), repr(value.imag)]},
@@ -129,7 +119,7 @@ class ValueWriter:
     """
 
     _forms: ClassVar[_Forms] = {
-        **_FORMS,
+        **FORMS,
         NodeSource: lambda value, _: {"source": value.to_dict()},
         Unresolved: lambda value, _: {"name": value.name} if value.form is None else json.loads(value.form),
     }
@@ -177,9 +167,9 @@ class ValueWriter:
         if isinstance(value, tuple) and hasattr(value, "_fields") and self.names.name(cls):
             return {"namedtuple": [self.names.name(cls), [self.write(item) for item in value]]}
         if isinstance(value, list):  # torch's immutable ones, too
-            return _FORMS[list](value, self.write)
+            return FORMS[list](value, self.write)
         if isinstance(value, dict):
-            return _FORMS[OrderedDict if isinstance(value, OrderedDict) else dict](value, self.write)
+            return FORMS[OrderedDict if isinstance(value, OrderedDict) else dict](value, self.write)
         return self._generic(value) if generic else None
 
     def _generic(self, value: Any) -> Form | None:
@@ -440,128 +430,3 @@ def _check_of(hint: Any) -> Callable[[Any], bool]:
 
 def _items_fit(items: tuple[Any, ...], checks: Sequence[Callable[[Any], bool]]) -> bool:
     return len(items) == len(checks) and all(fit(item) for fit, item in zip(checks, items, strict=True))
-
-
-# -- forms to take a digest of
-
-
-class Digester:
-    """Writes forms of values that stay the same in every process, whatever order entries and attributes were set in.
-
-    Args:
-        with_code: whether the source of functions, classes and passes counts, and not their names alone.
-    """
-
-    def __init__(self, *, with_code: bool = False) -> None:
-        self._with_code = with_code
-        self._open: set[int] = set()  # the containers being written, to notice one that contains itself
-
-    def write(self, value: Any) -> Form:
-        """Return the form of a value.
-
-        >>> Digester().write({"b": torch.float32, "a": 1.0})
-        {'dict': [['a', 1.0], ['b', {'dtype': 'float32'}]]}
-        """
-        cls = type(value)
-        if cls in _AS_THEY_ARE:
-            return value
-        if id(value) in self._open:
-            raise UnstableValueError(f"found a {cls.__qualname__} that contains itself; break the cycle")
-        self._open.add(id(value))
-        try:
-            form = _DIGESTED.get(cls)
-            return self._other(value) if form is None else form(value, self.write)
-        finally:
-            self._open.discard(id(value))
-
-    def _other(self, value: Any) -> Form:
-        """Write what an exact type does not decide."""
-        if isinstance(value, enum.Enum):
-            # Combined flags have no name of their own, and their value is a number.
-            return {"enum": [class_path(type(value)), value.value if isinstance(value, enum.Flag) else value.name]}
-        if isinstance(value, Tensor):
-            raise _tensor_error(value, f"a tensor subclass, {class_path(type(value))}", "a plain tensor")
-        if isinstance(value, type) or isinstance(getattr(value, "__qualname__", None), str):
-            return self._function(value)
-        if hasattr(type(value), "signature") and hasattr(type(value), "uuid"):  # a pass, which is defined further up
-            return {"pass": value.uuid() if self._with_code else value.signature}
-        if isinstance(value, pathlib.PurePath):
-            return {"path": [type(value).__name__, str(value)]}  # the classes have moved between modules
-        if dataclasses.is_dataclass(value):
-            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.compare}
-            return {"dataclass": [class_path(type(value)), _unordered("fields")(fields, self.write)]}
-        return self._subclass(value)
-
-    def _function(self, value: Any) -> Form:
-        name = name_of(value)
-        if name is None:
-            raise UnstableValueError(
-                f"found {value.__qualname__!r} of type {class_path(type(value))}, which cannot be imported by name; "
-                "define it with `def` or `class` at the top level of a module"
-            )
-        return {"name": [name, source_of(value)] if self._with_code else name}
-
-    def _subclass(self, value: Any) -> Form:
-        """Write an instance of a subclass of a built-in type: as that type writes it, with its own attributes."""
-        for base, exact in _BASES.items():
-            if isinstance(value, base):
-                content = _DIGESTED[base](exact(value), self.write)
-                own = _unordered("attributes")(getattr(value, "__dict__", {}), self.write)
-                return {"subclass": [class_path(type(value)), content, own]}
-        raise UnstableValueError(
-            f"found an object of type {class_path(type(value))}; give a number, text, a list or dictionary of such, "
-            "a tensor, a function of a module, or an instance of a dataclass"
-        )
-
-
-def _unordered(key: str) -> Callable[[Any, Write], Form]:
-    def write_entries(value: Any, write: Write) -> Form:
-        return {key: sorted(([write(name), write(item)] for name, item in value.items()), key=form_text)}
-
-    return write_entries
-
-
-def _tensor_form(value: Tensor, _: Write) -> Form:
-    """Write a dense tensor by dtype, shape and contents, wherever it lives and however it is laid out."""
-    if value.is_meta:
-        raise _tensor_error(value, "a meta tensor, which has no values", "a tensor with values, on the CPU say")
-    if value.layout is not torch.strided or value.is_nested:
-        raise _tensor_error(value, f"a tensor of layout {value.layout}", "a dense one (`.to_dense()`)")
-    if value.is_quantized:
-        raise _tensor_error(value, "a quantized tensor", "a dense one (`.dequantize()`)")
-    dense = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-    if type(dense) is not Tensor:
-        raise _tensor_error(value, f"a tensor read as {class_path(type(dense))}", "it outside of any tensor mode")
-    kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
-    size = dense.numel() * dense.element_size()
-    try:
-        address = dense.data_ptr()
-    except RuntimeError as error:
-        raise _tensor_error(dense, "a tensor without memory of its own", "a plain tensor") from error
-    digest = hashlib.sha256((ctypes.c_char * size).from_address(address)).hexdigest() if size else ""
-    return {kind: [str(value.dtype), list(value.shape), digest]}
-
-
-def _tensor_error(value: Tensor, found: str, wanted: str) -> UnstableValueError:
-    return UnstableValueError(f"found {found} (shape {tuple(value.shape)}, {value.dtype}); give {wanted}")
-
-
-_BASES: Mapping[type, Callable[[Any], Any]] = {
-    # By the methods of the built-in type, whatever a subclass makes of them.
-    **dict.fromkeys((complex, str, bytes, tuple, list, OrderedDict, set, frozenset), lambda value: value),
-    int: int.__index__,
-    float: float.__float__,
-    dict: lambda value: dict(dict.items(value)),
-}
-_DIGESTED: _Forms = {
-    **_FORMS,
-    str: lambda value, _: value,
-    tuple: lambda value, write: [write(item) for item in value],
-    dict: _unordered("dict"),
-    types.MappingProxyType: _unordered("mapping_proxy"),
-    range: lambda v, _: {"range": [len(v), v.start if v else 0, v.step if len(v) > 1 else 0]},  # as it compares
-    re.Pattern: lambda value, write: {"pattern": [write(value.pattern), value.flags]},
-    functools.partial: lambda value, write: {"partial": [write(value.func), write(value.args), write(value.keywords)]},
-    Tensor: _tensor_form,
-    nn.Parameter: _tensor_form,
-}

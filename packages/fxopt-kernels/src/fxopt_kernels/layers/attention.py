@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt_kernels.library import isa
-from fxopt_rewrite.fast_paths import is_plain, needs_gradient, runs_plainly
+from fxopt_rewrite.toolbox import is_plain_tensor, needs_gradient, runs_plainly
 
 ATTENTION: Any = torch.ops.fxopt.attention.default
 ATTENTION_MERGED: Any = torch.ops.fxopt.attention_merged.default
@@ -94,7 +94,7 @@ def _takes(*tensors: Tensor) -> bool:
     """Return whether the operator takes these in this call."""
     if isa() is None or not runs_plainly() or needs_gradient(*tensors):
         return False
-    return all(is_plain(each, _FLOAT) and each.numel() and each.stride(-1) == 1 for each in tensors)
+    return all(is_plain_tensor(each, _FLOAT) and each.numel() and each.stride(-1) == 1 for each in tensors)
 
 
 def _belong_together(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -105,7 +105,9 @@ def _belong_together(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _takes_mask(mask: Tensor | None) -> bool:
-    return mask is None or ((is_plain(mask, torch.bool) or is_plain(mask, _FLOAT)) and not needs_gradient(mask))
+    return mask is None or (
+        (is_plain_tensor(mask, torch.bool) or is_plain_tensor(mask, _FLOAT)) and not needs_gradient(mask)
+    )
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fxopt_kernels.layers.epilogue import NORM_CODES, Norm
 from fxopt_kernels.library import isa
-from fxopt_rewrite.fast_paths import is_plain, needs_gradient, runs_plainly
+from fxopt_rewrite.toolbox import is_plain_tensor, needs_gradient, runs_plainly
 
 NORM: Any = torch.ops.fxopt.norm.default
 EMBEDDING_NORM: Any = torch.ops.fxopt.embedding_norm.default
@@ -104,7 +104,7 @@ class EmbeddingNorm(nn.Module):
         """Return the rows."""
         held, tables = self._parameters, self.tables
         weight, bias, (name, eps) = held["weight"], held["bias"], self._norm
-        if all(is_plain(each, torch.int64) for each in ids) and _takes(self.features, *tables, weight, bias):
+        if all(is_plain_tensor(each, torch.int64) for each in ids) and _takes(self.features, *tables, weight, bias):
             with suppress(RuntimeError):  # an index is out of range, for which torch has an error of its own
                 result: Tensor = EMBEDDING_NORM(list(ids), tables, weight, bias, eps, NORM_CODES[name])
                 return result

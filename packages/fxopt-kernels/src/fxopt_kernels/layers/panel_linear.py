@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from fxopt_kernels.layers.epilogue import CODES, NORM_CODES, Activation, Norm
 from fxopt_kernels.layers.thawing import Thawing
 from fxopt_kernels.library import isa
-from fxopt_kernels.operators.linear import pack, pack_bytes, unpack
-from fxopt_rewrite.fast_paths import is_plain, needs_gradient, runs_plainly
-from fxopt_rewrite.watching import Watched
+from fxopt_kernels.operators.linear import pack, pack_bytes, shifted_sums, unpack
+from fxopt_rewrite import Watched
+from fxopt_rewrite.toolbox import is_plain_tensor, needs_gradient, runs_plainly
 
 LINEAR: Any = torch.ops.fxopt.linear.default
 _FLOAT = torch.float32
@@ -31,7 +31,8 @@ class Panels:
         made_of: the tensors that it was made of, as they were.
         panels: the weight.
         scale: the scales of integers, by column; None for floating-point weights.
-        sums: the sums of the integers, by column; None likewise.
+        sums: the sums of the integers, by column, and of their products with the inputs' shifts; None likewise.
+        rounding: factors and shifts of inputs; None where they are rounded by rows.
         trains: whether the weight required a gradient.
     """
 
@@ -39,6 +40,7 @@ class Panels:
     panels: Tensor
     scale: Tensor | None
     sums: Tensor | None
+    rounding: Tensor | None
     trains: bool
 
     def watch(self, tensors: list[Tensor]) -> None:
@@ -50,7 +52,8 @@ class PanelLinear(nn.Module):
     """``norm(activation(x @ weight.T + bias) + residual)``, or ``activation(x @ gate.T) * (x @ up.T)``.
 
     ``x`` is (..., in_features), ``weight`` (out_features, in_features) in float32 or bfloat16, a parameter, or in int8,
-    a buffer beside ``scale`` (out_features,). A gated layer has the rows of both factors in its weight, the gate's
+    a buffer beside ``scale`` (out_features,). Then inputs are rounded row by row, or by a buffer ``rounding``
+    (2, in_features): ``x * factor + shift``. A gated layer has the rows of both factors in its weight, the gate's
     first, and ``out_features`` counts both. Inputs and results are float32 in all of them.
 
     The first call that computes without gradients packs the weight, and drops the plain one if nothing else refers to
@@ -67,6 +70,7 @@ class PanelLinear(nn.Module):
         norm_weight: whether the norm has a weight.
         norm_bias: whether the norm has a bias.
         integers: whether the weight holds integers.
+        rounding: whether inputs are rounded by factors and shifts.
 
     >>> linear = PanelLinear(2, 1, bias=False, activation=("relu",))
     >>> with torch.no_grad():
@@ -79,10 +83,11 @@ class PanelLinear(nn.Module):
     __slots__ = ("_panels",)
     only_computes = True
     own_parameters: ClassVar = frozenset({"weight", "bias", "norm_weight", "norm_bias"})
-    own_buffers: ClassVar = frozenset({"scale"})
+    own_buffers: ClassVar = frozenset({"scale", "rounding"})
 
     weight: Any  # a parameter, or a buffer of integers
     scale: Tensor
+    rounding: Tensor
     bias: nn.Parameter | None
     norm_weight: nn.Parameter | None
     norm_bias: nn.Parameter | None
@@ -100,6 +105,7 @@ class PanelLinear(nn.Module):
         norm_weight: bool = False,
         norm_bias: bool = False,
         integers: bool = False,
+        rounding: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -112,6 +118,8 @@ class PanelLinear(nn.Module):
         if integers:
             self.register_buffer("weight", torch.zeros(shape, dtype=torch.int8, device=device))
             self.register_buffer("scale", torch.ones(out_features, device=device))
+            if rounding:
+                self.register_buffer("rounding", torch.ones(2, in_features, device=device))
         else:
             self.weight = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
         for key, size, given in (
@@ -138,20 +146,24 @@ class PanelLinear(nn.Module):
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the result for an input, and the value that is added before the norm."""
-        if not runs_plainly() or not is_plain(input, _FLOAT) or not (residual is None or is_plain(residual, _FLOAT)):
+        if (
+            not runs_plainly()
+            or not is_plain_tensor(input, _FLOAT)
+            or not (residual is None or is_plain_tensor(residual, _FLOAT))
+        ):
             return self._plain(input, residual)
         if torch.is_grad_enabled() and self._records(input, residual):
             return self._plain(input, residual)
         operands = self.operands()
         if operands is None or input.shape[-1:] != (self.in_features,):
             return self._plain(input, residual)
-        panels, scale, sums, bias, norm_weight, norm_bias = operands
+        panels, scale, sums, rounding, bias, norm_weight, norm_bias = operands
         if residual is not None and residual.shape != (*input.shape[:-1], self.features):
             return self._plain(input, residual)  # broadcast, which the operator does not do
         (activation, alpha, beta), (norm, eps) = self._activation, self._norm
         result: Tensor = LINEAR(
             input, panels, scale, sums, bias, self.features, CODES[activation], alpha, beta, residual,
-            NORM_CODES[norm], norm_weight, norm_bias, eps, self.gated, 0.0,
+            NORM_CODES[norm], norm_weight, norm_bias, eps, self.gated, rounding,
         )  # fmt: skip
         return result
 
@@ -163,7 +175,7 @@ class PanelLinear(nn.Module):
         return needs_gradient(input, residual, *dict.values(held))
 
     def operands(self) -> tuple[Tensor | None, ...] | None:
-        """Return panels, scale, sums, bias and the norm's weight and bias as the operator takes them.
+        """Return panels, scale, sums, rounding, bias and the norm's weight and bias as the operator takes them.
 
         None where the layer cannot be packed. The weight is packed if it has not been, or has changed since.
         """
@@ -172,23 +184,24 @@ class PanelLinear(nn.Module):
             return None
         held: Any = self._parameters
         small = tuple(_as_float(dict.get(held, key)) for key in ("bias", "norm_weight", "norm_bias"))
-        return packed.panels, packed.scale, packed.sums, *small
+        return packed.panels, packed.scale, packed.sums, packed.rounding, *small
 
     def packed(self) -> Panels | None:
         """Return the panels of the present weight; None where it cannot be packed."""
         packed = self.packing
         held: Any = self._buffers if "weight" in self._buffers else self._parameters
-        if packed is not None and type(held) is Thawing:
+        if packed is not None:
+            if type(held) is not Thawing:  # a rollback has brought back the dictionary of before the packing
+                held = vars(self)["_buffers" if "weight" in self._buffers else "_parameters"] = Thawing(held)
             if held.frozen:
                 return packed
-            keys = ("weight",) if packed.scale is None else ("weight", "scale")
-            present: list[Any] = [dict.get(held, key) for key in keys]
+            makers = self._makers(packed)
+            present: list[Any] = [dict.get(held, key) for key in makers]
             if packed.made_of.hold(present):
                 del present
-                if not held.droppable(*keys):
+                if not held.droppable(*makers):
                     return packed
                 # Single numbers may have been written unseen: dropping the tensor would lose them.
-                makers = self._makers(packed)
                 if all(torch.equal(dict.__getitem__(held, key), make()) for key, make in makers.items()):
                     held.freeze(makers, packed.watch)
                     return packed
@@ -198,7 +211,7 @@ class PanelLinear(nn.Module):
     def _pack(self) -> Panels | None:
         """Pack the weight, where that is possible, and changes of it can be noticed."""
         self._panels = None
-        weight, scale = self.weight, self._buffers.get("scale")
+        weight, scale, rounding = self.weight, self._buffers.get("scale"), self._buffers.get("rounding")
         fits = type(weight) in (Tensor, nn.Parameter) and weight.dtype in _TAKEN and weight.is_cpu
         if not fits or weight.is_inference() or isa() is None or not weight.numel():
             return None
@@ -206,12 +219,17 @@ class PanelLinear(nn.Module):
             scale is not None and scale.dtype is _FLOAT and not scale.is_inference()
         ):
             return None
+        if rounding is not None and (tuple(rounding.shape) != (2, self.in_features) or rounding.is_inference()):
+            return None
         name = "_parameters" if scale is None else "_buffers"
         if type(vars(self)[name]) is not Thawing:
             vars(self)[name] = Thawing(vars(self)[name])
-        made_of = Watched([weight] if scale is None else [weight, scale])
-        panels = _panels_of(weight, scale, 1 + self.gated)
-        self._panels = packed = Panels(made_of, *panels, weight.requires_grad)
+        made_of = Watched([each for each in (weight, scale, rounding) if each is not None])
+        panels, scales, sums = _panels_of(weight, scale, 1 + self.gated)
+        if rounding is not None:
+            rounding = rounding.detach().to(_FLOAT, copy=True).contiguous()
+            sums = torch.cat([cast("Tensor", sums), shifted_sums(panels, rounding[1])])
+        self._panels = packed = Panels(made_of, panels, scales, sums, rounding, weight.requires_grad)
         del weight, scale
         vars(self)[name].freeze(self._makers(packed), packed.watch)
         return packed
@@ -222,6 +240,8 @@ class PanelLinear(nn.Module):
         makers: dict[str, Callable[[], Tensor]] = {"weight": partial(_weight, packed.panels, parts, features, inputs)}
         if packed.scale is not None:
             makers["scale"] = partial(_scale, packed.scale, parts, features)
+        if packed.rounding is not None:
+            makers["rounding"] = packed.rounding.clone
         return makers
 
     def forget_derived(self) -> None:
@@ -240,12 +260,14 @@ class PanelLinear(nn.Module):
             return None
 
     def _apply(self, fn: Any, recurse: bool = True) -> PanelLinear:
-        """Drop the panels when parameters are converted or moved; scales stay in float32."""
+        """Drop the panels when parameters are converted or moved; scales and rounding stay in float32."""
         self.forget_derived()
-        scale = self._buffers.get("scale")
+        kept = {key: self._buffers[key] for key in ("scale", "rounding") if key in self._buffers}
         applied: PanelLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
-        if scale is not None and self.scale.dtype != scale.dtype:
-            self.scale = scale.to(self.scale.device)
+        for key, tensor in kept.items():
+            moved = self._buffers[key]
+            if tensor is not None and moved is not None and moved.dtype != tensor.dtype:
+                self._buffers[key] = tensor.to(moved.device)
         return applied
 
     def _plain(self, input: Tensor, residual: Tensor | None) -> Tensor:
@@ -253,6 +275,8 @@ class PanelLinear(nn.Module):
         weight, bias = self.weight, self.bias
         scale = self.scale if "scale" in self._buffers else None
         wide = weight.to(input.dtype) if scale is None else (weight.float() * scale.unsqueeze(1)).to(input.dtype)
+        if "rounding" in self._buffers:
+            input = input * self.rounding[0].to(input.dtype)
         product = F.linear(input, wide, None if bias is None else bias.to(input.dtype))
         if self.gated:
             gate, up = product.chunk(2, -1)
@@ -272,6 +296,8 @@ class PanelLinear(nn.Module):
             shown += f", activation={self.activation}"
         if self.norm.name != "none":
             shown += f", norm={self.norm.name}"
+        if "rounding" in self._buffers:
+            shown += ", static"
         return f"{shown}, gated=True" if self.gated else shown
 
 

@@ -7,6 +7,10 @@ filled up with zeros. The same panels serve every instruction set:
     bfloat16    (panels, in / 2, 16, 2)
     int8        (panels, in / 4, 16, 4), with a scale and a sum of integers for each column
 
+Inputs meet int8 panels as integers, too: each row in steps of its own, from its largest magnitude, or all rows as
+`rounding` (2, in) says, `round(input * factor + shift) - shift`, where `sums` goes on with those of the integers times
+the shifts, which are whole numbers.
+
 With `gated`, the panels of the gate come first and those of its factor after them, each filled up for itself, and the
 result is `activation(gate) * factor`.
 """
@@ -115,6 +119,13 @@ def pack_bytes(integers: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return panels, padded, panels.sum((1, 3), dtype=torch.int32).flatten()
 
 
+def shifted_sums(panels: Tensor, shift: Tensor) -> Tensor:
+    """Return the sums of each column's integers times the shifts of the inputs, which are whole numbers."""
+    padded = torch.zeros(panels.shape[1] * TOGETHER[torch.int8], dtype=torch.int32)
+    padded[: len(shift)] = shift.to(torch.int32)
+    return (panels.to(torch.int32) * padded.view(-1, 1, TOGETHER[torch.int8])).sum((1, 3), dtype=torch.int32).flatten()
+
+
 def _reference(
     input: Tensor,
     panels: Tensor,
@@ -131,7 +142,7 @@ def _reference(
     norm_bias: Tensor | None,
     eps: float,
     gated: bool,
-    input_scale: float,
+    rounding: Tensor | None,
 ) -> Tensor:
     """Compute the product by torch's operators, with the kernel's rounding of rows to bfloat16 or int8."""
     depth, halves = input.shape[-1], 2 if gated else 1
@@ -145,10 +156,14 @@ def _reference(
         # Rows with NaN or infinity have no scale: they meet the weight as it is.
         largest = input.abs().amax(-1, keepdim=True) if depth else input.new_zeros(*input.shape[:-1], 1)
         finite = largest.isfinite()
-        row_scale = torch.full_like(largest, input_scale) if input_scale else largest / 127
-        row_scale = torch.where(finite & (row_scale > 0), row_scale, 1.0)
-        steps = (input / row_scale).round().clamp(-127, 127)
-        rows = torch.where(finite, steps * row_scale, input)
+        if rounding is None:
+            row_scale = torch.where(finite & (largest > 0), largest / 127, 1.0)
+            rounded = (input / row_scale).round().clamp(-127, 127) * row_scale
+        else:
+            factor, shift = rounding.to(dtype)
+            input = input * factor
+            rounded = (input + shift).round().clamp(-127, 127) - shift
+        rows = torch.where(finite, rounded, input)
         weight = weight * column_scale[:, None]
     value = F.linear(rows, weight, None if bias is None else bias.to(dtype))
     if gated:
@@ -169,7 +184,7 @@ def _fake(
 LINEAR = Operator(
     "linear(Tensor input, Tensor panels, Tensor? scale, Tensor? sums, Tensor? bias, int features, int activation,"
     " float alpha, float beta, Tensor? residual, int norm, Tensor? norm_weight, Tensor? norm_bias, float eps,"
-    " bool gated, float input_scale) -> Tensor",
+    " bool gated, Tensor? rounding) -> Tensor",
     _fake,
     _reference,
 )

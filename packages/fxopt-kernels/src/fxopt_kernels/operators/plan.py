@@ -20,7 +20,7 @@ from torch import Tensor
 from fxopt_kernels.operators.definition import Operator
 from fxopt_kernels.operators.linear import PANEL, TOGETHER
 
-FORMAT = 1
+FORMAT = 2
 LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL = range(1, 8)
 OPERATIONS = ("copy", "add", "subtract", "multiply")
 FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
@@ -162,7 +162,7 @@ class PlanBuilder:
         norm_bias: Value | None = None,
         eps: float = 0.0,
         gated: bool = False,
-        input_scale: float = 0.0,
+        rounding: Value | None = None,
     ) -> Value:
         """`fxopt::linear`."""
         depth = input.shape[-1]
@@ -176,9 +176,9 @@ class PlanBuilder:
         result = self._result((*input.shape[:-1], features))
         numbers = [
             list(TOGETHER.values()).index(together), rows, depth, features, activation, _bits(alpha), _bits(beta),
-            norm, _bits(eps), int(gated), _bits(input_scale), input_stride, residual_stride,
+            norm, _bits(eps), int(gated), int(rounding is not None), input_stride, residual_stride,
         ]  # fmt: skip
-        operands = [input, panels, scale, sums, bias, residual, norm_weight, norm_bias, result]
+        operands = [input, panels, scale, sums, rounding, bias, residual, norm_weight, norm_bias, result]
         self._step(LINEAR, numbers, operands, rows * math.prod(panels.shape))
         return result
 

@@ -12,9 +12,9 @@ from torch.fx import Node
 
 from fxopt_core import Refusal
 from fxopt_kernels.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
-from fxopt_kernels.passes.layouts import Axis, Layout, heads, layout_of, operation, source_of, step
+from fxopt_kernels.passes.layouts import SPLITS, Axis, Layout, heads, layout_of, operation, source_of, step
 from fxopt_kernels.passes.matching import OWN_REASONS, kernels_refusal, sole_user, take_out
-from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, tensor_facts
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, read_operation, tensor_facts
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
@@ -86,7 +86,7 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
 
     def check(self, site: AttentionSite, index: GraphIndex) -> Refusal | None:
         """Refuse what the operators do not take, and values that are written in between."""
-        problem = _problem(_given(site.node))
+        problem = _problem(_given(index, site.node))
         if problem is not None:
             return index.refuse(site.label, problem[0], f"`{site.label}` {problem[1]}", *site.nodes)
         for value in (*site.operands, *([] if site.mask is None else [site.mask])):
@@ -128,9 +128,10 @@ def _scope(node: Node) -> str:
     return ""
 
 
-def _given(node: Node) -> dict[str, Any]:
+def _given(index: GraphIndex, node: Node) -> Mapping[str, Any]:
     """Return the arguments of a call of attention by name."""
-    return {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
+    call = read_operation(index, node)
+    return {} if call is None else call.arguments
 
 
 def _problem(given: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -157,7 +158,7 @@ def _problem(given: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _read(index: GraphIndex, node: Node) -> AttentionSite:
-    given = _given(node)
+    given = _given(index, node)
     if _problem(given) is not None:
         return AttentionSite(node, (), None, (0, 0), (0.0, False), node, (node,), 0)
     query, key, value, mask = (given.get(name) for name in _NAMES[:4])
@@ -194,7 +195,7 @@ def _splits(index: GraphIndex, chain: list[Node]) -> list[Node]:
     """Return the calls of which items are taken."""
     splits = [node.args[0] for node in chain if operation(index, node) == "getitem"]
     return [node for node in splits if isinstance(node, Node) and source_of(index, node) is None and len(node.args) > 1
-            and operation(index, node) in ("split", "split_with_sizes", "chunk", "unbind")]  # fmt: skip
+            and operation(index, node) in SPLITS]  # fmt: skip
 
 
 def _merged(layouts: list[Layout | None], size: int) -> tuple[Node, int] | None:

@@ -28,6 +28,7 @@ from fxopt_rewrite import (
     bare_module,
     read_activation,
     read_elementwise,
+    read_integer_linear,
     read_layer_norm,
     read_linear,
     same_size,
@@ -35,14 +36,13 @@ from fxopt_rewrite import (
     tensor_facts,
     tensors_refusal,
 )
-from fxopt_rewrite.calls.integer_linears import read_integer_linear
 
 _SIGMOID_FACTOR = 1.702
 
 
 @dataclass(frozen=True, eq=False)
 class ProductSite:
-    """A linear layer, and what is computed with it.
+    """A call of a linear layer, and what is computed with it.
 
     Attributes:
         call: the layer.
@@ -53,6 +53,7 @@ class ProductSite:
         activation: the activation of the product, or of the gate.
         residual: the value that is added, or None.
         norm: the norm at the end, or None.
+        again: the later calls of the same layer, if the graph calls it several times; all compute the same with it.
     """
 
     call: LinearCall
@@ -63,6 +64,7 @@ class ProductSite:
     activation: Activation = field(default_factory=Activation)
     residual: Node | None = None
     norm: LayerNormCall | None = None
+    again: tuple[ProductSite, ...] = ()
 
     @property
     def label(self) -> str:
@@ -71,8 +73,18 @@ class ProductSite:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The calls: the layer first, the last one last."""
+        """The nodes of all calls, one call after the other."""
+        return tuple(dict.fromkeys(node for each in self.calls for node in each.chain))
+
+    @property
+    def chain(self) -> tuple[Node, ...]:
+        """The nodes of this call: the layer first, the last one last."""
         return tuple(dict.fromkeys((self.call.node, *self.between, self.last)))
+
+    @property
+    def calls(self) -> tuple[ProductSite, ...]:
+        """This call and the later ones."""
+        return (self, *self.again)
 
 
 class FuseLinears(ReversibleSitePass[ProductSite]):
@@ -85,7 +97,10 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
     float32, weights stored as (in, out), layers that `cast-to-bfloat16` has put between casts, and integer layers of
     `quantize-linears`. See `PanelLinear` for the weight, of which only the panels stay.
 
-    Refused: other dtypes and devices, train mode, and shared, tied or mutated tensors.
+    A layer that the graph calls several times is packed once. What follows goes with it if it is the same after every
+    call; otherwise the norm stays where it is, or everything but the product.
+
+    Refused: other dtypes and devices, train mode, and tied or mutated tensors.
 
     Source:
         Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication,
@@ -104,6 +119,7 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
 
     def match(self, index: GraphIndex) -> Iterator[ProductSite | Refusal]:
         """Yield the linear layers, with what follows them."""
+        layers: dict[tuple[Any, ...], list[ProductSite]] = {}
         for node in index.nodes:
             call = read_integer_linear(index, node) or read_linear(index, node, transposed=True)
             if isinstance(call, Obstacle):
@@ -111,9 +127,12 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
             elif call is not None:
                 site = _between_casts(index, ProductSite(call, call.input, node))
                 if isinstance(site, ProductSite):
-                    for extend in (_with_gate, _with_activation, _with_residual, _with_norm):
-                        site = extend(index, site)
-                yield site
+                    key = (call.module_name, call.transposed, *[(ref.key, id(ref.tensor)) for ref in call.tensors])
+                    layers.setdefault(key, []).append(site)
+                else:
+                    yield site
+        for calls in layers.values():
+            yield _as_one(index, calls)
 
     def check(self, site: ProductSite, index: GraphIndex) -> Refusal | None:
         """Refuse what the operator does not take, and shared, tied or mutated tensors."""
@@ -121,10 +140,13 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
         problem = _problem(call, weight)
         if problem is not None:
             return index.refuse(call.label, problem[0], f"linear `{call.label}` {problem[1]}", call.node)
-        if index.effects.written_between(site.input, call.node, site.last):
-            message = f"`{site.input.name}` is written in place between `{call.node.name}` and `{site.last.name}`"
-            return index.refuse(call.label, "mutated", message, call.node)
-        refusal = tensors_refusal(call, index) or sharing_refusal(call, [call.node], index)
+        for each in site.calls:
+            if index.effects.written_between(each.input, each.call.node, each.last):
+                what = f"`{each.input.name}` is written in place"
+                message = f"{what} between `{each.call.node.name}` and `{each.last.name}`"
+                return index.refuse(call.label, "mutated", message, each.call.node)
+        nodes = [each.call.node for each in site.calls]
+        refusal = tensors_refusal(call, index) or sharing_refusal(call, nodes, index)
         return refusal or kernels_refusal(call.label, index, call.node)
 
     def rewrite(self, site: ProductSite, edit: Editor) -> None:
@@ -133,14 +155,15 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
         module, pieces = _module(site), {}
         full = call.module_name or call.weight.name
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_panels", module.train(call.training))
-        inputs = [site.input] if site.residual is None else [site.input, site.residual]
-        made = edit.call_module(name, *inputs, before=site.last, like=site.nodes[::-1])
-        take_out(edit, site.last, made, site.nodes)
+        for each in site.calls:
+            inputs = [each.input] if each.residual is None else [each.input, each.residual]
+            made = edit.call_module(name, *inputs, before=each.last, like=each.chain[::-1])
+            take_out(edit, each.last, made, each.chain)
         for ref in call.tensors:
             key = "weight" if ref is call.weight else "scale" if ref is call.scale else "bias"
             pieces[ref.key] = Piece(f"{name}.{key}", transposed=call.transposed and ref is call.weight)
         edit.drop(call, pieces, twin=name)
-        if norm is not None:
+        if norm is not None and norm.tensors:  # one without went when its last call did
             refs = {ref.key: Piece(f"{name}.norm_{key}") for key, ref in _norm_tensors(norm).items()}
             edit.drop(norm, refs, twin=name)
 
@@ -175,6 +198,27 @@ def _between_casts(index: GraphIndex, site: ProductSite) -> ProductSite | Refusa
         message = f"linear `{call.label}` in bfloat16 is not between casts from and to float32"
         return index.refuse(call.label, "unsupported-dtype", message, call.node)
     return replace(site, input=source, last=after, between=(before,))
+
+
+def _as_one(index: GraphIndex, plain: list[ProductSite]) -> ProductSite:
+    """Return the site of all calls of a layer, with as much of what follows as is the same after each of them."""
+    fused = plain
+    for extend in (_with_gate, _with_activation, _with_residual):
+        fused = [extend(index, site) for site in fused]
+    for sites in ([_with_norm(index, site) for site in fused], fused):
+        norm, norms = sites[0].norm, [site.norm.node for site in sites if site.norm is not None]
+        alike = all(_epilogue(site) == _epilogue(sites[0]) for site in sites)
+        apart = len({site.last for site in sites}) == len(sites)  # the sum of two of the calls is one node
+        if alike and apart and (norm is None or sharing_refusal(norm, norms, index) is None):
+            return replace(sites[0], again=tuple(sites[1:]))
+    return replace(plain[0], again=tuple(plain[1:]))
+
+
+def _epilogue(site: ProductSite) -> tuple[Any, ...]:
+    """Return what has to be equal for calls of one layer to become calls of one packed layer."""
+    norm = site.norm
+    its = None if norm is None else (norm.module_name, norm.eps, norm.centred, [id(ref.tensor) for ref in norm.tensors])
+    return site.gated, site.activation, site.residual is None, its
 
 
 def _casts(node: Node, dtype: torch.dtype) -> bool:
@@ -225,7 +269,7 @@ def _with_gate(index: GraphIndex, site: ProductSite) -> ProductSite:
     halves: dict[int, Node] = {}
     way: list[Node] = []
     for user in site.last.users:
-        ends = list(user.users) if operation(index, user) in ("split", "chunk", "split_with_sizes") else [user]
+        ends = list(user.users) if operation(index, user) in ("split", "chunk") else [user]
         for end in ends:
             cut, chain = _followed(index, end)
             layout = layout_of(index, cut)
@@ -287,8 +331,6 @@ def _with_norm(index: GraphIndex, site: ProductSite) -> ProductSite:
     features = site.call.out_features // 2 if site.gated else site.call.out_features
     if norm.normalized_shape != (features,) or norm.training or tensors_refusal(norm, index) is not None:
         return site
-    if sharing_refusal(norm, [norm.node], index) is not None:
-        return site
     if any(ref.tensor.dtype is not torch.float32 for ref in norm.tensors):
         return site
     if index.effects.written_between(site.last, site.last, norm.node):
@@ -307,12 +349,15 @@ def _module(site: ProductSite) -> PanelLinear:
     if norm is not None:
         eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
         settings["norm"] = tuple(Norm("layer" if norm.centred else "rms", eps))
+    rounding = None if call.module is None else call.module._buffers.get("rounding")
     module = bare_module(
         PanelLinear, call.in_features, call.out_features, bias=call.bias is not None,
-        integers=call.scale is not None, **settings,
+        integers=call.scale is not None, rounding=rounding is not None, **settings,
     )  # fmt: skip
     if call.scale is not None:
         module.weight, module.scale = _buffer(call.weight.tensor), _buffer(call.scale.tensor)
+        if rounding is not None:
+            module.rounding = _buffer(rounding)
     elif call.transposed:
         weight = call.weight.tensor
         with torch.inference_mode(False), torch.no_grad():

@@ -28,11 +28,11 @@ from fxopt_rewrite import (
     read_elementwise,
     read_embedding,
     read_layer_norm,
+    read_operation,
     sharing_refusal,
     tensor_facts,
     tensors_refusal,
 )
-from fxopt_rewrite.ops.names import argument
 
 _CHECK = "_assert_tensor_metadata"
 _CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
@@ -207,11 +207,11 @@ def _written_out(index: GraphIndex, node: Node) -> NormSite | None:
     if summed.alpha != 1 or not is_float(node):
         return None
     mean = summed.left
-    if not isinstance(mean, Node) or operation(index, mean) != "mean" or product is None:
+    call = read_operation(index, mean) if isinstance(mean, Node) else None
+    if call is None or not isinstance(mean, Node) or call.name != "mean" or product is None:
         return None
-    dims, keeps = argument(mean, 1, "dim"), argument(mean, 2, "keepdim")
-    square = mean.args[0] if mean.args else None
-    if dims not in (-1, [-1], (-1,)) or keeps is not True or not isinstance(square, Node):
+    square = call.input
+    if call.arguments.get("dim") != (-1,) or call.arguments["keepdim"] is not True or square is None:
         return None
     value, scaled = _squared(index, square), read_elementwise(product)
     if value is None or not isinstance(scaled, ElementwiseCall) or scaled.operation != "mul" or scaled.inplace:
@@ -253,10 +253,9 @@ def _is_no_cast(index: GraphIndex, node: Node) -> bool:
 
 def _squared(index: GraphIndex, node: Node) -> Node | None:
     """Return the value whose square a node computes."""
-    if operation(index, node) in ("pow", "square"):
-        value = node.args[0] if node.args else None
-        squared = operation(index, node) == "square" or argument(node, 1, "exponent") == 2
-        return value if squared and isinstance(value, Node) else None
+    power = read_operation(index, node)
+    if power is not None and power.name in ("pow", "square") and not power.inplace:
+        return power.input if power.arguments.get("exponent", 2) == 2 else None
     call = read_elementwise(node)
     same = isinstance(call, ElementwiseCall) and call.operation == "mul" and call.left is call.right
     return call.left if same and isinstance(call.left, Node) else None  # type: ignore[union-attr]

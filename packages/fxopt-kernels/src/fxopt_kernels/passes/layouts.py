@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import SymInt, dtype
+from torch import SymInt
 from torch.fx import Node
 
-from fxopt_rewrite import GraphIndex, same_size, tensor_facts
-from fxopt_rewrite.ops.names import MISSING, argument
+from fxopt_rewrite import GraphIndex, Operation, read_operation, same_size, tensor_facts
 
 Size = int | SymInt
 
@@ -87,26 +86,27 @@ def layout_of(index: GraphIndex, node: Node) -> Layout | None:
 
 def source_of(index: GraphIndex, node: Node) -> Node | None:
     """Return the value whose elements a node gives in another order, or some of them; None for other nodes."""
-    if operation(index, node) not in STEPS or not node.args or not isinstance(node.args[0], Node):
+    call = read_operation(index, node)
+    if call is None or operation(index, node) not in STEPS or call.input is None:
         return None
-    source = node.args[0]
-    if operation(index, node) == "getitem" and operation(index, source) in SPLITS:
-        source = source.args[0] if source.args and isinstance(source.args[0], Node) else node
-    return None if source is node else source
+    if call.name == "getitem" and operation(index, call.input) in SPLITS:
+        call = read_operation(index, call.input)
+    return None if call is None else call.input
 
 
 def operation(index: GraphIndex, node: Node) -> str:
-    """Return the name of what a node calls, the same in every form; "" where it is not known."""
-    if node.op not in ("call_function", "call_method", "call_module"):
-        return ""
-    effect = index.effects.effect(node)
-    return "" if effect.opaque else effect.operation or ""
+    """Return the name of the function of torch that a node calls; "" for anything else, and in place."""
+    call = read_operation(index, node)
+    return "" if call is None or call.module is not None or call.inplace else call.name
 
 
 def step(index: GraphIndex, layout: Layout, node: Node) -> Layout | None:
     """Return what a node makes of a value; None where that is no reading of the same base."""
+    call = read_operation(index, node)
+    if call is None:
+        return None
     try:
-        axes, offset = STEPS[operation(index, node)](index, layout, node)
+        axes, offset = STEPS[call.name](index, layout, call)
     except (_NoReadingError, KeyError):
         return None
     return Layout(layout.base, axes, offset, (node, *layout.chain))
@@ -119,44 +119,40 @@ class _NoReadingError(Exception):
 _Made = tuple[tuple[Axis, ...], int]
 
 
-def _number(node: Node, place: int, name: str, default: object = MISSING) -> int:
-    value = argument(node, place, name)
-    value = default if value is MISSING else value
+def _number(call: Operation, name: str) -> int:
+    value = call.arguments.get(name)
     if type(value) is not int:
         raise _NoReadingError
     return value
 
 
-def _same(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+def _same(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
     return layout.axes, layout.offset
 
 
-def _transpose(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+def _transpose(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
     order = list(layout.axes)
-    one, other = _number(node, 1, "dim0"), _number(node, 2, "dim1")
+    one, other = _number(call, "dim0"), _number(call, "dim1")
     order[one], order[other] = order[other], order[one]
     return tuple(order), layout.offset
 
 
-def _permute(index: GraphIndex, layout: Layout, node: Node) -> _Made:
-    dims: Any = argument(node, 1, "dims")
-    dims = node.args[1:] if type(dims) is int else dims
-    if not isinstance(dims, list | tuple) or not all(type(dim) is int for dim in dims):
+def _permute(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
+    dims = call.arguments.get("dims")
+    if not isinstance(dims, tuple) or not all(type(dim) is int for dim in dims):
         raise _NoReadingError
     return tuple(layout.axes[dim] for dim in dims), layout.offset
 
 
-def _narrow(index: GraphIndex, layout: Layout, node: Node) -> _Made:
-    return _cut(layout, _number(node, 1, "dim"), _number(node, 2, "start"), _number(node, 3, "length"))
+def _narrow(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
+    return _cut(layout, _number(call, "dim"), _number(call, "start"), _number(call, "length"))
 
 
-def _slice(index: GraphIndex, layout: Layout, node: Node) -> _Made:
-    dim, start = _number(node, 1, "dim", 0), _number(node, 2, "start", 0)
-    size, end = layout.axes[dim].size, argument(node, 3, "end")
-    if type(size) is not int or _number(node, 4, "step", 1) != 1:
-        raise _NoReadingError
-    end = size if end is MISSING or end is None else end
-    if type(end) is not int:
+def _slice(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
+    dim = _number(call, "dim")
+    size, start, end = layout.axes[dim].size, call.arguments["start"] or 0, call.arguments["end"]
+    end = size if end is None else end
+    if type(size) is not int or type(start) is not int or type(end) is not int or _number(call, "step") != 1:
         raise _NoReadingError
     start, end = (max(place + size, 0) if place < 0 else min(place, size) for place in (start, end))
     return _cut(layout, dim, start, end - start)
@@ -170,8 +166,8 @@ def _cut(layout: Layout, dim: int, start: int, length: int) -> _Made:
     return tuple(axes), layout.offset + start * axis.stride
 
 
-def _select(index: GraphIndex, layout: Layout, node: Node) -> _Made:
-    return _selected(layout, _number(node, 1, "dim"), _number(node, 2, "index"))
+def _select(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
+    return _selected(layout, _number(call, "dim"), _number(call, "index"))
 
 
 def _selected(layout: Layout, dim: int, place: int) -> _Made:
@@ -184,18 +180,17 @@ def _selected(layout: Layout, dim: int, place: int) -> _Made:
     return tuple(kept), offset
 
 
-def _getitem(index: GraphIndex, layout: Layout, node: Node) -> _Made:
-    place, split = node.args[1], node.args[0]
-    assert isinstance(split, Node)
-    name = operation(index, split)
-    if name not in SPLITS:
+def _getitem(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
+    place = call.arguments["index"]
+    split = None if call.input is None else read_operation(index, call.input)
+    if split is None or split.name not in SPLITS:
         return _indexed(layout, place if isinstance(place, tuple) else (place,))
     if type(place) is not int or place < 0:
         raise _NoReadingError
+    dim, name = _number(split, "dim"), split.name
     if name == "unbind":
-        return _selected(layout, _number(split, 1, "dim", 0), place)
-    dim, sizes = _number(split, 2, "dim", 0), argument(split, 1, "chunks" if name == "chunk" else "split_size")
-    sizes = argument(split, 1, "split_sizes") if sizes is MISSING else sizes
+        return _selected(layout, dim, place)
+    sizes = split.arguments["chunks" if name == "chunk" else "split_size_or_sections"]
     size = layout.axes[dim].size
     if type(size) is int and type(sizes) is int:
         each = -(-size // sizes) if name == "chunk" else sizes
@@ -229,15 +224,15 @@ def _indexed(layout: Layout, places: tuple[Any, ...]) -> _Made:
     return made.axes, made.offset
 
 
-def _unsqueeze(index: GraphIndex, layout: Layout, node: Node) -> _Made:
-    dim = _number(node, 1, "dim")
+def _unsqueeze(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
+    dim = _number(call, "dim")
     axes = list(layout.axes)
     axes.insert(dim + len(axes) + 1 if dim < 0 else dim, Axis(1))
     return tuple(axes), layout.offset
 
 
-def _expand(index: GraphIndex, layout: Layout, node: Node) -> _Made:
-    shape = _shape_of(node)
+def _expand(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
+    shape = _shape_of(call.node)
     if len(shape) != len(layout.axes):
         raise _NoReadingError
     axes = list(layout.axes)
@@ -257,11 +252,11 @@ def _shape_of(node: Node) -> tuple[Size, ...]:
     return facts.shape
 
 
-def _view(index: GraphIndex, layout: Layout, node: Node) -> _Made:
+def _view(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
     """Split and join dimensions, one after the other."""
-    if any(isinstance(each, dtype) for each in (*node.args, *node.kwargs.values())):
+    if "dtype" in call.arguments:
         raise _NoReadingError
-    shape = _shape_of(node)
+    shape = _shape_of(call.node)
     waiting, made = list(layout.axes), list[Axis]()
     for size in shape:
         while len(waiting) > 1 and waiting[0] == Axis(1) and not same_size(size, 1):
@@ -306,10 +301,10 @@ def _joined(one: Axis, other: Axis) -> Axis:
     raise _NoReadingError
 
 
-SPLITS = frozenset({"split", "split_with_sizes", "chunk", "unbind"})
+SPLITS = frozenset({"split", "chunk", "unbind"})
 STEPS = {
     **dict.fromkeys(("clone", "contiguous", "alias"), _same),
-    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _transpose),
+    "transpose": _transpose,
     **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten"), _view),
     "permute": _permute,
     "narrow": _narrow,

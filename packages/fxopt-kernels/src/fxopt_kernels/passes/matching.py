@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -59,8 +58,8 @@ def take_out(edit: Editor, last: Node, replacement: Node, between: Iterable[Node
     for node in sorted(dict.fromkeys(between), key=lambda each: order.get(each, -1), reverse=True):
         if node is not last and not node.users and not edit.is_stale([node]):
             edit.erase(node)
-            drop_unused(edit, node)
-    drop_unused(edit, last)
+            edit.drop_unused(node)
+    edit.drop_unused(last)
     while inputs:
         node = inputs.pop()
         is_size = node.op in ("call_function", "call_method") and (is_python_number(node) is True or _reads_shape(node))
@@ -71,13 +70,3 @@ def take_out(edit: Editor, last: Node, replacement: Node, between: Iterable[Node
 
 def _reads_shape(node: Node) -> bool:
     return node.target is getattr and node.args[1:] == ("shape",)
-
-
-def drop_unused(edit: Editor, node: Node) -> None:
-    """Drop the module without tensors that a node called, unless something else calls it or it has another name."""
-    module = edit.index.modules.get(str(node.target)) if node.op == "call_module" else None
-    if module is None or any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
-        return
-    if len(edit.index.module_names(module)) == 1:
-        with suppress(ValueError):  # called elsewhere
-            edit.drop_module(str(node.target), {})

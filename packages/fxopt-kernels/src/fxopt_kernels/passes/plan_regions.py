@@ -9,11 +9,11 @@ from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 
 from fxopt_core import ReversibleTransformation
-from fxopt_core._torch import ExportCodeGen, PyTreeCodeGen
+from fxopt_core.toolbox import ExportCodeGen, PyTreeCodeGen
 from fxopt_kernels.library import isa
 from fxopt_kernels.regions.finding import regions_of
 from fxopt_kernels.regions.running import run_plan
-from fxopt_rewrite.branches import Branching, Region, is_branching, start_branching, stop_branching
+from fxopt_rewrite.toolbox import Branching, Region, is_branching, start_branching, stop_branching
 
 
 class PlanRegions(ReversibleTransformation):
@@ -32,7 +32,7 @@ class PlanRegions(ReversibleTransformation):
         The executors of TensorFlow Lite and onnxruntime plan memory in the same way: by the lifetimes of values.
 
     Cost:
-        Some kilobytes for each of at most 64 kinds of input.
+        Some kilobytes for each of at most 512 kinds of input.
 
     >>> import torch
     >>> from fxopt_kernels import FuseLinears

@@ -15,9 +15,7 @@ from fxopt_kernels.passes.layouts import SPLITS, STEPS, operation
 from fxopt_kernels.passes.matching import is_float
 from fxopt_kernels.regions.images import activation_of, convolutions_fit, pooling_of
 from fxopt_rewrite import GraphIndex, is_python_number
-from fxopt_rewrite.branches import Region
-from fxopt_rewrite.conv_layers import FusedConvolution
-from fxopt_rewrite.effects.modules import is_plain
+from fxopt_rewrite.toolbox import FusedConvolution, Region, is_plain_module
 
 LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
 NORMS = (nn.LayerNorm, nn.RMSNorm)
@@ -99,7 +97,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     module = index.module_of(node)
     if module is not None:
         known = type(module) in (*LAYERS, *NORMS) or (images and isinstance(module, FusedConvolution))
-        return known and is_plain(module)
+        return known and is_plain_module(module)
     if node.op not in ("call_function", "call_method"):
         return False
     if is_python_number(node) is True:

@@ -13,12 +13,9 @@ from fxopt_kernels.layers.epilogue import CODES, Activation, activation_named
 from fxopt_kernels.library import isa
 from fxopt_kernels.operators.conv import pack_convolution, pack_depthwise
 from fxopt_kernels.operators.plan import PlanBuilder, Value
-from fxopt_kernels.passes.layouts import operation
 from fxopt_kernels.passes.matching import is_float
-from fxopt_rewrite import GraphIndex, read_activation, tensor_facts
-from fxopt_rewrite.calls.records import ActivationCall
-from fxopt_rewrite.conv_layers import FusedConvolution
-from fxopt_rewrite.ops.names import MISSING, argument
+from fxopt_rewrite import ActivationCall, GraphIndex, read_activation, read_operation, tensor_facts
+from fxopt_rewrite.toolbox import FusedConvolution
 
 Pair = tuple[int, int]
 _ONEDNN_NAMES: Mapping[tuple[str, str], str] = {("swish", ""): "silu", ("gelu", "tanh"): "gelu_tanh"}
@@ -87,36 +84,29 @@ class Pooling(NamedTuple):
 
 def pooling_of(index: GraphIndex, node: Node) -> Pooling | None:
     """Return the pool that a node computes; None for anything else, and for sizes that the graph computes."""
-    module, source = index.module_of(node), node.args[0] if node.args else None
-    if not isinstance(source, Node) or not is_float(source) or _rank(source) != 4:
+    call = read_operation(index, node)
+    source = None if call is None else call.input
+    if call is None or source is None or not is_float(source) or _rank(source) != 4:
         return None
-    if isinstance(module, nn.AdaptiveAvgPool2d):
-        return Pooling(source, False) if module.output_size in (1, (1, 1), [1, 1]) else None
-    if isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
-        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "count_include_pad", "divisor_override")
-        return _windows(source, isinstance(module, nn.MaxPool2d), {name: getattr(module, name, None) for name in names})
-    name = operation(index, node)
-    if name == "mean":
-        dims, keeps = argument(node, 1, "dim"), argument(node, 2, "keepdim")
-        both = isinstance(dims, list | tuple) and sorted(dim % 4 for dim in dims if isinstance(dim, int)) == [2, 3]
-        return Pooling(source, False, keeps_sizes=keeps is True) if both and "dtype" not in node.kwargs else None
-    if name == "adaptive_avg_pool2d":
-        return Pooling(source, False) if argument(node, 1, "output_size") in (1, (1, 1), [1, 1]) else None
-    if name not in ("max_pool2d", "avg_pool2d"):
-        return None
-    largest = name == "max_pool2d"
-    more = ("dilation", "ceil_mode") if largest else ("ceil_mode", "count_include_pad", "divisor_override")
-    found = {
-        each: argument(node, place, each) for place, each in enumerate(("kernel_size", "stride", "padding", *more), 1)
-    }
-    return _windows(source, largest, {key: value for key, value in found.items() if value is not MISSING})
+    arguments = call.arguments
+    if call.name == "mean":
+        dims = arguments.get("dim")
+        both = isinstance(dims, tuple) and sorted(dim % 4 for dim in dims if isinstance(dim, int)) == [2, 3]
+        return (
+            Pooling(source, False, keeps_sizes=arguments["keepdim"] is True)
+            if both and not arguments["dtype"]
+            else None
+        )
+    if call.name == "adaptive_avg_pool2d":
+        return Pooling(source, False) if arguments["output_size"] == (1, 1) else None
+    return _windows(source, call.name == "max_pool2d", arguments) if call.name in ("max_pool2d", "avg_pool2d") else None
 
 
-def _windows(source: Node, largest: bool, settings: dict[str, Any]) -> Pooling | None:
+def _windows(source: Node, largest: bool, settings: Mapping[str, Any]) -> Pooling | None:
     kernel = _pair(settings["kernel_size"])
     stride = _pair(settings.get("stride") or kernel)
     padding, dilation = _pair(settings.get("padding") or 0), _pair(settings.get("dilation") or 1)
-    if settings.get("ceil_mode") or settings.get("divisor_override"):
+    if settings.get("return_indices") or settings.get("ceil_mode") or settings.get("divisor_override"):
         return None
     if kernel is None or stride is None or padding is None or dilation is None:
         return None

@@ -19,8 +19,7 @@ from fxopt_kernels.passes.layouts import operation
 from fxopt_kernels.regions import images
 from fxopt_kernels.regions.finding import COPIES, ELEMENTWISE, VIEWS
 from fxopt_rewrite import GraphIndex
-from fxopt_rewrite.branches import Region
-from fxopt_rewrite.conv_layers import FusedConvolution
+from fxopt_rewrite.toolbox import FusedConvolution, Region
 
 
 class UnplannableError(Exception):
@@ -155,12 +154,12 @@ class _Step:
         if operands is None or input.shape[-1] != module.in_features or input.layout.dtype is not torch.float32:
             raise UnplannableError
         _need(residual is None or residual.shape == (*input.shape[:-1], module.features))
-        panels, scale, sums, bias, norm_weight, norm_bias = (self._weight(each) for each in operands)
+        panels, scale, sums, rounding, bias, norm_weight, norm_bias = (self._weight(each) for each in operands)
         assert panels is not None
         (activation, alpha, beta), (norm, eps) = module._activation, module._norm
         return self.builder.linear(
-            self._rows(input), panels, features=module.features, scale=scale, sums=sums, bias=bias,
-            activation=CODES[activation], alpha=alpha, beta=beta, residual=None if residual is None else
+            self._rows(input), panels, features=module.features, scale=scale, sums=sums, rounding=rounding,
+            bias=bias, activation=CODES[activation], alpha=alpha, beta=beta, residual=None if residual is None else
             self._rows(residual), norm=NORM_CODES[norm], norm_weight=norm_weight, norm_bias=norm_bias, eps=eps,
             gated=module.gated,
         )  # fmt: skip

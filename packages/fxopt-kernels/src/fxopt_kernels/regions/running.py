@@ -19,12 +19,10 @@ from fxopt_kernels.operators.plan import Plan
 from fxopt_kernels.regions.finding import LAYERS, regions_of
 from fxopt_kernels.regions.planning import plan_of
 from fxopt_rewrite import Watched, on_refresh
-from fxopt_rewrite.branches import is_edited
-from fxopt_rewrite.conv_layers import FusedConvolution
-from fxopt_rewrite.fast_paths import runs_plainly
+from fxopt_rewrite.toolbox import FusedConvolution, is_edited, runs_plainly
 
 RUN: Any = torch.ops.fxopt.run.default
-_MOST_PLANS = 64
+_MOST_PLANS = 512  # encoders of sentences see a kind for each length and size of a batch
 _TAKEN = (torch.float32, torch.int64, torch.bool)
 _READ: Any = dict.__getitem__  # which does not thaw
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -50,9 +48,10 @@ class Unchanged:
         self._layers = [module for module in modules if isinstance(module, PanelLinear)]
         self._packings = [layer.packed() for layer in self._layers]
         for module in modules:
-            for table in (module._parameters, module._buffers):
+            for key in ("_parameters", "_buffers"):  # which a rollback replaces by those of before the packing
+                table = self._add(vars(module), key)
                 for name in table:
-                    if not isinstance(module, PanelLinear) or name not in ("weight", "scale"):
+                    if not isinstance(module, PanelLinear) or name not in ("weight", "scale", "rounding"):
                         self._add(table, name)
         self._owned = [vars(module) for module in modules]
         others = [module for module in modules if not isinstance(module, LAYERS)]
@@ -146,9 +145,8 @@ class RegionPlans:
         plan = plan_of(graph_module, region, values, self._panels)
         if unchanged.holds():
             self._unchanged = unchanged
-            if len(self.plans) >= _MOST_PLANS:
-                self.plans = {}
-            self.plans = {**self.plans, kind: plan}
+            latest = list(self.plans.items())[1 - _MOST_PLANS :]
+            self.plans = {**dict(latest), kind: plan}
 
 
 def _find(graph_module: GraphModule, key: tuple[str, str]) -> Any:

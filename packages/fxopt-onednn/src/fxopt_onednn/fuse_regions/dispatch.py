@@ -14,8 +14,8 @@ from fxopt_onednn.fuse_regions.fusible import regions_of
 from fxopt_onednn.fuse_regions.programs import Program, make_program
 from fxopt_onednn.fuse_regions.unchanged import Unchanged
 from fxopt_onednn.packing.packed_layer import runs_by_onednn
-from fxopt_rewrite.branches import is_edited
-from fxopt_rewrite.watching import on_refresh
+from fxopt_rewrite import on_refresh
+from fxopt_rewrite.toolbox import is_edited
 
 _MOST_PROGRAMS = 4
 _MOST_KINDS = 64

@@ -9,10 +9,10 @@ from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 
 from fxopt_core import ReversibleTransformation
-from fxopt_core._torch import ExportCodeGen, PyTreeCodeGen
+from fxopt_core.toolbox import ExportCodeGen, PyTreeCodeGen
 from fxopt_onednn.fuse_regions.dispatch import run_region
 from fxopt_onednn.fuse_regions.fusible import regions_of
-from fxopt_rewrite.branches import Branching, Region, is_branching, start_branching, stop_branching
+from fxopt_rewrite.toolbox import Branching, Region, is_branching, start_branching, stop_branching
 
 
 class FuseRegions(ReversibleTransformation):

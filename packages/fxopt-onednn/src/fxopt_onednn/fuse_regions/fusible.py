@@ -12,9 +12,8 @@ from fxopt_onednn.layout.layouts import CHANGES_STRIDES, CHOOSES_STRIDES, PRESER
 from fxopt_onednn.operators import HOOKS
 from fxopt_onednn.packing.packed_conv import PackedConv2d
 from fxopt_onednn.packing.packed_layer import PackedLayer
-from fxopt_rewrite.branches import Region
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.shapes.facts import is_python_number
+from fxopt_rewrite import GraphIndex, is_python_number, read_operation
+from fxopt_rewrite.toolbox import Region
 
 _FEWEST_LAYERS = 3  # fewer linear layers gain less than it costs to check that nothing has changed
 _KNOWN = PRESERVES_FORMAT | CHANGES_STRIDES | CHOOSES_STRIDES | {"view", "view_as", "_unsafe_view"}
@@ -74,30 +73,26 @@ def _is_fusible(index: GraphIndex, node: Node, run: dict[Node, bool]) -> bool:
         return reads_sizes(node, effect.operation) or not any(numbers)
     if effect.opaque or effect.operation is None or effect.operation.removesuffix("_") not in _KNOWN:
         return False
-    if not _is_known_use(effect.operation.removesuffix("_"), node):
+    if not _is_known_use(index, node):
         return False
     if module is not None and (module.training or not _is_bare(module) or any(module.children())):
         return False
     return all(run.get(value, False) for value in effect.writes)
 
 
-def _is_known_use(operation: str, node: Node) -> bool:
+def _is_known_use(index: GraphIndex, node: Node) -> bool:
     """Return whether result sizes follow from input sizes, and oneDNN Graph supports this form of the operation."""
-    if operation == "getitem":
-        index = node.args[1]
-        return all(map(_is_basic, index if isinstance(index, tuple) else (index,)))
-    if operation == "where":
-        return len(node.args) + len(node.kwargs) == 3
+    call = read_operation(index, node)
+    if call is None or call.module is not None:
+        return True
+    if call.name == "getitem":
+        parts = call.arguments["index"]
+        return all(map(_is_basic, parts if isinstance(parts, tuple) else (parts,)))
+    if call.name == "where":
+        return "other" in call.arguments
     # An operation that oneDNN Graph does not support keeps it from fusing the whole region.
-    if operation == "mean":
-        return bool(_argument(node, 2, "keepdim"))
-    if operation == "max_pool2d" and node.op == "call_function":
-        return bool(_argument(node, 2, "stride"))
-    return True
-
-
-def _argument(node: Node, place: int, name: str) -> object:
-    return node.kwargs.get(name, node.args[place] if len(node.args) > place else None)
+    needed = {"mean": "keepdim", "max_pool2d": "stride"}.get(call.name)
+    return needed is None or bool(call.arguments.get(needed))
 
 
 def _is_basic(index: object) -> bool:

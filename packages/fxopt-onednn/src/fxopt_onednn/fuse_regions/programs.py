@@ -20,10 +20,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from fxopt_core.tolerances import tolerance
+from fxopt_core import tolerance
 from fxopt_onednn.packing.packed_conv import PackedConv2d
 from fxopt_onednn.packing.packed_layer import PackedLayer
-from fxopt_rewrite.branches import Region
+from fxopt_rewrite.toolbox import Region
 
 Program = Callable[..., tuple[Any, ...]]
 """Computes the outputs of a region from its tensor inputs."""

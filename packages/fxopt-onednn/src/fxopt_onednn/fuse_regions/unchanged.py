@@ -14,7 +14,7 @@ from torch.nn.modules import module as global_hooks
 
 from fxopt_onednn.operators import HOOKS
 from fxopt_onednn.packing.packed_layer import PackedLayer
-from fxopt_rewrite.watching import Watched
+from fxopt_rewrite import Watched
 
 _generation = attrgetter("generation")
 _FORWARD = repeat("forward")

@@ -13,12 +13,7 @@ from torch.fx.node import map_arg
 from fxopt_core import Refusal
 from fxopt_onednn.layout.channels_last_regions import Layouts, Region
 from fxopt_onednn.layout.layouts import format_of
-from fxopt_rewrite.calls.readers import read_convolution
-from fxopt_rewrite.calls.records import ConvolutionCall
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.shapes.facts import tensor_facts
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import ConvolutionCall, Editor, GraphIndex, ReversibleSitePass, read_convolution, tensor_facts
 
 _CONTIGUOUS = torch.ops.aten.contiguous.default
 _VALUE_KEYS = ("val", "tensor_meta")

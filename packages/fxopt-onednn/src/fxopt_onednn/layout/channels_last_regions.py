@@ -17,10 +17,7 @@ from fxopt_onednn.layout.layouts import (
     reads_sizes,
 )
 from fxopt_onednn.operators import why_unsupported
-from fxopt_rewrite.calls.readers import read_convolution
-from fxopt_rewrite.calls.records import ConvolutionCall
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.shapes.facts import is_python_number, tensor_facts
+from fxopt_rewrite import ConvolutionCall, GraphIndex, is_python_number, read_convolution, tensor_facts
 
 Edge = tuple[Node, Node]
 

@@ -6,7 +6,7 @@ import torch
 from torch import SymInt
 from torch.fx import Node
 
-from fxopt_rewrite.shapes.facts import TensorFacts, same_size, tensor_facts
+from fxopt_rewrite import TensorFacts, same_size, tensor_facts
 
 _ELEMENTWISE = """
 abs acos add addcdiv addcmul asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max

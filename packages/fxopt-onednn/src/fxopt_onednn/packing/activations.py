@@ -11,9 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxopt_onednn.operators import ONLY_AVX2
-from fxopt_rewrite.calls.activations import read_activation
-from fxopt_rewrite.calls.records import ActivationCall
-from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite import ActivationCall, GraphIndex, read_activation
 
 
 class Activation(NamedTuple):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
 from torch.fx import Node
 
-from fxopt_onednn.operators import UNKNOWN, calls_plainly, operation_of, settings_of
 from fxopt_onednn.packing.activations import NONE, Activation, activation_of
-from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite import ElementwiseCall, GraphIndex, read_elementwise, read_operation
 
 Pair = tuple[int, int]
-_SUMS = ("add", "add_", "iadd", "__add__", "__iadd__")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,14 +62,13 @@ def sum_after(index: GraphIndex, node: Node) -> Sum | None:
     ``other.add_(value)`` does not count, since it writes into the other tensor.
     """
     user = sole_user(node)
-    name = None if user is None else operation_of(user)
-    if user is None or name not in _SUMS or len(user.args) != 2 or user.kwargs.get("alpha", 1) != 1:
+    call = None if user is None else read_elementwise(user)
+    if user is None or not isinstance(call, ElementwiseCall) or call.operation != "add" or call.alpha != 1:
         return None
-    first, second = user.args
-    if set(user.kwargs) - {"alpha"} or not isinstance(first, Node) or not isinstance(second, Node) or first is second:
+    first, second = call.left, call.right
+    if not isinstance(first, Node) or not isinstance(second, Node) or first is second:
         return None
-    in_place = name not in ("add", "__add__")
-    if (in_place and first is not node) or index.effects.written_between(node, node, user):
+    if (call.inplace and first is not node) or index.effects.written_between(node, node, user):
         return None
     other = second if first is node else first
     return Sum(user, other, _is_last(index, other, user))
@@ -95,33 +91,18 @@ def _is_last(index: GraphIndex, value: Node, reader: Node) -> bool:
 
 def padding_before(index: GraphIndex, node: Node) -> Padding | None:
     """Return the zero padding that a node computes, if only one node reads the result."""
-    value = node.args[0] if node.args else node.kwargs.get("input", node.kwargs.get("self"))
-    if sole_user(node) is None or not isinstance(value, Node):
+    operation = read_operation(index, node)
+    if operation is None or operation.name != "pad" or operation.input is None or sole_user(node) is None:
         return None
-    sides = _sides(index, node, value)
-    return None if sides is None else Padding(node, value, sides)
-
-
-def _sides(index: GraphIndex, node: Node, value: Node) -> tuple[Pair, Pair] | None:
-    module = index.module_of(node)
-    if module is not None:
-        known = type(module) is nn.ZeroPad2d or (type(module) is nn.ConstantPad2d and module.value == 0)
-        return _as_sides(module.padding) if known and calls_plainly(module, node, value) else None
-    name = operation_of(node)
-    if name == "pad":
-        settings = settings_of(node, value, (("pad", None), ("mode", "constant"), ("value", None)))
-        plain = settings is not None and settings["mode"] == "constant" and settings["value"] in (None, 0)
-    elif name == "constant_pad_nd":
-        settings = settings_of(node, value, (("pad", None), ("value", 0)))
-        plain = settings is not None and settings["value"] == 0
-    else:
-        return None
-    return _as_sides(settings["pad"]) if settings is not None and plain else None
+    arguments = operation.arguments
+    zeros = arguments["mode"] == "constant" and arguments["value"] in (None, 0)
+    sides = _as_sides(arguments.get("pad")) if zeros else None
+    return None if sides is None else Padding(node, operation.input, sides)
 
 
 def _as_sides(pad: object) -> tuple[Pair, Pair] | None:
     """Return torch's padding, last dimension first, as sides of rows and of columns."""
-    if pad is UNKNOWN or not isinstance(pad, tuple | list) or len(pad) not in (2, 4):
+    if not isinstance(pad, tuple) or len(pad) not in (2, 4):
         return None
     sizes = [size for size in (*pad, 0, 0)[:4] if isinstance(size, int) and size >= 0]
     if len(sizes) < 4:

@@ -16,12 +16,16 @@ from fxopt_onednn.packing.activations import NONE, Activation
 from fxopt_onednn.packing.neighbours import Padding, Sum, activation_after, padding_before, sum_after
 from fxopt_onednn.packing.packed_conv import PackedConv2d, Pair
 from fxopt_onednn.packing.packed_layer import insert_packed, packing_refusal
-from fxopt_rewrite.calls.readers import read_convolution
-from fxopt_rewrite.calls.records import ConvolutionCall, Obstacle
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.shapes.facts import same_size, tensor_facts
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import (
+    ConvolutionCall,
+    Editor,
+    GraphIndex,
+    Obstacle,
+    ReversibleSitePass,
+    read_convolution,
+    same_size,
+    tensor_facts,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +94,8 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
 
     reasons: ClassVar[Mapping[str, str]] = {
         **OPERATOR_REASONS,
+        "other-convolution": "Only plain convolutions over two dimensions are packed. Nothing to do: torch computes "
+        "the others.",
         "padding-mode": "The convolution pads by reflection, replication or around the edge, and the operators pad "
         "with zeros. Nothing to do: one operator cannot do both.",
     }
@@ -112,6 +118,10 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
                 if site.sum is not None:
                     taken[site.sum.node] = site
                 sites.append(site)
+            elif isinstance(call, ConvolutionCall):
+                kind = f"{'transposed' if call.transposed else 'plain'} over {call.dims}"
+                message = f"convolution `{call.label}` is {kind} dimensions; expected a plain one over 2"
+                sites.append(index.refuse(call.label, "other-convolution", message, node))
         layouts = Layouts(index, moving=True)
         for each in _without_early_overwrites(sites, index):
             last = isinstance(each, ConvolutionSite) and layouts.is_channels_last(each.call.node)

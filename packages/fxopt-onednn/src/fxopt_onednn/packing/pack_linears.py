@@ -13,11 +13,7 @@ from fxopt_onednn.packing.activations import Activation
 from fxopt_onednn.packing.neighbours import activation_after
 from fxopt_onednn.packing.packed_layer import insert_packed, packing_refusal
 from fxopt_onednn.packing.packed_linear import PackedLinear
-from fxopt_rewrite.calls.readers import read_linear
-from fxopt_rewrite.calls.records import LinearCall, Obstacle
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import Editor, GraphIndex, LinearCall, Obstacle, ReversibleSitePass, read_linear
 
 
 @dataclass(frozen=True, eq=False)

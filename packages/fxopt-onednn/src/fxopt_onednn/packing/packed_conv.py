@@ -15,7 +15,7 @@ from fxopt_onednn.operators import CONVOLUTION, SUM, SUM_INTO, pack_convolution,
 from fxopt_onednn.packing.activations import NONE, Activation
 from fxopt_onednn.packing.packed_layer import PackedLayer, bias_fits, runs_by_onednn
 from fxopt_onednn.packing.packed_linear import run_linear
-from fxopt_rewrite.fast_paths import is_plain, needs_gradient
+from fxopt_rewrite.toolbox import is_plain_tensor, needs_gradient
 
 Pair = tuple[int, int]
 
@@ -114,7 +114,7 @@ class PackedConv2d(PackedLayer):
             return self._plain(input, other)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
-        if weight is None or not is_plain(input, weight.dtype):
+        if weight is None or not is_plain_tensor(input, weight.dtype):
             return self._plain(input, other)
         packing = self.packing
         if needs_gradient(input, weight, bias, other):
@@ -138,7 +138,12 @@ class PackedConv2d(PackedLayer):
 
     def _sum(self, input: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan) -> Tensor:
         """Return the activation of a sum; the operator needs equal shapes, and ReLU or no activation."""
-        fits = is_plain(other, input.dtype) and other.shape == plan.output and plan.pad is None and plan.crop is None
+        fits = (
+            is_plain_tensor(other, input.dtype)
+            and other.shape == plan.output
+            and plan.pad is None
+            and plan.crop is None
+        )
         if not fits or self._by_rows or self._unary[0] not in ("none", "relu"):
             result = self._in_format(self._unevenly_padded(input, packed, bias, plan, NONE), input)
             return self.activation(result + other)

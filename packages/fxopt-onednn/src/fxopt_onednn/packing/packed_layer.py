@@ -13,16 +13,20 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_onednn.layout.identities import drop_unused
 from fxopt_onednn.operators import why_unsupported
 from fxopt_onednn.packing.activations import Activation
-from fxopt_rewrite.calls.records import ConvolutionCall, LinearCall, TensorRef
-from fxopt_rewrite.fast_paths import runs_plainly
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.journal.edits import Piece
-from fxopt_rewrite.legality import sharing_refusal, tensors_refusal
-from fxopt_rewrite.watching import Watched
+from fxopt_rewrite import (
+    ConvolutionCall,
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Piece,
+    TensorRef,
+    Watched,
+    sharing_refusal,
+    tensors_refusal,
+)
+from fxopt_rewrite.toolbox import runs_plainly
 
 PlanT = TypeVar("PlanT")
 _MOST_PLANS = 64
@@ -178,7 +182,7 @@ def insert_packed(
     edit.drop(call, pieces, twin=name)
     for node in nodes:
         if node is not call.node and node.op == "call_module":
-            drop_unused(edit, str(node.target))
+            edit.drop_unused(node)
 
 
 def _as_parameter(ref: TensorRef) -> nn.Parameter:

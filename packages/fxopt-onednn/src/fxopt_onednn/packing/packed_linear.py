@@ -12,7 +12,7 @@ from torch import Tensor
 from fxopt_onednn.operators import LINEAR, ONLY_AVX2, pack_linear, why_unsupported
 from fxopt_onednn.packing.activations import NONE, SLOW_IN_LINEAR, Activation
 from fxopt_onednn.packing.packed_layer import PackedLayer, bias_fits, runs_by_onednn
-from fxopt_rewrite.fast_paths import is_plain, needs_gradient
+from fxopt_rewrite.toolbox import is_plain_tensor, needs_gradient
 
 _FEWEST_ROWS = 2  # a product with one row is bound by reading the weight, and as fast in torch itself
 _MANY_ROWS = 64
@@ -65,7 +65,7 @@ class PackedLinear(PackedLayer):
             return self._plain(input)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
-        if weight is None or not is_plain(input, weight.dtype):
+        if weight is None or not is_plain_tensor(input, weight.dtype):
             return self._plain(input)
         if needs_gradient(input, weight, bias):
             self.packing.forget_trained(weight)

@@ -1,50 +1,35 @@
-"""Readers of layer calls in every form of graph: linear layers, convolutions, batch norms and divisions.
+"""Typed views of operations: linear layers, convolutions, norms, embeddings, activations, arithmetic.
 
 A reader returns a record of `fxopt_rewrite.calls.records` for a node that makes its call, an `Obstacle` where the call
-cannot be rewritten, and None for any other node.
+cannot be rewritten, and None for any other node. All of them stand on `read_operation`, and know no forms of graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from fxopt_rewrite.calls.operation import Operation, module_tensor, plain_input, read_call, read_layer
 from fxopt_rewrite.calls.records import (
-    PLAIN,
-    TRANSPOSED,
     ActivationCall,
     BatchNormCall,
     ConvolutionCall,
+    ElementwiseCall,
+    EmbeddingCall,
+    LayerNormCall,
     LinearCall,
     Obstacle,
-    ParameterisedCall,
     TensorRef,
     TrueDivision,
 )
 from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.layers import conv1d_class, module_problem, tensor_problem
-from fxopt_rewrite.ops import forms
-
-CallT = TypeVar("CallT", bound=ParameterisedCall | ActivationCall)
-
-
-def named_arguments(node: Node, names: Sequence[str], renamed: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return a call's arguments by name; positional ones beyond the names are numbered."""
-    found: dict[str, Any] = {names[i] if i < len(names) else f"#{i}": value for i, value in enumerate(node.args)}
-    for name, value in node.kwargs.items():
-        found[(renamed or {}).get(name, name)] = value
-    return found
-
-
-def arguments_of(node: Node, targets: Mapping[Any, Sequence[str]]) -> dict[str, Any] | None:
-    """Return the arguments of a call of one of these functions by name; None for any other node."""
-    names = targets.get(node.target) if node.op == "call_function" else None
-    return None if names is None else named_arguments(node, names)
+from fxopt_rewrite.layers import tensor_problem
+from fxopt_rewrite.ops.vocabulary import signature_of
 
 
 def owner_of(name: str) -> str:
@@ -72,6 +57,10 @@ def tensor_ref(
     index: GraphIndex, node: Node, value: object, what: str, *, parameter: bool
 ) -> TensorRef | Obstacle | None:
     """Return the registered tensor that a node reads; ``what`` names its role in the call, for messages."""
+    if isinstance(value, TensorRef):
+        if value.node is None:  # the module that holds it is a plain one
+            return value
+        value = value.node
     if value is None:
         return None
     tensor = index.tensor_of(value) if isinstance(value, Node) else None
@@ -89,54 +78,47 @@ def tensor_ref(
     return TensorRef(name, tensor, value)
 
 
-def weight_and_bias(
-    index: GraphIndex, node: Node, arguments: Mapping[str, Any]
-) -> tuple[Node, TensorRef, TensorRef | None] | Obstacle:
-    """Return the input, weight and bias of a call, or why they cannot be rewritten."""
-    value = arguments.get("input")
-    weight = tensor_ref(index, node, arguments.get("weight"), "weight", parameter=True)
-    bias = tensor_ref(index, node, arguments.get("bias"), "bias", parameter=True)
-    if isinstance(weight, Obstacle):
-        return weight
-    if isinstance(bias, Obstacle):
-        return bias if weight is None else replace(bias, site=owner_of(weight.name) or bias.site)
-    if weight is None or not isinstance(value, Node):
+def _tensors(index: GraphIndex, node: Node, found: Mapping[str, object]) -> dict[str, TensorRef | None] | Obstacle:
+    """Return the tensors of a call, by role, or why one of them cannot be rewritten."""
+    refs: dict[str, TensorRef | None] = {}
+    for key, value in found.items():
+        ref = tensor_ref(index, node, value, key.replace("_", " "), parameter=key in ("weight", "bias"))
+        if isinstance(ref, Obstacle):
+            weight = refs.get("weight")
+            return ref if weight is None else replace(ref, site=owner_of(weight.name) or ref.site)
+        refs[key] = ref
+    return refs
+
+
+def _weighted(
+    index: GraphIndex, operation: Operation, value: object, weight: object, bias: object = None
+) -> tuple[Node, TensorRef, TensorRef | None, nn.Module | None, str, bool] | Obstacle:
+    """Return the first fields of a view: input, weight, bias, module, its name, and whether it trains."""
+    node, module, name = operation.node, operation.module, operation.module_name
+    if module is not None and weight is None:
+        return Obstacle(name, "not-a-parameter", f"module `{name}` has no weight")
+    found = _tensors(index, node, {"weight": weight, "bias": bias})
+    if isinstance(found, Obstacle):
+        return found
+    ref = found["weight"]
+    if ref is None or not isinstance(value, Node):
         return Obstacle(node.name, "unsupported-call", f"node `{node.name}` has no input value or no weight")
-    return value, weight, bias
+    if module is not None:
+        return value, ref, found["bias"], module, name, module.training
+    owner = owner_of(ref.name)
+    return value, ref, found["bias"], None, owner, trains(index, node, owner)
 
 
-def read_module(
-    index: GraphIndex,
-    node: Node,
-    classes: tuple[type[nn.Module], ...],
-    view: Callable[[Node, Node, str, Any], CallT | Obstacle],
-) -> CallT | Obstacle | None:
-    """Read a call of a module of one of these classes by ``view(node, input, name, module)``."""
-    module, name = index.module_of(node), str(node.target)
-    if module is None or not isinstance(module, classes):
-        kind = type(module)
-        if ".quantized." not in kind.__module__ or kind.__name__ not in [cls.__name__ for cls in classes]:
-            return None
-        return Obstacle(name, "not-a-parameter", f"module `{name}` is quantized ({kind.__module__})")
-    problem = module_problem(module, classes)
-    if problem is not None:
-        return Obstacle(name, problem[0], f"module `{name}` {problem[1]}")
-    arguments = named_arguments(node, ("input",), {"x": "input"} if module.__class__ is conv1d_class() else None)
-    value = arguments.pop("input", None)
-    if not isinstance(value, Node) or any(extra is not None for extra in arguments.values()):
-        return Obstacle(name, "unsupported-call", f"node `{node.name}` calls module `{name}` with further arguments")
-    return view(node, value, name, module)
-
-
-def module_tensor(module: nn.Module, name: str, key: str) -> TensorRef | None:
-    """Return a parameter or buffer of a module with this full name; None if it has none."""
-    parameter = module._parameters.get(key)
-    tensor = module._buffers.get(key) if parameter is None else parameter
-    return None if tensor is None else TensorRef(f"{name}.{key}" if name else key, tensor, None)
+def _holder(index: GraphIndex, operation: Operation, *refs: TensorRef | None) -> tuple[nn.Module | None, str, bool]:
+    """Return the module of a call, its name, or that of the one that holds its tensors, and whether it trains."""
+    if operation.module is not None:
+        return operation.module, operation.module_name, operation.module.training
+    owner = owner_of(next((ref.name for ref in refs if ref is not None), ""))
+    return None, owner or operation.node.name, trains(index, operation.node, owner)
 
 
 def read_linear(index: GraphIndex, node: Node, *, transposed: bool = False) -> LinearCall | Obstacle | None:
-    """Read a linear layer: ``nn.Linear``, ``F.linear`` or ``aten.linear``.
+    """Read a linear layer.
 
     Args:
         index: facts about the graph module.
@@ -144,71 +126,49 @@ def read_linear(index: GraphIndex, node: Node, *, transposed: bool = False) -> L
         transposed: whether to read weights of shape (in_features, out_features) too, as in ``Conv1D`` of GPT-2,
             ``torch.addmm`` and ``x @ weight``. Otherwise they are obstacles, with reason ``transposed-weight``.
     """
-    call = _read_layer(index, node)
+    call = _read_linear(index, node)
     if isinstance(call, LinearCall) and call.transposed and not transposed:
         shape, form = tuple(call.weight.tensor.shape), "(in, out), and this pass reads (out, in)"
         return Obstacle(call.label, "transposed-weight", f"`{call.weight.name}` of shape {shape} is stored as {form}")
     return call
 
 
-def input_of(node: Node) -> Node | None:
-    """Return the value that a layer's call works on: its first argument, or the one called ``input``.
-
-    That of ``addmm`` is the second, after the bias.
-    """
-    if _layer_names(node) is forms.ADDMM:
-        value = node.args[1] if len(node.args) > 1 else node.kwargs.get("mat1")
-    else:
-        names = (name for name in ("input", "self", "x") if name in node.kwargs)
-        value = node.args[0] if node.args else node.kwargs.get(next(names, "input"))
-    return value if isinstance(value, Node) else None
+_LINEAR = {  # the arguments that are the input, the weight and the bias
+    "linear": ("input", "weight", "bias"),
+    "addmm": ("mat1", "mat2", "input"),
+    "matmul": ("input", "other", ""),
+    "mm": ("input", "mat2", ""),
+}
 
 
-def _layer_names(node: Node) -> tuple[str, ...] | None:
-    """Return the names of the positional arguments of a linear layer's operation; None for any other node."""
-    if node.op == "call_method":
-        return forms.TRANSPOSED_METHODS.get(str(node.target))
-    if node.op != "call_function":
-        return None
-    return forms.LINEAR_TARGETS.get(node.target) or forms.TRANSPOSED_TARGETS.get(node.target)
+_LINEARS = frozenset(_LINEAR)
 
 
-_KEYWORDS = {forms.ADDMM: forms.ADDMM_KEYWORDS, forms.PRODUCT: forms.PRODUCT_KEYWORDS}
-
-
-def _read_layer(index: GraphIndex, node: Node) -> LinearCall | Obstacle | None:
-    if node.op == "call_module":
-        conv1d = conv1d_class()
-        return read_module(index, node, (nn.Linear,) if conv1d is None else (nn.Linear, conv1d), _linear_view)
-    names = _layer_names(node)
-    if names is None:
-        return None
-    arguments = named_arguments(node, names, _KEYWORDS.get(names))
-    if names is forms.PRODUCT:
-        weight = arguments.get("weight")
+def _read_linear(index: GraphIndex, node: Node) -> LinearCall | Obstacle | None:
+    operation = read_layer(index, node, _LINEARS)
+    if not isinstance(operation, Operation):
+        return operation
+    arguments, names = operation.arguments, _LINEAR[operation.name]
+    value, weight, bias = (arguments.get(name) for name in names)
+    module: Any = operation.module
+    if not names[2]:
         tensor = index.tensor_of(weight) if isinstance(weight, Node) else None
         if tensor is None or tensor.dim() != 2:
             return None  # a product of computed values is no layer
-    found = weight_and_bias(index, node, arguments)
+    transposed, name = operation.name != "linear", operation.module_name
+    unlike = (
+        transposed and module is not None and isinstance(weight, TensorRef) and module.nf != weight.tensor.shape[-1]
+    )
+    if unlike or (transposed and module is not None and bias is None):
+        return Obstacle(name, "unsupported-call", f"module `{name}` lacks a bias, or its nf is not that of its weight")
+    found = _weighted(index, operation, value, weight, bias)
     if isinstance(found, Obstacle):
         return found
-    extra = [name for name, value in arguments.items() if name not in ("input", "weight", "bias") and value != 1]
-    if extra:  # beta or alpha
-        message = f"node `{node.name}` is given {', '.join(f'{name}={arguments[name]}' for name in extra)}"
+    extra = [key for key, given in arguments.items() if key not in names and given != 1]  # beta or alpha
+    if extra:
+        message = f"node `{node.name}` is given {', '.join(f'{key}={arguments[key]}' for key in extra)}"
         return Obstacle(found[1].name, "unsupported-call", message)
-    owner = owner_of(found[1].name)
-    training = trains(index, node, owner)
-    return _fitting(LinearCall(node, *found, None, owner, training, transposed=names in _KEYWORDS))
-
-
-def _linear_view(node: Node, value: Node, name: str, module: Any) -> LinearCall | Obstacle:
-    weight, bias = module_tensor(module, name, "weight"), module_tensor(module, name, "bias")
-    if weight is None:
-        return Obstacle(name, "not-a-parameter", f"module `{name}` has no weight")
-    transposed = type(module) is not nn.Linear
-    if transposed and (bias is None or module.nf != weight.tensor.shape[-1]):
-        return Obstacle(name, "unsupported-call", f"module `{name}` lacks a bias, or its nf is not that of its weight")
-    return _fitting(LinearCall(node, value, weight, bias, module, name, module.training, transposed=transposed))
+    return _fitting(LinearCall(node, *found, transposed=transposed))
 
 
 def _fitting(call: LinearCall) -> LinearCall | Obstacle:
@@ -224,32 +184,47 @@ def _fitting(call: LinearCall) -> LinearCall | Obstacle:
     return call
 
 
-def read_convolution(index: GraphIndex, node: Node) -> ConvolutionCall | Obstacle | None:
-    """Read a convolution over 1 to 3 dimensions, plain or transposed, of any form."""
-    if node.op == "call_module":
-        return read_module(index, node, (*PLAIN, *TRANSPOSED), _convolution_view)
-    arguments = arguments_of(node, forms.CONV_TARGETS)
-    if arguments is None:
+def read_integer_linear(index: GraphIndex, node: Node) -> LinearCall | Obstacle | None:
+    """Read a layer that computes ``x @ (scale * weight).T + bias``, the weight in int8, both of them buffers.
+
+    Its class says so by an attribute ``integer_weight = True``, so that one family may make such layers, and another
+    one may compute them in its own way. The call has a ``scale``.
+    """
+    module, name = index.module_of(node), str(node.target)
+    if module is None or not getattr(type(module), "integer_weight", False):
         return None
-    found = weight_and_bias(index, node, arguments)
+    value = plain_input(node, module, (type(module),))
+    if isinstance(value, Obstacle):
+        return value
+    weight, bias, scale = (module_tensor(module, name, key) for key in ("weight", "bias", "scale"))
+    if weight is None or scale is None:
+        return Obstacle(name, "not-a-parameter", f"module `{name}` has no integers, or no scale")
+    return LinearCall(node, value, weight, bias, module, name, module.training, scale=scale)
+
+
+_CONVOLUTIONS = frozenset(f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)) | {"convolution"}
+
+
+def read_convolution(index: GraphIndex, node: Node) -> ConvolutionCall | Obstacle | None:
+    """Read a convolution over 1 to 3 dimensions, plain or transposed."""
+    operation = read_layer(index, node, _CONVOLUTIONS)
+    if not isinstance(operation, Operation):
+        return operation
+    arguments = operation.arguments
+    found = _weighted(index, operation, *(arguments.get(key) for key in ("input", "weight", "bias")))
     if isinstance(found, Obstacle):
         return found
-    dims = found[1].tensor.dim() - 2
-    stride, dilation = (_numbers(arguments.get(name, 1), dims) for name in ("stride", "dilation"))
-    given, groups = arguments.get("padding", 0), arguments.get("groups", 1)
+    dims, groups, given = found[1].tensor.dim() - 2, arguments["groups"], arguments["padding"]
+    stride, dilation = (_numbers(arguments[key], dims) for key in ("stride", "dilation"))
     padding = given if isinstance(given, str) else _numbers(given, dims)
     output_padding = _numbers(arguments.get("output_padding", 0), dims)
-    computed = Obstacle(found[1].name, "unsupported-call", f"node `{node.name}` computes its own stride or padding")
-    if stride is None or dilation is None or padding is None or output_padding is None:
-        return computed
-    if dims not in (1, 2, 3) or not isinstance(groups, int):
-        return computed
-    transposed = bool(arguments.get("transposed", forms.CONV_TARGETS[node.target] is forms.CONV_TRANSPOSE))
-    owner = owner_of(found[1].name)
-    return ConvolutionCall(
-        node, *found, None, owner, trains(index, node, owner),
-        stride, padding, dilation, groups, transposed, output_padding, "zeros",
-    )  # fmt: skip
+    computed = stride is None or dilation is None or padding is None or output_padding is None
+    if computed or dims not in (1, 2, 3) or not isinstance(groups, int):
+        message = f"node `{node.name}` computes its own stride or padding"
+        return Obstacle(found[1].name, "unsupported-call", message)
+    transposed = bool(arguments.get("transposed", "transpose" in operation.name))
+    mode = arguments.get("padding_mode", "zeros")
+    return ConvolutionCall(node, *found, stride, padding, dilation, groups, transposed, output_padding, mode)  # type: ignore[arg-type]  # none is None
 
 
 def _numbers(value: Any, dims: int) -> tuple[int, ...] | None:
@@ -260,75 +235,196 @@ def _numbers(value: Any, dims: int) -> tuple[int, ...] | None:
     return tuple(value) * dims if len(value) == 1 else tuple(value)
 
 
-def _convolution_view(node: Node, value: Node, name: str, module: Any) -> ConvolutionCall | Obstacle:
-    weight = module_tensor(module, name, "weight")
-    if weight is None:
-        return Obstacle(name, "not-a-parameter", f"module `{name}` has no weight")
-    return ConvolutionCall(
-        node, value, weight, module_tensor(module, name, "bias"), module, name, module.training,
-        tuple(module.stride), module.padding if isinstance(module.padding, str) else tuple(module.padding),
-        tuple(module.dilation), module.groups, module.transposed, tuple(module.output_padding), module.padding_mode,
-    )  # fmt: skip
-
-
-# Their classes are not derived from those of NORMS.
-_LAZY_NORMS = (nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d)
+_RANKS: Mapping[type[nn.Module], tuple[int, ...]] = {
+    nn.BatchNorm1d: (2, 3),
+    nn.BatchNorm2d: (4,),
+    nn.BatchNorm3d: (5,),
+}
+_DECOMPOSED_BATCH_NORMS = frozenset(
+    (
+        *(f"{kind}_batch_norm" for kind in ("native", "cudnn", "miopen")),
+        *(f"_native_batch_norm_legit{kind}" for kind in ("", "_no_training", "_functional")),
+        *(f"_batch_norm_{kind}" for kind in ("no_update", "with_update", "with_update_functional")),
+    )
+)
+_BATCH_NORMS = _DECOMPOSED_BATCH_NORMS | {"batch_norm"}
+_STATE = ("weight", "bias", "running_mean", "running_var")
 
 
 def read_batch_norm(index: GraphIndex, node: Node) -> BatchNormCall | Obstacle | None:
-    """Read a batch norm: ``nn.BatchNorm1d`` to ``3d``, or ``batch_norm`` of ``F``, ``torch`` or ``aten``."""
-    if node.op == "call_module":
-        return read_module(index, node, (*forms.NORMS, *_LAZY_NORMS), _batch_norm_view)
-    if node.op == "call_function" and node.target in forms.DECOMPOSED_BATCH_NORMS:
+    """Read a batch norm: ``nn.BatchNorm1d`` to ``3d``, ``nn.SyncBatchNorm``, or ``batch_norm``."""
+    operation = read_layer(index, node, _BATCH_NORMS)
+    if not isinstance(operation, Operation):
+        return operation
+    if operation.name != "batch_norm":
         found = f"node `{node.name}` is a batch norm that was decomposed, into `{node.target}`"
         return Obstacle(node.name, "decomposed", found)
-    arguments = arguments_of(node, forms.BATCH_NORM_TARGETS)
-    if arguments is None:
-        return None
-    refs: list[TensorRef | None] = []
-    for name in ("weight", "bias", "running_mean", "running_var"):
-        given, is_parameter = arguments.get(name), name in ("weight", "bias")
-        ref = tensor_ref(index, node, given, name.replace("_", " "), parameter=is_parameter)
-        if isinstance(ref, Obstacle):
-            return ref
-        refs.append(ref)
-    eps, training, value = arguments.get("eps", 1e-5), arguments.get("training", False), arguments.get("input")
+    arguments, module = operation.arguments, operation.module
+    refs = _tensors(index, node, {key: arguments.get(key) for key in _STATE})
+    if isinstance(refs, Obstacle):
+        return refs
+    eps, training, value = arguments["eps"], arguments["training"], arguments.get("input")
     if not isinstance(eps, float | int) or not isinstance(training, bool) or not isinstance(value, Node):
         return Obstacle(node.name, "unsupported-call", f"node `{node.name}` computes its own eps or training flag")
-    weight, bias, mean, var = refs
-    owner = owner_of(next((ref.name for ref in refs if ref is not None), ""))
-    counter = index.modules[owner]._buffers.get("num_batches_tracked") if owner in index.modules else None
-    tracked = TensorRef(f"{owner}.num_batches_tracked".lstrip("."), counter, None) if counter is not None else None
-    return BatchNormCall(
-        node, value, weight, bias, None, owner or node.name, training, mean, var, tracked, float(eps), ()
-    )
+    weight, bias, mean, var = (refs[key] for key in _STATE)
+    _, name, _ = _holder(index, operation, weight, bias, mean, var)
+    owner = name if name in index.modules else ""
+    counter = module_tensor(index.modules[owner], owner, "num_batches_tracked")
+    ranks = () if module is None else _RANKS.get(type(module), ())
+    return BatchNormCall(node, value, weight, bias, module, name, training, mean, var, counter, eps, ranks)
 
 
-def _batch_norm_view(node: Node, value: Node, name: str, module: Any) -> BatchNormCall:
-    weight, bias, mean, var, counter = (
-        module_tensor(module, name, key)
-        for key in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    )
-    eps, ranks = module.eps, forms.NORMS[type(module)]
-    return BatchNormCall(node, value, weight, bias, module, name, module.training, mean, var, counter, eps, ranks)
+_DECOMPOSED_LAYER_NORMS = frozenset({"native_layer_norm", "_fused_rms_norm"})
+_LAYER_NORMS = _DECOMPOSED_LAYER_NORMS | {"layer_norm", "rms_norm"}
+
+
+def read_layer_norm(index: GraphIndex, node: Node) -> LayerNormCall | Obstacle | None:
+    """Read a layer norm, or an RMS norm, as a call that is not ``centred``.
+
+    >>> import torch
+    >>> index = GraphIndex(torch.fx.symbolic_trace(nn.Sequential(nn.LayerNorm(4))))
+    >>> call = read_layer_norm(index, index.nodes[1])
+    >>> call.label, call.normalized_shape, call.centred
+    ('0', (4,), True)
+    """
+    operation = read_layer(index, node, _LAYER_NORMS)
+    if not isinstance(operation, Operation):
+        return operation
+    if operation.name in _DECOMPOSED_LAYER_NORMS:
+        message = f"node `{node.name}` is a normalisation that was decomposed, into `{node.target}`"
+        return Obstacle(node.name, "decomposed", message)
+    arguments, centred = operation.arguments, operation.name == "layer_norm"
+    refs = _tensors(index, node, {key: arguments.get(key) for key in ("weight", "bias")})
+    if isinstance(refs, Obstacle):
+        return refs
+    value, sizes, eps = arguments.get("input"), arguments["normalized_shape"], arguments["eps"]
+    fixed = isinstance(sizes, tuple) and all(type(size) is int for size in sizes)
+    if not isinstance(value, Node) or not fixed or not (type(eps) is float or (eps is None and not centred)):
+        return Obstacle(node.name, "unsupported-call", f"node `{node.name}` computes its own sizes or eps")
+    weight, bias = refs["weight"], refs["bias"]
+    return LayerNormCall(node, value, weight, bias, *_holder(index, operation, weight, bias), sizes, eps, centred)
+
+
+def read_embedding(index: GraphIndex, node: Node) -> EmbeddingCall | Obstacle | None:
+    """Read an embedding. A ``max_norm`` is an obstacle: with it, each call writes the weight.
+
+    >>> import torch
+    >>> index = GraphIndex(torch.fx.symbolic_trace(nn.Sequential(nn.Embedding(9, 4, padding_idx=0))))
+    >>> call = read_embedding(index, index.nodes[1])
+    >>> call.label, tuple(call.weight.tensor.shape), call.padding_idx
+    ('0', (9, 4), 0)
+    """
+    operation = read_layer(index, node, frozenset({"embedding"}))
+    if not isinstance(operation, Operation):
+        return operation
+    arguments, padding = operation.arguments, operation.arguments["padding_idx"]
+    refs = _tensors(index, node, {"weight": arguments.get("weight")})
+    if isinstance(refs, Obstacle):
+        return refs
+    value, weight = arguments.get("input"), refs["weight"]
+    if weight is None or not isinstance(value, Node) or not (padding is None or type(padding) is int):
+        return Obstacle(node.name, "unsupported-call", f"node `{node.name}` has no indices, or computes padding_idx")
+    if arguments["max_norm"] is not None:
+        site = operation.module_name or node.name
+        return Obstacle(site, "mutated", f"`{site}` has a max_norm, so that each call writes its weight")
+    if padding is not None and padding < 0:  # counted from the end
+        padding += len(weight.tensor)
+    return EmbeddingCall(node, value, weight, None, *_holder(index, operation, weight), padding)
+
+
+_ACTIVATIONS = frozenset(
+    [
+        "clamp",
+        "clamp_min",
+        "elu",
+        "gelu",
+        "hardsigmoid",
+        "hardswish",
+        "hardtanh",
+        "leaky_relu",
+        "log_sigmoid",
+        "mish",
+        "relu",
+        "relu6",
+        "selu",
+        "sigmoid",
+        "silu",
+        "softplus",
+        "tanh",
+    ]
+)
+
+
+def read_activation(index: GraphIndex, node: Node) -> ActivationCall | Obstacle | None:
+    """Read an activation, in place or not: those of ``torch.nn`` that take one value, and clamp and clamp_min.
+
+    Settings that the graph computes are an obstacle.
+
+    >>> import torch
+    >>> index = GraphIndex(torch.fx.symbolic_trace(nn.Sequential(nn.GELU("tanh"))))
+    >>> call = read_activation(index, index.nodes[1])
+    >>> call.name, call.settings, call.inplace
+    ('gelu', {'approximate': 'tanh'}, False)
+    """
+    operation = read_layer(index, node, _ACTIVATIONS)
+    if not isinstance(operation, Operation):
+        return operation
+    settings, name = dict(operation.arguments), operation.name
+    value, known = settings.pop("input", None), signature_of(name)
+    extra = [key for key, given in settings.items() if key not in known and given is not None]
+    computed = [key for key, given in settings.items() if isinstance(given, Node) and key not in extra]
+    if not isinstance(value, Node) or extra or computed:
+        found = ", ".join([*extra, *computed]) or "no value"
+        return Obstacle(node.name, "unsupported-call", f"node `{node.name}` is given {found}")
+    settings = {key: given for key, given in settings.items() if key in known}
+    return ActivationCall(node, value, name, settings, operation.inplace)
+
+
+_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "rsub"})
+
+
+def read_elementwise(node: Node) -> ElementwiseCall | Obstacle | None:
+    """Read ``+``, ``-``, ``*`` or ``/`` of two operands, in place or not, and ``rsub`` with its operands exchanged.
+
+    Arithmetic on sizes is read alike: ask `is_python_number`. A call with ``out=``, or an ``alpha`` that the graph
+    computes, is an obstacle.
+
+    >>> import torch
+    >>> graph = torch.fx.Graph()
+    >>> x = graph.placeholder("x")
+    >>> call = read_elementwise(graph.call_method("sub_", (x, 3), {"alpha": 2}))
+    >>> call.operation, call.left, call.right, call.alpha, call.inplace
+    ('sub', x, 3, 2, True)
+    """
+    operation = read_call(node)
+    if operation is None or operation.name not in _ARITHMETIC:
+        return None
+    arguments = dict(operation.arguments)
+    if not {"input", "other"} <= arguments.keys():
+        return None
+    left, right = arguments.pop("input"), arguments.pop("other")
+    alpha, mode = arguments.pop("alpha", 1), arguments.pop("rounding_mode", None)
+    extra = [key for key, value in arguments.items() if value is not None]
+    if extra or type(alpha) not in (int, float) or not (mode is None or isinstance(mode, str)):
+        found = ", ".join(extra) or f"alpha={alpha}, rounding_mode={mode}"
+        return Obstacle(node.name, "unsupported-call", f"node `{node.name}` is given {found}")
+    if operation.name == "rsub":
+        return ElementwiseCall(node, "sub", right, left, alpha, mode, operation.inplace)
+    return ElementwiseCall(node, operation.name, left, right, alpha, mode, operation.inplace)
 
 
 def read_true_division(index: GraphIndex, node: Node) -> TrueDivision | Obstacle | None:
-    """Read a division: ``/``, ``torch.div``, ``x.div``, their in-place forms, or ``aten.div``."""
-    if node.op == "call_method":
-        product: Any = forms.METHOD_PRODUCTS.get(str(node.target))
-    else:
-        product = forms.PRODUCTS.get(node.target) if node.op == "call_function" else None
-    if product is None:
+    """Read a division that does not round, in place or not."""
+    operation = read_call(node)
+    if operation is None or operation.name != "div":
         return None
-    arguments = named_arguments(node, ("input", "other"), {"self": "input"})
-    if arguments.get("rounding_mode") is not None:
-        constant = not isinstance(arguments.get("other"), Node)  # no pass looks for division by a tensor
+    arguments = dict(operation.arguments)
+    value, divisor = arguments.pop("input", None), arguments.pop("other", None)
+    if arguments.pop("rounding_mode", None) is not None:
+        constant = not isinstance(divisor, Node)  # no pass looks for division by a tensor
         return Obstacle(node.name, "rounding-mode", f"node `{node.name}` rounds its quotient") if constant else None
-    extra = set(arguments) - {"input", "other", "rounding_mode"}
-    value = arguments.get("input")
-    if not isinstance(value, Node) or "other" not in arguments:
+    if not isinstance(value, Node) or divisor is None:
         return None
-    if extra:
-        return Obstacle(node.name, "unsupported-call", f"node `{node.name}` is given {', '.join(sorted(extra))}")
-    return TrueDivision(node, value, arguments["other"], product)
+    if arguments:
+        return Obstacle(node.name, "unsupported-call", f"node `{node.name}` is given {', '.join(sorted(arguments))}")
+    return TrueDivision(node, value, divisor, operation.inplace)

@@ -252,19 +252,19 @@ class ActivationCall:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TrueDivision:
-    """``input / divisor`` without rounding: an operator, a function or a method, in place or not.
+    """``input / divisor`` without rounding.
 
     Attributes:
         node: the call.
         input: the dividend.
         divisor: a Python number or a node.
-        product: the multiplication of the same form: a function, or the name of a method.
+        inplace: whether the call writes its result into the dividend.
     """
 
     node: Node
     input: Node
     divisor: object
-    product: Any
+    inplace: bool
 
     @property
     def label(self) -> str:

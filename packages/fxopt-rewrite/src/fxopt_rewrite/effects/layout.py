@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from fxopt_rewrite.effects.rules import Effect
 from fxopt_rewrite.ops import tables
 from fxopt_rewrite.ops.names import MISSING, argument
+from fxopt_rewrite.ops.vocabulary import called
 from fxopt_rewrite.shapes.facts import same_size, tensor_facts
 from fxopt_rewrite.shapes.kinds import attribute
 
@@ -97,7 +98,8 @@ def _columns_of(node: Node, graph_module: GraphModule) -> int | None:
         last = module.out_features if type(module) is nn.Linear else None
     elif facts is None and len(node.args) > 1 and isinstance(node.args[1], Node) and node.args[1].op == "get_attr":
         weight = attribute(graph_module, str(node.args[1].target))
-        is_linear = getattr(node.target, "__name__", "").startswith("linear")
+        target = called(node)
+        is_linear = target is not None and target.name == "linear"
         last = weight.shape[0] if is_linear and isinstance(weight, Tensor) else None
     return last if isinstance(last, int) and last > 0 else None
 

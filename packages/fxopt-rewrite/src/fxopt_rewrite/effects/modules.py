@@ -38,7 +38,7 @@ def rule_of_module(module: object, writes_nothing: Callable[[GraphModule], bool]
         return ModuleRule(OPAQUE)
     if _is_guards_function(module):
         return ModuleRule(Rule("nn.GuardsFn"))
-    if is_plain(module):
+    if is_plain_module(module):
         if type(module) is nn.Sequential:
             return _rule_of_sequential([rule_of_module(child, writes_nothing) for child in module])
         computes = getattr(type(module), "only_computes", False) and bool(module.only_computes)  # a property of some
@@ -55,7 +55,7 @@ def tensors_of(module: nn.Module) -> Iterator[Tensor]:
     yield from module.buffers()
 
 
-def is_plain(module: nn.Module) -> bool:
+def is_plain_module(module: nn.Module) -> bool:
     """Return whether calling a module just calls its class's ``forward``: no hooks, no ``forward`` of its own."""
     state = module.__dict__
     return "forward" not in state and not any(map(state.get, _HOOKS))

@@ -7,11 +7,9 @@ may write and share everything.
 
 from __future__ import annotations
 
-import builtins
 import inspect
-import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -103,6 +101,8 @@ def _holding_memory(values: Iterable[object], known: Known) -> tuple[Node, ...]:
     """Return the nodes within the values, each once, except those that hold no memory."""
     found: dict[Node, None] = {}
     for value in values:
+        if value is names.MISSING:
+            continue
         for node in (value,) if isinstance(value, Node) else names.nodes_in(value):
             if known(node) not in MEMORY_FREE:
                 found[node] = None
@@ -127,17 +127,9 @@ def rule_of_function(target: Callable[..., object]) -> Rule:
         return rule_of_overload(target)
     if isinstance(target, OpOverloadPacket):
         return _rule_of_packet(target)
-    python = _rule_of_python(target)
-    if python is not None:
-        return python
-    functional = names.functional_name(target)
-    if functional is not None:
-        return rule_of_functional(functional)
-    method = names.method_of(target)
-    if method is not None:
-        return rule_of_method(method)
-    named = names.function_name(target)
-    return _rule_of_torch(target) if named is None or not names.aten_overloads(named) else rule_of_aten(named)
+    source, name = names.source_of(target)
+    rule = _RULES.get(source)
+    return OPAQUE if rule is None else rule(name)
 
 
 @cache
@@ -223,9 +215,9 @@ def rule_of_functional(name: str) -> Rule:
     return Rule(name, aliases=(first,) if name in tables.DROPOUTS else (), switches=tuple(switches))
 
 
-_INPLACE = tables.names("iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor")
+_INPLACE = tables.words("iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor")
 _JOINING = frozenset({"add", "mul", "or_", "concat", "iadd", "imul", "ior", "iconcat", "setitem"})
-_READING = tables.names(
+_READING = tables.words(
     """
     abs and_ eq floordiv ge gt inv invert le lshift lt matmul mod ne neg pow rshift sub truediv xor contains countOf
     index indexOf is_ is_not length_hint not_ truth
@@ -233,15 +225,7 @@ _READING = tables.names(
 )
 
 
-def _rule_of_python(target: Callable[..., object]) -> Rule | None:
-    """Return the rule for a function of ``operator``, ``math`` or ``builtins``; None for any other."""
-    name = str(getattr(target, "__name__", ""))
-    if getattr(operator, name, None) is target:
-        return _rule_of_operator(name)
-    if getattr(math, name, None) is target:
-        return Rule(name)
-    if getattr(builtins, name, None) is not target:
-        return None
+def _rule_of_builtin(name: str) -> Rule:
     if name in tables.PURE_BUILTINS:
         return Rule(f"builtins.{name}")
     return Rule(f"builtins.{name}", aliases_all=True) if name in tables.COLLECTING_BUILTINS | {"getattr"} else OPAQUE
@@ -292,14 +276,22 @@ def _rule_of_dunder(name: str) -> Rule:
 _TRANSPOSING = frozenset({"T", "mT", "H", "mH"})
 
 
-def _rule_of_torch(target: Callable[..., object]) -> Rule:
-    """Return the rule for a function of torch that is no operator, or for one that is not torch's."""
-    name = str(getattr(target, "__name__", ""))
-    if getattr(torch, name, None) is not target:
-        return OPAQUE
+def _rule_of_torch(name: str) -> Rule:
+    """Return the rule for a function of torch that is no operator."""
     if name in tables.PURE_TORCH_FUNCTIONS:
         return Rule(name)
     return Rule(name, aliases_all=True) if name in tables.ALIASING_TORCH_FUNCTIONS else OPAQUE
+
+
+_RULES: Mapping[str, Callable[[str], Rule]] = {
+    "operator": _rule_of_operator,
+    "math": Rule,
+    "builtins": _rule_of_builtin,
+    "functional": rule_of_functional,
+    "method": rule_of_method,
+    "aten": rule_of_aten,
+    "torch": _rule_of_torch,
+}
 
 
 def rule_of_getattr(name: object) -> Rule:

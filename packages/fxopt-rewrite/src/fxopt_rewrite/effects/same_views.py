@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Container, Hashable
 from typing import Any
 
@@ -13,9 +12,10 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fxopt_rewrite.effects.analysis import Effects
+from fxopt_rewrite.ops.vocabulary import called
 
 VIEWS = frozenset(
-    {"view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "flatten", "unflatten", "size", "sym_size"}
+    {"view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "flatten", "unflatten", "size"}
 )
 """Views that follow from their arguments alone, and the sizes that they take."""
 
@@ -59,27 +59,24 @@ class SameValues:
 
 def is_view(node: Node) -> bool:
     """Return whether a node is a view or a size, which can be removed once nothing reads it."""
-    return _name(node) in VIEWS
+    target = called(node)
+    if target is None or target.inplace:
+        return False
+    return _is_size(node) if target.name == "getitem" else target.name in VIEWS
+
+
+def _is_size(node: object) -> bool:
+    """Return whether a node is the shape of a value, or an item of one."""
+    target = called(node) if isinstance(node, Node) else None
+    if target is None or not isinstance(node, Node):
+        return False
+    return target.name == "size" or (target.name == "getitem" and _is_size(node.args[0]))
 
 
 def _may_have_a_twin(node: Node, candidates: Container[Node]) -> bool:
     """Return whether another node may make the same view: the input has other users, or may have a twin itself."""
     value = node.args[0] if node.args else None
     return not isinstance(value, Node) or len(value.users) > 1 or value in candidates
-
-
-def _name(node: Node) -> str | None:
-    """Return the name of what a node calls, in any form of graph; "size" for ``x.shape`` and items of a shape."""
-    if node.op == "call_method":
-        return str(node.target)
-    if node.op != "call_function":
-        return None
-    if node.target is getattr:
-        return "size" if node.args[1] == "shape" else None
-    if node.target is operator.getitem:
-        return "size" if isinstance(node.args[0], Node) and _name(node.args[0]) == "size" else None
-    packet = getattr(node.target, "overloadpacket", node.target)
-    return str(getattr(packet, "__name__", ""))
 
 
 def _hashable(value: object) -> Hashable | None:

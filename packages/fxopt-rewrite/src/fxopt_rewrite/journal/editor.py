@@ -336,6 +336,16 @@ class Editor:
         self.index.forget(name)
         self._log.modules_before.append(name)
 
+    def drop_unused(self, node: Node) -> None:
+        """Take out the module without tensors that a node called, unless another one calls it or it has two names."""
+        name = str(node.target)
+        module = self.index.modules.get(name) if node.op == "call_module" else None
+        if module is None or len(self.index.module_names(module)) > 1:
+            return
+        tensors = any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+        if not tensors and not self.graph.find_nodes(op="call_module", target=name):
+            self.drop_module(name, {})
+
     def _erase_attribute_nodes(self, name: str) -> None:
         for node in self.index.attribute_nodes(name):
             if node not in self._erased and not node.users:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.fx import Graph, Node
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
-from fxopt_core._torch import name_counts, set_arguments
+from fxopt_core._torch import names_of, set_arguments
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import tag_of
 
@@ -68,7 +68,7 @@ class NameCounts:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._counts = dict(name_counts(graph))
+        self._counts = dict(names_of(graph).counts)
         self._asked: set[str] = set()
 
     def before(self, name: str) -> tuple[str, int | None] | None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from fxopt_core._torch import inputs_of, name_counts, sentinel, taken_names
+from fxopt_core._torch import inputs_of, names_of, sentinel
 from fxopt_core.errors import UndoError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import NodeTag, set_tag, tag_of
@@ -44,7 +44,7 @@ class Tables:
         self.graph = graph_module.graph
         self.by_id = nodes_by_id(self.graph)
         self.names = {node.name for node in iter_nodes(self.graph)}
-        self.counts: dict[str, int] = dict(name_counts(self.graph))
+        self.counts: dict[str, int] = dict(names_of(self.graph).counts)
         self.targets = TargetNodes(self.graph)
         self.uses = Counter(identities(graph_module))
         self.fakes = fake_values(self.graph)
@@ -52,8 +52,8 @@ class Tables:
 
     def __call__(self) -> None:
         """Bring the graph module up to date, after the last journal."""
-        name_counts(self.graph).clear()
-        name_counts(self.graph).update(self.counts)
+        names_of(self.graph).counts.clear()
+        names_of(self.graph).counts.update(self.counts)
         self.modules.apply()
 
     def settle(self, created: Iterable[Node]) -> None:
@@ -169,7 +169,7 @@ class Live(edits.EditVisitor):
 
     def _erase(self, row: edits.NodeRow) -> None:
         if row.id in self.left_out.new:
-            taken_names(self.graph).difference_update({row.name} - self.names)
+            names_of(self.graph).taken.difference_update({row.name} - self.names)
             return
         node = self._row_node(row)
         self.rewiring.flush(node)
@@ -191,7 +191,7 @@ class Live(edits.EditVisitor):
         self.erased.add(node)
         self.targets.discard(node)
         self.names.discard(node.name)
-        taken_names(self.graph).difference_update({node.name, row.name} - self.names)  # so that it may come again
+        names_of(self.graph).taken.difference_update({node.name, row.name} - self.names)  # so that it may come again
         self.by_id[row.id].remove(node)
 
     def _create(self, row: edits.NodeRow) -> None:
@@ -200,7 +200,7 @@ class Live(edits.EditVisitor):
         target, args, kwargs = self._recall(row, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
         if row.op == "call_module" and not _takes(self._module(target), args, dict(kwargs)):
             raise self.refuse(f"node `{row.name}` would come back with arguments that `{target}` does not take")
-        taken_names(self.graph).discard(row.name)  # the name is free: no node has it
+        names_of(self.graph).taken.discard(row.name)  # the name is free: no node has it
         with self.graph.inserting_after(self._place(row, args, kwargs)):
             node = self.graph.create_node(row.op, target, args, dict(kwargs), row.name)
         node.type = self._recall(row, lambda ref: ref, row.type_expr)

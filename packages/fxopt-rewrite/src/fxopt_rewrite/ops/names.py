@@ -6,8 +6,11 @@ operator hold for each.
 
 from __future__ import annotations
 
+import builtins
+import math
+import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -49,43 +52,33 @@ def aten_name(target: OpOverload | OpOverloadPacket) -> str | None:
     return name.partition(".")[0] if namespace == "aten" else None
 
 
-def functional_name(target: Callable[..., object]) -> str | None:
-    """Return the name of a function of ``torch.nn.functional`` that is written in Python; None for any other.
+def source_of(target: object) -> tuple[str, str]:
+    """Return where a function comes from, and its name there; two empty texts for one that is not torch's or Python's.
 
-    >>> functional_name(F.softmax), functional_name(torch.softmax)
-    ('softmax', None)
-    """
-    name = getattr(target, "__name__", None)
-    if isinstance(target, types.FunctionType) and isinstance(name, str) and getattr(F, name, None) is target:
-        return name
-    return None
+    That is ``operator``, ``math``, ``builtins``, ``functional`` (written in Python there), ``method`` (of ``Tensor``,
+    called as a function), ``aten`` (torch's function for that operator) or ``torch`` (any other of its functions).
 
-
-def function_name(target: Callable[..., object]) -> str | None:
-    """Return the operator's name for a function of torch that is that operator; None for any other function.
-
-    >>> function_name(torch.add), function_name(torch.linalg.norm), function_name(F.linear), function_name(print)
-    ('add', 'linalg_norm', 'linear', None)
+    >>> [source_of(each) for each in (F.softmax, torch.softmax, torch.Tensor.add, abs)]
+    [('functional', 'softmax'), ('aten', 'softmax'), ('method', 'add'), ('builtins', 'abs')]
     """
     name = getattr(target, "__name__", None)
     if not isinstance(name, str):
-        return None
+        return "", ""
+    for module in (operator, math, builtins):
+        if getattr(module, name, None) is target:
+            return module.__name__.strip("_"), name
+    if isinstance(target, types.FunctionType) and getattr(F, name, None) is target:
+        return "functional", name
+    if getattr(torch.Tensor, name, None) is target:
+        return "method", name
     is_builtin, owner = isinstance(target, types.BuiltinFunctionType), getattr(target, "__self__", None)
+    own = getattr(torch, name, None) is target
+    known = own and (is_builtin or name in PYTHON_OPERATORS)
     if is_builtin and isinstance(owner, types.ModuleType):
-        return name if owner.__name__.startswith("torch._C") else None
-    return name if (is_builtin or name in PYTHON_OPERATORS) and getattr(torch, name, None) is target else None
-
-
-def method_of(target: Callable[..., object]) -> str | None:
-    """Return the name of a method that is called as a function, as in ``torch.Tensor.add(x, 1)``; None for others.
-
-    >>> method_of(torch.Tensor.add), method_of(torch.add)
-    ('add', None)
-    """
-    name = getattr(target, "__name__", None)
-    if isinstance(name, str) and getattr(torch.Tensor, name, None) is target:
-        return name
-    return None
+        known = owner.__name__.startswith("torch._C")
+    if known and aten_overloads(name):
+        return "aten", name
+    return ("torch", name) if own else ("", "")
 
 
 @cache

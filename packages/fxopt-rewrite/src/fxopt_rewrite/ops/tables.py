@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 
-def names(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
     """Return the words of a text."""
     return frozenset(text.split())
 
 
-PYTHON_OPERATORS = names(
+PYTHON_OPERATORS = words(
     """
     atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors cartesian_prod cdist chain_matmul einsum meshgrid
     norm split stft tensordot
@@ -23,10 +23,10 @@ PYTHON_OPERATORS = names(
 )
 """Functions of ``torch`` that are written in Python around the operator of the same name."""
 
-PYTHON_METHODS_OF_THEIR_OWN = names("index resize resize_as")
+PYTHON_METHODS_OF_THEIR_OWN = words("index resize resize_as")
 """Methods of Tensor that are written in Python and are not the operator of the same name."""
 
-FRESH_COMPOSITES = names(
+FRESH_COMPOSITES = words(
     """
     _convolution _fused_rms_norm _scaled_dot_product_attention_math _upsample_bicubic2d_aa _upsample_bilinear2d_aa
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_norm absolute
@@ -55,10 +55,10 @@ FRESH_COMPOSITES = names(
 )
 """Operators made of others whose schema names no shared memory, and that share none, unlike ``dropout``."""
 
-FRESH_OF_SEVERAL = names("chain_matmul einsum")
+FRESH_OF_SEVERAL = words("chain_matmul einsum")
 """Operators whose result is fresh if they take two tensors or more, and may be a view if they take one."""
 
-SILENT_ALIASES = names(
+SILENT_ALIASES = words(
     "_unsafe_view unsafe_split unsafe_split_with_sizes lift dequantize _mkldnn_reshape _mkldnn_transpose"
 )
 """Operators with a kernel of their own that may return their input's memory though their schema does not say so."""
@@ -76,7 +76,7 @@ RUNNING_STATISTICS: dict[str, tuple[int, int, int | None]] = {
 }
 """Operators that write running statistics: positions of mean, variance and of the flag for it (None: always)."""
 
-FRESH_FUNCTIONALS = names(
+FRESH_FUNCTIONALS = words(
     """
     _threshold adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool1d_with_indices
     adaptive_max_pool2d adaptive_max_pool2d_with_indices adaptive_max_pool3d adaptive_max_pool3d_with_indices
@@ -94,7 +94,7 @@ FRESH_FUNCTIONALS = names(
 )
 """Functions of ``torch.nn.functional`` in Python whose result is fresh unless ``inplace`` or ``out`` is given."""
 
-DROPOUTS = names("dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout")
+DROPOUTS = words("dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout")
 """Functions that return their input itself in eval mode."""
 
 SEVERAL_RESULTS = frozenset({"multi_head_attention_forward"}) | {
@@ -102,7 +102,7 @@ SEVERAL_RESULTS = frozenset({"multi_head_attention_forward"}) | {
 }
 """Functions of `FRESH_FUNCTIONALS` that may return a tuple, so that it is not known to be one tensor."""
 
-ALIASING_METHODS = names(
+ALIASING_METHODS = words(
     """
     bfloat16 bool byte cdouble cfloat char cpu cuda double float half int ipu long mtia short type xpu as_subclass
     numpy storage untyped_storage _typed_storage to_sparse_coo
@@ -110,7 +110,7 @@ ALIASING_METHODS = names(
 )
 """Methods without an operator of their own that may return the tensor itself, or something that reaches its memory."""
 
-PURE_METHODS = names(
+PURE_METHODS = words(
     """
     const_data_ptr data_ptr dim_order element_size get_device is_shared ndimension nelement new_tensor storage_type
     tolist unique is_contiguous size stride dim numel storage_offset item __len__ __bool__ __int__ __float__ __index__
@@ -119,7 +119,7 @@ PURE_METHODS = names(
 )
 """Methods that write nothing and whose result shares no memory."""
 
-PURE_ATTRIBUTES = names(
+PURE_ATTRIBUTES = words(
     """
     shape dtype device ndim layout itemsize nbytes requires_grad is_leaf is_cpu is_cuda is_meta is_sparse is_quantized
     is_nested is_mps is_xla is_xpu is_mkldnn name names output_nr
@@ -127,7 +127,7 @@ PURE_ATTRIBUTES = names(
 )
 """Attributes of a tensor that hold no memory."""
 
-PURE_BUILTINS = names(
+PURE_BUILTINS = words(
     """
     len int float bool str complex round divmod isinstance issubclass print type range id hash callable hasattr repr
     any all
@@ -135,12 +135,12 @@ PURE_BUILTINS = names(
 )
 """Built-in functions that write nothing and whose result shares no memory."""
 
-COLLECTING_BUILTINS = names(
+COLLECTING_BUILTINS = words(
     "tuple list dict set frozenset zip enumerate reversed sorted iter next max min sum slice abs map filter"
 )
 """Built-in functions that write nothing and whose result may hold, or be, what they are given."""
 
-PURE_TORCH_FUNCTIONS = names(
+PURE_TORCH_FUNCTIONS = words(
     """
     tensor _assert _check _check_index _check_is_size _check_value _check_type _check_with _check_tensor_all is_tensor
     broadcast_shapes sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum is_storage is_grad_enabled
@@ -149,11 +149,11 @@ PURE_TORCH_FUNCTIONS = names(
 )
 """Functions of ``torch`` beside the operators that write nothing and whose result shares no memory."""
 
-ALIASING_TORCH_FUNCTIONS = names("as_tensor asarray from_numpy frombuffer")
+ALIASING_TORCH_FUNCTIONS = words("as_tensor asarray from_numpy frombuffer")
 """Functions of ``torch`` beside the operators whose result may share memory."""
 
 SAME_LAYOUT = (
-    names(
+    words(
         """
         alias detach lift lift_fresh positive conj conj_physical resolve_conj resolve_neg real to type_as bfloat16
         double float half type cpu cuda data pos nn.Identity nn.Dropout nn.Dropout1d nn.Dropout2d nn.Dropout3d
@@ -164,7 +164,7 @@ SAME_LAYOUT = (
 )
 """Operations that return their input, or a copy of it that is laid out alike."""
 
-ANY_STRIDES = names(
+ANY_STRIDES = words(
     """
     T mT H mH adjoint broadcast_to chunk diagonal dsplit expand expand_as flatten getitem hsplit linalg_diagonal
     matrix_H movedim moveaxis narrow numpy_T permute ravel reshape reshape_as select slice split split_with_sizes
@@ -174,7 +174,7 @@ ANY_STRIDES = names(
 )
 """Operations that give a view, or a copy, of values with any strides."""
 
-STRIDE_SENSITIVE = names(
+STRIDE_SENSITIVE = words(
     """
     _assert_tensor_metadata _is_view _reshape_alias _typed_storage as_strided as_strided_copy as_strided_scatter
     const_data_ptr data_ptr diagonal_scatter dim_order is_contiguous is_non_overlapping_and_dense is_set_to is_shared
@@ -184,7 +184,7 @@ STRIDE_SENSITIVE = names(
 )
 """Operations that fail for, tell, or hand on the strides of their input, even where their result is fresh."""
 
-SAFE_PRIVATE_OPERATORS = names(
+SAFE_PRIVATE_OPERATORS = words(
     """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _assert_async _assert_scalar _conv_depthwise2d _convolution _log_softmax
     _native_batch_norm_legit _native_batch_norm_legit_no_training _safe_softmax _scaled_dot_product_attention_math

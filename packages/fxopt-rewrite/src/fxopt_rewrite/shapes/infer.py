@@ -6,7 +6,6 @@ import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +13,12 @@ import torch.utils._pytree as pytree
 from torch import SymInt, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from fxopt_core._torch import PyTreeCodeGen, codegen_of
 from fxopt_core.errors import PreconditionError
 from fxopt_core.graph import check_graph_module, iter_nodes
 from fxopt_core.naming import type_text
-from fxopt_rewrite.shapes.effort import BoundedRun, TooMuchError
 from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
 
 
@@ -173,8 +171,6 @@ class _Faker:
             self._shadows[id(module)] = shadow
             state = {name: self._plain(value) for name, value in module.__dict__.items()}
             state["_modules"] = {name: child and self.shadow(child) for name, child in module._modules.items()}
-            if isinstance(module, GraphModule):  # which a node calls, or gives to an operator
-                state.setdefault("forward", partial(_run_within, shadow))
             shadow.__dict__.update(state)
         return self._shadows[id(module)]
 
@@ -228,16 +224,10 @@ def _bind(graph_module: GraphModule, args: Sequence[object], kwargs: Mapping[str
     return bound
 
 
-def _run_within(graph_module: Any, *args: object, **kwargs: object) -> Any:
-    """Run a graph module inside of another one, within the same bounds."""
-    bound = _bind(graph_module, args, kwargs)
-    result = BoundedRun(graph_module).run(initial_env=bound, enable_io_processing=False)
-    return graph_module.graph.process_outputs(result)
-
-
-class _Run(BoundedRun):
+class _Run(Interpreter):
     def __init__(self, shadow: nn.Module, original: GraphModule, faker: _Faker, inputs: dict[Node, object]) -> None:
-        super().__init__(shadow, original.graph)
+        super().__init__(shadow, graph=original.graph)
+        self.extra_traceback = False
         self.values: dict[Node, object] = {}
         self._faker = faker
         self._inputs = inputs
@@ -257,8 +247,6 @@ class _Run(BoundedRun):
         try:
             value = super().run_node(n)
             self._note(n, value)
-        except TooMuchError as cause:
-            raise TooMuchError(f"infer_shapes: node `{n.name}` ({self._described(n)}) {cause}") from cause
         except Exception as cause:
             raise PreconditionError(
                 f"infer_shapes: node `{n.name}` ({self._described(n)}) fails on fake tensors: {type(cause).__name__}: "

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import math
-import operator
 import sys
 from collections.abc import Callable
 from enum import Enum
@@ -37,14 +34,14 @@ Known = Callable[[Node], Kind]
 """Returns the kind of an operand."""
 
 _NUMBER_TYPES = (int, float, complex, SymInt, SymFloat, SymBool)
-_CASTS = tables.names("bfloat16 bool byte cdouble cfloat char cpu cuda double float half int long short")
-_NUMBER_METHODS = tables.PURE_METHODS - tables.names(
+_CASTS = tables.words("bfloat16 bool byte cdouble cfloat char cpu cuda double float half int long short")
+_NUMBER_METHODS = tables.PURE_METHODS - tables.words(
     "is_contiguous new_tensor tolist unique size stride dim_order storage_type"
 )
 _NUMBER_ATTRIBUTES = tables.PURE_ATTRIBUTES - {"shape", "dtype", "device", "layout", "name", "names"}
 _PLAIN_ATTRIBUTES = frozenset({"dtype", "device", "layout", "name", "names"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
-_ARITHMETIC = tables.names(
+_ARITHMETIC = tables.words(
     """
     abs add and_ eq floordiv ge gt iadd iand ifloordiv ilshift imod imul inv invert ior ipow irshift isub itruediv
     ixor le lshift lt matmul mod mul ne neg or_ pos pow rshift sub truediv xor round
@@ -124,20 +121,18 @@ def _kind_of_method(node: Node, name: str, known: Known) -> Kind:
 def _kind_of_function(node: Node, target: Callable[..., object], known: Known) -> Kind:
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         return _returned((target,) if isinstance(target, OpOverload) else names.overloads_of(target))
-    name = str(getattr(target, "__name__", ""))
-    if getattr(operator, name, None) is target or getattr(builtins, name, None) is target:
+    source, name = names.source_of(target)
+    if source in ("operator", "builtins"):
         return _kind_of_python(node, name, known)
-    if getattr(math, name, None) is target or (name.startswith("sym_") and getattr(torch, name, None) is target):
+    if source == "math" or (source == "torch" and name.startswith("sym_")):
         return Kind.NUMBER
-    if names.functional_name(target) is not None:
+    if source == "functional":
         return _kind_of_functional(node, name, known)
-    method = names.method_of(target)
-    if method is not None:
-        return _kind_of_method(node, method, known)
-    operation = names.function_name(target)
-    if target is torch.tensor or operation is None:
-        return Kind.TENSOR if target is torch.tensor else Kind.UNKNOWN
-    return _returned(names.aten_overloads(operation))
+    if source == "method":
+        return _kind_of_method(node, name, known)
+    if target is torch.tensor:
+        return Kind.TENSOR
+    return _returned(names.aten_overloads(name)) if source == "aten" else Kind.UNKNOWN
 
 
 def _kind_of_functional(node: Node, name: str, known: Known) -> Kind:

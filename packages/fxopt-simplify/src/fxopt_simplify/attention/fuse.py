@@ -10,13 +10,8 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_rewrite.calls.readers import trains
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.ops.names import MISSING, argument
-from fxopt_rewrite.shapes.facts import TensorFacts, same_size, tensor_facts
-from fxopt_rewrite.shapes.meta import VALUE_KEYS
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, TensorFacts, read_operation, same_size, tensor_facts
+from fxopt_rewrite.toolbox import MISSING, VALUE_KEYS, argument, trains
 from fxopt_simplify.attention.masks import Bounds
 from fxopt_simplify.attention.reader import FLOATS, Attention, AttentionReader, Mask, is_last_transpose
 
@@ -95,17 +90,17 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
             for check in reader.checks(node):
                 edit.erase(check)
             edit.erase(node)
-            _drop_unused_module(node, edit)
+            edit.drop_unused(node)
         if not scores.keys.users and not edit.is_stale([scores.keys]) and reader.name(scores.keys):
             edit.erase(scores.keys)
 
 
 def _keys(site: Attention, edit: Editor) -> Node:
     """Return the keys as they were before their transpose, or transposed back."""
-    keys, reader, facts = site.scores.keys, AttentionReader(edit.index), tensor_facts(site.scores.keys)
-    source = keys.args[0] if keys.args else None
-    if facts is not None and isinstance(source, Node) and is_last_transpose(keys, reader.name(keys), facts.rank):
-        return source
+    keys, facts = site.scores.keys, tensor_facts(site.scores.keys)
+    call = read_operation(edit.index, keys)
+    if facts is not None and call is not None and call.input is not None and is_last_transpose(call, facts.rank):
+        return call.input
     return _undescribed(edit.call_function(torch.transpose, keys, -2, -1, before=site.product, like=[keys]))
 
 
@@ -133,15 +128,6 @@ def _is_packed_next(product: Node, reader: AttentionReader) -> bool:
     if len(users) != 1 or reader.name(users[0]) not in _PACKING or users[0].op == "call_module":
         return False
     return argument(users[0], None, "memory_format") in (MISSING, torch.contiguous_format)
-
-
-def _drop_unused_module(node: Node, edit: Editor) -> None:
-    """Drop the module of a softmax or dropout, unless something still calls it or it has another name."""
-    module = edit.index.modules.get(str(node.target)) if node.op == "call_module" else None
-    if module is not None and len(edit.index.module_names(module)) == 1:
-        nodes = edit.graph.find_nodes(op="call_module", target=node.target)
-        if not nodes:
-            edit.drop_module(str(node.target), {})
 
 
 class _Check:

@@ -18,20 +18,18 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.ops.names import MISSING, argument
-from fxopt_rewrite.ops.tables import names
-from fxopt_rewrite.shapes.facts import tensor_facts
+from fxopt_rewrite import GraphIndex, tensor_facts
+from fxopt_rewrite.toolbox import MISSING, argument, words
 from fxopt_simplify.known_values import KnownValues
 
-_SAME_ELEMENTS = names(
+_SAME_ELEMENTS = words(
     """
     view reshape unsqueeze squeeze expand expand_as slice select getitem transpose permute flatten contiguous clone
     detach alias repeat narrow index index_select gather to _to_copy type_as float double roll
     """
 )
-_LEADING = names("expand contiguous clone detach alias to _to_copy bool float double")
-_COMPUTED = names("nn.Embedding embedding nn.Linear linear matmul bmm sigmoid nn.Sigmoid tanh nn.Tanh softmax")
+_LEADING = words("expand contiguous clone detach alias to _to_copy bool float double")
+_COMPUTED = words("nn.Embedding embedding nn.Linear linear matmul bmm sigmoid nn.Sigmoid tanh nn.Tanh softmax")
 _LONGEST = 64
 
 

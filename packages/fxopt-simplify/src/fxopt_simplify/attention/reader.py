@@ -11,17 +11,12 @@ import torch
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_rewrite.calls.any_form import operands_of
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.ops.names import MISSING, argument
-from fxopt_rewrite.ops.tables import DROPOUTS, names
-from fxopt_rewrite.shapes.facts import tensor_facts
+from fxopt_rewrite import GraphIndex, Operation, operands_of, read_operation, tensor_facts
+from fxopt_rewrite.toolbox import DROPOUTS, words
 from fxopt_simplify.attention.masks import MaskValues
 
-_ONE_NAME = {"iadd": "add", "imul": "mul", "itruediv": "div", "truediv": "div", "true_divide": "div", "bmm": "matmul"}
-_ONE_NAME |= {"multiply": "mul", "divide": "div", "linalg_matmul": "matmul", "nn.Softmax": "softmax"}
-_ONE_NAME |= dict.fromkeys(("nn.Dropout", *DROPOUTS), "dropout")
-_CASTS = names("to _to_copy type type_as float double")
+_ONE_NAME = {"bmm": "matmul", **dict.fromkeys(DROPOUTS, "dropout")}
+_CASTS = words("to _to_copy type type_as float double")
 _CHECK = "_assert_tensor_metadata"
 _MOST_BETWEEN = 8
 
@@ -126,11 +121,9 @@ class AttentionReader:
         return self._whole(Attention(scores, tuple(weights), operands_of(product)[1], product, self._values))
 
     def name(self, node: Node) -> str:
-        """Return the name of what a node calls, the same in every form; "" where it is not known."""
-        effect = self._index.effects.effect(node)
-        name = "" if effect.opaque else effect.operation or ""
-        name = name if name.startswith("_") else name.rstrip("_")
-        return _ONE_NAME.get(name, name)
+        """Return the name of what a node calls; "" where it is not known."""
+        call = read_operation(self._index, node)
+        return "" if call is None else _ONE_NAME.get(call.name, call.name)
 
     def readers(self, node: Node) -> list[Node]:
         """Return the users of a node without the checks of its dtype that an export puts in."""
@@ -141,8 +134,8 @@ class AttentionReader:
         return [user for user in node.users if self.name(user) == _CHECK]
 
     def _input(self, node: Node) -> Node | None:
-        value = node.args[0] if node.args else node.kwargs.get("input")
-        return value if isinstance(value, Node) else None
+        call = read_operation(self._index, node)
+        return None if call is None else call.input
 
     def _weights(self, softmax: Node) -> Iterator[Node]:
         """Yield the softmax, and the casts and dropouts that follow it."""
@@ -161,8 +154,8 @@ class AttentionReader:
         return len(operands) == 2 and operands[0] is weights and isinstance(operands[1], Node)
 
     def _refusal(self, softmax: Node, weights: list[Node], product: Node) -> Refusal | None:
-        module, facts = self._index.module_of(softmax), tensor_facts(softmax)
-        dim: Any = argument(softmax, 1, "dim") if module is None else getattr(module, "dim", None)
+        call, facts = read_operation(self._index, softmax), tensor_facts(softmax)
+        dim = None if call is None else call.arguments["dim"]
         if dim != -1 and (facts is None or dim != facts.rank - 1):
             message = f"node `{softmax.name}` is a softmax over dimension {dim}, and attention has it over the last one"
             return self._index.refuse(product.name, "other-attention", message, softmax, product)
@@ -173,11 +166,8 @@ class AttentionReader:
         return None
 
     def _drops(self, node: Node) -> bool:
-        module: Any = self._index.module_of(node)
-        if module is not None:
-            return bool(module.training and module.p != 0)
-        flags = (argument(node, 2, "training"), argument(node, 2, "train"))
-        return argument(node, 1, "p") not in (0, 0.0) and not any(flag is False for flag in flags)
+        call = read_operation(self._index, node)
+        return call is None or (call.arguments["p"] not in (0, 0.0) and call.arguments["training"] is not False)
 
     def _whole(self, found: Attention) -> Attention | Refusal:
         """Refuse weights or scores that are also read elsewhere, as by ``output_attentions``."""
@@ -256,20 +246,15 @@ def _then(found: Scores, node: Node, **changes: Any) -> Scores:
     return replace(found, calls=(node, *found.calls), **changes)
 
 
-def is_last_transpose(node: Node, name: str, rank: int) -> bool:
-    """Return whether a call of this name exchanges the last two dimensions."""
-    if name == "mT":
-        return True
-    if name == "getattr":
-        return argument(node, 1, "name") == "mT"
-    given: Any = node.args[1:]
-    if name == "permute":
-        given = given[0] if len(given) == 1 and isinstance(given[0], (list, tuple)) else given
-        order = [place % rank for place in given if type(place) is int]
-        return order == [*range(rank - 2), rank - 1, rank - 2]
-    dims = [argument(node, 1, "dim0"), argument(node, 2, "dim1")]
-    literal = name == "transpose" and MISSING not in dims and all(type(dim) is int for dim in dims)
-    return literal and {dim % rank for dim in dims} == {rank - 2, rank - 1}  # type: ignore[operator]  # integers
+def is_last_transpose(call: Operation | None, rank: int) -> bool:
+    """Return whether a call exchanges the last two dimensions."""
+    if call is None or call.name not in ("mT", "permute", "transpose"):
+        return False
+    dims = call.arguments.get("dims", (call.arguments.get("dim0"), call.arguments.get("dim1")))
+    places = [dim % rank for dim in dims if type(dim) is int] if isinstance(dims, tuple) else []
+    if call.name == "permute":
+        return places == [*range(rank - 2), rank - 1, rank - 2]
+    return call.name == "mT" or set(places) == {rank - 2, rank - 1}
 
 
 FLOATS = (torch.float32, torch.float64)

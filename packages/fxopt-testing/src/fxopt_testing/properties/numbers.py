@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxopt_testing.findings import Flaw, OnModel, Property, if_preserving
-from fxopt_testing.outcomes import Difference, Outcome, differences, outcome_of
+from fxopt_testing.outcomes import Difference, Outcome, outcome_of, unlike
 from fxopt_testing.trial import Subject, Trial
-from fxopt_tools import Inputs, verify
+from fxopt_tools import Inputs
 
 
 def _told(trial: Trial, expected: Outcome, found: Outcome, inputs: Inputs, *kinds: str) -> Iterator[Difference]:
     """Yield the differences of some kinds; those of numbers only if a comparison with float64 does not excuse them."""
-    all_found = list(differences(expected, found, trial.coarsest))
-    of_outputs = [each for each in all_found if each.what != "gradients"]
-    is_rounding = bool(of_outputs) and all(each.is_rounding for each in of_outputs)
-    if is_rounding and verify(trial.fresh(), trial.transformed(), inputs).passed:
-        all_found = [each for each in all_found if each.what == "gradients"]
+    all_found = unlike(trial.source, trial.done, inputs, expected, found, coarsest=trial.coarsest)
     yield from (each for each in all_found if each.what in kinds)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxopt_core import REASONS, PostconditionError, Transformation, iter_nodes
-from fxopt_core.passes.runnable import leaves
+from fxopt_core.passes.base import leaves
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.elsewhere import elsewhere
 from fxopt_testing.findings import Flaw, Property

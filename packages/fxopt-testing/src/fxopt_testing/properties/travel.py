@@ -14,9 +14,8 @@ from torch.fx import GraphModule
 
 from fxopt_core import FxoptError, ReversibleTransformation, history, iter_nodes, undo
 from fxopt_testing.findings import Flaw, Property, if_reversible
-from fxopt_testing.footprints import bits_of
 from fxopt_testing.outcomes import outcome_of
-from fxopt_testing.pictures import changes, picture
+from fxopt_testing.pictures import bits_of, changes, picture
 from fxopt_testing.trial import Subject, Trial
 
 

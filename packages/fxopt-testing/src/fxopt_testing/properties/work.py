@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import sys
 from abc import ABC
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
+from inspect import CO_GENERATOR
+from types import FrameType
+from typing import Any
 from unittest import mock
 
-from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_core import Composition, Transformation
 from fxopt_testing.cases import ModelCase
-from fxopt_testing.faults import inject_faults, some
 from fxopt_testing.findings import Flaw, Property
-from fxopt_testing.footprints import bits_of, values_of
 from fxopt_testing.forms import TRACED
-from fxopt_testing.steps import Steps
+from fxopt_testing.pictures import bits_of, changes, modes_of_process, picture, state_of
+from fxopt_testing.steps import Steps, profiler
 from fxopt_testing.trial import Subject, Trial, members_of
 
 _TIMES = (6, 12, 24)
@@ -81,39 +82,77 @@ def _all_or_nothing(subject: Subject) -> Iterator[Flaw]:
 
 
 def _traces(subject: Subject, trial: Trial) -> Iterator[str]:
-    def make() -> Sequence[nn.Module]:
-        captured = trial.case.capture()
-        return captured.graph_module, captured.model
-
-    def survived(graph_module: GraphModule) -> Iterator[str]:
-        """Yield what is wrong with a result of a run that swallowed its fault."""
-        rows, inputs = values_of(graph_module), trial.case.example()
-        if rows in (values_of(trial.source), values_of(trial.done)):
-            return
-        if not subject.transformation.preserves_computation:
-            yield "the pass swallowed an error, and its result is neither what was nor what would have been"
-        elif bits_of(graph_module(*inputs.args, **inputs.kwargs)) not in known:
-            yield "the pass swallowed an error, and its result computes something else"
-
-    first = trial.case.example()
+    """Yield what a pass leaves behind that fails at some of the calls that its own code makes."""
+    first, files = trial.case.example(), _files(subject.transformation)
     known = [bits_of(module(*first.args, **first.kwargs)) for module in (trial.fresh(), trial.transformed())]
-    given = trial.case.example()
-    for moment in ("before", "after"):
-        report = inject_faults(
-            make,
-            subject.transformation,
-            given.args,
-            given.kwargs,
-            choose=some(_FAULTS * (4 if subject.thorough else 1)),
-            moment="before" if moment == "before" else "after",
-            files=_files(subject.transformation),
-            survived=survived,
-        )
-        yield from report.traces
+    for events in (("call", "c_call"), ("return", "c_return")):  # before a call does anything, and after it has
+        count = _run(subject.transformation, trial.case.capture().graph_module, files, events)
+        for number in range(1, count + 1, max(1, count // (_FAULTS * (4 if subject.thorough else 1)))):
+            captured = trial.case.capture()
+            graph_module, former = captured.graph_module, state_of(captured.model) | modes_of_process()
+            before = picture(graph_module, marks=True)
+            result: GraphModule | None = None
+            try:
+                _run(subject.transformation, graph_module, files, events, number)
+                result = graph_module
+            except Exception as error:
+                what = f"an error at call {number} of the pass ({error})"
+            found = changes(former, state_of(captured.model) | modes_of_process(), limit=1)
+            if result is None:
+                found += changes(before, picture(graph_module, marks=True), limit=1)
+            elif picture(result) not in (trial.before, trial.after):
+                inputs = trial.case.example()
+                if not subject.transformation.preserves_computation:
+                    yield "the pass swallowed an error, and its result is neither what was nor what would have been"
+                elif bits_of(result(*inputs.args, **inputs.kwargs)) not in known:
+                    yield "the pass swallowed an error, and its result computes something else"
+                what = "an error that the pass swallowed"
+            for name, now, was in found[:1]:
+                trial.case.forget()
+                yield f"after {what}, {name} is {now}, was {was}"
+
+
+class _InjectedError(Exception):
+    """Is raised at a call."""
+
+
+def _run(
+    transformation: Transformation,
+    graph_module: GraphModule,
+    files: Collection[str],
+    events: Collection[str],
+    fail_at: int | None = None,
+) -> int:
+    """Apply a pass, and raise at one of the calls that code of these files makes; return how many there are.
+
+    What ends or begins something, such as a ``with`` block, never fails: nobody could repair that.
+    """
+    count = 0
+
+    def profile(frame: FrameType, event: str, built_in: Any) -> None:
+        nonlocal count
+        if event not in events or (not event.startswith("c_") and frame.f_code.co_flags & CO_GENERATOR):
+            return  # generators are resumed and closed, too, where nobody sees an error
+        caller, name = (frame, built_in.__name__) if event.startswith("c_") else (frame.f_back, frame.f_code.co_name)
+        if caller is not None and caller.f_code.co_filename in files and name not in ("__enter__", "__exit__"):
+            count += 1
+            if count == fail_at:
+                sys.setprofile(None)
+                raise _InjectedError(f"injected at `{name}`")
+
+    former, hook = profiler(), sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None  # what fails where nothing can be raised is survived
+    sys.setprofile(profile)
+    try:
+        transformation(graph_module)
+    finally:
+        sys.setprofile(former)
+        sys.unraisablehook = hook
+    return count
 
 
 def _files(transformation: Transformation) -> frozenset[str]:
-    """Return the source files of a pass: calls made there fail, too."""
+    """Return the source files of a pass."""
     classes = (cls for each in members_of(transformation) for cls in type(each).__mro__ if cls is not ABC)
     files = {getattr(sys.modules.get(cls.__module__), "__file__", None) for cls in classes}
     return frozenset(file for file in files if file is not None and "fxopt_core" not in file)

@@ -49,15 +49,12 @@ class Bounds:
         """
         if self.stated:
             return self
-        one, other = Counter(map(_identity, _applied(before))), Counter(map(_identity, _applied(after)))
-        promises: dict[str, tuple[str, float]] = {}
-        for path, name, _ in {**(one - other), **(other - one)}:
-            promised = _promise(path)
-            if promised is not None:
-                promises[path] = name, promised
+        one, other = (Counter(map(_identity, records)) for records in (_applied(before), _applied(after)))
+        promises = {path: (name, _promise(path)) for path, name, _ in {**(one - other), **(other - one)}}
+        promises = {path: named for path, named in promises.items() if named[1] is not None}
         if not promises:
             return self
-        noise = sum(10 ** (-promised / 10) for _, promised in promises.values())
+        noise = sum(10 ** (-(promised or 0) / 10) for _, promised in promises.values())
         names = " and ".join(sorted({name for name, _ in promises.values()}))
         return Bounds(sqnr=-10 * math.log10(noise), source=f"promised by {names}")
 
@@ -71,28 +68,15 @@ def read_bounds(rtol: float | None, atol: float | None, sqnr: float | None = Non
     Raises:
         PreconditionError: One is negative, infinite or not a number, or a ratio is given together with a tolerance.
     """
-    check_tolerances(rtol, atol)
-    if sqnr is not None and not _is_amount(sqnr):
-        raise PreconditionError(f"sqnr is {sqnr!r}, expected a ratio in dB from 0, or None for no such bound")
+    for name, value in {"rtol": rtol, "atol": atol, "sqnr": sqnr}.items():
+        if value is not None and not _is_amount(value):
+            raise PreconditionError(f"{name} is {value!r}, expected a finite number from 0, or None for the default")
     if sqnr is not None and (rtol, atol) != (None, None):
         raise PreconditionError(
             f"sqnr={sqnr} is given together with rtol={rtol} and atol={atol}, expected either a ratio for "
             "whole outputs or tolerances for single elements"
         )
     return Bounds(rtol, atol, sqnr)
-
-
-def check_tolerances(rtol: float | None, atol: float | None) -> None:
-    """Check tolerances given by the caller.
-
-    Raises:
-        PreconditionError: One is negative, infinite or not a number.
-    """
-    for name, value in {"rtol": rtol, "atol": atol}.items():
-        if value is not None and not _is_amount(value):
-            raise PreconditionError(
-                f"{name} is {value!r}, expected a finite number that is not negative, or None for that of the dtype"
-            )
 
 
 def records_of(module: nn.Module) -> tuple[Record, ...]:

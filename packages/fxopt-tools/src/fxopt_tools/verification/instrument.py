@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,15 +9,12 @@ from typing import Literal
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import Instrument, PassRun, PreconditionError, Record, Transformation, VerificationError, history
-from fxopt_core.passes.runnable import Runnable
+from fxopt_core import Instrument, PassRun, PreconditionError, Record, VerificationError
 from fxopt_tools.inputs import OneInput, read_inputs
 from fxopt_tools.verification.bounds import read_bounds, records_of
 from fxopt_tools.verification.isolated_run import run_thrice
 from fxopt_tools.verification.report import VerificationReport
 from fxopt_tools.verification.verify import Baseline, baselines, check_modules, report_on
-
-_UNCLAIMED = "it does not claim to preserve the computation (preserves_computation)"
 
 
 @dataclass(frozen=True)
@@ -55,11 +51,9 @@ class Verify(Instrument):
     `verify` does, by the same criterion, and checks every pass, whether or not it claims to preserve the computation
     (``preserves_computation``), since many authors do not say.
 
-    Within a composition the outputs after one pass serve as those before the next, and the run in float64 is that of
-    the module before the first, so n passes cost 3n + 1 runs of the module for each input, plus a copy of it in float64
-    and a run of that; undoing takes four runs and such a copy for each pass. If a pass calls another pass on another
-    graph module (a part of the whole, say), the inner pass is compared with that module before it, and is not checked
-    if the inputs do not fit.
+    Each pass costs four runs of the module for each input, and a copy of it in float64 with a run of that. If a pass
+    calls another pass on another graph module (a part of the whole, say), the inner pass is compared with that module
+    before it, and is not checked if the inputs do not fit.
 
     Attributes:
         checks: a `Check` for each run of a pass, in order.
@@ -84,22 +78,18 @@ class Verify(Instrument):
         atol: float | None = None,
         sqnr: float | None = None,
         on_failure: Literal["raise", "veto"] = "raise",
-        claimed_only: bool = False,
     ) -> None:
         """Prepare to check passes.
 
         Args:
             inputs: as for `verify`.
             original: a module to compare with after each pass, instead of the module before that pass, so that
-                rounding does not add up unnoticed. It is run once. Once a pass is accepted unchecked, later passes are
-                compared with the module before them instead.
+                rounding does not add up unnoticed. It is run once.
             rtol: relative tolerance instead of the dtype's.
             atol: absolute tolerance instead of the dtype's.
             sqnr: the least signal-to-noise ratio in dB, in place of tolerances and of what passes promise.
             on_failure: "raise" a `VerificationError`, which rolls back the whole run, or "veto", which rolls back this
                 pass alone and continues with the next one.
-            claimed_only: whether passes that do not claim to preserve the computation are accepted unchecked, and
-                listed in `checks` as such.
 
         Raises:
             PreconditionError: An argument is invalid.
@@ -111,105 +101,61 @@ class Verify(Instrument):
             check_modules(original=original)
         self.checks: list[Check] = []
         self.may_veto = on_failure == "veto"
-        self._claimed_only = claimed_only
         self._inputs = read_inputs(inputs)
         self._original = original
         self._of_original: list[Baseline] | None = None
         # By the run's id, since a pass may call another: what to compare with, or why there is no check; the module;
         # and the records of what it is compared with
         self._pending: dict[int, tuple[list[Baseline] | str, GraphModule, tuple[Record, ...]]] = {}
-        self._latest: tuple[weakref.ref[GraphModule], int, list[Baseline]] | None = None
-
-    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
-        """Allow the pass; at the start of a run, forget the outputs of an earlier run."""
-        if not run.index:
-            self._latest = None
-        return True
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
         """Find out what the module computes before the pass; a `PreconditionError` if it refuses the inputs."""
-        expected: list[Baseline] | str = _UNCLAIMED
-        if not self._claimed_only or _claims(run.transformation):
-            try:
-                expected = self._expected(run, graph_module)
-            except PreconditionError as error:
+        caller = run.parent
+        while caller is not None and id(caller) not in self._pending:  # a composition
+            caller = caller.parent
+        inside = caller is not None and self._pending[id(caller)][1] is not graph_module
+        expected: list[Baseline] | str
+        try:
+            if inside or self._original is None:
+                expected = baselines(graph_module, self._inputs, f"the graph module before pass `{run.name}`")
+            else:
+                self._of_original = self._of_original or baselines(self._original, self._inputs, "the original")
+                expected = self._of_original
+        except PreconditionError as error:
+            if not inside:
                 error.pass_name, error.index = run.name, run.index
                 raise
-        compared = graph_module if self._original is None or expected is not self._of_original else self._original
+            expected = "it works on another graph module inside of another pass, which refuses the inputs"
+        compared = graph_module if inside or self._original is None else self._original
         self._pending[id(run)] = expected, graph_module, records_of(compared)
 
     def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
         """Compare what the module computes now; veto the pass, or raise, if it differs."""
-        self._latest = None
         expected, _, known = self._pending.pop(id(run))
+        check = Check(run.name, run.index, run.reverse, None)
         if isinstance(expected, str):
-            if expected == _UNCLAIMED:  # the pass may have changed the computation, so the original no longer applies
-                self._original = self._of_original = None
-            self._add(run, None, reason=expected)
+            self.checks.append(replace(check, reason=expected))
             return None
         try:
             found = [list(run_thrice(graph_module, item)) for item in self._inputs]
         except Exception as error:
-            return self._refused(run, error)
+            reason = f"it now refuses inputs that it took before: {type(error).__name__}: {error}"
+            self.checks.append(replace(check, passed=False, reason=reason))
+            if self.may_veto:
+                return False
+            raise VerificationError(
+                f"pass `{run.name}` broke the graph module: {reason}. Expected it to run as before. Leave the pass out "
+                "or report it, or let Verify veto it by on_failure='veto'",
+                pass_name=run.name,
+                index=run.index,
+            ) from error
         bounds = self._bounds.between(known, (*records_of(graph_module), record))
         report = report_on(zip(expected, found, strict=True), bounds, (record,))
-        self._add(run, report.passed, report)
-        # After an approximation, the run of the original in float64 would excuse as rounding what the next pass does.
-        if report.passed and run.index is not None and not run.reverse and bounds.sqnr is None:
-            now = [replace(base, outcome=calls[-1]) for base, calls in zip(expected, found, strict=True)]
-            self._latest = weakref.ref(graph_module), run.index, now
+        self.checks.append(replace(check, passed=report.passed, report=report))
         if not self.may_veto:
             report.raise_if_failed(pass_name=run.name, index=run.index)
         return None if report.passed else False
 
     def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
-        """Forget the outputs of this run."""
+        """Forget the outputs before this run."""
         self._pending.pop(id(run), None)
-        self._latest = None
-
-    def _expected(self, run: PassRun, graph_module: GraphModule) -> list[Baseline] | str:
-        """Return what the module must compute after the pass, or why this pass cannot be checked."""
-        before = f"the graph module before pass `{run.name}`"
-        caller = run.parent
-        while caller is not None and id(caller) not in self._pending:  # a composition
-            caller = caller.parent
-        if caller is not None and self._pending[id(caller)][1] is not graph_module:
-            try:
-                return baselines(graph_module, self._inputs, before)
-            except PreconditionError:
-                return f"it works on another graph module inside of pass `{caller.name}`, which refuses the inputs"
-        if self._original is not None:
-            if self._of_original is None:
-                self._of_original = baselines(self._original, self._inputs, "the original")
-            return self._of_original
-        if self._latest is not None and not run.reverse:
-            latest, index, known = self._latest
-            records = history(graph_module)
-            vetoed = bool(records) and records[-1].state == "vetoed"  # by an instrument that was asked after this one
-            if latest() is graph_module and index + 1 == run.index and not vetoed:
-                return known
-        graph_module.recompile()  # a pass that was not checked may have left outdated code
-        return baselines(graph_module, self._inputs, before)
-
-    def _refused(self, run: PassRun, error: Exception) -> bool:
-        reason = f"it now refuses inputs that it took before: {type(error).__name__}: {error}"
-        self._add(run, False, reason=reason)
-        if self.may_veto:
-            return False
-        raise VerificationError(
-            f"pass `{run.name}` broke the graph module: {reason}. Expected it to run as before. Leave the pass out or "
-            "report it, or let Verify veto it by on_failure='veto'",
-            pass_name=run.name,
-            index=run.index,
-        ) from error
-
-    def _add(
-        self, run: PassRun, passed: bool | None, report: VerificationReport | None = None, reason: str | None = None
-    ) -> None:
-        self.checks.append(Check(run.name, run.index, run.reverse, passed, report, reason))
-
-
-def _claims(transformation: Runnable) -> bool:
-    """Return whether a pass says that it preserves the computation, or how closely."""
-    approximates = isinstance(transformation, Transformation) and transformation.promised_sqnr is not None
-    return transformation.preserves_computation or approximates

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from fxopt_core import PreconditionError
 from fxopt_core.state.snapshot import kept
 from fxopt_tools.inputs import Inputs, copied, version_of
-from fxopt_tools.value_tree import Tree, tensors, tree_of
+from fxopt_tools.value_tree import parts_of, tensors
 
 SEED = 20_240_917  # any number will do, as long as every run uses it
 _CALLS = 3
@@ -30,30 +30,30 @@ class Outcome:
     """The outcome of a run.
 
     Attributes:
-        output: the tree of what the module returned, with copies of its tensors.
-        arguments: the tree of its arguments after the run.
+        output: the parts of what the module returned, with copies of its tensors.
+        arguments: the parts of its arguments after the run.
         touched: the paths of arguments that the run wrote to, replaced, added or removed.
         shared: for each output tensor that shares memory with arguments, their paths.
         parameters_written: names of the parameters that the run wrote to.
         buffers: the buffers after the run, by their full names, and weights of embeddings that renormalise themselves.
         buffers_written: names of those that the run wrote to or replaced.
         strides: of each output tensor that has some, by its path.
-        random: the state of each random number generator after the run, as a number that differs if the state does.
+        random: the states of Python's and torch's random numbers after the run, as numbers.
     """
 
-    output: Tree
-    arguments: Tree
+    output: Mapping[str, object]
+    arguments: Mapping[str, object]
     touched: frozenset[str]
     shared: Mapping[str, tuple[str, ...]]
     parameters_written: tuple[str, ...]
     buffers: Mapping[str, Tensor]
     buffers_written: frozenset[str]
     strides: Mapping[str, tuple[int, ...]]
-    random: Mapping[str, int]
+    random: tuple[int, int]
 
     def equals(self, other: Outcome) -> bool:
         """Return whether another run came out the same bit for bit."""
-        if self.strides != other.strides or self.random != other.random:
+        if (self.strides, self.random) != (other.strides, other.random):
             return False
         trees = ((self.output, other.output), (self.arguments, other.arguments))
         pairs = [(tensors(one), tensors(another)) for one, another in trees] + [(self.buffers, other.buffers)]
@@ -90,26 +90,27 @@ def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False, own_bu
         PreconditionError: The inputs cannot be copied, or the module is not initialised.
         Exception: Whatever the module raises.
     """
-    with ONE_AT_A_TIME:  # before anything is asked of parameters that have no data yet
-        _check_initialised(module)
     with ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad(), _same_random_numbers(module, inputs):
         arguments = copied(inputs, widened=widened)
         kept_as_they_are = _tensors(module) if own_buffers else dict(module.named_parameters())
         versions = {name: (p, version_of(p)) for name, p in kept_as_they_are.items()}
         with kept(module):
             output, buffers = _call(module, arguments.inputs, own_buffers=own_buffers)
-            tree = tree_of(output, keep=lambda tensor: tensor.detach().clone())  # before the module is restored
-            strides = {path: _strides(each) for path, each in tensors(tree_of(output), "output").items()}
-            random_after = _random_state(_used(module, inputs))
+            parts = parts_of(output, "output", lambda tensor: tensor.detach().clone())  # before the module is restored
+            returned = tensors(parts_of(output, "output"))
+            strides = {path: _strides(each) for path, each in returned.items()}
+            random_after = hash(random.getstate()), hash(bytes(torch.get_rng_state().tolist()))
         written = tuple(name for name, (p, version) in versions.items() if version_of(p) != version)
-        shared = _shared(tensors(tree_of(output), "output"), arguments.tensors())
-        own = {id(tensor) for tensor in arguments.tensors().values()}  # what the run added may belong to the module
-        after = tree_of(arguments.inputs, keep=lambda t: t.detach() if id(t) in own else t.detach().clone())
+        shared = _shared(returned, tensors(arguments.before))
+        given = {id(tensor) for tensor in tensors(arguments.before).values()}
+        after = arguments.inputs.parts()
+        for path, tensor in tensors(after).items():  # what the run added may belong to the module
+            after[path] = tensor.detach() if id(tensor) in given else tensor.detach().clone()
         state = {name: now.detach() for name, now in buffers.items()}
         unchanged = _tensors(module)
         changed = {name for name, now in state.items() if not _same(now, unchanged[name])}
         touched = arguments.touched()
-        return Outcome(tree, after, touched, shared, written, state, frozenset(changed), strides, random_after)
+        return Outcome(parts, after, touched, shared, written, state, frozenset(changed), strides, random_after)
 
 
 def gradients_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> dict[str, Tensor]:
@@ -122,18 +123,17 @@ def gradients_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) 
         PreconditionError: The inputs cannot be copied, or the module is not initialised.
         Exception: Whatever the module or its backward pass raises.
     """
-    with ONE_AT_A_TIME:
-        _check_initialised(module)
     with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad(), _same_random_numbers(module, inputs):
         arguments = copied(inputs, widened=widened)
-        named = [*arguments.tensors().items(), *((name, p) for name, p in module.named_parameters() if p.requires_grad)]
+        given = tensors(arguments.before)
+        named = [*given.items(), *((name, p) for name, p in module.named_parameters() if p.requires_grad)]
         sources = {f"gradient of `{name}`": each for name, each in named if each.is_floating_point()}
         with kept(module):
-            for each in arguments.tensors().values():
+            for each in given.values():
                 each.requires_grad_(each.is_floating_point())
             output, _ = _call(module, arguments.inputs, own_buffers=False)
             generator = torch.Generator().manual_seed(SEED)
-            results = [each for each in tensors(tree_of(output), "output").values() if each.requires_grad]
+            results = [each for each in tensors(parts_of(output, "output")).values() if each.requires_grad]
             weights = [torch.randn(each.shape, generator=generator).to(each) for each in results]
             found: Sequence[Tensor | None] = [None] * len(sources)
             if results and sources:
@@ -207,19 +207,23 @@ def _copies(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in written.items()}
 
 
-def _check_initialised(module: nn.Module) -> None:
+@contextmanager
+def _same_random_numbers(module: nn.Module, inputs: Inputs) -> Iterator[None]:
+    """Start from one fixed random state, and restore the caller's afterwards.
+
+    Raises:
+        PreconditionError: A parameter has no data yet.
+    """
     lazy = next((name for name, tensor in _tensors(module).items() if is_lazy(tensor)), None)
     if lazy is not None:
         raise PreconditionError(
             f"`{lazy}` of the {type(module).__name__} is not initialised yet, so there is nothing to verify: call the "
             "module once on its inputs first"
         )
-
-
-@contextmanager
-def _same_random_numbers(module: nn.Module, inputs: Inputs) -> Iterator[None]:
-    """Start from one fixed random state, and restore the caller's afterwards."""
-    kind, devices = _accelerators(_used(module, inputs))
+    accelerator = torch.accelerator.current_accelerator()
+    kind = "cuda" if accelerator is None else accelerator.type
+    used = [*module.parameters(), *module.buffers(), *inputs.tensors().values()]
+    devices = sorted({tensor.device.index or 0 for tensor in used if tensor.device.type == kind})
     state = random.getstate()
     try:
         with torch.random.fork_rng(devices, device_type=kind):
@@ -231,21 +235,3 @@ def _same_random_numbers(module: nn.Module, inputs: Inputs) -> Iterator[None]:
             yield
     finally:
         random.setstate(state)
-
-
-def _used(module: nn.Module, inputs: Inputs) -> list[Tensor]:
-    return [*module.parameters(), *module.buffers(), *inputs.tensors().values()]
-
-
-def _accelerators(used: Sequence[Tensor]) -> tuple[str, list[int]]:
-    """Return the kind of accelerator that there is, and which ones tensors are on."""
-    accelerator = torch.accelerator.current_accelerator()
-    kind = "cuda" if accelerator is None else accelerator.type
-    return kind, sorted({tensor.device.index or 0 for tensor in used if tensor.device.type == kind})
-
-
-def _random_state(used: Sequence[Tensor]) -> dict[str, int]:
-    kind, devices = _accelerators(used)
-    states = {f"{kind}:{device}": torch.get_device_module(kind).get_rng_state(device) for device in devices}
-    states["torch"] = torch.get_rng_state()
-    return {"random": hash(random.getstate()), **{name: hash(bytes(each.tolist())) for name, each in states.items()}}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fxopt_core import PreconditionError
 from fxopt_core.tolerances import Tolerance, tolerance
-from fxopt_tools.value_tree import Branch, Leaf, Tree, equal, has_value, leaves, tensors
+from fxopt_tools.value_tree import Container, equal, has_value
 from fxopt_tools.verification.bounds import UNSTATED, Bounds
 from fxopt_tools.verification.closeness import (
     Criterion,
@@ -45,50 +45,38 @@ class Judge:
     computed_in: frozenset[torch.dtype] = frozenset()
     bounds: Bounds = UNSTATED
 
-    def compare(self, expected: Outcome, found: Outcome, reference: Outcome | None = None) -> list[OutputReport]:
+    def compare(self, expected: Outcome, found: Outcome, reference: Outcome | None = None) -> Iterator[OutputReport]:
         """Compare all values of the outputs, and the arguments and buffers that either run wrote to.
 
         The reference is the outcome of the original in float64, if there is one.
         """
-        exact = {} if reference is None else tensors(reference.output, "output")
-        reports = list(self._trees("output", expected.output, found.output, exact))
-        return [*reports, *self._arguments(expected, found, reference), *self._buffers(expected, found, reference)]
+        yield from self._all(expected.output, found.output, {} if reference is None else reference.output)
+        # Arguments that were not touched and are no tensors are ignored: each run has a copy, which may not be equal.
+        touched = expected.touched | found.touched
+        both = (*expected.arguments.items(), *found.arguments.items())
+        others = {path for path, value in both if not isinstance(value, Tensor)}
+        exact = {} if reference is None else reference.arguments
+        for report in self._all(expected.arguments, found.arguments, exact):
+            if report.path in touched or not (report.passed or report.path in others):
+                yield replace(report, path=f"{report.path}{_AFTER}")
+        buffers = {} if reference is None else reference.buffers
+        renamed = found.buffers_written - expected.buffers.keys()
+        for name in sorted(expected.buffers_written | (found.buffers_written - renamed)):
+            path = f"{name}{_AFTER}"
+            if name in found.buffers:
+                yield self._tensors(path, expected.buffers[name], found.buffers[name], buffers.get(name))
+            elif renamed:  # a pass may have merged or renamed it
+                names = " and ".join(f"`{other}`" for other in sorted(renamed))
+                unseen = f"is written by the original, and not found by its name in the other, which writes {names}"
+                yield OutputReport(path, self.number, unseen=unseen)
+            else:
+                yield self._problem(path, "is written by the original, and the other has no such buffer")
 
     def gradients(
         self, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], exact: Mapping[str, Tensor]
     ) -> list[OutputReport]:
         """Compare the gradients that both have; ``exact`` are those in float64, if there are any."""
-        return [self._tensors(path, a, found[path], exact) for path, a in expected.items() if path in found]
-
-    def _buffers(self, expected: Outcome, found: Outcome, reference: Outcome | None) -> Iterator[OutputReport]:
-        """Compare the buffers that either run wrote to, by their names."""
-        exact = {} if reference is None else reference.buffers
-        renamed = found.buffers_written - expected.buffers.keys()
-        for name in sorted(expected.buffers_written | (found.buffers_written - renamed)):
-            path = f"{name}{_AFTER}"
-            if name in found.buffers:
-                truth = {path: exact[name]} if name in exact else {}
-                yield self._tensors(path, expected.buffers[name], found.buffers[name], truth)
-            elif renamed:  # a pass may have merged or renamed it
-                others = " and ".join(f"`{other}`" for other in sorted(renamed))
-                unseen = f"is written by the original, and not found by its name in the other, which writes {others}"
-                yield OutputReport(path, self.number, unseen=unseen)
-            else:
-                yield self._problem(path, "is written by the original, and the other has no such buffer")
-
-    def _arguments(self, expected: Outcome, found: Outcome, reference: Outcome | None) -> Iterator[OutputReport]:
-        """Compare the arguments after the call: those that either run touched, and tensors that differ anyway.
-
-        Other values that were not touched are ignored: each run has a copy, which some objects do not equal.
-        """
-        exact = {} if reference is None else tensors(reference.arguments)
-        touched = expected.touched | found.touched
-        values = (pair for tree in (expected.arguments, found.arguments) for pair in leaves(tree))
-        others = {path.removeprefix(".") for path, value in values if not isinstance(value, Tensor)}
-        for report in self._trees("", expected.arguments, found.arguments, exact):
-            path = report.path.removeprefix(".")
-            if path in touched or (not report.passed and path not in others):
-                yield replace(report, path=f"{path}{_AFTER}")
+        return [self._tensors(path, a, found[path], exact.get(path)) for path, a in expected.items() if path in found]
 
     def criterion(self, dtype: torch.dtype) -> Criterion:
         """Return what to allow for an output of a dtype."""
@@ -104,18 +92,16 @@ class Judge:
         eps = None if bounds.stated else torch.finfo(coarsest).eps
         computed = "" if coarsest == dtype.to_real() else ", in which the original computes"
         source = f"of {str(coarsest).removeprefix('torch.')}{computed}"
-        if bounds.rtol is not None:
-            source = "as stated" if bounds.atol is not None else f"rtol as stated, atol {source}"
-        elif bounds.atol is not None:
-            source = f"atol as stated, rtol {source}"
+        if bounds.stated:
+            source = "as stated" if None not in (bounds.rtol, bounds.atol) else f"as stated, the other {source}"
         return Criterion(Tolerance(rtol, atol), eps, source)
 
     def _coarsest(self, dtype: torch.dtype) -> torch.dtype:
         return max({dtype.to_real(), *self.computed_in}, key=lambda candidate: torch.finfo(candidate).eps)
 
-    def _truth(self, a: Tensor, exact: Tensor | None) -> Tensor | None:
+    def _truth(self, a: Tensor, exact: object) -> Tensor | None:
         """Return the original's output in float64, or None if that is another quantity or hardly more exact."""
-        if exact is None or exact.shape != a.shape or not a.numel():
+        if not isinstance(exact, Tensor) or exact.shape != a.shape or not a.numel():
             return None
         if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in (a, exact)):
             return None
@@ -123,42 +109,42 @@ class Judge:
         usable = finer or exact.dtype in (torch.float64, torch.complex128)  # float32 will do for half precision
         return exact if usable and sqnr_db(exact, a) >= _RELATED_DB else None
 
-    def _trees(self, path: str, a: Tree, b: Tree, exact: Mapping[str, Tensor]) -> Iterator[OutputReport]:
-        if isinstance(a, Branch) and isinstance(b, Branch) and a.kind == b.kind and a.cls is b.cls:
-            yield from self._children(path, a, b, exact)
-        elif isinstance(a, Leaf) and isinstance(b, Leaf):
-            yield self._values(path, a.value, b.value, exact)
-        else:
-            yield self._different(path, a, b)
-
-    def _children(self, path: str, a: Branch, b: Branch, exact: Mapping[str, Tensor]) -> Iterator[OutputReport]:
-        if not a.children and not b.children:
-            yield OutputReport(path, self.number)
-        for step in {**a.children, **b.children}:
-            inside = f"{path}{step}"
-            if step not in b.children:
-                yield self._problem(inside, f"is missing, expected {describe(a.children[step])} as in the original")
-            elif step not in a.children:
-                yield self._problem(inside, f"is {describe(b.children[step])}, which the original does not return")
+    def _all(
+        self, a: Mapping[str, object], b: Mapping[str, object], exact: Mapping[str, object]
+    ) -> Iterator[OutputReport]:
+        """Compare parts by their paths; of containers that differ, the contents are not compared."""
+        wrong: list[str] = []
+        for path in {**a, **b}:
+            if any(path.startswith((f"{each}[", f"{each}.")) for each in wrong):
+                continue
+            if path in a and path in b:
+                report = self._values(path, a[path], b[path], exact.get(path))
+                both = [each for each in (a[path], b[path]) if isinstance(each, Container)]
+                if both and report.passed and any(each.size for each in both):
+                    continue  # the contents say it
+            elif path in a:
+                report = self._problem(path, f"is missing, expected {describe(a[path])} as in the original")
             else:
-                yield from self._trees(inside, a.children[step], b.children[step], exact)
+                report = self._problem(path, f"is {describe(b[path])}, which the original does not return")
+            if Container in (type(a.get(path)), type(b.get(path))):
+                wrong.append(path)
+            yield report
 
-    def _values(self, path: str, a: object, b: object, exact: Mapping[str, Tensor]) -> OutputReport:
+    def _values(self, path: str, a: object, b: object, exact: object) -> OutputReport:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             return self._tensors(path, a, b, exact)
-        if type(a) is not type(b):
-            return self._different(path, Leaf(a), Leaf(b))
-        if isinstance(a, (float, complex)) and isinstance(b, (float, complex)):
-            return self._numbers(path, a, b)
-        if equal(a, b):
-            return OutputReport(path, self.number)
-        if has_value(a):
-            return self._different(path, Leaf(a), Leaf(b))
-        return self._problem(
-            path,
-            f"is of type {type(b).__name__} in both, which has no way to tell whether two of them are equal: return "
-            "what it holds, in a list or a mapping, or compare it yourself",
-        )
+        if type(a) is type(b):
+            if isinstance(a, (float, complex)) and isinstance(b, (float, complex)):
+                return self._numbers(path, a, b)
+            if equal(a, b):
+                return OutputReport(path, self.number)
+            if not has_value(a):
+                return self._problem(
+                    path,
+                    f"is of type {type(b).__name__} in both, which has no way to tell whether two of them are equal: "
+                    "return what it holds, in a list or a mapping, or compare it yourself",
+                )
+        return self._problem(path, f"is {describe(b)}, expected {describe(a)} as in the original")
 
     def _numbers(self, path: str, a: float | complex, b: float | complex) -> OutputReport:
         """Compare Python numbers as float32 results: they usually are the ``item()`` of such a tensor."""
@@ -172,7 +158,7 @@ class Judge:
         problem = _differences(found, criterion)
         return replace(report, problem=problem, tolerance=criterion.tolerance, tolerance_source=criterion.source)
 
-    def _tensors(self, path: str, a: Tensor, b: Tensor, exact: Mapping[str, Tensor]) -> OutputReport:
+    def _tensors(self, path: str, a: Tensor, b: Tensor, exact: object) -> OutputReport:
         shape = tuple(a.shape)
         different = _other_kind(a, b)
         if different is not None:
@@ -183,7 +169,7 @@ class Judge:
                 "and inputs on a real device first, for example by module.to_empty(device='cpu') and load_state_dict"
             )
         criterion = self.criterion(a.dtype)
-        truth = self._truth(a, exact.get(path))
+        truth = self._truth(a, exact)
         measurement = measure(a, b, criterion, truth)
         inexact = (criterion.tolerance is not None or criterion.sqnr is not None) and a.numel() > 0
         report = OutputReport(
@@ -211,18 +197,14 @@ class Judge:
         )
         return replace(report, problem=None if excused else problem, excused=problem if excused else None)
 
-    def _different(self, path: str, a: Tree, b: Tree) -> OutputReport:
-        return self._problem(path, f"is {describe(b)}, expected {describe(a)} as in the original")
-
     def _problem(self, path: str, problem: str) -> OutputReport:
         return OutputReport(path, self.number, problem=problem)
 
 
-def describe(tree: Tree) -> str:
+def describe(value: object) -> str:
     """Describe a value in a few words."""
-    if isinstance(tree, Branch):
-        return f"{tree.kind} of {len(tree.children)}"
-    value = tree.value
+    if isinstance(value, Container):
+        return f"{value.kind} of {value.size}"
     if isinstance(value, Tensor):
         return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
     text = repr(value)

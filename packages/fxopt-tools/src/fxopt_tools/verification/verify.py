@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -228,11 +229,7 @@ def run_or_refuse(
 
 
 def calls_or_refuse(module: nn.Module, inputs: Inputs, who: str, number: int) -> list[Outcome]:
-    """Call a module three times; return the outcomes that differ.
-
-    Raises:
-        PreconditionError: It raises; its error is chained.
-    """
+    """Call a module three times; return the outcomes that differ, or raise as `run_or_refuse` does."""
     return run_or_refuse(lambda module, inputs: list(run_thrice(module, inputs)), module, inputs, who, number)
 
 
@@ -280,9 +277,8 @@ def _notes(base: Baseline, found: Outcome, outputs: Iterable[OutputReport]) -> I
         others = found.strides.get(path, strides)
         if others != strides:
             yield f"`{path}` has strides {strides} in the original, and {others} in the transformed module: not judged"
-    for name, state in base.outcome.random.items():
-        if found.random.get(name, state) != state:
-            yield f"the transformed module consumes other random numbers of `{name}` than the original: not judged"
+    if found.random != base.outcome.random:
+        yield "the transformed module consumes other random numbers than the original: not judged"
     outputs = list(outputs)
     for output in outputs:
         nans = 0 if output.measurement is None or output.unseen else output.measurement.nans
@@ -315,19 +311,13 @@ def _hidden_nans(base: Baseline, outputs: Iterable[OutputReport], records: Seque
 
 
 def _in_float64(module: nn.Module) -> nn.Module:
-    _check_memory(module)
+    """Return a copy; raise if it would not fit, since the system may kill a process that takes too much memory."""
+    tensors = [*module.parameters(), *module.buffers()]
+    needed = 8 * sum(tensor.numel() for tensor in tensors if tensor.device.type == "cpu")
+    with suppress(AttributeError, OSError, ValueError):  # not known on every system
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > _SHARE_OF_MEMORY * memory:
+            raise MemoryError(f"a copy would take {needed / 2**30:.1f} of {memory / 2**30:.1f} GiB")
     duplicate = faithful_copy(module) if isinstance(module, GraphModule) else copy.deepcopy(module)
     with torch.no_grad():
         return duplicate.double()
-
-
-def _check_memory(module: nn.Module) -> None:
-    """Raise if a copy would not fit: the system may kill a process that takes too much memory, without an error."""
-    tensors = [*module.parameters(), *module.buffers()]
-    needed = 8 * sum(tensor.numel() for tensor in tensors if tensor.device.type == "cpu")
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not known on every system
-        return
-    if needed > _SHARE_OF_MEMORY * memory:
-        raise MemoryError(f"a copy would take {needed / 2**30:.1f} of {memory / 2**30:.1f} GiB")

@@ -43,7 +43,7 @@ class Observation:
         """Return all tables."""
         checks = [] if self.gate is None else ["\n".join(map(str, self.gate.checks))]
         dumps = [] if self.dumps is None else [f"{len(self.dumps.files)} dumps in {self.dumps.directory}"]
-        return "\n\n".join([self.timing.table("tree"), str(self.statistics), *checks, *dumps])
+        return "\n\n".join([str(self.timing), str(self.statistics), *checks, *dumps])
 
     def _repr_html_(self) -> str:
         """Return the tables for a notebook."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import json
 import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 from torch.fx import GraphModule
 from torch.nn.parameter import UninitializedParameter
@@ -110,10 +109,6 @@ class Statistics(Instrument):
 
     def __init__(self) -> None:
         """Start counting."""
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget what was counted."""
         self._rows: dict[tuple[str, bool], PassStatistics] = {}
         self._before: dict[int, Size] = {}  # by the run's id: a pass may call another one
 
@@ -132,10 +127,6 @@ class Statistics(Instrument):
     def _repr_html_(self) -> str:
         """Return the table for a notebook."""
         return notebook_text(self)
-
-    def to_json(self) -> str:
-        """Return the rows as JSON."""
-        return json.dumps({"passes": [asdict(row) for row in self.rows()]}, indent=2)
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
         """Count the run, and note the size before it."""

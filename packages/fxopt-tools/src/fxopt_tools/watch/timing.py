@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from torch.fx import GraphModule
 
-from fxopt_core import Instrument, PassRun, PreconditionError, Record
+from fxopt_core import Instrument, PassRun, Record
 from fxopt_core.errors import VetoError
 from fxopt_core.text import notebook_text, text_table
+from fxopt_tools.verification.report import counted
 
 Outcome = Literal["done", "vetoed", "failed", "running"]
-Display = Literal["list", "tree"]
-_HEADINGS = ("seconds", "self", "share", "around", "runs", "pass")
+_HEADINGS = ("seconds", "self", "share", "around", "pass")
 
 
 @dataclass(frozen=True)
@@ -63,34 +62,6 @@ class TimedRun:
         for child in self.children:
             yield from child.walk(depth + 1)
 
-    def as_data(self) -> dict[str, Any]:
-        """Return it as JSON data."""
-        children = [child.as_data() for child in self.children]
-        return {**vars(self), "self": self.own, "children": children}
-
-
-@dataclass(frozen=True)
-class TimedPass:
-    """The total time of all runs of a pass in one direction.
-
-    Attributes:
-        name: the pass.
-        reverse: whether they undid it.
-        runs: how many there were.
-        seconds: their total, with passes that they called.
-        own: their total without those.
-        around: the total of what was around them.
-        share: the share of `own` in that of all passes, from 0 to 1.
-    """
-
-    name: str
-    reverse: bool
-    runs: int
-    seconds: float
-    own: float
-    around: float
-    share: float
-
 
 @dataclass
 class _Entry:
@@ -111,7 +82,7 @@ class _Entry:
 
 
 class Timing(Instrument):
-    """Measures the wall time of every pass, as a list by pass or as a tree of compositions and passes within passes.
+    """Measures the wall time of every pass, as a tree of compositions and passes within passes.
 
     Enter it first, ``with instrumented(Timing(), ...):``, so that the time of the other instruments shows as "around"
     and it learns of their vetoes. The snapshot of a run and its final lint and recompile do not belong to any pass and
@@ -122,26 +93,15 @@ class Timing(Instrument):
     >>> timing = Timing()
     >>> with instrumented(timing):
     ...     _ = compose(LintAndRecompile(), LintAndRecompile())(torch.fx.symbolic_trace(torch.nn.ReLU()))
-    >>> [(row.name, row.runs) for row in timing.rows()], [(run.name, len(run.children)) for run in timing.tree()]
-    ([('lint-and-recompile', 2)], [('compose', 2)])
+    >>> [(run.name, len(run.children)) for run in timing.tree()]
+    [('compose', 2)]
     """
 
     may_veto = False
 
-    def __init__(self, *, display: Display = "list", clock: Callable[[], float] = time.perf_counter) -> None:
-        """Start measuring.
-
-        Args:
-            display: what `str` shows, as for `table`.
-            clock: returns seconds.
-        """
-        _check_display(display)
-        self.display = display
+    def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Start measuring by a clock, which returns seconds."""
         self._clock = clock
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget what was measured."""
         self._roots: list[_Entry] = []
         self._entries: dict[int, _Entry] = {}  # by the run's id, which is unique while the entry holds the run
 
@@ -149,45 +109,27 @@ class Timing(Instrument):
         """Return the outermost runs in order, each with the runs inside it."""
         return tuple(entry.timed() for entry in self._roots)
 
-    def rows(self) -> tuple[TimedPass, ...]:
-        """Return the times by pass and direction, the longest by themselves first."""
-        grouped: dict[tuple[str, bool], list[TimedRun]] = {}
-        for run in self._runs():
-            grouped.setdefault((run.name, run.reverse), []).append(run)
-        whole = sum(run.own for run in self._runs()) or 1.0
-        rows: list[TimedPass] = []
-        for (name, reverse), runs in grouped.items():
-            seconds, own, around = (sum(getattr(run, part) for run in runs) for part in ("seconds", "own", "around"))
-            rows.append(TimedPass(name, reverse, len(runs), seconds, own, around, own / whole))
-        return tuple(sorted(rows, key=lambda row: -row.own))
-
     @property
     def seconds(self) -> float:
         """Wall time of all passes and of what was around them."""
         return sum(run.seconds + run.around for run in self.tree())
 
-    def table(self, display: Display) -> str:
-        """Return a plain text table, as the "list" by pass or as the "tree"; others are a `PreconditionError`."""
-        _check_display(display)
-        runs = len(self._runs())
-        summary = f"{runs} run{'' if runs == 1 else 's'} of passes, {self.seconds:.4f} s"
-        rows = self._list_cells() if display == "list" else self._tree_cells()
-        table = text_table([_HEADINGS, *rows], right=range(len(_HEADINGS) - 1)) if runs else []
-        return "\n".join([summary, *table])
-
     def __str__(self) -> str:
-        """Return a plain text table."""
-        return self.table(self.display)
+        """Return a plain text table; passes inside of others are indented."""
+        runs = [each for root in self.tree() for each in root.walk()]
+        whole = sum(run.own for _, run in runs) or 1.0
+        rows = [_HEADINGS]
+        for depth, run in runs:
+            share = sum(each.own for _, each in run.walk()) / whole
+            own = "-" if run.outcome is None else f"{run.own:.4f}"
+            rows.append((f"{run.seconds:.4f}", own, f"{share:.1%}", f"{run.around:.4f}", f"{'  ' * depth}{run.label}"))
+        count = counted(sum(run.outcome is not None for _, run in runs), "run")
+        table = text_table(rows, right=range(4)) if runs else []
+        return "\n".join([f"{count} of passes, {self.seconds:.4f} s", *table])
 
     def _repr_html_(self) -> str:
         """Return the table for a notebook."""
         return notebook_text(self)
-
-    def to_json(self) -> str:
-        """Return everything as JSON: ``passes``, the rows of the list, and ``tree``; times in seconds."""
-        passes = [{"self" if key == "own" else key: value for key, value in vars(row).items()} for row in self.rows()]
-        data = {"seconds": self.seconds, "passes": passes, "tree": [run.as_data() for run in self.tree()]}
-        return json.dumps(data, indent=2)
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
         """Start the clock."""
@@ -213,24 +155,3 @@ class Timing(Instrument):
             entry = self._entries[id(run)] = _Entry(run)
             (self._roots if run.parent is None else self._entry(run.parent).children).append(entry)
         return entry
-
-    def _runs(self) -> list[TimedRun]:
-        return [run for root in self.tree() for _, run in root.walk() if run.outcome is not None]
-
-    def _list_cells(self) -> Iterator[Sequence[str]]:
-        for row in self.rows():
-            name = f"{'undoing ' if row.reverse else ''}{row.name}"
-            yield (f"{row.seconds:.4f}", f"{row.own:.4f}", f"{row.share:.1%}", f"{row.around:.4f}", str(row.runs), name)
-
-    def _tree_cells(self) -> Iterator[Sequence[str]]:
-        whole = sum(run.own for run in self._runs()) or 1.0
-        for depth, run in (each for root in self.tree() for each in root.walk()):
-            inside = [each for _, each in run.walk() if each.outcome is not None]
-            share = sum(each.own for each in inside) / whole
-            own, label = "-" if run.outcome is None else f"{run.own:.4f}", f"{'  ' * depth}{run.label}"
-            yield (f"{run.seconds:.4f}", own, f"{share:.1%}", f"{run.around:.4f}", str(len(inside)), label)
-
-
-def _check_display(display: str) -> None:
-    if display not in ("list", "tree"):
-        raise PreconditionError(f"display is {display!r}, expected 'list' or 'tree'")

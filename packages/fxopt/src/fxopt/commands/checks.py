@@ -20,13 +20,15 @@ from fxopt.commands.failures import CommandError, ExitCode, FileError
 
 FLAG = "--trusted"
 FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-ARCHIVE = "model.pt2"
+ARCHIVE = "model.fxopt"
 """The name of the archive in a folder that `fxopt optimize` writes."""
 DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "README.md")
 """The files of a folder in Hugging Face format that describe model and tokenizer, and hold no weights."""
-_EXPECTED = "expected a .pt2 archive, a folder in Hugging Face format, owner/name on the hub, or package.module:factory"
-_ARCHIVE = "give a file that torch.export.save or fxopt has written"
-_HUB_NAME = re.compile(r"(?!.*\.(pt2|pt|pth|py|safetensors|onnx)$)[\w-][\w.-]*/[\w-][\w.-]*")
+_EXPECTED = (
+    "expected a .fxopt archive, a folder in Hugging Face format, owner/name on the hub, or package.module:factory"
+)
+_ARCHIVE = "give an archive of fxopt"
+_HUB_NAME = re.compile(r"(?!.*\.(fxopt|pt2|pt|pth|py|safetensors|onnx)$)[\w-][\w.-]*/[\w-][\w.-]*")
 _NAME = re.compile(r"[\w-]+")
 _DYNAMIC = re.compile(r"[^\W\d]\w*=\d{1,2}(,\d{1,2})*")
 
@@ -65,9 +67,9 @@ def check_archives(*texts: str | None, trusted: bool = False) -> None:
     """Raise if there is no file of the name of an archive, or if it is none at first sight and may not be a pickle."""
     given = [text for text in texts if text is not None]
     for text in given:
-        _check_path(text, "expected a .pt2 archive")
+        _check_path(text, "expected a .fxopt archive")
         if archive_path(text).is_dir():
-            raise FileError(f"{text!r} is a directory, and no file; expected a .pt2 archive")
+            raise FileError(f"{text!r} is a directory, and no file; expected a .fxopt archive")
     for path in map(archive_path, () if trusted else given):
         _check_archive(path)
 
@@ -155,13 +157,6 @@ def check_dynamic(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def check_reproducer(text: str) -> None:
-    """Raise if there is no such file."""
-    if not Path(text).is_file():
-        close = _close(text, (".zip",)) or "; expected NUMBER_PASS.reproducer.zip, as `fxopt optimize` writes it"
-        raise FileError(f"{text!r} is no reproducer: there is no file of that name{close}")
-
-
 def no_module(name: str, text: str) -> FileError:
     """Return the error for a factory whose module is not there."""
     where = "with the package installed or in the current folder"
@@ -189,7 +184,7 @@ def _check_path(text: str, expected: str) -> None:
         raise FileError(f"{text!r} is {_special(path)}, and no file; {expected}")
     if path.exists():
         return
-    close = _close(text, (".pt2", ".pt", ".pth", ".py"))
+    close = _close(text, (".fxopt", ".pt2", ".pt", ".pth", ".py"))
     hub = f". On the hub, names have an owner: OWNER/{text}" if _NAME.fullmatch(text) and expected == _EXPECTED else ""
     raise FileError(f"there is no file or folder {text!r}{close or f'; {expected}{hub}'}")
 

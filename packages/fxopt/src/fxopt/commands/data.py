@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from torch.fx import GraphModule
 
-from fxopt_core import history
+from fxopt_core import history, iter_nodes
 from fxopt_tools import OutputReport, Size, VerificationReport
 
 
 def size_data(graph_module: GraphModule) -> dict[str, int]:
     """Return the numbers of nodes, modules and parameters of a graph module, and the bytes of its parameters."""
     return asdict(Size.of(graph_module))
+
+
+def operations_of(graph_module: GraphModule) -> Counter[str]:
+    """Return how many operations of each kind there are: layers by class, then functions and methods by name.
+
+    >>> import torch
+    >>> operations_of(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())))
+    Counter({'Linear': 1, 'ReLU': 1})
+    """
+    layers, functions = Counter[str](), Counter[str]()
+    for node in iter_nodes(graph_module.graph):
+        if node.op == "call_module":
+            layers[type(graph_module.get_submodule(str(node.target))).__name__] += 1
+        elif node.op in ("call_function", "call_method"):
+            target: Any = getattr(node.target, "overloadpacket", node.target)
+            functions[getattr(target, "__name__", str(target))] += 1
+    return layers + functions
+
+
+def operations_text(operations: Iterable[tuple[str, int, int]]) -> str:
+    """Return what changed in a line, or "unchanged".
+
+    >>> operations_text([("Linear", 37, 0), ("PackedLinear", 0, 25), ("add", 3, 3)])
+    'Linear 37 -> 0, PackedLinear 0 -> 25'
+    """
+    changed = [f"{kind} {old} -> {new}" for kind, old, new in operations if old != new]
+    return ", ".join(changed[:6] + ["..."] * (len(changed) > 6)) or "unchanged"
 
 
 def passes_data(graph_module: GraphModule, known: int = 0) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`fxopt export SOURCE --onnx FILE`: a model or an archive as ONNX, compared with onnxruntime."""
+"""`fxopt export SOURCE`: a model or an archive as a program of torch.export, or as ONNX, compared with onnxruntime."""
 
 from __future__ import annotations
 
@@ -16,43 +16,52 @@ from fxopt.commands.answer import Answer, answer
 from fxopt.commands.checks import check_sources
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
 from fxopt.commands.parameters import ForceOption, InputsOption, JsonOption, PickleOption, SeedOption, SourceArgument
-from fxopt.commands.terminal import Terminal
+from fxopt.commands.terminal import Terminal, bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+    from torch.export import ExportedProgram
     from torch.fx import GraphModule
 
     from fxopt_tools import Inputs
 
 _RTOL, _ATOL = 1e-3, 1e-4  # onnxruntime computes in other orders
-OnnxOption = Annotated[str, typer.Option("--onnx", metavar="FILE", help="The .onnx file to write.")]
+ProgramOption = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE", help="The .pt2 file to write, which torch.export.load reads."),
+]
+OnnxOption = Annotated[str | None, typer.Option("--onnx", metavar="FILE", help="The .onnx file to write.")]
 
 
 def export(
     source: SourceArgument,
-    onnx: OnnxOption,
+    output: ProgramOption = None,
+    onnx: OnnxOption = None,
     inputs: InputsOption = None,
     seed: SeedOption = 0,
     force: ForceOption = False,
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a model or an optimized archive as ONNX.
+    """Write a model or an archive for torch alone, or as ONNX.
 
-    Sizes that vary in the graph vary in the file. Where onnxruntime is installed, it runs the file, which is kept only
-    if the outputs agree. The file has no history.
+    Sizes that vary in the graph vary in the file, which has no history. Where onnxruntime is installed, it runs the
+    ONNX file, which is kept only if the outputs agree.
     """
 
     def work(terminal: Terminal) -> Answer:
         check_sources(source, inputs=inputs, trusted=run_pickled_code)
+        target = onnx or output
+        if target is None or (onnx and output):
+            raise CommandError("give the file to write: -o model.pt2 or --onnx model.onnx", ExitCode.USAGE)
         missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
-        if missing:
+        if onnx and missing:
             raise FileError(f"writing ONNX needs {' and '.join(missing)}: pip install onnx onnxscript")
         from fxopt.commands.outputs import check_output
 
-        path = check_output(onnx, force=force, suffix=".onnx")
+        path = check_output(target, force=force, suffix=".onnx" if onnx else ".pt2")
         with terminal.steps(5) as step:
             from fxopt.commands.models.inputs import inputs_for
             from fxopt.commands.models.sources import graph_of, read_source
@@ -63,27 +72,46 @@ def export(
             step("capturing")
             graph_module = graph_of(model, calls[0])
             step("exporting")
-            data = _exported(graph_module, calls[0], path)
+            write = _write_onnx if onnx else _write_program
+            data = write(graph_module, calls[0], path)
         return Answer(data, lambda terminal: _show(terminal, data))
 
     answer(work, as_json=as_json)
 
 
-def _exported(graph_module: GraphModule, inputs: Inputs, path: Path) -> dict[str, Any]:
+def _program(graph_module: GraphModule, inputs: Inputs) -> ExportedProgram:
+    from fxopt.commands.outputs import knows_its_inputs
+    from fxopt_capture import export as export_program
+
+    with blaming(ExitCode.CAPTURE):
+        return export_program(graph_module, *() if knows_its_inputs(graph_module) else (inputs.args, inputs.kwargs))
+
+
+def _write_program(graph_module: GraphModule, inputs: Inputs, path: Path) -> dict[str, Any]:
+    import torch
+
+    program = _program(graph_module, inputs)
+    with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.absolute().parent) as folder:
+        try:
+            torch.export.save(program, Path(folder, path.name))
+        except Exception as error:  # whatever torch cannot serialize
+            reason = str(error).partition("\n")[0]
+            raise CommandError(
+                f"torch.export.save cannot write the program: {type(error).__name__}: {reason}", ExitCode.CAPTURE
+            ) from error
+        Path(folder, path.name).replace(path)
+    outputs = [str(spec.arg.name) for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
+    return {"output": str(path), "bytes": path.stat().st_size, "outputs": outputs, "max_absolute_error": None}
+
+
+def _write_onnx(graph_module: GraphModule, inputs: Inputs, path: Path) -> dict[str, Any]:
     import torch
     from torch.utils import _pytree as pytree
-
-    from fxopt.commands.outputs import knows_its_inputs
-    from fxopt_capture.archive.call import call_to_save, guards_to_state
-    from fxopt_capture.archive.export import export_graph
 
     with torch.inference_mode(), blaming(ExitCode.FILE):
         leaves = pytree.tree_leaves_with_path(graph_module(*inputs.args, **inputs.kwargs))
     expected = {_name(key): leaf for key, leaf in leaves if isinstance(leaf, torch.Tensor)}
-    with blaming(ExitCode.CAPTURE):
-        known = knows_its_inputs(graph_module)
-        call, _ = call_to_save(graph_module, None if known else inputs.args, None if known else inputs.kwargs, None)
-        program = export_graph(graph_module, call, guards_to_state(graph_module, call))
+    program = _program(graph_module, inputs)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
@@ -157,9 +185,11 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _show(terminal: Terminal, data: dict[str, Any]) -> None:
-    from fxopt.reporting.tables import bytes_text
 
     error = data["max_absolute_error"]
+    if data["output"].endswith(".pt2"):
+        terminal.print(f"{data['output']} ({bytes_text(data['bytes'])}): torch.export.load reads it")
+        return
     checked = (
         "not verified: onnxruntime is not installed, or lacks the dtype"
         if error is None

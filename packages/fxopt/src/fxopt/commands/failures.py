@@ -29,7 +29,7 @@ class ExitCode(IntEnum):
     UNDO = 8
     """There is nothing to undo, or it cannot be undone."""
     NOTHING_FOUND = 9
-    """No culprit was found, or the failure of a reproducer did not happen."""
+    """No culprit was found."""
     REPORT = 10
     """The archive is saved, but the report, or measuring for it, failed."""
     INTERRUPTED = 130

@@ -14,15 +14,12 @@ import typer
 import fxopt
 from fxopt.commands.bench import bench
 from fxopt.commands.bisect import bisect
-from fxopt.commands.diff import diff
 from fxopt.commands.export import export
 from fxopt.commands.failures import Terminated, came
 from fxopt.commands.optimize import optimize
 from fxopt.commands.passes import list_passes, show_pass
-from fxopt.commands.reproduce import reproduce
 from fxopt.commands.show_history import show_history
 from fxopt.commands.terminal import silence_libraries
-from fxopt.commands.tune import tune
 from fxopt.commands.undo import undo
 from fxopt.commands.verify import verify
 from fxopt.commands.view import view
@@ -36,11 +33,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "undo": undo,
     "history": show_history,
     "view": view,
-    "diff": diff,
     "bench": bench,
-    "tune": tune,
     "bisect": bisect,
-    "reproduce": reproduce,
 }
 
 

@@ -27,7 +27,7 @@ from fxopt.commands.parameters import (
     SqnrOption,
 )
 from fxopt.commands.show_history import VerboseOption, history_lines
-from fxopt.commands.terminal import Terminal
+from fxopt.commands.terminal import Terminal, bytes_text
 
 if TYPE_CHECKING:
     from fxopt_tools import VerificationReport
@@ -38,8 +38,8 @@ OutOption = Annotated[
         "--output",
         "-o",
         metavar="OUT",
-        help="The .pt2 archive to write; or, for a folder in Hugging Face format, a folder: the archive as model.pt2 "
-        "beside the configuration and the tokenizer.",
+        help="The .fxopt archive to write; or, for a folder in Hugging Face format, a folder: the archive as "
+        "model.fxopt beside the configuration and the tokenizer.",
     ),
 ]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Fail if a pass leaves a site alone.")]
@@ -48,10 +48,6 @@ ExpectOption = Annotated[
 ]
 VerifyOption = Annotated[
     bool, typer.Option("--verify/--no-verify", help="Whether to compare the result with SOURCE before it is saved.")
-]
-HistoryOption = Annotated[
-    bool,
-    typer.Option("--history/--no-history", help="Whether to save the history too. Without it, nothing can be undone."),
 ]
 ReportOption = Annotated[
     str | None,
@@ -63,14 +59,6 @@ TimesOption = Annotated[
         "--times",
         help="Also measure calls of SOURCE and of the result on the first inputs, taking turns, for the answer and the "
         "report.",
-    ),
-]
-ReproducersOption = Annotated[
-    str | None,
-    typer.Option(
-        "--reproducers",
-        metavar="FOLDER",
-        help="Where to write a reproducer if a pass fails, for `fxopt reproduce`; OUT.reproducers by default.",
     ),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
@@ -91,10 +79,8 @@ def optimize(
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     dynamic: DynamicOption = None,
-    history: HistoryOption = True,
     report: ReportOption = None,
     times: TimesOption = False,
-    reproducers: ReproducersOption = None,
     force: ForceOption = False,
     run_pickled_code: PickleOption = False,
     verbose: VerboseOption = False,
@@ -111,11 +97,11 @@ def optimize(
         check_pipeline(pipeline)
         varying = check_dynamic(dynamic or ())
         check_sources(source, inputs=inputs, trusted=run_pickled_code)
-        from fxopt.commands.outputs import check_output, check_output_folder, is_folder_name
+        from fxopt.commands.outputs import check_output, check_output_folder, check_page, is_folder_name
 
         check = partial(check_output_folder, source=source) if is_folder_name(output) else check_output
         path = check(output, force=force)
-        page = None if report is None else check_output(report, force=force, suffix=".html")
+        page = None if report is None else check_page(report, force=force)
         job = Job(
             source=source,
             pipeline=pipeline,
@@ -127,8 +113,6 @@ def optimize(
             rtol=rtol,
             atol=atol,
             sqnr=sqnr,
-            history=history,
-            reproducers=reproducers,
             run_pickled_code=run_pickled_code,
             dtype=dtype,
             device=device,
@@ -150,8 +134,7 @@ def optimize(
 
 
 def _show(terminal: Terminal, data: dict[str, Any], verification: VerificationReport | None, verbose: bool) -> None:
-    from fxopt.reporting.comparison import kinds_text
-    from fxopt.reporting.tables import bytes_text
+    from fxopt.commands.data import operations_text
     from fxopt_tools.verification.report import counted
 
     terminal.raw("\n".join(history_lines(data["passes"], verbose)))
@@ -161,7 +144,7 @@ def _show(terminal: Terminal, data: dict[str, Any], verification: VerificationRe
         terminal.print("no site was rewritten", style="yellow")
     nodes = f"{data['before']['nodes']} -> {data['after']['nodes']} nodes"
     terminal.print(f"{data['output']} ({bytes_text(data['bytes'])}): {counted(rewritten, 'site')} rewritten, {nodes}")
-    terminal.print(f"operations: {kinds_text(data['operations'])}")
+    terminal.print(f"operations: {operations_text(data['operations'])}")
     if data["times"] is not None:
         from fxopt_rewrite.speed import Times
 

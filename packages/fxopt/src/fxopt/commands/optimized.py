@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch.fx import GraphModule
 
-from fxopt.commands.data import passes_data, report_data, size_data
+from fxopt.commands.data import operations_of, passes_data, report_data, size_data
 from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.models.inputs import inputs_for
 from fxopt.commands.models.sources import Source, graph_of, read_source
@@ -19,22 +18,19 @@ from fxopt.commands.outputs import write_folder, write_graph
 from fxopt.commands.parameters import Job
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
-from fxopt.reporting import Report, report as report_on
-from fxopt.reporting.comparison import kinds_between
-from fxopt.reporting.drawn import DrawnGraph
 from fxopt_core import (
     History,
     PassOptionError,
+    PreconditionError,
     Transformation,
     VerificationError,
     compose,
     history,
-    instrumented,
     registry,
 )
 from fxopt_core.passes.call import Demands
-from fxopt_tools import Inputs, Observation, Reproducers, Statistics, Timing, VerificationReport, verify
-from fxopt_tools.experiments.bench import Sampler
+from fxopt_tools import Inputs, VerificationReport, verify, write_reproducer
+from fxopt_tools.bench import Sampler
 
 _ROUNDS = 30
 
@@ -65,11 +61,14 @@ def optimized(
     graph_module = graph_of(source, calls[0], wanted.dynamic, compare=job.verify)
     transformation = transformation or registry().pipeline(default_pipeline(graph_module))
     before, known = size_data(graph_module), len(history(graph_module))
-    drawn = DrawnGraph.of(graph_module)
+    kinds = operations_of(graph_module)
+    drawn = None
+    if page is not None and not known:  # the ledger knows the graph before the passes of earlier commands
+        from fxopt_report import DrawnGraph
+
+        drawn = DrawnGraph.of(graph_module)
     step("running passes")
-    seen = Observation(Timing(), Statistics())
-    noting = transformation if source.note is None else compose(source.note, transformation)
-    graph_module = _transformed(graph_module, noting, job, seen, path)
+    graph_module = _transformed(graph_module, transformation, source, calls, path)
     if source.calls and job.inputs is None and not transformation.preserves_computation:
         calls = calls[-1:]  # as `optimize` does: the first has padding, which nobody reads
     records = History(history(graph_module)[known:])
@@ -78,18 +77,21 @@ def optimized(
     step("verifying")
     verification = _verified(source, graph_module, calls, job) if job.verify else None
     step("saving")
-    write = write_graph if path.suffix == ".pt2" else partial(write_folder, source=job.source)
+    write = write_graph if path.suffix == ".fxopt" else partial(write_folder, source=job.source)
+    after = operations_of(graph_module)
     data: dict[str, Any] = {
         "source": job.source,
         "pipeline": _pipeline_text(transformation, job.pipeline or transformation.name),
         "passes": passes_data(graph_module, known),
         "before": before,
         "after": size_data(graph_module),
-        "operations": kinds_between(drawn, DrawnGraph.of(graph_module)),
+        "operations": sorted(
+            ((kind, kinds[kind], after[kind]) for kind in {**kinds, **after}), key=lambda row: -abs(row[2] - row[1])
+        ),
         "times": None,
         "verification": None if verification is None else report_data(verification),
         "output": str(path),
-        "bytes": write(graph_module, path, calls[0], keep_history=job.history),
+        "bytes": write(graph_module, path),
         "report": None,
         "problem": None,
     }
@@ -101,9 +103,17 @@ def optimized(
         doing = "the report"
         if page is not None:
             step("drawing")
-            # The ledger knows the graph before the passes of earlier commands.
-            former = None if known else drawn
-            _drawn(source, graph_module, verification, seen, former, data["times"]).save(page, force=True)
+            from fxopt_report import report
+
+            made = report(
+                source.model,
+                graph_module,
+                title=f"{source.text} after fxopt",
+                verification=verification,
+                before=drawn,
+                speed=data["times"],
+            )
+            made.save(page, force=True)
             data["report"] = str(page)
     except Exception as error:  # whatever it is, the archive is there
         reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -112,19 +122,25 @@ def optimized(
 
 
 def _transformed(
-    graph_module: GraphModule, transformation: Transformation, job: Job, seen: Observation, path: Path
+    graph_module: GraphModule,
+    transformation: Transformation,
+    source: Source,
+    calls: list[Inputs],
+    path: Path,
 ) -> GraphModule:
-    """Run the passes, and write a reproducer of one that fails."""
-    with blaming(ExitCode.FILE):
-        reproducers = Reproducers(job.reproducers or path.with_suffix(".reproducers"))
+    """Run the passes, and write a reproducer beside the output if one fails."""
+    noting = transformation if source.note is None else compose(source.note, transformation)
     try:
-        with blaming(ExitCode.PASS), instrumented(*seen.instruments, reproducers):
-            return transformation(graph_module)
+        with blaming(ExitCode.PASS):
+            return noting(graph_module)
     except CommandError as error:
-        files = [str(file) for file in reproducers.files]
-        hint = "".join(f"\nto reproduce it: fxopt reproduce {file}" for file in files)
-        details = {"reproducers": files}
-        raise CommandError(f"{error}{hint}", error.code, kind=error.kind, details=details) from error
+        file = str(path.with_suffix(".reproducer"))
+        try:
+            write_reproducer(file, graph_module, transformation, calls)
+        except PreconditionError as unwritten:
+            raise CommandError(f"{error}\n{unwritten}", error.code, kind=error.kind) from error
+        hint = f"to reproduce it in Python: fxopt.reproduce({file!r})"
+        raise CommandError(f"{error}\n{hint}", error.code, kind=error.kind, details={"reproducer": file}) from error
 
 
 def _verified(source: Source, graph_module: GraphModule, calls: list[Inputs], job: Job) -> VerificationReport:
@@ -142,25 +158,6 @@ def _times(source: Source, graph_module: GraphModule, inputs: Inputs, seed: int)
     """Return the seconds of calls of SOURCE as it is and of the result, measured in the same rounds."""
     found = Sampler(inputs, rounds=_ROUNDS, seed=seed).measure(source.model, graph_module)
     return {name: times.seconds for name, times in zip(("original", "transformed"), found, strict=True)}
-
-
-def _drawn(
-    source: Source,
-    graph_module: GraphModule,
-    verification: VerificationReport | None,
-    seen: Observation,
-    before: DrawnGraph | None,
-    times: Mapping[str, Sequence[float]] | None,
-) -> Report:
-    return report_on(
-        source.model,
-        graph_module,
-        title=f"{source.text} after fxopt",
-        verification=verification,
-        observation=seen,
-        before=before,
-        speed=times,
-    )
 
 
 def _bisecting(job: Job) -> str:

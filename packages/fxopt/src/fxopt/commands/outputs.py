@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,8 @@ from fxopt.commands.failures import ExitCode, FileError, blaming
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from fxopt_tools import Inputs
 
-
-def check_output(text: str, *, force: bool, suffix: str = ".pt2") -> Path:
+def check_output(text: str, *, force: bool, suffix: str = ".fxopt") -> Path:
     """Return the path of the file to write, after checking that it may be written.
 
     If the file exists, the user is asked whether to replace it; without a terminal, that is an error.
@@ -29,6 +28,11 @@ def check_output(text: str, *, force: bool, suffix: str = ".pt2") -> Path:
         FileError: It has another suffix, its folder is not there, or it exists and is to be kept.
     """
     path = Path(text)
+    if path.suffix == ".pt2" and suffix == ".fxopt":
+        raise FileError(
+            f"the output {text!r} ends in '.pt2', and archives of fxopt end in '.fxopt'; for a program that torch runs "
+            f"alone: fxopt export {path.stem}.fxopt -o {text}"
+        )
     if path.suffix != suffix:
         raise FileError(f"the output {text!r} does not end in {suffix!r}, the format that is written")
     if path.is_dir() or not path.parent.is_dir():
@@ -41,10 +45,26 @@ def check_output(text: str, *, force: bool, suffix: str = ".pt2") -> Path:
     return path
 
 
+def check_page(text: str, *, force: bool) -> Path:
+    """Return the path of a report to write, as `check_output` does.
+
+    Raises:
+        FileError: It cannot be written, or what draws reports is not installed.
+    """
+    check_reports()
+    return check_output(text, force=force, suffix=".html")
+
+
+def check_reports() -> None:
+    """Raise if what draws reports is not installed."""
+    if find_spec("fxopt_report") is None:
+        raise FileError("reports need fxopt-report, which is not installed: pip install 'fxopt[reports]'")
+
+
 def is_folder_name(text: str) -> bool:
     """Whether an output names a folder: it has no suffix, or ends in a slash.
 
-    >>> is_folder_name("fast"), is_folder_name("v1.5/"), is_folder_name("fast.pt2")
+    >>> is_folder_name("fast"), is_folder_name("v1.5/"), is_folder_name("fast.fxopt")
     (True, True, False)
     """
     return not Path(text).suffix or text.endswith(("/", os.sep))
@@ -62,7 +82,7 @@ def check_output_folder(text: str, *, source: str, force: bool) -> Path:
     if not is_hub_name(source) and not Path(source, "config.json").is_file():
         raise FileError(
             f"the output {text!r} has no suffix, so that it names a folder, and {source} is no folder in Hugging Face "
-            f"format, whose files it would hold; give the path of a file, such as {path.name}.pt2"
+            f"format, whose files it would hold; give the path of a file, such as {path.name}.fxopt"
         )
     if not path.absolute().parent.is_dir():
         raise FileError(f"the output {text!r} cannot be written: there is no folder {str(path.parent)!r}")
@@ -90,16 +110,12 @@ def _ask(path: Path) -> None:
         raise FileError(f"{str(path)!r} was not replaced; nothing was done")
 
 
-def write_graph(
-    graph_module: GraphModule, path: Path, inputs: Inputs | None = None, *, keep_history: bool = True
-) -> int:
+def write_graph(graph_module: GraphModule, path: Path) -> int:
     """Save a graph module; a file at the path is replaced only once the new one is complete.
 
     Args:
         graph_module: the graph module.
         path: the file.
-        inputs: example inputs, for a graph that does not know the shapes of its inputs.
-        keep_history: whether to save its nodes and history too, or only the program.
 
     Returns:
         The size of the file in bytes.
@@ -112,18 +128,15 @@ def write_graph(
 
     with blaming(ExitCode.CAPTURE):
         try:
-            call = () if inputs is None or knows_its_inputs(graph_module) else (inputs.args, inputs.kwargs)
-            save(graph_module, path, *call, ledger=keep_history)
+            save(graph_module, path)
         except CaptureError as error:
             if isinstance(error.__cause__, OSError):
                 raise FileError(str(error)) from error
-            raise CaptureError(str(error).replace("ledger=False", "--no-history")) from error
+            raise
     return path.stat().st_size
 
 
-def write_folder(
-    graph_module: GraphModule, path: Path, inputs: Inputs | None = None, *, source: str, keep_history: bool = True
-) -> int:
+def write_folder(graph_module: GraphModule, path: Path, *, source: str) -> int:
     """Save a graph module in a folder, beside the files of SOURCE that describe the model and its tokenizer.
 
     A folder at the path is replaced only once the new one is complete.
@@ -147,7 +160,7 @@ def write_folder(
             shutil.copytree(origin / name, folder / name)
         _require_fxopt(folder / "config_sentence_transformers.json")
         write_config(graph_module, folder)
-        size = write_graph(graph_module, folder / ARCHIVE, inputs, keep_history=keep_history)
+        size = write_graph(graph_module, folder / ARCHIVE)
         if path.exists():
             path.rename(former)
         folder.rename(path)
@@ -170,7 +183,7 @@ def _require_fxopt(file: Path) -> None:
 
 def knows_its_inputs(graph_module: GraphModule) -> bool:
     """Whether a graph module knows the shapes of its inputs, as captured ones do."""
-    from fxopt_capture.archive.call import guards_in
+    from fxopt_capture.archive.export import guards_in
     from fxopt_core import iter_nodes
 
     inputs = (node for node in iter_nodes(graph_module.graph) if node.op == "placeholder")

@@ -10,11 +10,11 @@ import typer
 
 from fxopt.commands.completion import complete_pipeline
 
-SOURCE_HELP = "A .pt2 archive, a folder in Hugging Face format, owner/name on its hub, or package.module:factory."
+SOURCE_HELP = "A .fxopt archive, a folder in Hugging Face format, owner/name on its hub, or package.module:factory."
 
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
 ArchiveArgument = Annotated[
-    str, typer.Argument(metavar="ARCHIVE", help="A .pt2 archive, as written by `fxopt optimize`.")
+    str, typer.Argument(metavar="ARCHIVE", help="A .fxopt archive, as written by `fxopt optimize`.")
 ]
 PipelineOption = Annotated[
     str | None,
@@ -27,7 +27,7 @@ PipelineOption = Annotated[
         autocompletion=complete_pipeline,
     ),
 ]
-OutputOption = Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="The .pt2 archive to write.")]
+OutputOption = Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="The .fxopt archive to write.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace OUT without asking if it exists.")]
 InputsOption = Annotated[
     str | None,
@@ -90,8 +90,6 @@ class Job:
     rtol: float | None
     atol: float | None
     sqnr: float | None
-    history: bool
-    reproducers: str | None
     run_pickled_code: bool
     dtype: str | None = None
     device: str | None = None

@@ -18,8 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_STYLES = {"+": "green", "-": "red", "@": "cyan"}
-
 _TALKATIVE = ("torchao", "torch.utils._pytree", "torch.onnx._internal.exporter._registration")
 _FX_TRACE = "Call using an FX-traced Module"
 
@@ -139,11 +137,6 @@ class Terminal:
             table.add_row(*map(Text, row))
         self.out.print(table, soft_wrap=False)
 
-    def changes(self, lines: Sequence[str]) -> None:
-        """Print lines of a difference, coloured by their first character."""
-        for line in lines:
-            self.print(line, style=_STYLES.get(line[:1]))
-
 
 def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
     """Return the lines of a table, as `fxopt_core.text` does, which loads torch.
@@ -161,6 +154,18 @@ def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> li
         for row in rows
     )
     return ["  ".join(cells).rstrip() for cells in aligned]
+
+
+def bytes_text(count: int) -> str:
+    """Return a number of bytes for readers.
+
+    >>> bytes_text(512), bytes_text(90_870_598)
+    ('512 bytes', '90.9 MB')
+    """
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} bytes"
 
 
 def _writable(text: str) -> str:

@@ -10,7 +10,7 @@ from fxopt.commands.answer import Answer, answer
 from fxopt.commands.checks import check_archives
 from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.parameters import ArchiveArgument, ForceOption, JsonOption, OutputOption, PickleOption
-from fxopt.commands.terminal import Terminal
+from fxopt.commands.terminal import Terminal, bytes_text
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -85,7 +85,6 @@ def _applied(graph_module: GraphModule) -> list[int]:
 
 
 def _show(terminal: Terminal, data: dict[str, Any]) -> None:
-    from fxopt.reporting.tables import bytes_text
 
     for name in data["undone"]:
         terminal.print(f"undone: {name}")

@@ -14,9 +14,7 @@ from fxopt.commands.one_page import show_once
 from fxopt.commands.parameters import ForceOption, JsonOption, PickleOption
 from fxopt.commands.terminal import Terminal
 
-ArchiveArgument = Annotated[
-    str, typer.Argument(metavar="ARCHIVE", help="A .pt2 archive, written by fxopt or by torch.export.save.")
-]
+ArchiveArgument = Annotated[str, typer.Argument(metavar="ARCHIVE", help="A .fxopt archive.")]
 PageOption = Annotated[
     str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the page here, and open no browser.")
 ]
@@ -36,12 +34,13 @@ def view(
 
     def work(terminal: Terminal) -> Answer:
         check_archives(archive, trusted=run_pickled_code)
-        from fxopt.commands.outputs import check_output
+        from fxopt.commands.outputs import check_page, check_reports
 
-        path = None if output is None else check_output(output, force=force, suffix=".html")
+        check_reports()
+        path = None if output is None else check_page(output, force=force)
         with terminal.steps(2) as step:
             from fxopt.commands.models.sources import read_archive
-            from fxopt.reporting import report
+            from fxopt_report import report
 
             step("reading")
             graph_module = read_archive(archive, run_pickled_code=run_pickled_code)

@@ -26,7 +26,7 @@ from fxopt_tools import Inputs
 _SHORT, _LONG = "A short text.", "Another text, which is somewhat longer than the first one is."
 _LONGER = "The old mill by the river has been closed for years, but on quiet evenings people still hear its wheel turn."
 # Two texts of different lengths in one call, so that one is padded, and at the end one text alone, which is not.
-_TEXTS = ([_SHORT, _LONG], [f"{_LONGER} {_LONG}"])
+TEXTS = ([_SHORT, _LONG], [f"{_LONGER} {_LONG}"])
 _TEXT_TASKS = ("feature-extraction", "fill-mask", "text-classification", "token-classification")
 _IMAGE_TASKS = ("image-classification", "image-feature-extraction")
 _AUDIO_TASKS = ("audio-classification", "automatic-speech-recognition")
@@ -41,8 +41,10 @@ class Client(Protocol):
 
 
 ClientT = TypeVar("ClientT", bound=Client)
-Optimize = Callable[[nn.Module, Sequence[Inputs], Mapping[str, Any] | None, Transformation | None], GraphModule]
-"""Makes a graph of a model, the calls that it gets, ``dynamic_shapes``, and a pass to run first."""
+Optimize = Callable[
+    [nn.Module, Sequence[Inputs], Sequence[Inputs], Mapping[str, Any] | None, Transformation | None], GraphModule
+]
+"""Makes a graph of a model, example calls, calls to calibrate with, ``dynamic_shapes``, and a pass to run first."""
 
 
 def is_client(found: object) -> bool:
@@ -54,23 +56,42 @@ def is_client(found: object) -> bool:
     return _is_of_sentence_transformers(found) or _is_a(found, "transformers.pipelines.base", "Pipeline")
 
 
-def with_models_replaced(client: ClientT, optimize: Optimize) -> ClientT:
+def with_models_replaced(
+    client: ClientT, optimize: Optimize, calibrate: Callable[[Any], object] | None = None
+) -> ClientT:
     """Return a copy of a client whose models are graphs; the client stays as it is.
+
+    ``calibrate`` calls a client with inputs like those to come.
 
     Raises:
         PreconditionError: It has no model for which a graph can stand, or one in training mode.
     """
     recording, recorders = _recorded(client)
+    examples = [recorder.calls for recorder in recorders]
+    if calibrate is not None:
+        for recorder in recorders:
+            recorder.calls = []
+        calibrate(recording)
     memo: dict[int, Any] = {}
-    for recorder in recorders:
-        model, calls = recorder.model, recorder.calls
+    for recorder, calls in zip(recorders, examples, strict=True):
+        model, noted = recorder.model, recorder.calls
         first = slow_dtype(model)
         if first is not None:
             model = copy.deepcopy(model).float()
-            calls = [Inputs(*map(_wide, call.args), **pytree.tree_map(_wide, dict(call.kwargs))) for call in calls]
+            calls, noted = (
+                [Inputs(*map(_wide, call.args), **pytree.tree_map(_wide, dict(call.kwargs))) for call in each]
+                for each in (calls, noted)
+            )
             _holder(recording).float()  # layers behind the model, which get what it returns
-        memo[id(recorder)] = optimize(model, calls, _varying_sizes(calls[0]), first)
+        memo[id(recorder)] = optimize(model, calls, noted, _varying_sizes(calls[0]), first)
     return copy.deepcopy(recording, memo)
+
+
+def noted_calls(model: nn.Module, calibrate: Callable[[Any], object]) -> list[Inputs]:
+    """Return the calls that a function makes of a model."""
+    recorder = _Recorder(model)
+    calibrate(recorder)
+    return recorder.calls
 
 
 def calls_of(client: Client) -> tuple[nn.Module, list[Inputs]]:
@@ -196,7 +217,7 @@ def _calls(client: Any) -> Iterator[Callable[[], object]]:
     task, tokenizer = client.task, client.tokenizer
     if task in _TEXT_TASKS:
         mask = f" {tokenizer.mask_token}" if task == "fill-mask" else ""
-        for texts in _TEXTS:
+        for texts in TEXTS:
             size = len(texts) if tokenizer.pad_token_id is not None else 1
             yield partial(client, [text + mask for text in texts], batch_size=size)
     elif task == "zero-shot-classification":
@@ -213,7 +234,7 @@ def _calls(client: Any) -> Iterator[Callable[[], object]]:
 def _calls_of_modules(client: Any) -> Iterator[Callable[[], object]]:
     kinds = client.modalities
     if "text" in kinds:
-        batches: Sequence[list[Any]] = _TEXTS
+        batches: Sequence[list[Any]] = TEXTS
     elif "image" in kinds:
         batches = _images()
     else:

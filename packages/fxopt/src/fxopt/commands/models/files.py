@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import json
 import re
 import zipfile
@@ -14,18 +15,27 @@ import torch
 from torch import nn
 
 from fxopt.commands.failures import FileError
-from fxopt.drop_in.clients import calls_of
+from fxopt.drop_in.clients import TEXTS, calls_of
 from fxopt_tools import Inputs
 
 _OF_SENTENCE_TRANSFORMERS = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
-_PROGRAMS = ("models/model.json", "serialized_exported_program.json")
+_ARCHIVES = ("models/model.json", "fxopt.json")
+# What sentence-transformers loads by these names is what transformers does.
+_ENCODERS = frozenset(
+    f"{name}Model"
+    for name in (
+        "Albert", "Bert", "Camembert", "DebertaV2", "DistilBert", "Electra", "MPNet", "ModernBert", "Roberta",
+        "XLMRoberta",
+    )
+)  # fmt: skip
+_DESCRIPTIONS = ("modules.json", "config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 
 
 def is_program(path: Path) -> bool:
-    """Whether a file is an archive with a program of ``torch.export``."""
+    """Whether a file is an archive, of fxopt or of ``torch.export``."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(_PROGRAMS) for name in archive.namelist())
+            return any(name.endswith(_ARCHIVES) for name in archive.namelist())
     except (OSError, zipfile.BadZipFile):
         return False
 
@@ -71,10 +81,17 @@ def from_folder(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
 def from_modules(folder: Path, dtype: torch.dtype | None = None) -> tuple[nn.Module, list[Inputs]]:
     """Return the transformer in a folder of sentence-transformers, and calls of it that its tokenizer has prepared.
 
+    A usual encoder of texts is read without that library, which takes more than a second to import.
+
     Raises:
-        FileError: sentence-transformers cannot load the folder.
+        FileError: The folder cannot be loaded.
         PreconditionError: No graph can stand for what is in it.
     """
+    if (tokenizer := _usual_tokenizer(folder)) is not None:
+        model = from_folder(folder, dtype)
+        names = inspect.signature(model.forward).parameters
+        made = (tokenizer(texts, padding=True, return_tensors="pt") for texts in TEXTS)
+        return model, [Inputs(**{name: value for name, value in each.items() if name in names}) for each in made]
     library = importlib.import_module("sentence_transformers")
     library.base.modules.transformer.transformers_logging.disable_progress_bar()
     described = folder / "config_sentence_transformers.json"
@@ -93,6 +110,32 @@ def from_modules(folder: Path, dtype: torch.dtype | None = None) -> tuple[nn.Mod
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise FileError(f"sentence-transformers cannot load {folder}: {type(error).__name__}: {reason}") from error
     return calls_of(client.eval())
+
+
+def _usual_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a folder whose transformer is what its configuration names, called by `forward`, or None.
+
+    What cannot be read is left to sentence-transformers, which says what is wrong.
+    """
+    try:
+        modules, config, client, settings = (
+            json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).is_file() else {}
+            for name in _DESCRIPTIONS
+        )
+        kind, path = modules[0]["type"].split("."), modules[0]["path"]
+        if (
+            config["architectures"][0] not in _ENCODERS
+            or config.get("is_decoder")
+            or (kind[0], kind[-1], path) != ("sentence_transformers", "Transformer", "")
+            or client.get("model_type", "SentenceTransformer") != "SentenceTransformer"
+            or settings.get("transformer_task", "feature-extraction") != "feature-extraction"
+            or (folder / "adapter_config.json").exists()
+        ):
+            return None
+        transformers = importlib.import_module("transformers")
+        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception:  # transformers raises errors of many kinds
+        return None
 
 
 def tokenizer_inputs(folder: Path) -> list[str]:

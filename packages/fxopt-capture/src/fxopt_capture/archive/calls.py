@@ -1,0 +1,241 @@
+"""How a graph module is called, as data: the form of the call, containers of inputs and outputs, and the guards."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections import defaultdict, namedtuple
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch.fx import Graph
+from torch.utils import _pytree as pytree
+
+from fxopt_capture.archive.arithmetic import check_conditions
+from fxopt_capture.call.arguments import CallForm, InputBinding, Parameter
+from fxopt_capture.call.caches import is_cache_type, register_cache_type
+from fxopt_capture.call.guards import Condition, InputGuards, InputSpec
+from fxopt_capture.call.nesting import Nesting, nesting_of
+from fxopt_capture.call.structures import structures_of
+from fxopt_core._torch import pytree_info, set_pytree_info
+from fxopt_core.errors import CaptureError
+from fxopt_core.graph import iter_nodes
+from fxopt_core.naming import type_text
+from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, ValueReader, ValueWriter
+from fxopt_rewrite.plain_names import PLAIN, is_plain_identifier
+
+_write = ValueWriter(names=PLAIN).write
+_read = ValueReader(names=PLAIN).read
+_DEEPEST = 64
+_KINDS = frozenset({"bool", "integer", "floating", "complex"})
+_MODULES = re.compile(r"transformers\.(?:modeling_outputs|cache_utils|utils\.generic|models\.\w+\.modeling_\w+)")
+# What transformers looks up in the context of a cache: its classes, and plain data by their names.
+_IN_CACHES = re.compile(
+    r"transformers\.(?:cache_utils|models\.\w+\.modeling_\w+)[.:]\w*(?:Cache|Layer)"
+    r"|builtins[.:](?:dict|frozenset|list|set|tuple)|collections[.:](?:OrderedDict|deque)|torch[.:]Size"
+)
+_TORCH_NAME = re.compile(r"[a-z]\w*")
+
+
+# -- containers
+
+
+def write_containers(graph: Graph) -> Form:
+    """Return how a graph flattens its inputs and builds its output; None where it takes and returns plain values."""
+    info = pytree_info(graph)
+    if info is None:
+        return None
+    outputs = None if info.out_spec is None else _spec_form(info.out_spec)
+    return {"names": list(info.orig_args), "inputs": _spec_form(info.in_spec), "outputs": outputs}
+
+
+def read_containers(form: Form, graph: Graph) -> None:
+    """Let a graph take and return the containers that `write_containers` has written.
+
+    Raises:
+        CaptureError: one of them is not known in this process.
+    """
+    if form is None:
+        return
+    if not all(map(is_plain_identifier, form["names"])):
+        raise MalformedError(f"{form['names']!r:.60} are no names of inputs")
+    outputs = None if form["outputs"] is None else _spec(form["outputs"])
+    set_pytree_info(graph, form["names"], _spec(form["inputs"]), outputs)
+
+
+def _spec_form(spec: pytree.TreeSpec) -> Form:
+    if spec.is_leaf():
+        return None
+    known = pytree.SUPPORTED_SERIALIZED_TYPES.get(spec.context if spec.type is namedtuple else spec.type)
+    name = None if known is None else known.serialized_type_name
+    if not isinstance(name, str) or pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name) not in (spec.type, spec.context):
+        raise InexpressibleError(
+            f"an input or output is {type_text(spec.type)}, for which torch.export has no name; register it: "
+            f"torch.export.register_dataclass(..., serialized_type_name=...)"
+        )
+    context = None if spec.type is namedtuple else _write(spec.context)
+    return [name, context, [_spec_form(child) for child in spec.children()]]
+
+
+def _spec(form: Form, depth: int = 0) -> pytree.TreeSpec:
+    if form is None:
+        return pytree.treespec_leaf()
+    if depth > _DEEPEST:
+        raise MalformedError("inputs or outputs nest too deeply")
+    name, context, children = form
+    kind = _container(name)
+    found = _read(context)
+    if kind is defaultdict and not (isinstance(found[0], type) or found[0] is None):
+        raise MalformedError(f"a defaultdict calls {found[0]!r:.60}")
+    _check_cache(found, 0)
+    if isinstance(kind, type) and issubclass(kind, tuple) and kind not in (tuple, torch.Size):
+        return pytree.TreeSpec(namedtuple, kind, [_spec(child, depth + 1) for child in children])
+    return pytree.TreeSpec(kind, found, [_spec(child, depth + 1) for child in children])
+
+
+def _container(name: Form) -> Any:
+    """Return a registered class of containers; of transformers, the module that registers it is imported."""
+    if not isinstance(name, str):
+        raise MalformedError("the type of a container is no text")
+    module, _, cls = name.replace(":", ".").rpartition(".")
+    is_known = name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+    if not is_known and _MODULES.fullmatch(module) and importlib.util.find_spec("transformers") is not None:
+        with suppress(ImportError):
+            importlib.import_module(module)  # which registers its own outputs
+        found = getattr(sys.modules.get(module), cls, None)
+        if isinstance(found, type) and is_cache_type(found):
+            register_cache_type(found)
+    if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
+        raise CaptureError(
+            f"its inputs or outputs are of type {name:.200}, which torch.export does not know in this process; import "
+            f"the module that defines and registers it (torch.export.register_dataclass, or `import transformers`) "
+            f"before loading"
+        )
+    return pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name]
+
+
+def _check_cache(context: Any, depth: int) -> None:
+    """Refuse what transformers would import by its name when it makes a cache of its context."""
+    if depth > _DEEPEST:
+        raise MalformedError("the context of a container nests too deeply")
+    if isinstance(context, dict) and "_t" in context:
+        path, name = context.get("p", ""), context.get("n", "t")
+        harmless = isinstance(path, str) and isinstance(name, str) and _TORCH_NAME.fullmatch(name)
+        if not harmless or ("p" in context and not _IN_CACHES.fullmatch(path)):
+            raise MalformedError(f"a cache among the inputs or outputs holds {path or name!r:.80}, which is no cache")
+    entries = [*context, *context.values()] if isinstance(context, dict) else context
+    for entry in entries if isinstance(entries, list | tuple) else ():
+        _check_cache(entry, depth + 1)
+
+
+# -- the form of the call
+
+
+def write_binding(binding: InputBinding) -> Form:
+    """Return what accepts the calls of a captured module; values that data cannot express are left out."""
+    form = binding.form
+    return {
+        "parameters": [
+            [
+                one.name,
+                one.positional,
+                one.keyword,
+                one.required,
+                _write(one.default) if _is_data(one.default) else None,
+            ]
+            for one in form.parameters
+        ],
+        "inputs": list(form.inputs),
+        "fixed": [[name, _write(value)] for name, value in form.fixed.items() if _is_data(value)],
+        "implied": sorted(form.implied),
+        "variadic": list(form.variadic),
+        "absent": dict(form.absent),
+        "ignored": sorted(form.ignored),
+        "names": list(binding.names),
+        "nested": [name for name, nesting in binding.nestings.items() if nesting.kind is not None],
+        "checked": list(binding.nestings),
+    }
+
+
+def _is_data(value: object) -> bool:
+    try:
+        _write(value)
+    except InexpressibleError:
+        return False
+    return True
+
+
+def read_binding(rows: Form, graph: Graph, name: str) -> InputBinding:
+    """Return what accepts the calls of a graph as `write_binding` has it."""
+    parameters = tuple(
+        Parameter(str(local), bool(positional), bool(keyword), bool(required), _read(default))
+        for local, positional, keyword, required, default in rows["parameters"]
+    )
+    form = CallForm(
+        parameters,
+        _texts(rows["inputs"]),
+        {str(local): _read(value) for local, value in rows["fixed"]},
+        frozenset(_texts(rows["implied"])),
+        _texts(rows["variadic"]),
+        absent={str(local): int(number) for local, number in rows["absent"].items()},
+        ignored=frozenset(_texts(rows["ignored"])),
+    )
+    nestings = dict.fromkeys(_texts(rows["checked"]), Nesting())
+    examples = _examples(graph) if rows["nested"] else {}
+    nestings |= {local: nesting_of(examples[local]) for local in _texts(rows["nested"])}
+    return InputBinding(form, name, structures_of(graph), nestings, _texts(rows["names"]))
+
+
+def _examples(graph: Graph) -> Mapping[str, Any]:
+    """Return what stands for the inputs of a graph, by name, in their containers."""
+    info = pytree_info(graph)
+    if info is None:
+        return {}
+    values = [node.meta.get("val") for node in iter_nodes(graph) if node.op == "placeholder"]
+    args, kwargs = pytree.tree_unflatten(values, info.in_spec)
+    return {**dict(zip(info.orig_args, args, strict=False)), **kwargs}
+
+
+def _texts(names: Form) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise MalformedError(f"{names!r:.60} is no list of names")
+    return tuple(names)
+
+
+# -- guards
+
+
+def write_guards(guards: InputGuards) -> Form:
+    """Return what guards demand."""
+    return {
+        "specs": [{each.name: _write(getattr(spec, each.name)) for each in fields(InputSpec)} for spec in guards.specs],
+        "conditions": [[condition.code, condition.text] for condition in guards.conditions],
+        "mode": guards.mode,
+        "module_dtype": _write(guards.module_dtype),
+        "baked": guards.baked,
+    }
+
+
+def read_guards(rows: Form) -> InputGuards:
+    """Return the guards that `write_guards` has written."""
+    specs = [InputSpec(**{name: _read(value) for name, value in row.items()}) for row in rows["specs"]]
+    for spec in specs:
+        values: list[Any] = [spec.sizes, spec.name, spec.read_at, spec.dtype, spec.follows]  # of any type, so far
+        kinds = isinstance(values[0], tuple) and {type(size) for size in values[0]} <= {int, type(None)}
+        wanted = [(values[1], str), (values[2], str | None), (values[3], torch.dtype | None), (values[4], bool)]
+        wanted.append((spec.ones, bool | None))
+        if not kinds or not all(isinstance(value, kind) for value, kind in wanted):
+            raise MalformedError(f"{spec!r:.80} is no demand on an input")
+        if not (_KINDS | {None}).issuperset((spec.kind, *spec.also)):
+            raise MalformedError(f"{spec.kind!r:.40} is no kind of dtype")
+    conditions = [Condition(str(code), str(text)) for code, text in rows["conditions"]]
+    check_conditions(conditions)
+    mode, dtype, baked = rows["mode"], _read(rows["module_dtype"]), rows["baked"]
+    if not (isinstance(mode, bool | None) and isinstance(dtype, torch.dtype | None) and isinstance(baked, str | None)):
+        raise MalformedError("guards have no mode and dtype")
+    return InputGuards(specs, conditions, mode, dtype, baked)

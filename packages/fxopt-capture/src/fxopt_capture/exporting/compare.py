@@ -1,0 +1,210 @@
+"""Run a model and its graph on the same inputs, without a trace left in either, and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fxopt_capture.call.arguments import CallForm
+from fxopt_capture.call.caches import is_cache_type
+from fxopt_capture.call.nesting import Nesting, context_difference, nesting_of
+from fxopt_capture.exporting.random_state import random_state_kept
+from fxopt_core.state.snapshot import kept
+from fxopt_core.tolerances import tolerance
+
+_SMALLEST = 1e-3
+"""The tolerances are for values of about 1; they shrink with outputs that are smaller, down to this size."""
+
+
+class GraphError(Exception):
+    """A graph raises an error, which this chains, for inputs that the model takes."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a call leaves: what it returns, its inputs after it, and the buffers that it has written to in place."""
+
+    output: object
+    inputs: Mapping[str, object]
+    buffers: Mapping[str, torch.Tensor]
+
+
+def difference(
+    model: nn.Module,
+    form: CallForm,
+    graph_module: nn.Module,
+    inputs: Mapping[str, object],
+    constants: Mapping[str, object] = MappingProxyType({}),
+    *,
+    weights: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    effects: bool = False,
+    gradients: bool = False,
+) -> str | None:
+    """Return how the graph's outputs differ from the model's on `inputs`, or None where they agree.
+
+    With `effects`, the same holds of inputs and buffers that a call changes in place. Buffers, the random state and the
+    inputs stay as they are. Exceptions of the model pass through; those of the graph are chained by a `GraphError`.
+
+    The graph module gets the inputs and `constants` by name. Both have `weights` in place of the parameters and buffers
+    of these names, and run with gradients where asked to.
+    """
+    given = _cloned(inputs)
+    expected = _run(model, *form.arguments(given), given, weights, gradients=gradients)
+    given = _cloned(inputs)
+    try:
+        found = _run(graph_module, (), {**given, **constants}, given, weights, gradients=gradients)
+    except Exception as error:
+        raise GraphError(f"the graph raises {type(error).__name__}: {error}") from error
+    reason = _mismatch(expected.output, found.output)
+    if reason is not None or not effects:
+        return reason
+    changed = {name: buffer for name, buffer in expected.buffers.items() if name in found.buffers}
+    return _mismatch(expected.inputs, found.inputs, "after the call, the input") or _mismatch(
+        changed, {name: found.buffers[name] for name in changed}, "after the call, the buffer"
+    )
+
+
+def takes(model: nn.Module, form: CallForm, inputs: Mapping[str, object], weights: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a model raises no exception when it is called as in `difference`."""
+    given = _cloned(inputs)
+    try:
+        _run(model, *form.arguments(given), given, weights, gradients=False)
+    except Exception:  # whatever the model raises
+        return False
+    return True
+
+
+def is_same_call(model: nn.Module, form: CallForm, one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Whether a model takes two sets of inputs by name, and returns the same for both. The model stays as it is."""
+    try:
+        left, right = (
+            _run(model, *form.arguments(given), given, {}, gradients=False) for given in map(_cloned, (one, other))
+        )
+    except Exception:  # whatever the model raises
+        return False
+    return _mismatch(left.output, right.output) is None
+
+
+def _run(
+    module: nn.Module,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    inputs: Mapping[str, object],
+    weights: Mapping[str, torch.Tensor],
+    *,
+    gradients: bool,
+) -> _Run:
+    with random_state_kept(module, inputs), kept(module), torch.enable_grad() if gradients else torch.no_grad():
+        copies = _stand_in(module, weights)
+        output = module(*args, **kwargs)
+        now = {id(buffer) for each in module.modules() for buffer in each._buffers.values()}
+        return _Run(output, inputs, {name: buffer for name, buffer in copies.items() if id(buffer) in now})
+
+
+def effect_of(
+    attributes: Mapping[str, object], model: nn.Module, form: CallForm, inputs: Mapping[str, object]
+) -> str | None:
+    """Return how a model's outputs on `inputs` change with other values of attributes, or None where they do not.
+
+    The model stays as it is. Exceptions of it pass through. `attributes` has the other values by dotted name.
+    """
+    outputs = []
+    for changes in ({}, attributes):
+        with kept(model), torch.no_grad():
+            for name, value in changes.items():
+                owner, _, last = name.rpartition(".")
+                vars(model.get_submodule(owner))[last] = value
+            _stand_in(model, {})
+            args, kwargs = form.arguments(_cloned(inputs))
+            outputs.append(model(*args, **kwargs))
+    return _mismatch(*outputs)
+
+
+def _cloned(inputs: Mapping[str, object]) -> dict[str, object]:
+    return {
+        name: pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
+        for name, value in inputs.items()
+    }
+
+
+def _stand_in(root: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Give a module copies of its buffers to write to, and `weights`; `kept` gives it back its own.
+
+    Returns:
+        The copies by name.
+    """
+    copies: dict[int, torch.Tensor] = {}
+    named: dict[str, torch.Tensor] = {}
+    for prefix, module in root.named_modules():
+        path = f"{prefix}." if prefix else ""
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                value = weights.get(path + name, buffer)
+                named[path + name] = module._buffers[name] = copies.setdefault(id(buffer), value.clone())
+        for name in module._parameters if weights else ():
+            if path + name in weights:
+                vars(module)["_parameters"][name] = weights[path + name]
+    return named
+
+
+def _mismatch(expected: object, found: object, name: str = "output") -> str | None:
+    if (reason := _other_nesting(nesting_of(expected), nesting_of(found), name)) is not None:
+        return reason
+    pairs = zip(pytree.tree_leaves_with_path(expected), pytree.tree_leaves(found), strict=True)
+    for (path, left), right in pairs:
+        where = name + pytree.keystr(path)
+        if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+            if (reason := _tensor_mismatch(left, right)) is not None:
+                return f"{where} {reason}"
+        elif not _is_same(left, right):
+            return f"{where} is {right!r} where the model returns {left!r}"
+    return None
+
+
+def _other_nesting(expected: Nesting, found: Nesting, name: str) -> str | None:
+    """Return where containers of other types or lengths, or with other keys, are, and what is there."""
+    if (expected.kind, expected.labels) != (found.kind, found.labels):
+        return f"{name} is {found} where the model returns {expected}"
+    entries = zip(expected.labels, expected.entries, found.entries, strict=True)
+    reasons = (_other_nesting(left, right, name + label) for label, left, right in entries)
+    reason = next((reason for reason in reasons if reason is not None), None)
+    if reason is None and is_cache_type(expected.kind) and expected.context != found.context:
+        place, one, other = context_difference(found.context, expected.context)
+        return f"{name}{place and f'.{place}'} is {one!r} where the model returns {other!r}"
+    return reason
+
+
+def _is_same(expected: object, found: object) -> bool:
+    """Whether two leaves, not both tensors, are equal; of objects that cannot say, whether they are of one class."""
+    if type(expected) is not type(found):
+        return False
+    if type(expected).__eq__ is object.__eq__:
+        return True
+    both_nan = expected != expected and found != found
+    return both_nan or bool(expected == found)
+
+
+def _tensor_mismatch(expected: torch.Tensor, found: torch.Tensor) -> str | None:
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return f"is {found.dtype} of shape {tuple(found.shape)}, not {expected.dtype} of shape {tuple(expected.shape)}"
+    allowed = tolerance(expected.dtype)
+    if allowed.is_exact:
+        return None if torch.equal(expected, found) else "has other values"
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    left, right = (tensor.detach().to_dense().cpu().to(wide) for tensor in (expected, found))
+    if torch.equal(left, right):
+        return None
+    largest = float(left.abs().nan_to_num(0, 0, 0).max())
+    atol = allowed.atol * max(_SMALLEST, largest)
+    if torch.allclose(right, left, rtol=allowed.rtol, atol=atol, equal_nan=True):
+        return None
+    if not torch.equal(left.isfinite(), right.isfinite()):
+        return "is infinite or no number in other places"
+    off = float((right - left).abs().nan_to_num(0, 0, 0).max())
+    limit = atol + allowed.rtol * largest
+    return f"differs by up to {off:.3g} among values of up to {largest:.3g}, where rounding explains {limit:.1g}"

@@ -1,0 +1,94 @@
+"""Find out which other kinds of dtype and which values a mask may have, by running model and graph on such masks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from contextlib import redirect_stderr
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt_capture.call.arguments import CallForm
+from fxopt_capture.call.guards import GUARDS, InputGuards
+from fxopt_capture.exporting.compare import GraphError, difference
+from fxopt_rewrite.dtypes import dtype_kind
+
+_DTYPES = (torch.bool, torch.int64, torch.float32)
+
+
+def compare_masks(model: nn.Module, form: CallForm, captured: GraphModule, inputs: Mapping[str, object]) -> None:
+    """Compare model and graph on other masks of zeros and ones than those of the example, and let the guards say so.
+
+    The inputs with "mask" in their names are tried one after the other: of their own dtype with the other form of
+    values, which is refused from then on where the graph differs, and of each other kind of dtype with a zero in each
+    row, which is taken from then on where the graph does not differ. What the model does not take says nothing.
+    """
+    for index, spec in enumerate(_guards(captured).specs):
+        value = inputs.get(spec.name)
+        if "mask" not in spec.name or not isinstance(value, torch.Tensor) or not value.dim() or not _is_mask(value):
+            continue
+        if spec.kind in ("bool", "integer"):
+            given = {**inputs, spec.name: _other_form(value)}
+            if not _agrees(model, form, captured, given, model_raises=True):
+                _set(captured, index, ones=bool(value.all()))
+        mask = value.clone()
+        mask[..., -1:] = 0
+        for dtype in _DTYPES:
+            if (kind := dtype_kind(dtype)) != spec.kind:
+                former = _guards(captured)
+                _set(captured, index, also=(*former.specs[index].also, kind))
+                given = {**inputs, spec.name: mask.to(dtype)}
+                if not _agrees(model, form, captured, given, model_raises=False):
+                    captured._modules[GUARDS] = former
+
+
+def _is_mask(value: torch.Tensor) -> bool:
+    return bool(((value == 0) | (value == 1)).all())
+
+
+def _other_form(mask: torch.Tensor) -> torch.Tensor:
+    """Return ones for a mask with zeros; for one of ones, one whose first row ends in a zero if it can."""
+    if not mask.all():
+        return torch.ones_like(mask)
+    padded = mask.clone()
+    if mask.numel() and mask.size(-1) > 1:
+        (padded[0] if mask.dim() > 1 else padded)[..., -1] = 0
+    return padded
+
+
+def _guards(captured: GraphModule) -> InputGuards:
+    guards = captured._modules[GUARDS]
+    assert isinstance(guards, InputGuards)
+    return guards
+
+
+def _set(captured: GraphModule, index: int, **demands: Any) -> None:
+    """Give a captured module guards that demand something else of one input."""
+    guards = _guards(captured)
+    specs = [replace(spec, **demands) if place == index else spec for place, spec in enumerate(guards.specs)]
+    changed = InputGuards(specs, guards.conditions, guards.mode, guards.module_dtype, guards.baked)
+    changed.training, captured._modules[GUARDS] = guards.training, changed
+
+
+def _agrees(
+    model: nn.Module, form: CallForm, captured: GraphModule, inputs: Mapping[str, object], *, model_raises: bool
+) -> bool:
+    """Whether model and graph do the same; `model_raises` says what is to hold where the model takes no such inputs.
+
+    As on the example, torch's layers that compute otherwise without gradients are compared with them.
+    """
+    try:
+        with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
+            modes = (False, True) if torch.is_grad_enabled() else (False,)
+            return any(
+                difference(model, form, captured, inputs, form.fixed, effects=True, gradients=mode) is None
+                for mode in modes
+            )
+    except GraphError:
+        return False
+    except Exception:  # whatever the model raises
+        return model_raises

@@ -1,0 +1,123 @@
+"""What a model does while it is traced that its graph does not say: dtypes that it reads, caches that it fills.
+
+A dtype that the model's Python code reads (``torch.finfo(x.dtype)``, ``torch.ones(2, dtype=x.dtype)``) is a constant of
+the graph. And an object that it changes in place, such as a cache of keys and values, is for the graph a container of
+inputs and another one of outputs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fxopt_capture.call.caches import is_cache
+from fxopt_capture.exporting.failure import line_of_frame
+from fxopt_rewrite.dtypes import dtype_kind
+
+_GETTERS = tuple(getattr(torch.Tensor, name).__get__ for name in ("dtype", "itemsize", "nbytes"))
+_PLAIN = (int, float, str)
+_READS = frozenset({*_GETTERS, torch.result_type, torch.Tensor.type, torch.Tensor.element_size})
+
+
+class Observer:
+    """Runs a model's forward and notes what is seen.
+
+    Attributes:
+        dtype_reads: kind of dtype -> the place in the model's source that read one of that kind first.
+        returned: name of an input that is a cache -> the key or index of the output that is the very same cache.
+        lost: names of inputs that are caches, were changed, and are not among the outputs.
+        stepped: numbers, flags and strings that calling the model changes, by the name of the attribute -> from, to.
+    """
+
+    def __init__(self) -> None:
+        self.dtype_reads: dict[str, str] = {}
+        self.returned: dict[str, object] = {}
+        self.lost: list[str] = []
+        self.stepped: dict[str, tuple[object, object]] = {}
+
+    def note(self) -> str | None:
+        """Return which attributes the graph takes for constants though calls change them, or None."""
+        changes = [f"`{name}` from {old!r} to {new!r}" for name, (old, new) in self.stepped.items()]
+        if not changes:
+            return None
+        return (
+            f"a call changes {', '.join(changes)}: every call of the graph computes what the model does before that "
+            f"change. Where calls are to differ, count in a buffer"
+        )
+
+    def run(
+        self,
+        forward: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        inputs: Mapping[str, object],
+    ) -> object:
+        """Return ``forward(*args, **kwargs)``; `inputs` are those arguments, by name, that are inputs of the graph."""
+        caches = {name: (value, pytree.tree_leaves(value)) for name, value in inputs.items() if is_cache(value)}
+        with _DtypeReads(self.dtype_reads):
+            output = forward(*args, **kwargs)
+        places = {id(value): place for place, value in _entries(output)}
+        self.returned = {name: places[id(value)] for name, (value, _) in caches.items() if id(value) in places}
+        self.lost = [
+            name
+            for name, (value, leaves) in caches.items()
+            if name not in self.returned and [*map(id, pytree.tree_leaves(value))] != [*map(id, leaves)]
+        ]
+        return output
+
+
+class Steps:
+    """Notes the numbers, flags and strings in attributes of a model's modules that become others of their type."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.before = [
+            (name, module, {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)})
+            for name, module in model.named_modules()
+        ]
+
+    def found(self) -> dict[str, tuple[object, object]]:
+        """Return the name of each attribute that has changed -> what it was and what it is."""
+        found: dict[str, tuple[object, object]] = {}
+        for prefix, module, values in self.before:
+            attributes = vars(module)
+            for name, value in values.items():
+                now = attributes.get(name)
+                if now is not value and type(now) is type(value) and now != value:
+                    found[f"{prefix}.{name}".lstrip(".")] = value, now
+        return found
+
+
+def _entries(output: object) -> list[tuple[object, object]]:
+    if isinstance(output, Mapping):
+        return list(output.items())
+    return list(enumerate(output)) if isinstance(output, list | tuple) else []
+
+
+class _DtypeReads(TorchFunctionMode):
+    """While open, notes which kinds of dtype the code that calls torch reads, and where first."""
+
+    def __init__(self, found: dict[str, str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, and note it if it reads a dtype."""
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if func in _READS:
+            self._note(func, args, result)
+        return result
+
+    def _note(self, func: Any, args: tuple[Any, ...], result: object) -> None:
+        if func is torch.Tensor.type and len(args) > 1:
+            return  # a conversion
+        dtype = result if isinstance(result, torch.dtype) else args[0].dtype
+        if dtype_kind(dtype) not in self.found:
+            self.found[dtype_kind(dtype)] = line_of_frame(sys._getframe(2)) or "its source"

@@ -1,0 +1,137 @@
+"""One call of ``torch.export.export``, with the model's ``forward`` flattened to the names that the call gives."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from fxopt_capture._torch import guarding
+from fxopt_capture.call.arguments import CallForm
+from fxopt_capture.call.structures import register_structures
+from fxopt_capture.exporting.observer import Observer, Steps
+from fxopt_core.state.snapshot import kept
+
+
+def export_program(
+    model: nn.Module,
+    form: CallForm,
+    inputs: Mapping[str, object],
+    dynamic_shapes: Any,
+    *,
+    small_sizes: bool,
+    observer: Observer | None = None,
+) -> ExportedProgram:
+    """Export `model`, whatever the ambient grad mode, and leave it as it was.
+
+    With `small_sizes`, a dynamic dimension may be 0 or 1, so that a branch of the model on such a size becomes a guard.
+    Otherwise ``torch.export`` takes a dynamic dimension to be at least 2, and a branch on 1 leaves no trace.
+    """
+    observed = _flat_forward(model, form, observer or Observer())
+    with ready_to_export(model, small_sizes=small_sizes), observed, _quiet_failure():
+        return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic_shapes, strict=False)
+
+
+@contextmanager
+def ready_to_export(model: nn.Module, *, small_sizes: bool) -> Iterator[None]:
+    """Let ``torch.export`` find the same modes wherever it is called from, and leave `model` as it was."""
+    with kept(model), torch.inference_mode(False), torch.enable_grad(), guarding(small_sizes=small_sizes):
+        yield
+
+
+@contextmanager
+def _quiet_failure() -> Iterator[None]:
+    """Drop what torch writes to ``sys.stderr`` and logs as errors if the export fails.
+
+    It writes the whole graph, and logs the traceback of an error that it raises too.
+    """
+    written, held_back = io.StringIO(), _HeldBack()
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.")]
+    for name in names:  # not their handlers, which torch replaces when it imports its compiler
+        logging.getLogger(name).addFilter(held_back)
+    try:
+        with redirect_stderr(written):
+            yield
+    finally:
+        for name in names:
+            logging.getLogger(name).removeFilter(held_back)
+    sys.stderr.write(written.getvalue())
+    for record in held_back.records:
+        logging.getLogger(record.name).handle(record)
+
+
+class _HeldBack(logging.Filter):
+    """Keeps the errors that this thread logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+        self.records: list[logging.LogRecord] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to show a record."""
+        shown = record.levelno < logging.ERROR or record.thread != self.thread
+        if not shown:
+            self.records.append(record)
+        return shown
+
+
+@contextmanager
+def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Iterator[None]:
+    """Stand a forward that takes exactly the graph's inputs, by name, before the model's own and its hooks.
+
+    ``torch.export`` reads names and their order off the signature; ``**kwargs`` there would be taken for one argument.
+    `kept` takes it away again.
+    """
+    original = _call_with_hooks(model)
+    steps = Steps(model)
+
+    def forward(**inputs: object) -> object:
+        args, kwargs = form.arguments(inputs)
+        output = observer.run(original, args, kwargs, inputs)
+        observer.stepped.update(steps.found())
+        register_structures(output)
+        return output
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in form.inputs])
+    forward.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect.signature
+    vars(model)["forward"] = forward
+    yield
+
+
+def _call_with_hooks(model: nn.Module) -> Callable[..., object]:
+    """Return what calls the model's ``forward`` and hooks, and take the hooks off the model; `kept` gives them back.
+
+    ``torch.export`` calls the model with the inputs of the graph, by name. Hooks are to see the call as it was made, by
+    position and with the arguments that are no inputs.
+    """
+    forward: Callable[..., object] = model.forward
+    before = [(hook, key in model._forward_pre_hooks_with_kwargs) for key, hook in model._forward_pre_hooks.items()]
+    after = [(hook, key in model._forward_hooks_with_kwargs) for key, hook in model._forward_hooks.items()]
+    model._forward_pre_hooks.clear()
+    model._forward_hooks.clear()
+
+    def call(*args: object, **kwargs: object) -> object:
+        for hook, with_kwargs in before:
+            changed = hook(model, args, kwargs) if with_kwargs else hook(model, args)
+            if changed is not None and with_kwargs:
+                args, kwargs = changed
+            elif changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        output = forward(*args, **kwargs)
+        for hook, with_kwargs in after:
+            changed = hook(model, args, kwargs, output) if with_kwargs else hook(model, args, output)
+            output = output if changed is None else changed
+        return output
+
+    return call

@@ -1,0 +1,224 @@
+"""Find out whether a graph is right where a dynamic dimension is 0 or 1.
+
+``torch.export`` takes dynamic sizes to be at least 2, so that a model's branch on a batch of one leaves no guard in the
+usual export. An export that allows small sizes has the guard, at the price of refusing sizes on which both branches
+compute the same (``q_length > 1`` in attention masks). So where such a guard refuses a size, model and graph are run at
+that size, on values of the example; only if they differ, or if either fails, does the graph keep a guard. At 0 they are
+run in any case: neither export says anything of a branch on it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fxopt_capture.call.arguments import CallForm
+from fxopt_capture.call.guards import Condition, InputGuards
+from fxopt_capture.exporting.compare import difference
+from fxopt_capture.exporting.conditions import dynamic_sizes
+from fxopt_capture.exporting.inequalities import dependence
+from fxopt_capture.weightless import device_for, is_too_large, random_weights
+
+_SMALL = (1, 0)
+
+Place = tuple[int, int]  # input, dimension
+Sizes = Mapping[Place, int]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whether the graph is right where these dimensions of the inputs have these sizes."""
+
+    sizes: Sizes
+
+    def applied(self, leaves: Sequence[object]) -> list[object]:
+        """Return the inputs, narrowed to the sizes asked about."""
+        result = list(leaves)
+        for (index, dim), size in self.sizes.items():
+            tensor = result[index]
+            if isinstance(tensor, torch.Tensor):
+                result[index] = tensor.narrow(dim, 0, size)
+        return result
+
+    def refusal(self, guards: InputGuards, unless: Question | None = None) -> list[Condition]:
+        """Return the conditions that refuse exactly these sizes, but where those of `unless`, which has more, are met.
+
+        >>> from fxopt_capture.call.guards import InputSpec
+        >>> guards = InputGuards([InputSpec("ids", "integer"), InputSpec("mask", "integer")], [])
+        >>> alone, both = Question({(1, 0): 0}), Question({(0, 0): 0, (1, 0): 0})
+        >>> [condition.text for found in (alone.refusal(guards), alone.refusal(guards, both)) for condition in found]
+        ['mask.size()[0] != 0', 'not (mask.size()[0] == 0 and ids.size()[0] != 0)']
+        """
+        here = [(place, "==", size) for place, size in self.sizes.items()]
+        more = {} if unless is None else unless.sizes
+        others = [(place, "!=", size) for place, size in more.items() if place not in self.sizes]
+        if not others and len(here) == 1:
+            return [_condition(guards, [(here[0][0], "!=", here[0][2])])]
+        return [_condition(guards, [*here, *rest], negated=True) for rest in ([[each] for each in others] or [[]])]
+
+
+def _condition(guards: InputGuards, tests: Sequence[tuple[Place, str, int]], *, negated: bool = False) -> Condition:
+    """Return the condition that all comparisons of sizes hold, or that not all do."""
+
+    def joined(names: Sequence[str]) -> str:
+        text = " and ".join(f"{names[index]}.size()[{dim}] {sign} {size}" for (index, dim), sign, size in tests)
+        return f"not ({text})" if negated else text
+
+    count = len(guards.specs)
+    return Condition(joined([f"i[{index}]" for index in range(count)]), joined([spec.name for spec in guards.specs]))
+
+
+def questions(
+    values: Sequence[object], guards: InputGuards, example: Sequence[object] | None = None
+) -> Iterator[Question]:
+    """Yield each group of dependent dynamic sizes with its smallest at 1 and 0, then all groups at 1 together.
+
+    With `example`, sizes of one dimension that are the same there are taken to be equal too.
+    """
+    groups = _groups(values, guards, example)
+    for group in groups:
+        for size in _SMALL:
+            yield Question({place: size + more for place, more in group.items()})
+    if len(groups) > 1:
+        yield Question({place: 1 + more for group in groups for place, more in group.items()})
+
+
+def _groups(
+    values: Sequence[object], guards: InputGuards, example: Sequence[object] | None = None
+) -> list[dict[Place, int]]:
+    """Group the dynamic dimensions whose sizes are the same but for a number, which the guards or `example` say.
+
+    Returns for each group how much larger each of its sizes is than the smallest.
+    """
+    groups: dict[Place, dict[Place, int]] = {}
+    by_symbol: dict[object, Place] = {}
+    by_size: dict[Place, Place] = {}
+    for index, dim, expression in dynamic_sizes(values):
+        groups[index, dim] = {(index, dim): 0}
+        _join(groups, (index, dim), by_symbol.setdefault(expression, (index, dim)))
+        tensor = example[index] if example is not None else None
+        if isinstance(tensor, torch.Tensor):
+            _join(groups, (index, dim), by_size.setdefault((dim, tensor.size(dim)), (index, dim)))
+    for condition in guards.conditions:
+        if (found := dependence(condition.code)) is not None:
+            _join(groups, *found)
+    distinct = {id(group): group for group in groups.values()}.values()
+    return [{place: above - min(group.values()) for place, above in group.items()} for group in distinct]
+
+
+def _join(groups: dict[Place, dict[Place, int]], place: Place, other: Place, more: int = 0) -> None:
+    """Note that the size at `place` is that at `other` and `more`: make one group of theirs."""
+    if place in groups and other in groups and groups[place] is not groups[other]:
+        moved, group = groups[place], groups[other]
+        shift = group[other] + more - moved[place]
+        for each, above in moved.items():
+            group[each] = above + shift
+            groups[each] = group
+
+
+def open_questions(
+    values: Sequence[object],
+    guards: InputGuards,
+    strict: InputGuards | None,
+    leaves: Sequence[object],
+    *,
+    alike: bool = False,
+) -> list[Question]:
+    """Return the small sizes that `guards` let pass and that the export for small sizes does not vouch for.
+
+    `strict` are the guards of that export, None where it failed. With `alike`, sizes that are equal in the example are
+    asked about together only.
+    """
+    abstract = _abstract(leaves)
+    found = []
+    for question in questions(values, guards, leaves if alike else None):
+        narrowed = question.applied(abstract)
+        if guards.accepts(narrowed) and not (strict is not None and strict.accepts(narrowed)):
+            found.append(question)
+    return found
+
+
+def at_zero(values: Sequence[object], guards: InputGuards, leaves: Sequence[object]) -> list[Question]:
+    """Return the questions at 0 that `guards` let pass.
+
+    Both exports take sizes to be positive: a branch on 0 leaves no guard in either.
+    """
+    abstract = _abstract(leaves)
+    asked = [question for question in questions(values, guards) if 0 in question.sizes.values()]
+    return [question for question in asked if guards.accepts(question.applied(abstract))]
+
+
+def wider(
+    question: Question, values: Sequence[object], guards: InputGuards, leaves: Sequence[object]
+) -> Question | None:
+    """Return the question that also asks about sizes which are those of `question` in the example, if guards let it."""
+    for other in questions(values, guards, leaves):
+        if question.sizes.items() < other.sizes.items() and guards.accepts(other.applied(_abstract(leaves))):
+            return other
+    return None
+
+
+def _abstract(leaves: Sequence[object]) -> list[object]:
+    return [torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def refuted(
+    asked: Sequence[Question],
+    model: nn.Module,
+    form: CallForm,
+    graph_module: nn.Module,
+    inputs: Mapping[str, object],
+) -> list[Question]:
+    """Return those of the questions at which model and graph differ, or cannot be compared."""
+    if not asked or is_too_large(model):
+        return list(asked)
+    weights = random_weights(model, device_for(model, inputs))
+    leaves, spec = pytree.tree_flatten(dict(inputs))
+    wrong = []
+    for question in asked:
+        narrowed = question.applied(leaves)
+        flipped = [_flipped(leaf) for leaf in narrowed]
+        plain = pytree.tree_unflatten(narrowed, spec)
+        if not is_equal(model, form, graph_module, plain, weights):
+            wrong.append(question)
+        elif not all(map(_same, narrowed, flipped)):
+            other = pytree.tree_unflatten(flipped, spec)
+            if not is_equal(model, form, graph_module, other, weights, lenient=True):
+                wrong.append(question)
+    return wrong
+
+
+def _same(left: object, right: object) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return torch.equal(left, right)
+    return left is right
+
+
+def _flipped(leaf: object) -> object:
+    """Return the tensor with its values in another order: positions then run backwards, masks mask elsewhere."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().flip(list(range(1, leaf.dim())))
+
+
+def is_equal(
+    model: nn.Module,
+    form: CallForm,
+    graph_module: nn.Module,
+    inputs: Mapping[str, object],
+    weights: Mapping[str, torch.Tensor],
+    *,
+    lenient: bool = False,
+) -> bool:
+    """Whether both give the same; where one raises, whether that is to be passed over."""
+    try:
+        with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
+            return difference(model, form, graph_module, inputs, weights=weights) is None
+    except Exception:
+        return lenient

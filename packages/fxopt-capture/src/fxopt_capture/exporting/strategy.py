@@ -1,0 +1,254 @@
+"""Which exports are tried, in which order, and what the result is known to be right for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fxopt_capture._torch import graph_module_of
+from fxopt_capture.call.arguments import CallForm
+from fxopt_capture.call.guards import Condition, InputGuards
+from fxopt_capture.call.names import unknown_names
+from fxopt_capture.exporting.compare import takes
+from fxopt_capture.exporting.conditions import read_guards
+from fxopt_capture.exporting.dynamic import (
+    DimensionsOf,
+    automatic_shapes,
+    batch_dimension,
+    dimensions_requested,
+    requested_shapes,
+    single_sizes,
+    widened,
+)
+from fxopt_capture.exporting.failure import capture_error, first_line, is_about_values, source_of
+from fxopt_capture.exporting.images import Place, enlarged, image_sizes
+from fxopt_capture.exporting.inequalities import beyond_small_sizes, distinct, is_plain
+from fxopt_capture.exporting.modes import captured_mode
+from fxopt_capture.exporting.observer import Observer
+from fxopt_capture.exporting.program import export_program
+from fxopt_capture.exporting.small_sizes import Question, at_zero, is_equal, open_questions, refuted, wider
+from fxopt_capture.one_at_a_time import raise_interrupt
+from fxopt_capture.weightless import device_for, hollow, is_too_large, put_back, random_weights
+from fxopt_core.graph import iter_nodes
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A context to export in.
+
+    Attributes:
+        note: what to tell of a graph that was made in it.
+        helps: whether it may help where others have failed with these errors.
+    """
+
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
+    note: str | None = None
+    helps: Callable[[Sequence[Exception]], bool] = lambda errors: True
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be exported.
+
+    Attributes:
+        dimensions: the dimensions to make dynamic where the caller gave no `dynamic_shapes`, and fewer to try next.
+        preparations: contexts to export in; the next is tried where the one before does not help.
+        observer: notes what the graph does not say.
+        errors: what exports were refused for so far.
+    """
+
+    model: nn.Module
+    form: CallForm
+    inputs: Mapping[str, object]
+    dynamic_shapes: Any
+    dimensions: Sequence[DimensionsOf] = (batch_dimension,)
+    preparations: Sequence[Preparation] = (Preparation(),)
+    observer: Observer = field(default_factory=Observer)
+    errors: list[Exception] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported model: a module of the graph and all that it reads, the guards, and the inputs of the export.
+
+    `values` are ``meta["val"]`` of the placeholders; `note` is what to tell of the preparation.
+    """
+
+    module: GraphModule
+    guards: InputGuards
+    inputs: Mapping[str, object]
+    values: Sequence[object]
+    note: str | None = None
+
+
+def export(request: Request) -> Export:
+    """Export a model with as many of the requested dimensions dynamic as it allows.
+
+    What fails as it did in another preparation is not tried again with other sizes.
+    """
+    errors, first = request.errors, len(request.errors)
+    attempts = _attempts(request)
+    for preparation in request.preparations:
+        if not preparation.helps(errors):
+            continue
+        for inputs, shapes, larger in attempts:
+            before = len(errors)
+            with preparation.context():
+                found = _export_for_all_sizes(request, inputs, shapes)
+                if found is not None and (larger is None or _is_right(request, found, larger)):
+                    asked = at_zero(found.values, found.guards, pytree.tree_leaves(dict(found.inputs)))
+                    return replace(_refusing_wrong(request, found, asked), note=preparation.note)
+            if any(_seen(error, errors[:before]) for error in errors[before:]):
+                break
+    raise capture_error(request.model, errors[first], _hints(request)) from errors[first]
+
+
+def _seen(error: Exception, others: Sequence[Exception]) -> bool:
+    """Whether the model failed in the same place for the same reason before."""
+    found = source_of(error), first_line(error)
+    return found[0] is not None and any((source_of(other), first_line(other)) == found for other in others)
+
+
+def _hints(request: Request) -> list[str]:
+    """Return sentences about what in the call may be why no export was possible."""
+    dimensions_of = request.dimensions[0]
+    if request.dynamic_shapes is not None:
+        dimensions_of = dimensions_requested(requested_shapes(request.form, request.dynamic_shapes, request.inputs))
+    return [*unknown_names(request.model, request.form), *single_sizes(request.inputs, dimensions_of)]
+
+
+Inputs = Mapping[str, object]
+
+
+def _attempts(request: Request) -> list[tuple[Inputs, Any, Inputs | None]]:
+    """Return example inputs and dynamic shapes to try, the most general first, and inputs with larger images if any."""
+    if request.dynamic_shapes is not None:
+        shapes = requested_shapes(request.form, request.dynamic_shapes, request.inputs)
+        return [(widened(request.inputs, dimensions_requested(shapes)), shapes, None)]
+    images, larger = _larger_images(request)
+    found: list[tuple[Inputs, Any, Inputs | None]] = []
+    for dimensions_of in request.dimensions:
+        wide = widened(request.inputs, dimensions_of)
+        if images:
+            found.append((wide, automatic_shapes(wide, dimensions_of, images), larger))
+        found.append((wide, automatic_shapes(wide, dimensions_of), None))
+    return [*found, (request.inputs, None, None)]
+
+
+def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
+    """Return the sizes of images, none if the model does not take others, and the inputs with larger ones.
+
+    A model that takes only one size says so at once when it is called; an export with sizes that vary may take several
+    times as long as without, to find the same.
+    """
+    images = image_sizes(request.model, request.inputs)
+    larger = enlarged(request.inputs, images)
+    if images and not is_too_large(request.model):
+        weights = random_weights(request.model, device_for(request.model, request.inputs))
+        if takes(request.model, request.form, larger, weights):
+            return images, larger
+    return [], larger
+
+
+def _is_right(request: Request, found: Export, larger: Inputs) -> bool:
+    """Whether a graph refuses larger images, or computes with them what the model does."""
+    weights = random_weights(request.model, device_for(request.model, request.inputs))
+    return not found.guards.accepts(pytree.tree_leaves(dict(larger))) or is_equal(
+        request.model, request.form, found.module, larger, weights
+    )
+
+
+def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes: Any) -> Export | None:
+    """Export with guards that hold for small sizes too, or note the errors and return None.
+
+    The export for small sizes is tried first. Where it refuses some of them, the guards on them give way to a
+    comparison at these sizes. If it fails, or if its guards mix small sizes with others in a way that cannot be told
+    apart and refuse some at which the graph is right, the usual export says what to demand of sizes from 2. Nothing is
+    asked about small images: what the guards demand of heights and widths stays. An empty batch of images is worth
+    no second export, which takes as long again.
+    """
+    if shapes is None:
+        return _try(request, inputs, shapes, small_sizes=False)
+    leaves = pytree.tree_leaves(dict(inputs))
+    known = len(request.errors)
+    cautious = _try(request, inputs, shapes, small_sizes=True)
+    if cautious is None:
+        error = request.errors[-1]
+        hopeless = is_about_values(error) or _seen(error, request.errors[:known])
+        usual = None if hopeless else _try(request, inputs, shapes, small_sizes=False)
+        if usual is None:
+            return None
+        guards = _with(usual.guards, beyond_small_sizes(usual.guards.conditions))
+        return _compared(request, replace(usual, guards=guards), None, leaves)
+    images = _smallest_images(request, cautious)
+    asked = open_questions(cautious.values, _with(cautious.guards, images), cautious.guards, leaves)
+    if all(images and 0 in question.sizes.values() for question in asked):
+        return cautious
+    guards = _with(cautious.guards, beyond_small_sizes(cautious.guards.conditions))
+    plain = _with(guards, [condition for condition in guards.conditions if is_plain(condition)])
+    usual = Export(cautious.module, guards, inputs, cautious.values)
+    asked = open_questions(cautious.values, plain, guards, leaves, alike=True)
+    if any(not refuted([question], request.model, request.form, usual.module, inputs) for question in asked):
+        usual = _try(request, inputs, shapes, small_sizes=False)
+    return cautious if usual is None else _compared(request, usual, cautious.guards, leaves)
+
+
+def _smallest_images(request: Request, found: Export) -> list[Condition]:
+    """Return the conditions that a height or width of an image is not below some number."""
+    if request.dynamic_shapes is not None:
+        return []
+    starts = tuple(f"i[{place}].size()[{dim}] >= " for place, dim in image_sizes(request.model, found.inputs))
+    return [condition for condition in found.guards.conditions if condition.code.startswith(starts)]
+
+
+def _compared(request: Request, usual: Export, strict: InputGuards | None, leaves: Sequence[object]) -> Export:
+    """Return an export that refuses the small sizes at which it was found not to compute what the model does."""
+    return _refusing_wrong(request, usual, open_questions(usual.values, usual.guards, strict, leaves))
+
+
+def _refusing_wrong(request: Request, found: Export, asked: Sequence[Question]) -> Export:
+    """Return an export that refuses those of the sizes asked about at which it is wrong.
+
+    An empty mask may be wrong for texts, and right for no texts.
+    """
+    leaves = pytree.tree_leaves(dict(found.inputs))
+
+    def wrong(questions: Sequence[Question]) -> list[Question]:
+        return refuted(questions, request.model, request.form, found.module, found.inputs)
+
+    conditions = list(found.guards.conditions)
+    for question in wrong(asked):
+        together = wider(question, found.values, found.guards, leaves)
+        is_right = together is not None and not wrong([together])
+        conditions += question.refusal(found.guards, together if is_right else None)
+    return replace(found, guards=_with(found.guards, conditions))
+
+
+def _with(guards: InputGuards, conditions: Sequence[Condition]) -> InputGuards:
+    """Return the same guards with other conditions, each once."""
+    return InputGuards(guards.specs, distinct(conditions), guards.mode)
+
+
+def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_sizes: bool) -> Export | None:
+    model, handled = request.model, sys.exc_info()[1]
+    try:
+        with hollow(model, device_for(model, inputs)):
+            program = export_program(
+                model, request.form, inputs, shapes, small_sizes=small_sizes, observer=request.observer
+            )
+    except Exception as error:  # whatever the model or torch raises while it is traced
+        raise_interrupt(error, handled)
+        request.errors.append(error)
+        return None
+    module = graph_module_of(program)
+    put_back(module, model)
+    values = [node.meta.get("val") for node in iter_nodes(module.graph) if node.op == "placeholder"]
+    guards = read_guards(program, inputs, values, captured_mode(model))
+    return Export(module, guards, inputs, values)

@@ -1,0 +1,273 @@
+"""Pictures: what is gone, new and changed; the graph before from the ledger alone; text, Mermaid, DOT, SVG."""
+
+from __future__ import annotations
+
+import copy
+import html
+import pickle
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from reporting_models import HOSTILE, Small, hostile, layers, traced
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from fxopt_arith.true_division import ChangeTrueDivToMulByInverse
+from fxopt_capture.archive.files import load, save
+from fxopt_capture.capture import capture
+from fxopt_core.errors import PreconditionError
+from fxopt_core.graph import iter_nodes
+from fxopt_core.ledger.history import history
+from fxopt_core.passes.compose import compose
+from fxopt_core.passes.transformation import Transformation
+from fxopt_core.passes.undo import undo
+from fxopt_core.registry.registry import registry
+from fxopt_linear.fuse_bias import FuseBiasInLinear
+from fxopt_linear.merge_linears import MergeLinears
+from fxopt_norm.convolutions import FuseBatchNorm2dInConv2d
+from fxopt_report.drawn import DrawnGraph
+from fxopt_report.pictures import picture
+
+PASSES = compose(FuseBatchNorm2dInConv2d(), MergeLinears(), FuseBiasInLinear())
+
+
+class SwapAddAndMul(Transformation):
+    """``x * y`` -> ``x + y``, by editing the graph itself."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        for node in iter_nodes(graph_module.graph):
+            if node.target is torch.Tensor.mul or node.target == "mul" or "mul" in str(node.target):
+                node.target = torch.add
+                node.op = "call_function"
+        return graph_module
+
+
+def same_graph(one: DrawnGraph | None, other: DrawnGraph | None) -> bool:
+    """Whether two graphs have the same nodes, with the same inputs, that do the same."""
+    assert one is not None
+    assert other is not None
+    left, right = ([(*n.identity, n.arguments, n.inputs) for n in g.nodes.values()] for g in (one, other))
+    return left == right
+
+
+@pytest.fixture
+def small() -> tuple[GraphModule, GraphModule]:
+    """A graph module, and what passes made of it."""
+    graph_module = traced(Small())
+    return graph_module, compose(PASSES, inplace=False)(graph_module)
+
+
+def test_what_is_gone_new_and_kept_is_told(small: tuple[GraphModule, GraphModule]) -> None:
+    seen = picture(small[1], small[0])
+    changes = seen.changes
+    assert {name for name, status in changes.before.items() if status == "removed"} == {"conv", "norm", "q", "k"}
+    added = {name for name, status in changes.after.items() if status == "added"}
+    assert {"conv_folded", "narrow", "narrow_1"} <= added
+    assert all(status != "changed" for status in changes.after.values())
+    assert seen.changes.refused == {"v"}
+
+
+def test_changed_nodes_are_linked_both_ways(small: tuple[GraphModule, GraphModule]) -> None:
+    seen = picture(small[1], small[0])
+    changes = seen.changes
+    assert set(changes.sources["conv_folded"]) == {"conv", "norm"}
+    assert set(changes.results["conv"]) == {"conv_folded"}
+    for name, sources in changes.sources.items():
+        assert sources, name
+        assert all(name in changes.results[source] for source in sources)
+    gone = {name for name, status in changes.before.items() if status == "removed"}
+    assert gone <= changes.results.keys()
+
+
+def test_sites_are_those_of_the_records(small: tuple[GraphModule, GraphModule]) -> None:
+    seen = picture(small[1], small[0])
+    assert [site.site for site in seen.rewritten][:2] == ["conv + norm", "q + k"]
+    first = seen.rewritten[0]
+    assert set(first.before) == {"conv", "norm"}
+    assert first.after == ("conv_folded",)
+    (refused,) = [site for site in seen.refused if site.record.pass_name == "merge-linears"]
+    assert (refused.reason, refused.after) == ("hooks", ("v",))
+
+
+@pytest.mark.parametrize("pipeline", [PASSES, FuseBatchNorm2dInConv2d(), MergeLinears(), compose(MergeLinears())])
+def test_the_graph_before_comes_from_the_ledger_alone(pipeline: Transformation) -> None:
+    """Also where a pass cannot be undone."""
+    graph_module = traced(Small(hook=False))
+    expected = DrawnGraph.of(graph_module)
+    pipeline(graph_module)
+    seen = picture(graph_module)
+    assert not seen.notes
+    assert same_graph(seen.before, expected)
+    loaded = pickle.loads(pickle.dumps(graph_module))
+    assert same_graph(picture(loaded).before, expected)
+    assert same_graph(picture(copy.deepcopy(graph_module)).before, expected)
+
+
+def test_the_graph_before_many_rewrites_comes_from_the_ledger() -> None:
+    graph_module = layers(200)
+    expected = DrawnGraph.of(graph_module)
+    compose(MergeLinears(), ChangeTrueDivToMulByInverse())(graph_module)
+    assert same_graph(picture(graph_module).before, expected)
+
+
+def test_a_picture_changes_nothing(small: tuple[GraphModule, GraphModule]) -> None:
+    code = small[1].graph.python_code("self").src
+    picture(small[1])
+    picture(small[1], small[0])
+    assert small[1].graph.python_code("self").src == code
+    graph_module = traced(Small())
+    MergeLinears()(graph_module)
+    picture(graph_module)
+    undo(graph_module)
+
+
+def test_what_a_pass_of_ones_own_did_is_told_as_far_as_it_is_known() -> None:
+    graph_module = layers(30)
+    original = copy.deepcopy(graph_module)
+    compose(SwapAddAndMul(), MergeLinears())(graph_module)
+    seen = picture(graph_module)
+    assert "swap-add-and-mul" in seen.notes[0]
+    assert seen.before is not None
+    assert any(node.target == "torch.add" for node in seen.before.nodes.values())
+    full = picture(graph_module, original)
+    assert not full.notes
+    changed = {name for name, status in full.changes.after.items() if status == "changed"}
+    assert changed
+    assert all(name in str(full) for name in changed)
+
+
+def test_only_the_graph_after_is_drawn_where_nothing_tells_of_the_other() -> None:
+    graph_module = layers(30)
+    compose(MergeLinears(), SwapAddAndMul())(graph_module)
+    seen = picture(graph_module)
+    assert seen.before is None
+    assert len(seen.notes) == 1
+    assert seen.to_svg(None)
+    assert "q_k_v_merged" in seen.to_text()
+    assert repr(seen).startswith("<picture of unknown nodes before")
+
+
+def narrowed(graph_module: GraphModule) -> Node:
+    """The first slice of a merged layer."""
+    return next(node for node in iter_nodes(graph_module.graph) if node.name == "narrow")
+
+
+def test_what_others_put_in_since_is_in_both_graphs(small: tuple[GraphModule, GraphModule]) -> None:
+    node = narrowed(small[1])
+    with small[1].graph.inserting_after(node):
+        extra = small[1].graph.call_function(torch.relu, (node,))
+    node.replace_all_uses_with(extra, delete_user_cb=lambda user: user is not extra)
+    seen = picture(small[1])
+    assert not seen.notes
+    assert seen.before is not None
+    assert seen.before.nodes[extra.name].inputs == ("q",)
+    assert seen.status(extra.name) == "kept"
+
+
+def test_a_graph_that_does_not_fit_its_ledger_is_drawn_alone(small: tuple[GraphModule, GraphModule]) -> None:
+    node = narrowed(small[1])
+    with small[1].graph.inserting_after(node):
+        extra = small[1].graph.call_function(torch.relu, node.args[:1])
+    node.replace_all_uses_with(extra)
+    small[1].graph.erase_node(node)
+    seen = picture(small[1])
+    assert "give the original graph module" in seen.notes[0]
+    assert seen.before is not None, "the last pass can be taken back"
+    assert seen.rewritten
+
+
+def test_undone_passes_leave_no_change() -> None:
+    graph_module = traced(Small(hook=False))
+    MergeLinears()(graph_module)
+    undo(graph_module)
+    seen = picture(graph_module)
+    assert seen.to_text() == "nothing changed"
+    assert not seen.rewritten
+    assert seen.near(1) == ()
+
+
+def test_names_of_two_traces_need_not_agree() -> None:
+    seen = picture(layers(30), traced(Small()))
+    assert {"removed", "added"} <= {*seen.changes.before.values(), *seen.changes.after.values()}
+
+
+def test_text_tells_the_changed_neighbourhood(small: tuple[GraphModule, GraphModule]) -> None:
+    lines = picture(small[1]).to_text(context=0).splitlines()
+    signs = {line.split()[1]: line[0] for line in lines if not line.startswith("  ...")}
+    assert (signs["conv"], signs["conv_folded"], signs["v"]) == ("-", "+", "!")
+    assert "x" not in signs
+    near = {line.split()[0] for line in picture(small[1]).to_text(context=1).splitlines() if line.startswith("  ")}
+    assert {"x", "relu", "mean", "cat"} <= near
+    whole = picture(small[1]).to_text(context=None)
+    assert "..." not in whole
+    assert len(whole.splitlines()) == len(picture(small[1]).order)
+
+
+def test_left_out_nodes_are_counted() -> None:
+    graph_module = layers(300)
+    MergeLinears()(graph_module)
+    seen = picture(graph_module)
+    lines = seen.to_text(context=0).splitlines()
+    counted = sum(int(found.group(1)) for line in lines if (found := re.match(r"  \.\.\. (\d+) node", line)))
+    assert counted + sum(not line.startswith("  ...") for line in lines) == len(seen.order)
+
+
+@pytest.mark.parametrize("context", [-1, 1.5, True, "1"])
+def test_a_context_that_is_no_number_of_edges_is_refused(context: object) -> None:
+    seen = picture(traced(Small()))
+    for form in (seen.to_text, seen.to_svg):
+        with pytest.raises(PreconditionError, match="number of edges"):
+            form(context)  # type: ignore[arg-type]  # what a caller may get wrong
+
+
+def test_a_picture_needs_a_graph() -> None:
+    with pytest.raises(PreconditionError, match=r"torch\.fx\.GraphModule"):
+        picture(Small())  # type: ignore[arg-type]  # what a caller may get wrong
+    with pytest.raises(PreconditionError, match="no node `nothing`"):
+        picture(traced(Small())).node("nothing")
+
+
+def test_hostile_names_stay_text() -> None:
+    graph_module = hostile()
+    MergeLinears()(graph_module)
+    seen = picture(graph_module)
+    drawing = ElementTree.fromstring(seen.to_svg(None))
+    assert {element.tag.rpartition("}")[2] for element in drawing.iter()} <= {
+        "svg", "rect", "g", "title", "text", "path", "polygon",
+    }  # fmt: skip
+    assert all(not key.startswith("on") for element in drawing.iter() for key in element.attrib)
+    assert all(text in " ".join(node.target for node in seen.after.nodes.values()) for text in HOSTILE[:1])
+
+
+def test_the_drawing_has_every_node_once(small: tuple[GraphModule, GraphModule]) -> None:
+    seen = picture(small[1])
+    drawing = ElementTree.fromstring(seen.to_svg(None))
+    groups = [g.get("class") for g in drawing.iter("{http://www.w3.org/2000/svg}g")]
+    assert len(groups) == len(seen.order)
+    assert groups.count("removed") == 4
+    assert groups.count("refused") == 1
+
+
+def test_notebooks_show_a_drawing_or_text(small: tuple[GraphModule, GraphModule]) -> None:
+    assert "<svg" in picture(small[1])._repr_html_()
+    large = layers(1800)
+    MergeLinears()(large)
+    assert picture(large)._repr_html_() == f"<pre>{html.escape(str(picture(large)))}</pre>"
+    assert picture(traced(nn.Sequential()))._repr_html_() == "<pre>nothing changed</pre>"
+
+
+def test_region_programs_leave_the_graph_as_it_is(tmp_path: Path) -> None:
+    """Their pass has no journal, as it changes nothing but generated code."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1)).eval()
+    captured = capture(model, torch.randn(2, 3, 8, 8))
+    before = DrawnGraph.of(captured)
+    save(registry().pipeline("cpu-inference")(captured), tmp_path / "fast.fxopt")
+    for graph_module in (captured, load(tmp_path / "fast.fxopt")):
+        changed = {record.pass_name for record in history(graph_module) if record.changed}
+        assert changed & {"fuse-regions", "plan-regions"}
+        drawn = picture(graph_module)
+        assert drawn.notes == ()
+        assert same_graph(drawn.before, before)

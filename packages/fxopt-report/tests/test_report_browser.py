@@ -1,0 +1,299 @@
+"""Reports in headless Chromium: they open without a complaint, quickly, and can be searched, zoomed and gone through.
+
+Skipped where there is no playwright, or no Chromium: `CHROMIUM` names one that is not on the path.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from reporting_models import Small, hostile, layers, traced
+
+from fxopt_core.passes.compose import compose
+from fxopt_linear.merge_linears import MergeLinears
+from fxopt_norm.convolutions import FuseBatchNorm2dInConv2d
+from fxopt_report.reports import report
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Dialog, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+CHROMIUM = os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: install one, or name it by CHROMIUM"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # playwright's, of pipes that it closes late
+]
+Opener = Callable[..., "Page"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser without a window and without a network."""
+    with sync_api.sync_playwright() as playwright:
+        # No sandbox of its own inside that of a container.
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
+    """Open reports; in the end, nothing may have been complained of, and nothing but the file been asked for."""
+    pages: list[Page] = []
+    complaints: list[str] = []
+    asked: list[str] = []
+
+    def refuse(dialog: Dialog) -> None:
+        complaints.append(dialog.message)
+        dialog.dismiss()
+
+    def opener(model: Any, **options: Any) -> Page:
+        path = report(None, model, title="A model").save(tmp_path / f"{len(pages)}.html")
+        page = browser.new_page(viewport={"width": 1400, "height": 1000}, **options)
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("dialog", refuse)
+        page.goto(path.as_uri())
+        if options.get("java_script_enabled", True):
+            page.wait_for_selector("html[data-ready]", state="attached", timeout=20_000)
+        pages.append(page)
+        return page
+
+    yield opener
+    for page in pages:
+        page.close()
+    assert not complaints
+    assert all(url.startswith("file:") for url in asked)
+    assert len(asked) == len(pages)
+
+
+@pytest.fixture
+def small() -> Any:
+    """A model with two rewrites and a refusal."""
+    return compose(FuseBatchNorm2dInConv2d(), MergeLinears())(traced(Small()))
+
+
+def settle(page: Page) -> None:
+    """Wait until what was asked for is drawn."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def marked(page: Page, pane: str, kind: str) -> set[str]:
+    """Names of the nodes in a pane that are drawn as something."""
+    settle(page)
+    titles = page.locator(f"#pane-{pane} .node.{kind} title").all_text_contents()
+    return {title.split("\n")[0] for title in titles}
+
+
+def zoomed(page: Page) -> int:
+    """How large things are drawn, in percent."""
+    return int(str(page.locator("#zoom").text_content()).split()[0])
+
+
+def test_nodes_are_drawn_and_marked(opened: Opener, small: Any) -> None:
+    page = opened(small)
+    assert marked(page, "before", "removed") == {"conv", "norm", "q", "k"}
+    assert marked(page, "after", "added") == {"conv_folded", "q_k_merged", "narrow", "narrow_1"}
+    assert marked(page, "after", "refused") == marked(page, "before", "refused") == {"v"}
+    assert page.locator("#pane-after .edge").count() > 0
+
+
+def test_choosing_a_node_leads_to_the_other_graph_and_back(opened: Opener, small: Any) -> None:
+    page = opened(small)
+    page.locator("#pane-after .node.added", has_text="q_k_merged").click()
+    side = page.locator("#side")
+    assert "Came from (2)" in str(side.text_content())
+    assert {"q", "k"} <= marked(page, "before", "chosen")
+    side.get_by_role("button", name="q", exact=True).click()
+    assert "Became" in str(side.text_content())
+    assert "q_k_merged" in marked(page, "after", "chosen")
+    page.keyboard.press("Escape")
+    assert not marked(page, "after", "chosen")
+    assert "Nothing is selected" in str(side.text_content())
+
+
+def test_rows_of_the_tables_show_their_nodes(opened: Opener, small: Any) -> None:
+    page = opened(small)
+    page.get_by_role("button", name="Show q + k in the picture").click()
+    assert {"q", "k"} == marked(page, "before", "chosen")
+    page.get_by_role("button", name="Show v in the picture").click()
+    assert "has hooks" in str(page.locator("#side").text_content())
+    assert "v" in marked(page, "after", "chosen")
+
+
+def test_search_finds_goes_on_and_lets_go(opened: Opener) -> None:
+    page = opened(MergeLinears()(layers(300)))
+    page.keyboard.press("/")
+    page.keyboard.type("blocks.7 merged")
+    assert page.locator("#found").text_content() == "1 found"
+    page.keyboard.press("Enter")
+    settle(page)
+    assert page.locator("#found").text_content() == "1 of 1"
+    assert "blocks_7_q_k_v_merged" in marked(page, "after", "chosen")
+    page.locator("#search").fill("Linear norm")
+    assert page.locator("#found").text_content() == "0 found"
+    page.locator("#search").fill("layernorm")
+    found = int(str(page.locator("#found").text_content()).split()[0])
+    assert found == 300 // 12
+    page.keyboard.press("Escape")
+    assert page.locator("#found").text_content() == ""
+
+
+def test_wheel_buttons_and_keys_zoom_and_move(opened: Opener, small: Any) -> None:
+    page = opened(MergeLinears()(layers(300)))
+    start = zoomed(page)
+    page.get_by_role("button", name="Zoom in").click()
+    assert zoomed(page) > start
+    page.get_by_role("button", name="Full size").click()
+    assert zoomed(page) == 100
+    view = page.locator("#pane-after .view")
+    view.hover()
+    page.mouse.wheel(0, -240)
+    settle(page)
+    assert zoomed(page) > 100
+    view.focus()
+    page.keyboard.press("0")
+    assert zoomed(page) < 50
+    settle(page)
+    assert page.locator("#pane-after .far-nodes.added").count() == 1
+    page.keyboard.press("1")
+    world = page.locator("#pane-after .view > g")
+    before = world.get_attribute("transform")
+    page.keyboard.press("ArrowDown")
+    settle(page)
+    assert world.get_attribute("transform") != before
+    box = view.bounding_box()
+    assert box is not None
+    before = world.get_attribute("transform")
+    page.mouse.move(box["x"] + 200, box["y"] + 200)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 260, box["y"] + 290, steps=4)
+    page.mouse.up()
+    settle(page)
+    assert world.get_attribute("transform") != before
+
+
+def test_changes_can_be_gone_through(opened: Opener) -> None:
+    page = opened(MergeLinears()(layers(300)))
+    count = 300 // 12
+    for key, text in (
+        ("n", f"1 of {count}"),
+        ("n", f"2 of {count}"),
+        ("p", f"1 of {count}"),
+        ("p", f"{count} of {count}"),
+    ):
+        page.keyboard.press(key)
+        assert page.locator("#stop").text_content() == text
+        settle(page)
+        assert len(marked(page, "before", "chosen")) == 3
+        assert len(marked(page, "after", "chosen")) == 4
+
+
+def test_one_graph_can_be_shown_alone(opened: Opener, small: Any) -> None:
+    page = opened(small)
+    page.get_by_role("button", name="After", exact=True).click()
+    assert not page.locator("#pane-before").is_visible()
+    assert page.get_by_role("button", name="After", exact=True).get_attribute("aria-pressed") == "true"
+    page.get_by_role("button", name="Both").click()
+    assert page.locator("#pane-before").is_visible()
+
+
+def test_without_scripts_there_are_the_tables(opened: Opener, small: Any) -> None:
+    page = opened(small, java_script_enabled=False)
+    assert page.get_by_text("The picture needs scripts").is_visible()
+    assert not page.locator("#stage").is_visible()
+    assert not page.locator(".show").first.is_visible()
+    assert page.get_by_role("cell", name="conv + norm").is_visible()
+
+
+def test_hostile_text_does_nothing(opened: Opener) -> None:
+    page = opened(MergeLinears()(hostile()))
+    for _ in range(3):
+        page.keyboard.press("n")
+    page.locator("#search").fill("script")
+    page.keyboard.press("Enter")
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 2
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_what_is_behind_it(opened: Opener, small: Any, scheme: str) -> None:
+    """Contrast of 4.5 to 1 at least, in both colour schemes, for text and for the texts of nodes."""
+    page = opened(small, color_scheme=scheme)
+    ratios: dict[str, float] = page.evaluate(CONTRAST)
+    assert ratios
+    assert min(ratios.values()) >= 4.5, ratios
+
+
+CONTRAST = """() => {
+  const value = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  const light = (hex) => {
+    const parts = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255);
+    const [r, g, b] = parts.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ratio = (one, other) => {
+    const [a, b] = [light(value(one)), light(value(other))].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  };
+  const pairs = [["text", "page"], ["text", "panel"], ["text", "raised"], ["muted", "page"], ["muted", "panel"],
+    ["muted", "raised"], ["accent", "page"], ["accent", "panel"], ["page", "accent"], ["changed-text", "changed-fill"],
+    ["text", "removed-fill"], ["text", "added-fill"], ["text", "changed-fill"], ["muted", "removed-fill"],
+    ["muted", "added-fill"], ["muted", "changed-fill"], ["added", "page"], ["removed", "page"], ["refused", "page"],
+    ["added", "panel"], ["removed", "panel"], ["refused", "panel"]];
+  return Object.fromEntries(pairs.map(([one, other]) => [`${one} on ${other}`, ratio(one, other)]));
+}"""
+
+
+def test_two_thousand_nodes_open(opened: Opener) -> None:
+    graph_module = MergeLinears()(layers(2100))
+    assert len(graph_module.graph.nodes) > 2000
+    page = opened(graph_module)
+    assert page.locator(".node").count() < 600, "what opening draws does not grow with the graph"
+
+
+def test_five_thousand_nodes_can_be_zoomed_and_searched(opened: Opener) -> None:
+    torch.manual_seed(0)
+    page = opened(MergeLinears()(layers(5100)))
+    page.keyboard.press("0")
+    settle(page)
+    assert page.locator(".node").count() == 0, "from afar, nodes are drawn in one path of each kind"
+    page.keyboard.press("1")
+    settle(page)
+    assert 0 < page.locator(".node").count() < 600, "only what is in view is drawn"
+    page.locator("#search").fill("relu")
+    page.keyboard.press("Enter")
+    assert page.locator("#found").text_content() == f"1 of {5100 // 12}"
+
+
+def test_modules_fold_into_boxes_and_unfold(opened: Opener) -> None:
+    blocks = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in range(3)))
+    page = opened(traced(torch.nn.Sequential(blocks, torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh()))))
+    graph, depth = page.locator("#pane-after"), page.locator("#depth")
+    page.get_by_role("button", name="Fold modules into boxes").click()
+    assert depth.text_content() == "2 modules folded"
+    assert marked(page, "after", "folded") == {"0", "1"}
+    assert graph.locator(".node").count() == 4  # with input and output
+    assert graph.locator(".edge").count() == 1  # one path of three edges
+    page.keyboard.press("u")
+    assert marked(page, "after", "folded") == {"0.0", "0.1", "0.2"}
+    graph.locator(".node.folded", has_text="0.1").click()
+    assert "2 nodes" in str(page.locator("#side").text_content())
+    page.get_by_role("button", name="unfold", exact=True).last.click()
+    assert marked(page, "after", "folded") == {"0.0", "0.2"}
+    page.locator("#side").get_by_role("button", name="fold 0", exact=True).click()
+    assert marked(page, "after", "folded") == {"0"}
+    page.keyboard.press("/")
+    page.keyboard.type("0.2.0")
+    page.keyboard.press("Enter")  # what is found is unfolded
+    assert not marked(page, "after", "folded") - {"0.0"}
+    assert "_0_2_0" in marked(page, "after", "chosen")

@@ -1,0 +1,363 @@
+"""`bench`: how much a pipeline, each of its passes, or each of its rewrites speeds up a model on this machine.
+
+Models are compared in rounds, each of which runs all of them in a random order; `fxopt_rewrite.speed` describes how
+times of the same rounds are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt_core import FxoptError, PreconditionError, faithful_copy, instrumented
+from fxopt_core.text import text_table
+from fxopt_rewrite.speed import CONFIDENCE, FEWEST_ROUNDS, Ratio, Times, noise_of
+from fxopt_tools.inputs import Inputs, OneInput, copied, read_inputs
+from fxopt_tools.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
+from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
+from fxopt_tools.verification.report import VerificationReport
+from fxopt_tools.verification.verify import verify
+
+Progress = Callable[[int, int], object]
+"""Called with the number of comparisons done and their total."""
+_WARM_UP = 3
+_MOST_CALLS = 1000
+_SHORTEST = 1e-12  # seconds, where a clock is too coarse
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """How much one pass or one rewrite contributes to the whole.
+
+    Attributes:
+        part: the pass or the rewrite.
+        effect: how many times longer the model takes without it.
+    """
+
+    part: RewriteStep
+    effect: Ratio
+
+    @property
+    def name(self) -> str:
+        """Pass and site."""
+        return self.part.name
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The result of `bench`.
+
+    Attributes:
+        original: times of the original model.
+        transformed: times of the transformed model.
+        speedup: how many times longer the original takes.
+        noise: how far from 1 the ratio of two copies of the original was, in the same run.
+        contributions: what each pass or rewrite contributes, in order; empty unless requested.
+    """
+
+    original: Times
+    transformed: Times
+    speedup: Ratio
+    noise: float
+    contributions: tuple[Contribution, ...] = ()
+
+    @property
+    def verdict(self) -> Literal["faster", "slower", "within noise"]:
+        """How the transformed model compares."""
+        return self.speedup.against(self.noise)
+
+    def __str__(self) -> str:
+        """Return times, speed-up and a table of contributions."""
+        lines = [
+            f"original: {self.original}",
+            f"transformed: {self.transformed}",
+            f"speed-up: {self.speedup}, {self.verdict}; two copies of the original differ by {self.noise:.1%}",
+        ]
+        if not self.contributions:
+            return "\n".join(lines)
+        rows = [("left out", "time without", "interval", "so it makes the model")]
+        rows += [(each.name, *cells(each.effect), each.effect.against(self.noise)) for each in self.contributions]
+        return "\n".join([*lines, "", *text_table(rows, right=(1,))])
+
+
+def cells(ratio: Ratio | None) -> tuple[str, str]:
+    """Return median and interval for a table."""
+    return ("-", "-") if ratio is None else (f"x {ratio.median:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}")
+
+
+def bench(
+    model: nn.Module,
+    pipeline: Pipeline,
+    inputs: OneInput | Sequence[OneInput],
+    *,
+    per: Literal["pipeline", "pass", "site"] = "pipeline",
+    rounds: int = 30,
+    seed: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Progress | None = None,
+) -> Benchmark:
+    """Measure how much a pipeline speeds up a model on this machine.
+
+    In each round the original, a second copy of it and the transformed model run in a random order; the two copies show
+    how much of a difference is noise. The transformed model is then compared in the same way with variants that lack
+    one pass, or one rewrite. Calls run without gradients, on copies of the inputs, and wait for accelerators to finish.
+    The model itself is not changed; up to four copies of it are in memory. Nothing is verified: use `verify` for that.
+
+    Args:
+        model: a graph module, or a model that ``torch.fx.symbolic_trace`` can trace; it is run in its current mode.
+        pipeline: a pass, a composition, or the text of a pipeline.
+        inputs: as for `verify`. If there are several, one measurement calls the model on each.
+        per: "pass" or "site" to measure each of these, too.
+        rounds: how often each is measured, at least 8 times.
+        seed: seed for the order within rounds.
+        clock: returns seconds.
+        progress: called with the number of comparisons done and their total.
+
+    Raises:
+        PreconditionError: The model cannot be traced or rejects the inputs, or an argument is invalid.
+        PassError: A pass fails.
+
+    >>> import torch
+    >>> from fxopt_core import LintAndRecompile
+    >>> result = bench(torch.nn.ReLU(), LintAndRecompile(), torch.ones(3), rounds=8)
+    >>> result.original.median > 0
+    True
+    """
+    if per not in ("pipeline", "pass", "site"):
+        raise PreconditionError(f"per is {per!r}, expected 'pipeline', 'pass' or 'site'")
+    sampler = Sampler(inputs, rounds=rounds, seed=seed, clock=clock)
+    graph_module, transformation = as_graph_module(model, "bench"), as_transformation(pipeline, "bench")
+    counter = BisectLimit()
+    with instrumented(counter):
+        whole = transformation(faithful_copy(graph_module))
+    steps = [] if per == "pipeline" else counter.steps
+    if per == "pass":
+        steps = [RewriteStep(None, step.pass_name, step.index) for step in steps]
+    parts = list({step.place: step for step in steps}.values())
+    advance = progress or (lambda done, total: None)
+    original, again, transformed = sampler.measure(faithful_copy(graph_module), faithful_copy(graph_module), whole)
+    advance(1, 1 + len(parts))
+    contributions: list[Contribution] = []
+    for part in parts:
+        with instrumented(LeaveOut(part)):
+            without = transformation(faithful_copy(graph_module))
+        contributions.append(Contribution(part, Ratio.of(*sampler.measure(without, whole))))
+        advance(1 + len(contributions), 1 + len(parts))
+    speedup, noise = Ratio.of(original, transformed), noise_of(Ratio.of(original, again))
+    return Benchmark(original, transformed, speedup, noise, tuple(contributions))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One pipeline of a `Comparison`.
+
+    Attributes:
+        name: its name.
+        speedup: how many times longer the original takes; None if it cannot be used.
+        verification: how the result differs from the original's; None if a pass failed.
+        problem: why it cannot be used: a pass failed, or the result differs; None if it can.
+        exact: whether all of its passes preserve the computation.
+        times: what was measured; None if it cannot be used.
+    """
+
+    name: str
+    speedup: Ratio | None
+    verification: VerificationReport | None
+    problem: str | None
+    exact: bool
+    times: Times | None = None
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """The lowest signal-to-noise ratio of an output."""
+        found = [each.sqnr_db for each in self.verification.outputs] if self.verification is not None else []
+        return min((ratio for ratio in found if ratio is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare_pipelines`.
+
+    Attributes:
+        original: times of the original model.
+        noise: how far from 1 the ratio of two copies of the original was, in the same run.
+        candidates: the pipelines, in the order in which they were given.
+    """
+
+    original: Times
+    noise: float
+    candidates: tuple[Candidate, ...]
+
+    def best(self, *, exact: bool) -> Candidate | None:
+        """Return the pipeline to take, of the exact ones or of all; None if none is faster than the original.
+
+        One that approximates is taken only if it is faster than the best exact one, too, beyond noise.
+        """
+        faster = [each for each in self.candidates if self._gain(each, None) > 1.0]
+        best = max((each for each in faster if each.exact), key=lambda each: self._gain(each, None), default=None)
+        if exact:
+            return best
+        ahead = [each for each in faster if not each.exact and self._gain(each, best) > 1.0]
+        return max(ahead, key=lambda each: self._gain(each, best), default=best)
+
+    def _gain(self, candidate: Candidate, other: Candidate | None) -> float:
+        """Return how many times as fast a candidate is as another one, or as the original; 1 if within noise."""
+        base = self.original if other is None else other.times
+        if base is None or candidate.times is None:
+            return 1.0
+        ratio = Ratio.of(base, candidate.times)
+        return ratio.median if ratio.against(self.noise) == "faster" else 1.0
+
+    def __str__(self) -> str:
+        """Return a table, and which pipeline to take."""
+        rows = [("pipeline", "times as fast", "interval", "SQNR dB", "")]
+        for each in self.candidates:
+            ratio = "-" if each.sqnr_db is None else f"{each.sqnr_db:.0f}"
+            verdict = each.problem or ("" if each.speedup is None else each.speedup.against(self.noise))
+            rows.append((each.name, *cells(each.speedup), ratio, verdict))
+        best, fastest = self.best(exact=True), self.best(exact=False)
+        advice = "leave the model as it is: no exact pipeline makes it faster" if best is None else f"take {best.name}"
+        if fastest is not None and not fastest.exact:
+            than = "" if best is None else " as that"
+            advice += f"; {fastest.name} is {self._gain(fastest, best):.2f} times as fast{than}"
+            advice += "" if fastest.sqnr_db is None else f", with an SQNR of {fastest.sqnr_db:.0f} dB"
+        head = f"original: {self.original}; two copies of it differ by {self.noise:.1%}"
+        return "\n".join([head, "", *text_table(rows, right=(1, 3)), "", advice])
+
+
+def compare_pipelines(
+    model: nn.Module,
+    pipelines: Mapping[str, Pipeline],
+    inputs: OneInput | Sequence[OneInput],
+    *,
+    rounds: int = 30,
+    seed: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Measure pipelines on one model, all in the same rounds as the original, and verify what they make.
+
+    A pipeline that fails, or whose result differs, is listed with its problem and is not measured. The model is not
+    changed; a copy for each pipeline is in memory.
+
+    Args:
+        model: as for `bench`.
+        pipelines: by name.
+        inputs: as for `bench`.
+        rounds: how often each is measured, at least 8 times.
+        seed: seed for the order within rounds.
+        clock: returns seconds.
+        progress: called with the number of steps done and their total: one for each pipeline, one for measuring.
+
+    Raises:
+        PreconditionError: The model cannot be traced or rejects the inputs, or an argument is invalid.
+
+    >>> import torch
+    >>> from fxopt_core import LintAndRecompile
+    >>> found = compare_pipelines(torch.nn.ReLU(), {"nothing": LintAndRecompile()}, torch.ones(3), rounds=8)
+    >>> [(each.name, each.problem) for each in found.candidates]
+    [('nothing', None)]
+    """
+    sampler = Sampler(inputs, rounds=rounds, seed=seed, clock=clock)
+    original = faithful_copy(as_graph_module(model, "compare_pipelines"))
+    ways = {name: as_transformation(each, "compare_pipelines") for name, each in pipelines.items()}
+    advance, tried = progress or (lambda done, total: None), list[tuple[GraphModule, Candidate]]()
+    for name, way in ways.items():
+        made, verification = faithful_copy(original), None
+        try:
+            made = way(made)
+            verification = verify(original, made, inputs)
+            problem = None if verification else f"differs: {verification.problem}"
+        except FxoptError as error:
+            problem = str(error).partition("\n")[0]
+        tried.append((made, Candidate(name, None, verification, problem, way.preserves_computation)))
+        advance(len(tried), len(ways) + 1)
+    usable = [made for made, candidate in tried if candidate.problem is None]
+    first, again, *others = sampler.measure(original, faithful_copy(original), *usable)
+    measured = iter(others)
+    found = [
+        replace(each, times=(times := next(measured)), speedup=Ratio.of(first, times)) if each.problem is None else each
+        for _, each in tried
+    ]
+    advance(len(ways) + 1, len(ways) + 1)
+    return Comparison(first, noise_of(Ratio.of(first, again)), tuple(found))
+
+
+class Sampler:
+    """Measures modules on inputs, as `bench` does: calling a module means calling it on each of them.
+
+    Short calls are repeated, so that a measurement takes at least ``sample_seconds``.
+    """
+
+    def __init__(
+        self,
+        inputs: OneInput | Sequence[OneInput],
+        *,
+        rounds: int,
+        clock: Callable[[], float] = time.perf_counter,
+        seed: int = 0,
+        sample_seconds: float = 0.005,
+    ) -> None:
+        if type(rounds) is not int or rounds < FEWEST_ROUNDS:
+            raise PreconditionError(
+                f"rounds is {rounds!r}, expected a number from {FEWEST_ROUNDS}: fewer cannot give a confidence of "
+                f"{CONFIDENCE:.0%}"
+            )
+        self._inputs = read_inputs(inputs)
+        self._rounds, self._clock, self._sample_seconds = rounds, clock, sample_seconds
+        self._random = random.Random(seed)
+
+    def measure(self, *modules: nn.Module) -> list[Times]:
+        """Return the times of modules, measured in the same rounds."""
+        warm_up = [self._warm_up(module) for module in modules for _ in range(_WARM_UP)]
+        shortest = min((seconds for seconds, _ in warm_up), default=math.inf)
+        calls = max(1, min(math.ceil(self._sample_seconds / max(shortest, _SHORTEST)), _MOST_CALLS))
+        if any(wrote for _, wrote in warm_up):
+            calls = 1  # a second call would see what the first one wrote to the inputs
+        found: list[list[float]] = [[] for _ in modules]
+        order = list(range(len(modules)))
+        for _ in range(self._rounds):
+            self._random.shuffle(order)
+            for place in order:
+                found[place].append(self._sample(modules[place], calls)[0])
+        return [Times(tuple(seconds)) for seconds in found]
+
+    def _warm_up(self, module: nn.Module) -> tuple[float, bool]:
+        try:
+            return self._sample(module, 1)
+        except PreconditionError:
+            raise
+        except Exception as error:
+            message = f"the model refuses the inputs: {type(error).__name__}: {error}"
+            raise PreconditionError(f"{message}. Expected inputs that it can be called with") from error
+
+    def _sample(self, module: nn.Module, calls: int) -> tuple[float, bool]:
+        """Return the seconds of one call, and whether it wrote to its inputs, which are copies."""
+        copies = [copied(item) for item in self._inputs]
+        wait = _wait(module, self._inputs)
+        with torch.no_grad():
+            wait()
+            started = self._clock()
+            for _ in range(calls):
+                for each in copies:
+                    module(*each.inputs.args, **each.inputs.kwargs)
+            wait()
+            seconds = self._clock() - started
+        return seconds / calls, any(each.touched() for each in copies)
+
+
+def _wait(module: nn.Module, inputs: Sequence[Inputs]) -> Callable[[], object]:
+    """Return a function that waits until an accelerator has finished; it does nothing if all is on the CPU."""
+    accelerator = torch.accelerator.current_accelerator()
+    tensors = [*module.parameters(), *module.buffers(), *(t for item in inputs for t in item.tensors().values())]
+    if accelerator is not None and any(tensor.device.type == accelerator.type for tensor in tensors):
+        return torch.accelerator.synchronize
+    return lambda: None

@@ -1,0 +1,257 @@
+"""`bisect`: find the one rewrite that makes a check fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt_core import PassError, PreconditionError, Transformation, faithful_copy, instrumented
+from fxopt_tools.inputs import OneInput, read_inputs
+from fxopt_tools.rewrite_steps import BisectLimit, RewriteStep
+from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
+from fxopt_tools.verification.bounds import Bounds, read_bounds, records_of
+from fxopt_tools.verification.report import counted
+from fxopt_tools.verification.verify import baselines, calls_or_refuse, report_on
+
+Verdict = Literal["found", "never-fails", "fails-untransformed", "flaky", "unrepeatable"]
+CheckOrInputs: TypeAlias = "Callable[[GraphModule], object] | OneInput | Sequence[OneInput]"
+"""A function to call with the transformed module, or inputs to verify it on."""
+Diagnosis: TypeAlias = "Callable[[GraphModule], str | None]"  # returns what is wrong with a module, or None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One check of the model after its first rewrites.
+
+    Attributes:
+        limit: how many rewrites were done.
+        problem: what was wrong, or None.
+    """
+
+    limit: int
+    problem: str | None
+
+    @property
+    def good(self) -> bool:
+        """Whether the check passed."""
+        return self.problem is None
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """The result of `bisect`; true if it found a culprit.
+
+    Attributes:
+        verdict: "found"; "never-fails" if the check passes with all rewrites; "fails-untransformed" if it fails without
+            any; "flaky" if it both passed and failed with the same ones; "unrepeatable" if the pipeline did not do the
+            same rewrites each time.
+        culprit: the rewrite that makes the check fail, given those before it; None unless the verdict is "found".
+        total: how many rewrites the pipeline does.
+        trials: the checks, in order.
+    """
+
+    verdict: Verdict
+    culprit: RewriteStep | None
+    total: int
+    trials: tuple[Trial, ...]
+
+    def __bool__(self) -> bool:
+        """Return whether there is a culprit."""
+        return self.culprit is not None
+
+    def __str__(self) -> str:
+        """Describe the culprit, or say why there is none."""
+        checks = counted(len(self.trials), "check")
+        if self.culprit is None:
+            return f"no culprit, after {checks}: {self._reason()}"
+        place = "" if self.culprit.index is None else f" (pass {self.culprit.index} of the composition)"
+        sources = "".join(f"  source: {line}\n" for line in self.culprit.sources)
+        return (
+            f"rewrite {self.culprit.number} of {self.total} is the culprit, found by {checks}\n"
+            f"  pass: {self.culprit.pass_name}{place}\n"
+            f"  site: {self.culprit.site or '-'}\n"
+            f"  nodes: {', '.join(self.culprit.nodes) or '-'}\n"
+            f"{sources}  problem: {self._problem(self.culprit.number)}"
+        )
+
+    def _problem(self, limit: int | None) -> str:
+        return next((each.problem for each in self.trials if each.limit == limit and each.problem is not None), "-")
+
+    def _reason(self) -> str:
+        if self.verdict == "never-fails":
+            return f"the check passes with all {self.total} rewrites, and in each trial with fewer"
+        if self.verdict == "fails-untransformed":
+            return f"the check fails before anything is rewritten: {self._problem(0)}. Fix the model or the check"
+        if self.verdict == "unrepeatable":
+            return (
+                f"the pipeline did not do the same {counted(self.total, 'rewrite')} each time, so a number does not "
+                "identify a rewrite. Find out what a pass depends on besides its graph (random numbers, sets, time)"
+            )
+        both = sorted({t.limit for t in self.trials if t.good} & {t.limit for t in self.trials if not t.good})
+        return (
+            f"the check is flaky: with the same first {counted(both[0], 'rewrite')} it passed once and failed once "
+            f"({self._problem(both[0])}). Make it repeatable: fix seeds, run on one thread, loosen its tolerance"
+        )
+
+
+def bisect(
+    model: nn.Module,
+    pipeline: Pipeline,
+    check: CheckOrInputs,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    sqnr: float | None = None,
+    report: Callable[[str], object] | None = None,
+) -> Bisection:
+    """Find the one rewrite of a pipeline that makes a check fail.
+
+    The pipeline runs on copies of the model, each time with only the first n of its rewrites, as `BisectLimit` numbers
+    them; the model itself is not changed. The culprit among N rewrites is found in at most log2(N) + 2 checks; those
+    that the search does not need repeat the two decisive ones, to notice a flaky check. An error of a pass counts as a
+    failed check. If several rewrites make the check fail, or pass again, the culprit is one of them: the check passes
+    with the rewrites before it and fails with it.
+
+    Args:
+        model: a graph module, or a model that ``torch.fx.symbolic_trace`` can trace.
+        pipeline: a pass, a composition, or the text of a pipeline.
+        check: a function of the transformed module that returns false or raises if the module is bad; None, which a
+            function of assertions returns, is good. Or inputs, as for `verify`, on which the transformed module must
+            compute what the model does.
+        rtol: relative tolerance for inputs; None for that of the dtype.
+        atol: absolute tolerance for inputs; None for that of the dtype.
+        sqnr: the least signal-to-noise ratio in dB for inputs, in place of tolerances and of what passes promise.
+        report: called with a line for each check.
+
+    Raises:
+        PreconditionError: The model cannot be traced or rejects the inputs, or an argument is invalid.
+        RegistryError: The text of the pipeline names an unknown pass.
+
+    >>> import torch
+    >>> from fxopt_core import Transformation
+    >>> class Forget(Transformation):
+    ...     def transform(self, graph_module):
+    ...         relu = next(node for node in graph_module.graph.nodes if node.op == "call_module")
+    ...         relu.replace_all_uses_with(relu.args[0])
+    ...         return graph_module
+    >>> print(bisect(torch.nn.Sequential(torch.nn.ReLU()), Forget(), torch.tensor([-1.0])))
+    rewrite 1 of 1 is the culprit, found by 2 checks
+      pass: forget
+      site: -
+      nodes: -
+      problem: `output` of input 0 ...
+    """
+    graph_module, transformation = as_graph_module(model, "bisect"), as_transformation(pipeline, "bisect")
+    bounds = read_bounds(rtol, atol, sqnr)
+    if not callable(check):
+        diagnose = _verification(check, graph_module, bounds)
+    elif not bounds.stated:
+        diagnose = _own_check(check)
+    else:
+        raise PreconditionError(
+            f"rtol={rtol}, atol={atol} and sqnr={sqnr} are for outputs on inputs, but the check is a function: give "
+            "inputs instead, or let the function use tolerances of its own"
+        )
+    return _Search(graph_module, transformation, diagnose).result(report)
+
+
+def _own_check(check: Callable[[GraphModule], object]) -> Diagnosis:
+    def diagnose(graph_module: GraphModule) -> str | None:
+        try:
+            found = check(graph_module)
+            if found is None or found:
+                return None
+        except Exception as error:  # any error means that the check failed
+            return f"the check raised {type(error).__name__}: {error}"
+        return f"the check returned {next(iter(str(found).splitlines()), repr(found))}"
+
+    return diagnose
+
+
+def _verification(inputs: OneInput | Sequence[OneInput], graph_module: GraphModule, bounds: Bounds) -> Diagnosis:
+    read = read_inputs(inputs)
+    expected, known = baselines(graph_module, read, "the model"), records_of(graph_module)
+
+    def diagnose(transformed: GraphModule) -> str | None:
+        try:
+            found = [calls_or_refuse(transformed, item, "the module", number) for number, item in enumerate(read)]
+        except PreconditionError as error:
+            return str(error)
+        allowed = bounds.between(known, records_of(transformed))
+        return report_on(zip(expected, found, strict=True), allowed).problem
+
+    return diagnose
+
+
+class _UnrepeatableError(Exception):
+    """The pipeline did not do the same rewrites as the first time."""
+
+
+class _Search:
+    """One bisection: searches for the smallest number of rewrites with which the check fails."""
+
+    def __init__(self, graph_module: GraphModule, transformation: Transformation, diagnose: Diagnosis) -> None:
+        self._graph_module, self._transformation, self._diagnose = graph_module, transformation, diagnose
+        self._trials: list[Trial] = []
+        counter = BisectLimit()
+        _, error = self._transformed(counter)
+        self._steps = counter.steps
+        if error is not None:  # it may come from a pass that was still looking for sites, so it counts as a step
+            self._steps = [*self._steps, RewriteStep(len(self._steps) + 1, error.pass_name or "", error.index)]
+
+    def result(self, report: Callable[[str], object] | None) -> Bisection:
+        """Search, and report each check."""
+        self._report = report or (lambda line: None)
+        culprit: RewriteStep | None = None
+        try:
+            verdict, bad = self._searched()
+            culprit = self._steps[bad - 1] if verdict == "found" else None
+        except _UnrepeatableError:
+            verdict = "unrepeatable"
+        return Bisection(verdict, culprit, len(self._steps), tuple(self._trials))
+
+    def _searched(self) -> tuple[Verdict, int]:
+        """Return the verdict, and the smallest number of rewrites with which the check fails."""
+        total = len(self._steps)
+        most_checks = max(total, 1).bit_length() + 1  # log2, rounded down, plus two
+        good, bad = -1, total + 1  # the check passes with `good` rewrites and fails with `bad`; both ends are assumed
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            good, bad = (middle, bad) if self._trial(middle).good else (good, middle)
+        for limit in (bad, good):  # repeat the decisive checks while any are left
+            spare = 0 <= limit <= total and len(self._trials) < most_checks
+            if spare and self._trial(limit).good != (limit == good):
+                return "flaky", bad
+        if 0 < bad <= total:
+            return "found", bad
+        return "never-fails" if bad else "fails-untransformed", bad
+
+    def _trial(self, limit: int) -> Trial:
+        """Check the model with its first rewrites.
+
+        Raises:
+            _UnrepeatableError: They are not those of the first time.
+        """
+        counter = BisectLimit(limit)
+        result, error = self._transformed(counter)
+        short = error is None and len(counter.steps) < min(limit, len(self._steps))
+        if short or counter.steps != self._steps[: len(counter.steps)]:
+            raise _UnrepeatableError
+        trial = Trial(limit, self._diagnose(result) if error is None else str(error))
+        self._trials.append(trial)
+        verdict = "good" if trial.good else f"BAD: {trial.problem}"
+        self._report(f"BISECT: {limit} of {len(self._steps)} rewrites: {verdict}")
+        return trial
+
+    def _transformed(self, instrument: BisectLimit) -> tuple[GraphModule, PassError | None]:
+        """Transform a copy; return it, rolled back and with the error if a pass fails."""
+        duplicate = faithful_copy(self._graph_module)
+        try:
+            with instrumented(instrument):
+                return self._transformation(duplicate), None
+        except PassError as error:
+            return duplicate, error

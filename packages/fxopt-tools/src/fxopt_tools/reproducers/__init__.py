@@ -1,1 +1,0 @@
-"""Files that make a failure of a pass happen again."""

@@ -1,0 +1,168 @@
+"""Rewrite steps: one site of one pass, or a whole pass that has no sites; instruments that leave some out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxopt_core import Instrument, PassRun, PreconditionError
+from fxopt_rewrite.site_pass import SitePass
+
+_FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in [^\n]*(?:\n[ \t]+(?P<code>[^\n]+))?')
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@dataclass(frozen=True)
+class RewriteStep:
+    """What a pass does at one site, or as a whole if it is not a site pass.
+
+    Attributes:
+        number: its position among all steps of a run, counted from 1; None if unknown.
+        pass_name: the pass.
+        index: position of the pass in the composition, or None outside one.
+        site: name of the site; None for a whole pass.
+        nodes: names of the site's nodes.
+        sources: the lines of the model's source that these nodes come from, as ``"file:line: code"``.
+    """
+
+    number: int | None
+    pass_name: str
+    index: int | None = None
+    site: str | None = None
+    nodes: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, number: int | None, run: PassRun, site: str | None = None, nodes: Iterable[Node] = ()) -> RewriteStep:
+        """Return the step that a run is about to take."""
+        nodes = tuple(nodes)
+        return cls(number, run.name, run.index, site, tuple(node.name for node in nodes), source_lines(nodes))
+
+    @property
+    def name(self) -> str:
+        """The pass, and the site if there is one."""
+        return self.pass_name if self.site is None else f"{self.pass_name} on {self.site}"
+
+    @property
+    def place(self) -> tuple[str, int | None, str | None]:
+        """Identifies the step no matter which others are taken: pass, position of the pass, and site."""
+        return self.pass_name, self.index, self.site
+
+    def __str__(self) -> str:
+        """Return pass and site, as ``pass (3) merge-linears on q + k``."""
+        return f"pass {'' if self.number is None else f'({self.number}) '}{self.name}"
+
+
+def source_lines(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Return the source lines that nodes come from, without repeats: for each node the innermost one outside torch.
+
+    They are known only in graphs captured with stack traces: those of ``torch.export``, and of tracers that are asked
+    to record them.
+
+    >>> graph = torch.fx.Graph()
+    >>> x = graph.placeholder("x")
+    >>> x.meta["stack_trace"] = 'File "model.py", line 3, in forward\\n    return self.q(x)'
+    >>> source_lines([x, x])
+    ('model.py:3: return self.q(x)',)
+    """
+    found: dict[str, None] = {}
+    for node in nodes:
+        frames = list(_FRAME.finditer(str(node.meta.get("stack_trace") or "")))
+        for last in [frame for frame in frames if not frame["file"].startswith(_TORCH)][-1:]:
+            found[f"{last['file']}:{last['line']}{': ' + last['code'].strip() if last['code'] else ''}"] = None
+    return tuple(found)
+
+
+class BisectLimit(Instrument):
+    """Allows the first n rewrites over all passes, and none after them.
+
+    Each site of a site pass counts as one rewrite, and any other pass as one. Rewrites are numbered from 1 in the order
+    in which they happen, over all runs in the ``with`` block; undoing does not count. A rewrite has the same number
+    under every limit that allows it. Once the limit is reached, further passes do not run at all. Enter it last, so
+    that it counts only what the other instruments allow.
+
+    Attributes:
+        limit: how many rewrites to allow; None for all of them, to count and number them.
+        steps: the rewrites that were done, in order.
+        left_out: the sites and passes that were skipped.
+
+    >>> import torch
+    >>> from fxopt_core import LintAndRecompile, compose, instrumented
+    >>> limit = BisectLimit(1, report=print)
+    >>> with instrumented(limit):
+    ...     _ = compose(LintAndRecompile(), LintAndRecompile())(torch.fx.symbolic_trace(torch.nn.ReLU()))
+    BISECT: running pass (1) lint-and-recompile
+    BISECT: NOT running pass lint-and-recompile
+    """
+
+    def __init__(self, limit: int | None = None, *, report: Callable[[str], object] | None = None) -> None:
+        """Start counting.
+
+        Args:
+            limit: how many rewrites to allow; None for all.
+            report: called with a line for each rewrite, such as ``BISECT: running pass (3) merge-linears on q + k``.
+
+        Raises:
+            PreconditionError: The limit is not a number of at least 0.
+        """
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise PreconditionError(f"limit is {limit!r}, expected a number of rewrites from 0, or None for all")
+        self.limit = limit
+        self.steps: list[RewriteStep] = []
+        self.left_out: list[RewriteStep] = []
+        self._report = report
+
+    @property
+    def last(self) -> RewriteStep | None:
+        """The last rewrite that was done; None if there was none."""
+        return self.steps[-1] if self.steps else None
+
+    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
+        """Count a pass that has no sites; skip any pass once the limit is reached."""
+        has_sites = isinstance(run.transformation, SitePass) and len(self.steps) != self.limit
+        return run.reverse or has_sites or self._count(run)
+
+    def should_rewrite(self, run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]) -> bool:
+        """Count a site; skip it once the limit is reached."""
+        return self._count(run, site, nodes)
+
+    def _count(self, run: PassRun, site: str | None = None, nodes: tuple[Node, ...] = ()) -> bool:
+        allowed = len(self.steps) != self.limit
+        step = RewriteStep.of(len(self.steps) + 1 if allowed else None, run, site, nodes)
+        (self.steps if allowed else self.left_out).append(step)
+        if self._report is not None:
+            self._report(f"BISECT: {'' if allowed else 'NOT '}running {step}")
+        return allowed
+
+
+class LeaveOut(Instrument):
+    """Skips the named rewrites, such as the culprit that `bisect` found, and allows all others.
+
+    >>> import torch
+    >>> from fxopt_core import LintAndRecompile, history, instrumented
+    >>> with instrumented(LeaveOut("lint-and-recompile")):
+    ...     history(LintAndRecompile()(torch.fx.symbolic_trace(torch.nn.ReLU())))
+    ()
+    """
+
+    def __init__(self, *left_out: RewriteStep | str) -> None:
+        """Skip steps, identified by pass, position of the pass and site, and whole passes, given by their names."""
+        self._left_out = left_out
+
+    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
+        """Skip a pass that is left out as a whole."""
+        return run.reverse or not (run.name in self._left_out or self._has(run, None))
+
+    def should_rewrite(self, run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]) -> bool:
+        """Skip a site that is left out."""
+        return not self._has(run, site)
+
+    def _has(self, run: PassRun, site: str | None) -> bool:
+        steps = (each for each in self._left_out if isinstance(each, RewriteStep))
+        found = [step for step in steps if (step.pass_name, step.site) == (run.name, site)]
+        return any(step.index == run.index or None in (step.index, run.index) for step in found)

@@ -1,1 +1,0 @@
-"""The places of nodes and edges in a drawing."""

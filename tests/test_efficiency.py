@@ -1,0 +1,80 @@
+"""The topic `efficiency`: the texts, how they are encoded, what is compared, and how the README shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.results import Results
+from benchmarks.suite import Absent, Measured, Row, Settings, Table
+from torch import Tensor, nn
+
+from benchmarks import efficiency, summary
+
+
+@pytest.mark.parametrize("mean", efficiency.MEANS[:2])
+def test_texts_have_the_length_that_they_should_and_are_the_same_each_time(mean: int) -> None:
+    drawn = efficiency.texts(mean, 300)
+    assert sum(map(len, drawn)) / 300 == pytest.approx(mean, rel=0.1)
+    assert drawn == efficiency.texts(mean, 300)
+    assert not {*drawn} & {*efficiency.texts(mean, 300, seed=1)}
+
+
+def test_texts_are_encoded_in_their_order_whatever_the_batch() -> None:
+    """Sorted by length inside; padding changes nothing, as it is masked."""
+
+    def tokens(texts: Any) -> dict[str, Tensor]:
+        longest = max(map(len, texts))
+        ids = torch.tensor([[*map(ord, text), *[0] * (longest - len(text))] for text in texts])
+        return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+    table = torch.randn(128, 5)
+    texts = ["abc", "a longer text", "b", "another"]
+    one, two = (efficiency.encode(lambda batch: table[batch["input_ids"]], tokens, texts, size) for size in (1, 3))
+    torch.testing.assert_close(one, two)
+    expected = nn.functional.normalize(table[torch.tensor([*map(ord, "abc")])].mean(0), dim=0)
+    torch.testing.assert_close(one[0], expected)
+
+
+def test_quality_is_that_of_a_search() -> None:
+    vectors = nn.functional.normalize(torch.randn(40, 8), dim=1)
+    assert efficiency.quality(vectors, vectors) == ("1.00000", "1.00000", "100.0%")
+    mean, _, shared = efficiency.quality(vectors.flip(0), vectors)
+    assert float(str(mean)) < 0.9
+    assert shared != "100.0%"
+    assert efficiency.quality(vectors[:9], vectors[:9])[2] == "-"
+
+
+def test_contenders_are_measured_beside_torch_and_missing_ones_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tokens(texts: Any) -> dict[str, Tensor]:
+        ids = torch.tensor([[min(ord(letter), 127) for letter in text[:4].ljust(4)] for text in texts])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    table = torch.randn(128, 6)
+    monkeypatch.setattr(efficiency.Subject, "tokenizer", lambda self: tokens)
+    contenders: dict[str, efficiency.Embed | Absent] = {
+        efficiency.EAGER: lambda batch: table[batch["input_ids"]],
+        "rounded": lambda batch: table[batch["input_ids"]].bfloat16(),
+        "peer": Absent("not installed"),
+    }
+    subject = efficiency.Subject("a table", 4)
+    found = efficiency.compared("a table", subject, 39, contenders, Settings(quick=True, rounds=3, seconds=0.01))
+    assert [row.label for row in found.rows] == [*contenders]
+    assert isinstance(found.rows[1].cells[1], Measured)
+    assert float(str(found.rows[1].cells[2])) > 0.999
+    assert found.rows[2].cells == (Absent("not installed"),) * 6
+
+
+def test_the_readme_and_the_picture_show_the_file() -> None:
+    cells = [
+        (Measured(9.0, ""), Measured(ratio, "x"), cosine, cosine, "-", "9, 8")
+        for ratio, cosine in ((1.0, "1.0"), (2.5, "0.99812"))
+    ]
+    rows = (Row("torch float32", cells[0]), Row("fxopt int8, static", cells[1]), Row("peer", (Absent("missing"),) * 6))
+    results = Results("efficiency", (Table("a model", efficiency.COLUMNS, rows),), {}, {})
+    text = f"# fxopt\n{summary.CHART}\nold\n{summary.END_OF_CHART}\nrest"
+    assert summary.with_chart("no marks", results) == "no marks"
+    assert "| a model | **2.50 (0.998)** | - |" in summary.with_chart(text, results)
+    assert "old" not in summary.with_chart(text, results)
+    assert "2.50 x, cosine 0.998" in summary.chart(results)
