@@ -39,7 +39,7 @@ def between(text: str, begin: str, end: str, content: str) -> str:
 def with_chart(text: str, results: Results) -> str:
     """Return the README with the table of efficiency between its marks, if it has them.
 
-    A cell has the ratio to torch float32, and the mean cosine if that is not 1.000; it is bold where fxopt leads its row.
+    A cell has the ratio to torch float32, and the mean cosine if that is not 1.000. The cell is bold where fxopt leads.
     """
     if CHART not in text:
         return text

@@ -71,7 +71,8 @@ def test_the_comparison_has_the_numbers_of_the_files() -> None:
 
 def test_the_readme_has_the_numbers_of_the_files() -> None:
     """A cell is a ratio to eager of the files, and an empty one was not measured."""
-    table = (PAGE.parent.parent / "README.md").read_text(encoding="utf-8").split("## What it gains")[1].split("\n\n")[2]
+    readme = (PAGE.parent.parent / "README.md").read_text(encoding="utf-8")
+    table = readme.split("<!-- end of efficiency -->")[1].split("\n\n")[2]
     head, _, *rows = ([cell.strip(" *") for cell in line.split("|")[1:-1]] for line in table.splitlines())
     ways = {"": "", "`torch.compile`, freezing": "torch.compile, freezing", "fxopt": "fxopt, cpu-inference"}
     ways |= {"fxopt bfloat16": "fxopt, cpu-inference-bf16", "fxopt int8": "fxopt, cpu-inference-int8"}

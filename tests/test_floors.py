@@ -232,7 +232,8 @@ def is_folder(room: str) -> bool:
 
 def test_the_way_of_a_call_returns_to_few_rooms() -> None:
     """Count, from `execute` on and apart from what the pass does, the functions first called from another room."""
-    names = {str(path): room_of(module) for module, path in files().items() if module.startswith("fxopt_core.")}
+    modules = {name: sys.modules[name] for name in files() if name.startswith("fxopt_core.") and name in sys.modules}
+    names = {str(module.__file__): room_of(name) for name, module in modules.items()}
     seen: set[object] = set()
     returns: list[str] = []
 

@@ -14,7 +14,7 @@ README = Path(__file__).parent.parent / "README.md"
 
 
 def rows() -> list[list[str]]:
-    text = README.read_text(encoding="utf-8").partition("## What it gains")[2].partition("\n## ")[0]
+    text = README.read_text(encoding="utf-8").partition("<!-- end of efficiency -->")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 

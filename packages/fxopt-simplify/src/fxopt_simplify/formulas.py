@@ -37,7 +37,7 @@ class Formula:
 
     >>> x = Formula.variable()
     >>> (x + x**3 * 0.5).through("tanh").text
-    'tanh(0.5 x^3 + 1 x)'
+    '1 tanh(0.5 x^3 + 1 x)'
     """
 
     def __init__(self, terms: Mapping[Product, float]) -> None:

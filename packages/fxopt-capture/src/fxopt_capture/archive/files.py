@@ -69,7 +69,7 @@ def load(path: PathLike | IO[bytes], *, trusted: bool = False) -> GraphModule:
     with opened(path) as (name, file):
         container = Container(name, file)
         if FILE in container:
-            with collector_paused():
+            with one_at_a_time(), collector_paused():  # a trace elsewhere would record the arithmetic on sizes
                 return read_document(container)
         if not any(entry.endswith("/models/model.json") for entry in container):
             raise CaptureError(
