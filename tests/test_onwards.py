@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from cache_names import CACHE
 from nightly import mostly_nightly
 from published_weights import efficientnet
 from torch import Tensor, nn
@@ -189,9 +190,9 @@ def test_a_step_of_decoding_compiles_with_its_cache() -> None:
     def step(batch: int, before: int, length: int) -> Inputs:
         cache = transformers.DynamicCache(config=model.config)
         with torch.no_grad():
-            model(**tokens(batch, before), past_key_values=cache)
+            model(**tokens(batch, before), **{CACHE: cache})
         mask = torch.ones(batch, before + length, dtype=torch.int64)
-        return {"input_ids": tokens(batch, length)["input_ids"], "attention_mask": mask, "past_key_values": cache}
+        return {"input_ids": tokens(batch, length)["input_ids"], "attention_mask": mask, CACHE: cache}
 
     graph_module = MergeLinears()(capture(model, kwargs=step(2, 5, 3)), expect=4)
     compiled = torch.compile(graph_module, fullgraph=True, dynamic=True, backend="eager")
@@ -199,7 +200,7 @@ def test_a_step_of_decoding_compiles_with_its_cache() -> None:
         inputs, same = step(*sizes), step(*sizes)
         with torch.no_grad():
             found, expected = compiled(**inputs), model(**same)
-        assert found.past_key_values is inputs["past_key_values"]
+        assert found.past_key_values is inputs[CACHE]
         assert found.past_key_values.get_seq_length() == sizes[1] + sizes[2]
         for one, other in zip(tensors(found), tensors(expected), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -102,6 +102,27 @@ def test_torch_is_constrained_to_a_version_that_is_allowed() -> None:
     assert declared("fxopt-core")["torch"].specifier.contains(version.version)
 
 
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_everything_that_sessions_install_is_pinned(python: str) -> None:
+    """To a version that is asked for, so that a new release of somebody else breaks nothing: `nox -s lock` pins."""
+    lines = (ROOT / f".ci/constraints-{python}.txt").read_text(encoding="utf-8").splitlines()
+    pins = {canonicalize_name(each.name): str(each.specifier)[2:] for each in map(Requirement, uncommented(lines))}
+    project = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    groups = project["dependency-groups"]
+    if python == "3.10":  # the sessions with real models need a later one
+        groups = {name: groups[name] for name in ("test", "processes", "wheels", "audit")}
+    asked = [Requirement(each) for group in groups.values() for each in group if isinstance(each, str)]
+    asked += [each for name in PACKAGES for each in declared(name).values() if each.name not in PACKAGES]
+    for each in asked:
+        if each.marker is None or each.marker.evaluate({"python_version": python}):
+            assert pins[canonicalize_name(each.name)] in each.specifier, f"{each}: run `nox -s lock`"
+
+
+def uncommented(lines: list[str]) -> list[str]:
+    """The lines that are no comments."""
+    return [line for line in lines if not line.startswith("#")]
+
+
 # --- What is imported
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cache_names import CACHE
 from torch import Tensor, nn
 
 from fxopt_core import PreconditionError
@@ -40,15 +41,15 @@ def test_a_cache_in_the_output_is_compared_layer_by_layer(llama: Any) -> None:
     report = verify(llama, copy.deepcopy(llama), {"input_ids": TOKENS, "use_cache": True})
     assert report, str(report)
     paths = [output.path for output in report.outputs if output.shape is not None]
-    assert "output.logits" in paths and "output.past_key_values.layers[1].values" in paths
+    assert "output.logits" in paths and f"output.{CACHE}.layers[1].values" in paths
     report = verify(llama, altered(llama, "model.layers.1.self_attn.v_proj.weight"), Inputs(TOKENS, use_cache=True))
-    assert {"output.logits", "output.past_key_values.layers[1].values"} <= {each.path for each in report.failures}
-    assert "output.past_key_values.layers[0].keys" not in {each.path for each in report.failures}
+    assert {"output.logits", f"output.{CACHE}.layers[1].values"} <= {each.path for each in report.failures}
+    assert f"output.{CACHE}.layers[0].keys" not in {each.path for each in report.failures}
 
 
 def test_a_cache_that_is_given_is_copied_and_what_it_becomes_is_compared(llama: Any) -> None:
     cache = transformers.DynamicCache()
-    llama(TOKENS, past_key_values=cache)
+    llama(TOKENS, **{CACHE: cache})
     before = [layer.keys.clone() for layer in cache.layers]
 
     class Logits(nn.Module):
@@ -59,7 +60,7 @@ def test_a_cache_that_is_given_is_copied_and_what_it_becomes_is_compared(llama: 
             self.model = model
 
         def forward(self, tokens: Tensor, cache: Any) -> Any:
-            return self.model(tokens, past_key_values=cache).logits[:, -1]
+            return self.model(tokens, **{CACHE: cache}).logits[:, -1]
 
     inputs = (TOKENS[:, :1], cache)
     report = verify(Logits(llama), Logits(copy.deepcopy(llama)), inputs)
@@ -73,11 +74,9 @@ def test_a_cache_that_is_given_is_copied_and_what_it_becomes_is_compared(llama: 
 
 
 def test_an_empty_cache_that_is_filled(llama: Any) -> None:
-    report = verify(
-        llama, copy.deepcopy(llama), Inputs(TOKENS, past_key_values=transformers.DynamicCache(), use_cache=True)
-    )
+    report = verify(llama, copy.deepcopy(llama), Inputs(TOKENS, **{CACHE: transformers.DynamicCache()}, use_cache=True))
     assert report, str(report)
-    assert any(output.path.startswith("kwargs['past_key_values']") for output in report.outputs)
+    assert any(output.path.startswith(f"kwargs[{CACHE!r}]") for output in report.outputs)
 
 
 def test_other_classes_of_outputs_differ(llama: Any) -> None:

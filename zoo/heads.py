@@ -83,9 +83,10 @@ def _step(model: nn.Module, recipe: Recipe, length: int) -> Inputs:
     inputs = recipe.make(model.config, Size(2, length))
     ids = inputs["input_ids"]
     with torch.no_grad():
-        cache = model(input_ids=ids[:, :-1], use_cache=True).past_key_values
+        output = model(input_ids=ids[:, :-1], use_cache=True)
     mask = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in inputs else {}
-    return {"input_ids": ids[:, -1:], "past_key_values": cache, **mask}
+    (name,) = output.keys() & inspect.signature(model.forward).parameters  # the cache, which goes out and in
+    return {"input_ids": ids[:, -1:], name: output[name], **mask}
 
 
 def _with_images(model: nn.Module, config: Any) -> Built:

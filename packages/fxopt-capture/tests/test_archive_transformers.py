@@ -8,12 +8,15 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from cache_names import CACHE, FORMER, IS_RENAMED
+from hostile_archives import DOCUMENT, entries_of, packed
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -67,18 +70,58 @@ def test_a_cache_is_returned(llama: Any, tmp_path: Path) -> None:
 def test_a_step_changes_the_caller_s_cache(llama: Any, tmp_path: Path) -> None:
     mask = torch.ones(2, 5, dtype=torch.int64)
     cache = llama(tokens(2, 4)).past_key_values
-    captured = capture(llama, kwargs={"input_ids": tokens(2, 1), "attention_mask": mask, "past_key_values": cache})
+    captured = capture(llama, kwargs={"input_ids": tokens(2, 1), "attention_mask": mask, CACHE: cache})
     save(captured, tmp_path / "step.fxopt")
     loaded = load(tmp_path / "step.fxopt")
     for batch, length in ((2, 4), (3, 7)):
         own = llama(tokens(batch, length)).past_key_values
         inputs = {"input_ids": tokens(batch, 1), "attention_mask": torch.ones(batch, length + 1, dtype=torch.int64)}
         given = copy.deepcopy(own)
-        found, expected = loaded(**inputs, past_key_values=given), llama(**inputs, past_key_values=own)
+        found, expected = loaded(**inputs, **{CACHE: given}), llama(**inputs, **{CACHE: own})
         check_same(found, expected)
         assert found.past_key_values is given
     with pytest.raises(CaptureError, match="attention_mask"):
-        loaded(tokens(2, 1), mask[:, :3], past_key_values=llama(tokens(2, 4)).past_key_values)
+        loaded(tokens(2, 1), mask[:, :3], **{CACHE: llama(tokens(2, 4)).past_key_values})
+
+
+def test_archives_of_another_release(llama: Any, tmp_path: Path) -> None:
+    """What fits is taken; what does not is refused, with both releases named."""
+    saved, other = tmp_path / "saved.fxopt", tmp_path / "other.fxopt"
+    save(capture(llama, (tokens(2, 1),), {CACHE: llama(tokens(2, 4)).past_key_values}), saved)
+    entries = entries_of(saved)
+
+    document = entries[DOCUMENT].replace(version("transformers").encode(), b"5.0.0")
+    other.write_bytes(packed({**entries, DOCUMENT: document}))
+    loaded, own = load(other), llama(tokens(3, 4)).past_key_values
+    token, given = tokens(3, 1), copy.deepcopy(own)
+    check_same(loaded(token, **{CACHE: given}), llama(token, **{CACHE: own}))
+    with pytest.raises(CaptureError, match=r"\(saved with transformers 5.0.0, opened with .*\) needs `"):
+        loaded(token)
+
+    fields = f'"logits","{CACHE}"'.encode()
+    assert fields in entries[DOCUMENT]
+    document = entries[DOCUMENT].replace(fields, b'"logits","memory"')
+    other.write_bytes(packed({**entries, DOCUMENT: document}))
+    with pytest.raises(CaptureError, match="it returns a CausalLMOutputWithPast with logits, memory, which transf"):
+        load(other)
+
+
+@pytest.mark.skipif(not IS_RENAMED, reason="transformers 5.24 has renamed the cache")
+def test_a_cache_by_its_former_name(llama: Any, tmp_path: Path) -> None:
+    """Capture, the graph and the archive take both names, and warn of the former one, as the model does."""
+    cache = llama(tokens(2, 4)).cache
+    with pytest.warns(FutureWarning, match="`past_key_values` is deprecated: LlamaForCausalLM calls it `cache`"):
+        captured = capture(llama, (tokens(2, 1),), {FORMER: copy.deepcopy(cache)})
+    save(captured, tmp_path / "step.fxopt")
+    for module in (captured, load(tmp_path / "step.fxopt")):
+        token, own = tokens(2, 1), copy.deepcopy(cache)
+        expected = llama(token, cache=copy.deepcopy(cache))
+        with pytest.warns(FutureWarning, match="the captured LlamaForCausalLM calls it `cache`"):
+            found = module(token, past_key_values=own)
+        check_same(found, expected)
+        assert found.cache is own and found["past_key_values"] is own
+        with pytest.raises(CaptureError, match="`cache` was given to the captured LlamaForCausalLM twice"):
+            module(token, past_key_values=own, cache=own)
 
 
 def test_a_step_within_a_sliding_window(transformers: ModuleType, tmp_path: Path) -> None:
@@ -86,13 +129,13 @@ def test_a_step_within_a_sliding_window(transformers: ModuleType, tmp_path: Path
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
     config = transformers.MistralConfig(vocab_size=99, num_hidden_layers=2, sliding_window=16, **sizes)
     model = transformers.MistralForCausalLM(config).eval()
-    captured = capture(model, (tokens(2, 1),), {"past_key_values": model(tokens(2, 5)).past_key_values})
+    captured = capture(model, (tokens(2, 1),), {CACHE: model(tokens(2, 5)).past_key_values})
     save(captured, tmp_path / "step.fxopt")
     loaded = load(tmp_path / "step.fxopt")
     for batch, length in ((2, 5), (3, 9), (2, 15)):
         own = model(tokens(batch, length)).past_key_values
         given, token = copy.deepcopy(own), tokens(batch, 1)
-        check_same(loaded(token, past_key_values=given), model(token, past_key_values=own))
+        check_same(loaded(token, **{CACHE: given}), model(token, **{CACHE: own}))
         assert given.get_seq_length() == length + 1
 
 

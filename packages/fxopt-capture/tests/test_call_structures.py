@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from types import ModuleType
@@ -11,10 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from cache_names import CACHE
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxopt_capture import capture
+from fxopt_capture import capture, symbolic_trace
 from fxopt_core.errors import CaptureError
 
 X = torch.randn(5, 4)
@@ -146,11 +148,30 @@ def test_caches(transformers: ModuleType) -> None:
     with torch.no_grad():
         prefill = capture(model, (prompt,))
         cache = prefill(prompt).past_key_values
-        step = capture(model, (prompt[:, :1],), {"past_key_values": cache})
+        step = capture(model, (prompt[:, :1],), {CACHE: cache})
         ours, theirs = copy.deepcopy(cache), copy.deepcopy(cache)
         for _ in range(2):
-            found = step(prompt[:, :1], past_key_values=ours)
-            expected = model(prompt[:, :1], past_key_values=theirs)
+            found = step(prompt[:, :1], **{CACHE: ours})
+            expected = model(prompt[:, :1], **{CACHE: theirs})
             assert found.past_key_values is ours and type(found) is type(expected)
             torch.testing.assert_close(found.logits, expected.logits)
         assert ours.get_seq_length() == theirs.get_seq_length()
+
+
+@pytest.mark.filterwarnings("ignore:`weights` is deprecated:FutureWarning")
+def test_arguments_by_their_former_names(transformers: ModuleType) -> None:
+    """They are asked of the model's own forward, for capture, dynamic shapes, tracing and calls."""
+
+    rename = importlib.import_module("transformers.utils.deprecation").deprecate_kwarg
+
+    class Renamed(nn.Module):
+        @rename("weights", version="99.0", new_name="mask")  # type: ignore[untyped-decorator]
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return x if mask is None else x * mask
+
+    model, x, mask = Renamed(), torch.randn(3, 4), torch.rand(3, 4)
+    captured = capture(model, (x,), {"weights": mask}, dynamic_shapes={"x": None, "weights": None})
+    traced = symbolic_trace(model, ["x", "weights"], example_inputs=(x, mask))
+    for module in (captured, traced):
+        assert torch.equal(module(x, weights=mask), x * mask)
+        assert torch.equal(module(x, mask), x * mask)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cache_names import CACHE
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -111,13 +112,13 @@ def test_prefill_and_three_steps(transformers: ModuleType, name: str) -> None:
     if source(name, 1):
         states = expected.encoder_last_hidden_state
         encoded = {"encoder_outputs": transformers.modeling_outputs.BaseModelOutput(last_hidden_state=states)}
-    example = {**encoded, ids: tokens(3, 1), "past_key_values": copy.deepcopy(expected.past_key_values)}
+    example = {**encoded, ids: tokens(3, 1), CACHE: copy.deepcopy(expected.past_key_values)}
     step = capture(model, kwargs={**example, "use_cache": True})
-    assert example["past_key_values"].get_seq_length() == 5
+    assert example[CACHE].get_seq_length() == 5
     cache, own = found.past_key_values, expected.past_key_values
     for length in (6, 7, 8):
         chosen = {**encoded, ids: expected.logits[:, -1:].argmax(-1), "use_cache": True}
-        expected, found = model(**chosen, past_key_values=own), step(**chosen, past_key_values=cache)
+        expected, found = model(**chosen, **{CACHE: own}), step(**chosen, **{CACHE: cache})
         check_same(found, expected)
         assert found.past_key_values is cache
         assert cache.get_seq_length() == length
@@ -126,28 +127,28 @@ def test_prefill_and_three_steps(transformers: ModuleType, name: str) -> None:
 def test_a_step_within_a_window_takes_every_length_until_it_is_full(transformers: ModuleType) -> None:
     """Layers count their tokens in a number, which is the number of keys until the window is full."""
     model = build(transformers, "MistralForCausalLM", sliding_window=8)
-    step = capture(model, (tokens(2, 1),), {"past_key_values": model(tokens(2, 5)).past_key_values})
+    step = capture(model, (tokens(2, 1),), {CACHE: model(tokens(2, 5)).past_key_values})
     for length in (1, 3, 6, 7):
         own = model(tokens(3, length)).past_key_values
         cache, token = copy.deepcopy(own), tokens(3, 1)
-        check_same(step(token, past_key_values=cache), model(token, past_key_values=own))
+        check_same(step(token, **{CACHE: cache}), model(token, **{CACHE: own}))
         check_same(cache, own)
         assert cache.get_seq_length() == own.get_seq_length() == length + 1
     full = model(tokens(3, 8)).past_key_values
     with pytest.raises(CaptureError, match=r"cumulative_length 8, where it was captured with .* 'keys.shape"):
-        step(tokens(3, 1), past_key_values=full)
+        step(tokens(3, 1), **{CACHE: full})
     assert full.get_seq_length() == 8
 
 
 def test_a_step_with_a_full_window_takes_its_own_length_alone(transformers: ModuleType) -> None:
     model = build(transformers, "MistralForCausalLM", sliding_window=4)
-    step = capture(model, (tokens(2, 1),), {"past_key_values": model(tokens(2, 6)).past_key_values})
+    step = capture(model, (tokens(2, 1),), {CACHE: model(tokens(2, 6)).past_key_values})
     own = model(tokens(3, 6)).past_key_values
     cache, token = copy.deepcopy(own), tokens(3, 1)
-    check_same(step(token, past_key_values=cache), model(token, past_key_values=own))
+    check_same(step(token, **{CACHE: cache}), model(token, **{CACHE: own}))
     for length in (2, 3, 5, 7):
         with pytest.raises(CaptureError, match="where it was captured with layers"):
-            step(tokens(3, 1), past_key_values=model(tokens(3, length)).past_key_values)
+            step(tokens(3, 1), **{CACHE: model(tokens(3, length)).past_key_values})
 
 
 def test_caches_are_known_to_pytrees_by_the_name_that_transformers_gives(transformers: ModuleType) -> None:
@@ -175,7 +176,7 @@ def step(llama: Any) -> Any:
     with torch.no_grad():
         cache = llama(tokens(2, 4)).past_key_values
         mask = torch.ones(2, 5, dtype=torch.int64)
-        return capture(llama, kwargs={"input_ids": tokens(2, 1), "attention_mask": mask, "past_key_values": cache})
+        return capture(llama, kwargs={"input_ids": tokens(2, 1), "attention_mask": mask, CACHE: cache})
 
 
 def test_the_model_decides_whether_there_is_a_cache(transformers: ModuleType, llama: Any) -> None:
@@ -202,7 +203,7 @@ def test_steps_of_other_sizes(llama: Any, step: Any) -> None:
         own = llama(tokens(batch, length)).past_key_values
         inputs = {"input_ids": tokens(batch, 1), "attention_mask": torch.ones(batch, length + 1, dtype=torch.int64)}
         cache = copy.deepcopy(own)
-        check_same(step(**inputs, past_key_values=cache), llama(**inputs, past_key_values=own))
+        check_same(step(**inputs, **{CACHE: cache}), llama(**inputs, **{CACHE: own}))
         check_same(cache, own)
 
 
@@ -210,63 +211,63 @@ def test_steps_of_other_sizes(llama: Any, step: Any) -> None:
 def test_masked_steps_take_a_batch_of_one(transformers: ModuleType, name: str) -> None:
     model = build(transformers, name)
     cache = model(tokens(2, 8)).past_key_values
-    step = capture(model, (), {"input_ids": tokens(2, 1), "attention_mask": torch.ones(2, 9), "past_key_values": cache})
+    step = capture(model, (), {"input_ids": tokens(2, 1), "attention_mask": torch.ones(2, 9), CACHE: cache})
     for batch, length in ((1, 8), (3, 5), (1, 4)):
         cache = model(tokens(batch, length)).past_key_values
         call = {"input_ids": tokens(batch, 1), "attention_mask": torch.ones(batch, length + 1)}
-        expected = model(**call, past_key_values=copy.deepcopy(cache))
-        check_same(step(**call, past_key_values=cache).logits, expected.logits)
+        expected = model(**call, **{CACHE: copy.deepcopy(cache)})
+        check_same(step(**call, **{CACHE: cache}).logits, expected.logits)
 
 
 def test_steps_refuse_what_they_are_not_valid_for(llama: Any, step: Any, filled: Any) -> None:
     ids, mask = tokens(2, 1), torch.ones(2, 5, dtype=torch.int64)
     before = pytree.tree_leaves(filled)
     with pytest.raises(CaptureError, match="input_ids"):
-        step(tokens(3, 1), mask, past_key_values=filled)
+        step(tokens(3, 1), mask, **{CACHE: filled})
     with pytest.raises(CaptureError, match="attention_mask"):
-        step(ids, mask[:, :4], past_key_values=filled)
-    with pytest.raises(CaptureError, match="needs `past_key_values`"):
+        step(ids, mask[:, :4], **{CACHE: filled})
+    with pytest.raises(CaptureError, match=f"needs `{CACHE}`"):
         step(ids, mask)
-    with pytest.raises(CaptureError, match=r"`past_key_values` .* is a tuple of 2, .* with a DynamicCache"):
-        step(ids, mask, past_key_values=(ids, ids))
+    with pytest.raises(CaptureError, match=rf"`{CACHE}` .* is a tuple of 2, .* with a DynamicCache"):
+        step(ids, mask, **{CACHE: (ids, ids)})
     assert all(left is right for left, right in zip(pytree.tree_leaves(filled), before, strict=True))
 
 
 def test_another_cache_is_refused_by_what_differs(transformers: ModuleType, llama: Any, step: Any) -> None:
     deeper = build(transformers, "LlamaForCausalLM", num_hidden_layers=2)
     cache = deeper(tokens(2, 4)).past_key_values
-    with pytest.raises(CaptureError, match=r"`past_key_values` of the captured LlamaForCausalLM") as caught:
-        step(tokens(2, 1), torch.ones(2, 5, dtype=torch.int64), past_key_values=cache)
+    with pytest.raises(CaptureError, match=f"`{CACHE}` of the captured LlamaForCausalLM") as caught:
+        step(tokens(2, 1), torch.ones(2, 5, dtype=torch.int64), **{CACHE: cache})
     assert len(str(caught.value)) < 400
 
 
 def test_an_empty_cache_is_an_input_too(transformers: ModuleType, llama: Any) -> None:
     ids = tokens(2, 4)
     example = transformers.DynamicCache(config=llama.config)
-    captured = capture(llama, (ids,), {"past_key_values": example})
+    captured = capture(llama, (ids,), {CACHE: example})
     assert example.get_seq_length() == 0
     own, cache = (transformers.DynamicCache(config=llama.config) for _ in range(2))
-    check_same(captured(ids, past_key_values=cache), llama(ids, past_key_values=own))
+    check_same(captured(ids, **{CACHE: cache}), llama(ids, **{CACHE: own}))
     check_same(cache, own)
-    with pytest.raises(CaptureError, match="past_key_values"):
-        captured(ids, past_key_values=own)  # no longer empty
+    with pytest.raises(CaptureError, match=CACHE):
+        captured(ids, **{CACHE: own})  # no longer empty
 
 
 def test_steps_return_tuples_where_the_model_does(llama: Any, filled: Any) -> None:
     inputs = {"input_ids": tokens(2, 1), "return_dict": False}
-    captured = capture(llama, kwargs={**inputs, "past_key_values": filled})
+    captured = capture(llama, kwargs={**inputs, CACHE: filled})
     own, cache = copy.deepcopy(filled), copy.deepcopy(filled)
-    found = captured(**inputs, past_key_values=cache)
-    check_same(found, llama(**inputs, past_key_values=own))
+    found = captured(**inputs, **{CACHE: cache})
+    check_same(found, llama(**inputs, **{CACHE: own}))
     assert found[1] is cache
 
 
 def test_copies_and_pickles_of_steps(llama: Any, step: Any, filled: Any) -> None:
     inputs = {"input_ids": tokens(2, 1), "attention_mask": torch.ones(2, 5, dtype=torch.int64)}
-    expected = llama(**inputs, past_key_values=copy.deepcopy(filled))
+    expected = llama(**inputs, **{CACHE: copy.deepcopy(filled)})
     for other in (pickle.loads(pickle.dumps(step)), copy.deepcopy(step), copy.copy(step)):
         cache = copy.deepcopy(filled)
-        check_same(other(**inputs, past_key_values=cache), expected)
+        check_same(other(**inputs, **{CACHE: cache}), expected)
         assert cache.get_seq_length() == 5
 
 
@@ -278,7 +279,7 @@ class Wrapped(nn.Module):
         self.decoder = decoder
 
     def forward(self, ids: Tensor, cache: Any) -> Any:
-        output = self.decoder(ids, past_key_values=cache)
+        output = self.decoder(ids, **{CACHE: cache})
         return output.logits.argmax(-1), output.past_key_values
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cache_names import CACHE
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
@@ -184,7 +185,7 @@ def test_a_cache_that_the_model_does_not_make_by_itself_is_not_in_the_graph(tran
     model.__class__ = Reluctant
     captured = capture(model, (IDS,))
     assert list(captured(IDS)) == list(model(IDS)) == ["logits"]
-    assert "past_key_values" in capture(model, (IDS,), {"use_cache": True})(IDS, use_cache=True)
+    assert CACHE in capture(model, (IDS,), {"use_cache": True})(IDS, use_cache=True)
 
 
 def test_a_loop_over_the_experts_that_are_hit_is_right_for_other_tokens(transformers: ModuleType) -> None:

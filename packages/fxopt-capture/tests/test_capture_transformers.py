@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cache_names import CACHE
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
@@ -142,8 +143,8 @@ def test_unknown_input_name(bert: nn.Module) -> None:
 
 
 def test_a_name_whose_shape_is_not_known(transformers: ModuleType) -> None:
-    with pytest.raises(CaptureError, match="'past_key_values' of LlamaForCausalLM does not follow"):
-        symbolic_trace(build(transformers, "LlamaForCausalLM"), ["input_ids", "past_key_values"])
+    with pytest.raises(CaptureError, match=f"'{CACHE}' of LlamaForCausalLM does not follow"):
+        symbolic_trace(build(transformers, "LlamaForCausalLM"), ["input_ids", CACHE])
 
 
 def test_calls_as_the_model_takes_them(bert: nn.Module, traced: GraphModule) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt_capture._torch import release_real_tensors
 from fxopt_capture.call.arguments import CallForm, InputBinding, bind_call
-from fxopt_capture.call.caches import CacheReturn
+from fxopt_capture.call.caches import CacheReturn, is_cache
 from fxopt_capture.call.guards import GUARDS, InputGuards
 from fxopt_capture.call.names import ignored_names
 from fxopt_capture.call.nesting import nesting_of
@@ -98,8 +99,8 @@ def capture(
     One thread captures at a time, and others wait.
 
     Hugging Face decoders return a cache of keys and values where the model does: unless ``use_cache=False`` is in
-    `kwargs` or in its configuration. A cache given as ``past_key_values`` is an input, to which the graph module adds
-    as the model does. (`symbolic_trace` makes no cache.)
+    `kwargs` or in its configuration. A cache that is given (``past_key_values``; ``cache`` from transformers 5.24
+    on) is an input, to which the graph module adds as the model does. (`symbolic_trace` makes no cache.)
 
     Args:
         model: the model, in the mode (``train``, ``eval``) that the graph is to have.
@@ -157,7 +158,7 @@ def read_call(
     register_structures([*args, *kwargs.values()])
     form, inputs = bind_call(model, args, kwargs)
     if is_pretrained(model):
-        choice = no_cache(form) if without_cache else cache_choice(model, form)
+        choice = no_cache(form, inputs) if without_cache else cache_choice(model, form)
         form = form.with_fixed(**choice)
     if is_weightless(model):
         inputs = with_values(inputs, device_for(model, inputs))
@@ -177,7 +178,9 @@ def _captured(request: Request, *, compare: bool) -> CapturedModule:
     model, form = request.model, request.form
     if not pretrained_models(model):
         return _capture_request(request, compare=compare)
-    dimensions = (dynamic_dimensions,) if is_pretrained(model) else (dynamic_dimensions_around, batch_dimension)
+    caches = frozenset(name for name, value in request.inputs.items() if is_cache(value))
+    known = partial(dynamic_dimensions, caches=caches), partial(dynamic_dimensions_around, caches=caches)
+    dimensions = known[:1] if is_pretrained(model) else (known[1], batch_dimension)
     request = replace(request, dimensions=dimensions, preparations=preparations(model))
     try:
         return _capture_request(request, compare=compare)

@@ -9,7 +9,8 @@ import sys
 from collections import defaultdict, namedtuple
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from fxopt_capture.call.structures import structures_of
 from fxopt_core._torch import pytree_info, set_pytree_info
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
-from fxopt_core.naming import type_text
+from fxopt_core.naming import type_text, with_article
 from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, ValueReader, ValueWriter
 from fxopt_rewrite.plain_names import PLAIN, is_plain_identifier
 
@@ -39,6 +40,7 @@ _IN_CACHES = re.compile(
     r"transformers\.(?:cache_utils|models\.\w+\.modeling_\w+)[.:]\w*(?:Cache|Layer)"
     r"|builtins[.:](?:dict|frozenset|list|set|tuple)|collections[.:](?:OrderedDict|deque)|torch[.:]Size"
 )
+_LIBRARY = "transformers"
 _TORCH_NAME = re.compile(r"[a-z]\w*")
 
 
@@ -93,6 +95,8 @@ def _spec(form: Form, depth: int = 0) -> pytree.TreeSpec:
     if kind is defaultdict and not (isinstance(found[0], type) or found[0] is None):
         raise MalformedError(f"a defaultdict calls {found[0]!r:.60}")
     _check_cache(found, 0)
+    if name.startswith(_LIBRARY) and isinstance(kind, type) and is_dataclass(kind):
+        _check_fields(kind, found)
     if isinstance(kind, type) and issubclass(kind, tuple) and kind not in (tuple, torch.Size):
         return pytree.TreeSpec(namedtuple, kind, [_spec(child, depth + 1) for child in children])
     return pytree.TreeSpec(kind, found, [_spec(child, depth + 1) for child in children])
@@ -117,6 +121,18 @@ def _container(name: Form) -> Any:
             f"before loading"
         )
     return pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name]
+
+
+def _check_fields(kind: type, names: Any) -> None:
+    """Refuse outputs with fields that the installed transformers does not have; it knows former names itself."""
+    try:
+        pytree.SUPPORTED_NODES[kind].unflatten_fn([None] * len(names), names)
+    except TypeError as error:
+        raise CaptureError(
+            f"it returns {with_article(kind.__name__)} with {', '.join(map(str, names))}, which transformers "
+            f"{version(_LIBRARY)} does not have: {error}; open it with the transformers that it was saved with, or "
+            f"capture the model again"
+        ) from error
 
 
 def _check_cache(context: Any, depth: int) -> None:
@@ -156,9 +172,11 @@ def write_binding(binding: InputBinding) -> Form:
         "variadic": list(form.variadic),
         "absent": dict(form.absent),
         "ignored": sorted(form.ignored),
+        "renamed": dict(form.renamed),
         "names": list(binding.names),
         "nested": [name for name, nesting in binding.nestings.items() if nesting.kind is not None],
         "checked": list(binding.nestings),
+        "release": version(_LIBRARY) if any(map(is_cache_type, binding.structures)) else None,
     }
 
 
@@ -184,11 +202,16 @@ def read_binding(rows: Form, graph: Graph, name: str) -> InputBinding:
         _texts(rows["variadic"]),
         absent={str(local): int(number) for local, number in rows["absent"].items()},
         ignored=frozenset(_texts(rows["ignored"])),
+        renamed={str(old): str(new) for old, new in rows["renamed"].items()},
     )
     nestings = dict.fromkeys(_texts(rows["checked"]), Nesting())
     examples = _examples(graph) if rows["nested"] else {}
     nestings |= {local: nesting_of(examples[local]) for local in _texts(rows["nested"])}
-    return InputBinding(form, name, structures_of(graph), nestings, _texts(rows["names"]))
+    binding = InputBinding(form, name, structures_of(graph), nestings, _texts(rows["names"]))
+    if any(map(is_cache_type, binding.structures)) and rows["release"] != version(_LIBRARY):
+        # In the messages: releases differ in what caches and their arguments are called and hold.
+        binding.model_name += f" (saved with {_LIBRARY} {str(rows['release'])[:20]}, opened with {version(_LIBRARY)})"
+    return binding
 
 
 def _examples(graph: Graph) -> Mapping[str, Any]:

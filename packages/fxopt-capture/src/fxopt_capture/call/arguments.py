@@ -8,7 +8,8 @@ only repeat it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +56,7 @@ class CallForm:
         absent: those among `inputs` that a call may leave out, with the number that all of their elements are then;
             they are as large as the input `IDS`.
         ignored: names that a ``**kwargs`` of ``forward`` takes, and that the model does not read; calls may give them.
+        renamed: former names of arguments that ``forward`` still takes -> their names now.
     """
 
     parameters: tuple[Parameter, ...]
@@ -65,6 +67,7 @@ class CallForm:
     by_position: int = 0
     absent: Mapping[str, int] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def with_fixed(self, **values: object) -> CallForm:
         """Return this form with further values baked in, where the caller has not given them."""
@@ -113,11 +116,47 @@ def forward_signature(model: nn.Module) -> inspect.Signature:
         raise CaptureError(f"the signature of `{type(model).__name__}.forward` cannot be read: {error}") from error
 
 
+def renamed_arguments(forward: Callable[..., object] | None) -> dict[str, str]:
+    """Return the former names of arguments that a function still takes, and what they are called now.
+
+    They are asked of its wrappers: transformers renames an argument by a decorator that holds both names.
+
+    >>> def renaming(old_name, new_name):
+    ...     def forward(**kwargs):
+    ...         return {new_name if name == old_name else name for name in kwargs}
+    ...     return forward
+    >>> renamed_arguments(renaming("past_key_values", "cache"))
+    {'past_key_values': 'cache'}
+    """
+    found: dict[str, str] = {}
+    while forward is not None:
+        names = inspect.getclosurevars(forward).nonlocals if inspect.isroutine(forward) else {}
+        old, new = names.get("old_name"), names.get("new_name")
+        if isinstance(old, str) and isinstance(new, str):
+            found[old] = new
+        forward = getattr(forward, "__wrapped__", None)
+    return found
+
+
+def with_present_names(kwargs: Mapping[str, Any], renamed: Mapping[str, str], model_name: str) -> dict[str, Any]:
+    """Return the arguments of a call by their present names; for former ones warn, as the model does."""
+    result = dict(kwargs)
+    for old in renamed.keys() & kwargs.keys():
+        new = renamed[old]
+        if new in result:
+            raise CaptureError(f"`{new}` was given to {model_name} twice, once by its former name `{old}`")
+        result[new] = result.pop(old)
+        text = f"`{old}` is deprecated: {model_name} calls it `{new}` in the installed version of its library"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+    return result
+
+
 def bind_call(
     model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[CallForm, dict[str, object]]:
     """Return the form of a call of a model, and the graph's inputs by name."""
-    signature = forward_signature(model)
+    signature, renamed = forward_signature(model), renamed_arguments(model.forward)
+    kwargs = with_present_names(kwargs, renamed, type(model).__name__)
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -140,7 +179,8 @@ def bind_call(
             f"`{type(model).__name__}` was given no tensor to capture it with; give example inputs for "
             f"forward{signature}"
         )
-    return CallForm(tuple(parameters), tuple(inputs), fixed, frozenset(), variadic, len(args)), inputs
+    form = CallForm(tuple(parameters), tuple(inputs), fixed, frozenset(), variadic, len(args), renamed=renamed)
+    return form, inputs
 
 
 def _named(
@@ -282,6 +322,8 @@ class InputBinding:
                 f"were given"
             )
         values: dict[str, object] = dict(zip(self._positional, args, strict=False))
+        if self.form.renamed.keys() & kwargs.keys():
+            kwargs = with_present_names(kwargs, self.form.renamed, f"the captured {self.model_name}")
         for name, value in kwargs.items():
             if name in values:
                 raise CaptureError(f"`{name}` was given to the captured {self.model_name} twice")

@@ -92,7 +92,7 @@ def requested_shapes(form: CallForm, dynamic_shapes: Any, inputs: Mapping[str, o
             _check_dimensions(name, tensor, given.get(id(tensor)))
         return dynamic_shapes
     if isinstance(dynamic_shapes, Mapping):
-        named = dict(dynamic_shapes)
+        named = {form.renamed.get(name, name): spec for name, spec in dynamic_shapes.items()}
     elif isinstance(dynamic_shapes, tuple | list):
         names = [*form.inputs, *(name for name in form.fixed if name not in form.implied)]
         order = {parameter.name: index for index, parameter in enumerate(form.parameters)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fxopt_capture.call.arguments import CallForm
-from fxopt_capture.call.caches import register_cache_types
+from fxopt_capture.call.caches import is_cache, register_cache_types
 from fxopt_capture.exporting.strategy import Preparation
 from fxopt_capture.huggingface.configurations import configurations, configurations_kept
 from fxopt_capture.huggingface.experts import all_experts
@@ -51,24 +51,25 @@ def cache_choice(model: nn.Module, form: CallForm) -> dict[str, object]:
     return {} if parts and not default else {"use_cache": bool(default)}
 
 
-def no_cache(form: CallForm) -> dict[str, object]:
+def no_cache(form: CallForm, inputs: Mapping[str, object]) -> dict[str, object]:
     """Return ``use_cache=False`` where a model has that argument and was given no cache."""
-    return {"use_cache": False} if _takes_use_cache(form) and "past_key_values" not in form.inputs else {}
+    return {"use_cache": False} if _takes_use_cache(form) and not any(map(is_cache, inputs.values())) else {}
 
 
 def _takes_use_cache(form: CallForm) -> bool:
     return any(parameter.name == "use_cache" for parameter in form.parameters)
 
 
-def dynamic_dimensions(name: str, tensor: torch.Tensor) -> Sequence[int]:
+def dynamic_dimensions(name: str, tensor: torch.Tensor, caches: Collection[str] = ()) -> Sequence[int]:
     """Return the dimensions of an input that are dynamic: batch, and for text the sequence.
 
-    Token ids, masks over them and embeddings have the sequence second, or third behind the choices; a mask of rank four
-    is over queries and keys, and cached keys and values have it third. The sizes of images and sounds stay static.
+    Token ids, masks over them and embeddings have the sequence second, or third after the choices; a mask of rank four
+    is over queries and keys, and the keys and values of `caches` have it third. The sizes of images and sounds stay
+    static.
     """
     if tensor.dim() == 0:
         return ()
-    if name == "past_key_values" and tensor.dim() == 4:
+    if name in caches and tensor.dim() == 4:
         return (0, 2)
     is_text = not tensor.dtype.is_floating_point or name in _SEQUENCE
     if "mask" in name and "pixel" not in name and tensor.dim() == 4:
@@ -78,13 +79,13 @@ def dynamic_dimensions(name: str, tensor: torch.Tensor) -> Sequence[int]:
     return (0,)
 
 
-def dynamic_dimensions_around(name: str, tensor: torch.Tensor) -> Sequence[int]:
+def dynamic_dimensions_around(name: str, tensor: torch.Tensor, caches: Collection[str] = ()) -> Sequence[int]:
     """Return the dimensions that may be dynamic of an input of a module with a Hugging Face model in it.
 
     What its arguments are called says nothing, so that the second dimension counts as one of lengths wherever there may
     be one. torch leaves a dimension static which the model needs to be of one size.
     """
-    found = dynamic_dimensions(name, tensor)
+    found = dynamic_dimensions(name, tensor, caches)
     return (0, 1) if tuple(found) == (0,) and tensor.dim() in (2, 3) else found
 
 
