@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 import torch
 
-from fxopt_rewrite.speed import Ratio, Speedup, Times, compare_speed, comparing_with, measured_speedup, noise_of
+from fxopt_rewrite.speed import (
+    Ratio,
+    Speedup,
+    Times,
+    compare_speed,
+    comparing_with,
+    measured_speedup,
+    noise_of,
+    processors,
+)
 
 CPU = torch.device("cpu")
 
@@ -113,3 +124,21 @@ def test_texts() -> None:
     found = Speedup(Ratio(1.5, 1.4, 1.6), 0.1)
     assert str(found) == "speed-up 1.500 (1.400 to 1.600), noise 10.0%"
     assert noise_of(Ratio.of(Times((1.0,) * 8), Times((2.0,) * 8))) == 1
+
+
+def test_more_threads_than_processors_are_no_measurement() -> None:
+    """Whatever the clock says, and the share of the process beside it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(processors() + 1)
+    try:
+        found = compare_speed(lambda: None, lambda: None, torch.device("cpu"), rounds=8, clock=count(1).__next__)
+    finally:
+        torch.set_num_threads(before)
+    assert str(found) == f"not measured: {processors() + 1} threads share {processors()} processors"
+    assert found.verdict == "within noise"
+
+
+def test_a_process_that_waits_is_no_measurement() -> None:
+    """A sleeping process stands for one that others keep from the processors."""
+    found = compare_speed(lambda: time.sleep(0.01), lambda: None, torch.device("cpu"), rounds=8)
+    assert found.doubt is not None and "the process had a processor for" in found.doubt

@@ -186,6 +186,14 @@ class TestBench:
         result = bench(model(a=1.0), Halve(), [X, {"input": X}], clock=CLOCK, rounds=8)
         assert result.original.median == 2.0
 
+    def test_a_busy_machine_gives_no_ratio(self) -> None:
+        """The extremes are of other load; the text has no ratio, and says why."""
+        CLOCK.noise = 0.9
+        result = measured(model(a=1.0), Halve())
+        assert result.doubt is not None and "spread by" in result.doubt
+        assert result.verdict == "within noise"
+        assert f"no ratio: {result.doubt}; measure again" in str(result) and "speed-up" not in str(result)
+
     @pytest.mark.parametrize("rounds", [7, 8.0, True])
     def test_too_few_rounds_are_refused(self, rounds: Any) -> None:
         with pytest.raises(PreconditionError, match="expected a number from 8"):

@@ -126,7 +126,7 @@ class TestReports:
     """A report is written after the archive, and costs none."""
 
     @pytest.mark.parametrize(
-        ("place", "words"), [("fxopt_report.report", "the report"), ("fxopt.commands.optimized._times", "measuring")]
+        ("place", "words"), [("fxopt_report.report", "the report"), ("fxopt.commands.optimized.Sampler", "measuring")]
     )
     def test_one_that_fails(self, place: str, words: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(*arguments: Any, **options: Any) -> None:

@@ -16,6 +16,7 @@ from fxopt_report.comparison import Comparison
 from fxopt_report.drawing_data import drawing_json
 from fxopt_report.markup import Content, Html, hash_source, tag
 from fxopt_report.pictures import Picture
+from fxopt_rewrite.speed import Times, doubt
 from fxopt_tools import Size, VerificationReport
 from fxopt_tools.verification.report import counted
 
@@ -117,7 +118,7 @@ def _cards(contents: Contents) -> Iterator[Html]:
     if contents.verification is not None:
         passed = contents.verification.passed
         yield _card("passed" if passed else "FAILED", "numeric check", "good" if passed else "bad")
-    if len(contents.speed) > 1:
+    if len(contents.speed) > 1 and not doubt([Times(tuple(seconds)) for seconds in contents.speed.values()]):
         yield _speed_card(next(iter(contents.speed.values())), *list(contents.speed.items())[-1])
 
 

@@ -14,6 +14,7 @@ from fxopt_report.changes import DrawnSite
 from fxopt_report.comparison import Kinds
 from fxopt_report.frames import Frame
 from fxopt_report.markup import Content, Html, joined, tag
+from fxopt_rewrite.speed import Times, doubt
 from fxopt_tools import OutputReport, Size, VerificationReport
 
 _ROWS = 200
@@ -198,10 +199,10 @@ def speed_table(seconds: Mapping[str, Sequence[float]]) -> Html:
     """Return the times of calls by what was called: median, middle half, and each measurement as a dot."""
     base = statistics.median(next(iter(seconds.values())))
     largest = max(map(max, seconds.values()))
-    rows = []
+    rows, why = [], doubt([Times(tuple(each)) for each in seconds.values()])
     for name, each in seconds.items():
         low, middle, high = quartiles(each)
-        speed = f"{base / middle:.2f} ×" if middle else "–"
+        speed = f"{base / middle:.2f} ×" if middle and not why else "–"
         times = f"{middle * 1e3:.2f} ms", f"{low * 1e3:.2f} to {high * 1e3:.2f} ms"
         rows.append((name, *times, speed, str(len(each)), _strip(each, (low, middle, high), largest)))
     return table("Time of a call", ("", "#median", "#middle half", "#speed", "#calls", "each call, from zero"), rows)

@@ -2,11 +2,14 @@
 
 Other load on the machine is much the same within a round, so that ratios within rounds say more than times. A ratio is
 the median over the rounds, with a confidence interval of 99 % by order statistics, which assume no distribution.
+
+`doubt` says when such numbers are worth nothing, because the machine was busy or had too few processors.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import random
 import statistics
 import time
@@ -20,6 +23,9 @@ import torch
 
 CONFIDENCE = 0.99
 FEWEST_ROUNDS = 8  # of fewer, not even the extremes enclose the median with that confidence
+LARGEST_SPREAD = 0.5  # of the median; of quiet machines it is 0.03 to 0.15
+LARGEST_NOISE = 0.5
+LEAST_SHARE = 0.8  # of the time, for which the process has a processor: less means that it had to wait
 _WARM_UP = 2
 _SHORTEST = 1e-12  # seconds, where a clock is too coarse
 _MOST_CALLS = 1000
@@ -30,9 +36,15 @@ Computation = Callable[[], object]
 
 @dataclass(frozen=True)
 class Times:
-    """The times of one way to compute something, in seconds per call, for each round."""
+    """The times of one way to compute something.
+
+    Attributes:
+        seconds: seconds per call, for each round.
+        share: seconds of processors per second, while all ways of these rounds were measured; None if unknown.
+    """
 
     seconds: tuple[float, ...]
+    share: float | None = None
 
     @property
     def median(self) -> float:
@@ -42,6 +54,8 @@ class Times:
     @property
     def spread(self) -> float:
         """The interquartile range."""
+        if len(self.seconds) < 2:
+            return 0.0
         first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
         return third - first
 
@@ -98,6 +112,48 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[max(rank, 1) - 1], ordered[number - max(rank, 1)]
 
 
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def doubt(times: Sequence[Times], noise: float = 0.0) -> str | None:
+    """Return why times from the same rounds are worth nothing, or None: they then give no ratio and no advice.
+
+    >>> doubt([Times((1.0,) * 8), Times((1.0, 3.0) * 4)])
+    'the times of one way spread by 100 % of their median'
+    >>> doubt([Times((1.0,) * 8, share=0.4)])
+    'the process had a processor for 40 % of the time'
+    """
+    spread = max(each.spread / max(each.median, _SHORTEST) for each in times)
+    share = min((each.share for each in times if each.share is not None), default=1.0)
+    reasons = []
+    if torch.get_num_threads() > processors():
+        reasons.append(f"{torch.get_num_threads()} threads share {processors()} processors")
+    if share < LEAST_SHARE:
+        reasons.append(f"the process had a processor for {share * 100:.0f} % of the time")
+    if spread > LARGEST_SPREAD:
+        reasons.append(f"the times of one way spread by {spread * 100:.0f} % of their median")
+    if noise > LARGEST_NOISE:
+        reasons.append(f"two copies of the original differ by {noise * 100:.0f} %")
+    return ", and ".join(reasons) or None
+
+
+class Shares:
+    """For how much of the time since it was made this process had processors, where it is real time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._is_real = clock is time.perf_counter and torch.accelerator.current_accelerator() is None
+        self._started = time.perf_counter(), time.process_time()
+
+    @property
+    def share(self) -> float | None:
+        """Seconds of processors per second; None where there is an accelerator, for which a process may wait."""
+        if not self._is_real:
+            return None
+        return (time.process_time() - self._started[1]) / max(time.perf_counter() - self._started[0], _SHORTEST)
+
+
 def noise_of(ratio: Ratio) -> float:
     """Return how far from 1 the ratio of two equal ways may be: the further end of its interval."""
     return max(ratio.high, 1 / ratio.low) - 1
@@ -110,18 +166,20 @@ class Speedup:
     Attributes:
         ratio: how many times longer the former way takes than the new one.
         noise: how far from 1 the ratio of two equal ways may be.
+        doubt: why the ratio is worth nothing; None if it counts.
     """
 
     ratio: Ratio
     noise: float
+    doubt: str | None = None
 
     @property
     def verdict(self) -> Verdict:
         """Whether the new way is faster or slower, beyond noise."""
-        return self.ratio.against(self.noise)
+        return "within noise" if self.doubt else self.ratio.against(self.noise)
 
     def __str__(self) -> str:
-        return f"speed-up {self.ratio}, noise {self.noise:.1%}"
+        return f"not measured: {self.doubt}" if self.doubt else f"speed-up {self.ratio}, noise {self.noise:.1%}"
 
 
 Compare = Callable[[Computation, Computation, torch.device], Speedup]
@@ -160,13 +218,14 @@ def compare_speed(
         shortest = min(_sample(way, 1, clock, waits) for way in ways for _ in range(_WARM_UP))
         calls = max(1, min(math.ceil(sample_seconds / shortest), _MOST_CALLS))
         found: list[list[float]] = [[] for _ in ways]
-        order, drawing = list(range(len(ways))), random.Random(seed)
+        order, drawing, shares = list(range(len(ways))), random.Random(seed), Shares(clock)
         for _ in range(rounds):
             drawing.shuffle(order)
             for place in order:
                 found[place].append(_sample(ways[place], calls, clock, waits))
-    before, after, again = (Times(tuple(seconds)) for seconds in found)
-    return Speedup(Ratio.of(before, after), noise_of(Ratio.of(before, again)))
+    times = before, after, again = [Times(tuple(seconds), shares.share) for seconds in found]
+    noise = noise_of(Ratio.of(before, again))
+    return Speedup(Ratio.of(before, after), noise, doubt(times, noise))
 
 
 def _sample(way: Computation, calls: int, clock: Callable[[], float], waits: Callable[[], object]) -> float:

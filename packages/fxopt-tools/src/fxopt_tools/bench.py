@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import FxoptError, PreconditionError, faithful_copy, instrumented
 from fxopt_core.text import text_table
-from fxopt_rewrite.speed import CONFIDENCE, FEWEST_ROUNDS, Ratio, Times, noise_of
+from fxopt_rewrite.speed import CONFIDENCE, FEWEST_ROUNDS, Ratio, Shares, Times, doubt, noise_of
 from fxopt_tools.inputs import Inputs, OneInput, copied, read_inputs
 from fxopt_tools.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
@@ -61,6 +61,7 @@ class Benchmark:
         speedup: how many times longer the original takes.
         noise: how far from 1 the ratio of two copies of the original was, in the same run.
         contributions: what each pass or rewrite contributes, in order; empty unless requested.
+        doubt: why these numbers are worth nothing, such as other load on the machine; None if they count.
     """
 
     original: Times
@@ -68,17 +69,20 @@ class Benchmark:
     speedup: Ratio
     noise: float
     contributions: tuple[Contribution, ...] = ()
+    doubt: str | None = None
 
     @property
     def verdict(self) -> Literal["faster", "slower", "within noise"]:
         """How the transformed model compares."""
-        return self.speedup.against(self.noise)
+        return "within noise" if self.doubt else self.speedup.against(self.noise)
 
     def __str__(self) -> str:
         """Return times, speed-up and a table of contributions."""
+        lines = [f"original: {self.original}", f"transformed: {self.transformed}"]
+        if self.doubt:
+            return "\n".join([*lines, no_ratio(self.doubt)])
         lines = [
-            f"original: {self.original}",
-            f"transformed: {self.transformed}",
+            *lines,
             f"speed-up: {self.speedup}, {self.verdict}; two copies of the original differ by {self.noise:.1%}",
         ]
         if not self.contributions:
@@ -86,6 +90,15 @@ class Benchmark:
         rows = [("left out", "time without", "interval", "so it makes the model")]
         rows += [(each.name, *cells(each.effect), each.effect.against(self.noise)) for each in self.contributions]
         return "\n".join([*lines, "", *text_table(rows, right=(1,))])
+
+
+def no_ratio(doubt: str) -> str:
+    """Return what to read in place of a ratio.
+
+    >>> no_ratio("4 threads share 2 processors")
+    'no ratio: 4 threads share 2 processors; measure again on a quiet machine, with a thread for each processor'
+    """
+    return f"no ratio: {doubt}; measure again on a quiet machine, with a thread for each processor"
 
 
 def cells(ratio: Ratio | None) -> tuple[str, str]:
@@ -152,7 +165,8 @@ def bench(
         contributions.append(Contribution(part, Ratio.of(*sampler.measure(without, whole))))
         advance(1 + len(contributions), 1 + len(parts))
     speedup, noise = Ratio.of(original, transformed), noise_of(Ratio.of(original, again))
-    return Benchmark(original, transformed, speedup, noise, tuple(contributions))
+    why = doubt([original, again, transformed], noise)
+    return Benchmark(original, transformed, speedup, noise, tuple(contributions), why)
 
 
 @dataclass(frozen=True)
@@ -196,12 +210,18 @@ class Comparison:
     noise: float
     candidates: tuple[Candidate, ...]
 
+    @property
+    def doubt(self) -> str | None:
+        """Why these numbers are worth nothing, such as other load on the machine; None if they count."""
+        return doubt([self.original, *(each.times for each in self.candidates if each.times)], self.noise)
+
     def best(self, *, exact: bool) -> Candidate | None:
         """Return the pipeline to take, of the exact ones or of all; None if none is faster than the original.
 
-        One that approximates is taken only if it is faster than the best exact one, too, beyond noise.
+        Where there is a `doubt`, none is. One that approximates is taken only if it is faster than the best exact one,
+        too, beyond noise.
         """
-        faster = [each for each in self.candidates if self._gain(each, None) > 1.0]
+        faster = [each for each in self.candidates if self._gain(each, None) > 1.0 and not self.doubt]
         best = max((each for each in faster if each.exact), key=lambda each: self._gain(each, None), default=None)
         if exact:
             return best
@@ -218,13 +238,14 @@ class Comparison:
 
     def __str__(self) -> str:
         """Return a table, and which pipeline to take."""
-        rows = [("pipeline", "times as fast", "interval", "SQNR dB", "")]
+        rows, why = [("pipeline", "times as fast", "interval", "SQNR dB", "")], self.doubt
         for each in self.candidates:
-            ratio = "-" if each.sqnr_db is None else f"{each.sqnr_db:.0f}"
-            verdict = each.problem or ("" if each.speedup is None else each.speedup.against(self.noise))
-            rows.append((each.name, *cells(each.speedup), ratio, verdict))
+            ratio, speedup = "-" if each.sqnr_db is None else f"{each.sqnr_db:.0f}", None if why else each.speedup
+            verdict = each.problem or ("" if speedup is None else speedup.against(self.noise))
+            rows.append((each.name, *cells(speedup), ratio, verdict))
         best, fastest = self.best(exact=True), self.best(exact=False)
         advice = "leave the model as it is: no exact pipeline makes it faster" if best is None else f"take {best.name}"
+        advice = no_ratio(why) if why else advice
         if fastest is not None and not fastest.exact:
             than = "" if best is None else " as that"
             advice += f"; {fastest.name} is {self._gain(fastest, best):.2f} times as fast{than}"
@@ -323,12 +344,12 @@ class Sampler:
         if any(wrote for _, wrote in warm_up):
             calls = 1  # a second call would see what the first one wrote to the inputs
         found: list[list[float]] = [[] for _ in modules]
-        order = list(range(len(modules)))
+        order, shares = list(range(len(modules))), Shares(self._clock)
         for _ in range(self._rounds):
             self._random.shuffle(order)
             for place in order:
                 found[place].append(self._sample(modules[place], calls)[0])
-        return [Times(tuple(seconds)) for seconds in found]
+        return [Times(tuple(seconds), shares.share) for seconds in found]
 
     def _warm_up(self, module: nn.Module) -> tuple[float, bool]:
         try:

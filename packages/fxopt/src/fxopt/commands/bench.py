@@ -88,7 +88,8 @@ def bench(
 def _data(measured: Benchmark) -> dict[str, Any]:
     return {
         "verdict": measured.verdict,
-        "speedup": ratio_data(measured.speedup),
+        "speedup": None if measured.doubt else ratio_data(measured.speedup),
+        "doubt": measured.doubt,
         "noise": measured.noise,
         "original": _times_data(measured.original),
         "transformed": _times_data(measured.transformed),
@@ -105,6 +106,7 @@ def _table_data(found: Comparison) -> dict[str, Any]:
         "best": None if best is None else best.name,
         "best_of_all": None if fastest is None else fastest.name,
         "noise": found.noise,
+        "doubt": found.doubt,
         "original": _times_data(found.original),
         "pipelines": [
             {
@@ -112,7 +114,7 @@ def _table_data(found: Comparison) -> dict[str, Any]:
                 "problem": each.problem,
                 "exact": each.exact,
                 "sqnr_db": each.sqnr_db,
-                "speedup": None if each.speedup is None else ratio_data(each.speedup),
+                "speedup": None if each.speedup is None or found.doubt else ratio_data(each.speedup),
             }
             for each in found.candidates
         ],

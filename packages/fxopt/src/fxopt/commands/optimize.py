@@ -147,9 +147,11 @@ def _show(terminal: Terminal, data: dict[str, Any], verification: VerificationRe
     terminal.print(f"operations: {operations_text(data['operations'])}")
     if data["times"] is not None:
         from fxopt_rewrite.speed import Times
+        from fxopt_tools.bench import no_ratio
 
         before, after = (Times(tuple(seconds)) for seconds in data["times"].values())
         ratio = f"{before.median / after.median:.2f} times as fast"
+        ratio = no_ratio(data["doubt"]) if data["doubt"] else ratio
         terminal.print(f"calls of SOURCE: {before}; of the result: {after}; {ratio}")
     if data["report"] is not None:
         terminal.print(f"{data['report']}: the report, to open in a browser")

@@ -29,6 +29,7 @@ from fxopt_core import (
     registry,
 )
 from fxopt_core.passes.call import Demands
+from fxopt_rewrite.speed import doubt
 from fxopt_tools import Inputs, VerificationReport, verify, write_reproducer
 from fxopt_tools.bench import Sampler
 
@@ -89,6 +90,7 @@ def optimized(
             ((kind, kinds[kind], after[kind]) for kind in {**kinds, **after}), key=lambda row: -abs(row[2] - row[1])
         ),
         "times": None,
+        "doubt": None,
         "verification": None if verification is None else report_data(verification),
         "output": str(path),
         "bytes": write(graph_module, path),
@@ -99,7 +101,9 @@ def optimized(
     try:
         if job.times:
             step(doing)
-            data["times"] = _times(source, graph_module, calls[0], job.seed)
+            found = Sampler(calls[0], rounds=_ROUNDS, seed=job.seed).measure(source.model, graph_module)
+            data["times"] = dict(zip(("original", "transformed"), (each.seconds for each in found), strict=True))
+            data["doubt"] = doubt(found)
         doing = "the report"
         if page is not None:
             step("drawing")
@@ -111,7 +115,7 @@ def optimized(
                 title=f"{source.text} after fxopt",
                 verification=verification,
                 before=drawn,
-                speed=data["times"],
+                speed=None if data["doubt"] else data["times"],
             )
             made.save(page, force=True)
             data["report"] = str(page)
@@ -152,12 +156,6 @@ def _verified(source: Source, graph_module: GraphModule, calls: list[Inputs], jo
         hint = f"to find the rewrite that caused it: {_bisecting(job)}"
         raise CommandError(f"{error}\n{hint}", ExitCode.DIFFERS, kind=type(error).__name__) from error
     return found
-
-
-def _times(source: Source, graph_module: GraphModule, inputs: Inputs, seed: int) -> dict[str, tuple[float, ...]]:
-    """Return the seconds of calls of SOURCE as it is and of the result, measured in the same rounds."""
-    found = Sampler(inputs, rounds=_ROUNDS, seed=seed).measure(source.model, graph_module)
-    return {name: times.seconds for name, times in zip(("original", "transformed"), found, strict=True)}
 
 
 def _bisecting(job: Job) -> str:
