@@ -65,3 +65,18 @@ def test_guards_are_the_same_there_and_back(name: str, tmp_path: Path) -> None:
         else:
             assert torch.equal(once(*inputs), expected)
             assert torch.equal(module(*inputs), expected)
+
+
+class Last(nn.Module):
+    """Cuts the last three rows out by padding with a negative number; the graph is for eight rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        cut = nn.functional.pad(x, (0, 0, 3 - rows, 0))
+        return cut * 2 if rows == 8 else cut
+
+
+def test_a_number_below_zero_among_the_sizes(tmp_path: Path) -> None:
+    x = torch.randn(8, 4)
+    save(capture(Last(), (x,)), tmp_path / "last.fxopt")
+    assert torch.equal(load(tmp_path / "last.fxopt")(x), Last()(x))

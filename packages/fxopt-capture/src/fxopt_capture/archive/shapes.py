@@ -19,6 +19,7 @@ from fxopt_capture._torch import FreeSizes, size_range
 from fxopt_capture.archive.arithmetic import is_arithmetic
 from fxopt_core.values.forms import Form, MalformedError
 
+_TOO_LARGE = 1 << 62
 _ATOMS = (bool, int, float, str, type(None))
 _NAMES: Mapping[str, Any] = {"__builtins__": {}, "torch": torch, "max": torch.sym_max, "min": torch.sym_min}
 
@@ -111,7 +112,8 @@ class ShapeReader:
             with no_dispatch():
                 return FakeTensor(self._mode, element.detach(), device)
         if kind == "size":
-            return self._size(content)
+            is_negative = type(content) is int and -_TOO_LARGE < content < 0  # of padding, or an offset
+            return content if is_negative else self._size(content)
         found = [self._value(item) for item in content]
         return found if kind == "list" else tuple(found)
 
@@ -128,7 +130,7 @@ class ShapeReader:
         return self._made[number]
 
     def _size(self, size: int | str) -> Any:
-        if type(size) is int and 0 <= size < 1 << 62:
+        if type(size) is int and 0 <= size < _TOO_LARGE:
             return size
         if not isinstance(size, str):
             raise MalformedError(f"{size!r:.60} is no size")
