@@ -116,6 +116,8 @@ def test_a_client_gives_what_it_gave(name: str, tmp_path: Path) -> None:
     client = make(tmp_path)
     fast = fxopt.optimize(client)
     assert type(fast) is type(client)
+    if hasattr(client, "task"):
+        assert repr(fast) == repr(client)
     with torch.no_grad():
         found, expected = (torch.utils._pytree.tree_leaves(use(each)) for each in (fast, client))
     assert len(found) == len(expected)

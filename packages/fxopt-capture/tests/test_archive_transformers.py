@@ -196,6 +196,14 @@ def test_a_captured_model_has_what_clients_ask_for(llama: Any, tmp_path: Path) -
         assert each.generation_config.to_dict() == llama.generation_config.to_dict()
         assert (each.device, each.dtype, each.main_input_name) == (torch.device("cpu"), torch.float32, "input_ids")
         assert not each.can_generate()
+        for name in (
+            "input_modalities",
+            "base_model_prefix",
+            "_no_split_modules",
+            "vocab_size",
+            "all_tied_weights_keys",
+        ):
+            assert getattr(each, name) == getattr(llama, name)
     captured.config = "mine"
     assert captured.config == "mine"
     assert not hasattr(capture(torch.nn.Linear(2, 2), torch.ones(1, 2)), "config")
@@ -218,14 +226,26 @@ def test_attributes_that_a_file_cannot_have_are_refused(transformers: ModuleType
         "config": {},
         "config_class": "os:system",
         "generation_config": None,
-        "main_input_name": "x",
+        "name_or_path": "",
+        "attributes": {"input_modalities": "('image', 'text')"},
     }
     assert checked_note(note) == note
     wrong: Any
-    for wrong in ({}, [], {**note, "config": 1}, {**note, "main_input_name": None}, {**note, "more": 1}):
+    for wrong in ({}, [], {**note, "config": 1}, {**note, "name_or_path": None}, {**note, "more": 1}):
         with pytest.raises(CaptureError, match="of a model"):
             checked_note(wrong)
+    for name, text in (
+        ("forward", "1"),
+        ("__call__", "1"),
+        ("x", "f()"),
+        ("x", 1),
+        ("x", "(" * 500),
+        ("x", "1" * 20_000),
+    ):
+        with pytest.raises(CaptureError, match=f"attribute {name} of a model"):
+            checked_note({**note, "attributes": {name: text}})
     module: Any = torch.fx.symbolic_trace(torch.nn.ReLU())
     module.meta[NOTE] = note
     add_attributes(module)
+    assert module.input_modalities == ("image", "text")
     assert type(module.config).__name__ == "PreTrainedConfig"  # only classes of configurations are looked up

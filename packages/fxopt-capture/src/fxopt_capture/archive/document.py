@@ -28,7 +28,7 @@ from fxopt_capture.archive.tensors import ENTRY as WEIGHTS, TensorReader, Tensor
 from fxopt_capture.call.caches import CacheReturn
 from fxopt_capture.call.guards import GUARDS, GuardedCall, InputGuards
 from fxopt_capture.captured import CapturedModule, assemble
-from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note
+from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note, note_of
 from fxopt_core._torch import PyTreeCodeGen, codegen_of, generator_class
 from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_core.graph import iter_nodes
@@ -79,7 +79,7 @@ def write_document(graph_module: GraphModule) -> dict[str, list[Buffer]]:
         "caches": _cache_rows(graph_module),
         "modules": _module_rows(graph_module, tensors),
         "graph": _graph_form(graph_module.graph, shapes),
-        "pretrained": graph_module.meta.get(NOTE),
+        "pretrained": note_of(graph_module),
     }
     rows, weights = tensors.finish()
     text = json.dumps({**document, "tensors": rows, **shapes.tables()}, allow_nan=False, separators=(",", ":"))

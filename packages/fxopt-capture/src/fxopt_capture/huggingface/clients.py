@@ -6,8 +6,11 @@ configuration is asked for.
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -15,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from fxopt_core.errors import CaptureError
 
@@ -24,11 +27,14 @@ NOTE = "pretrained"
 # Arguments that a call may repeat as the configuration has them, with what they are by default.
 _REPEATED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
 _KEYS: Mapping[str, Any] = {
+    "attributes": dict,
     "config": dict,
     "config_class": str,
     "generation_config": dict | None,
-    "main_input_name": str,
+    "name_or_path": str,
 }
+_LONGEST = 10_000
+_UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)  # what `ast.literal_eval` raises
 _CONFIGURATIONS: WeakKeyDictionary[GraphModule, dict[str, Any]] = WeakKeyDictionary()
 
 
@@ -36,12 +42,45 @@ def keep_attributes(graph_module: GraphModule, model: Any) -> None:
     """Note the attributes of a Hugging Face model in its captured module, which has them from now on."""
     generation = getattr(model, "generation_config", None)
     graph_module.meta[NOTE] = {
+        "attributes": {name: repr(value) for name, value in _plain_attributes(model)},
         "config": json.loads(model.config.to_json_string(use_diff=False)),
         "config_class": type(model.config).__name__,
         "generation_config": None if generation is None else json.loads(generation.to_json_string(use_diff=False)),
-        "main_input_name": model.main_input_name,
+        "name_or_path": str(model.name_or_path),
     }
     add_attributes(graph_module)
+
+
+def _plain_attributes(model: nn.Module) -> Iterator[tuple[str, object]]:
+    """Yield what a model and its classes say about it as plain values: whatever a library may ask it for.
+
+    What may be a path of this machine is left out.
+    """
+    of_classes = {name for cls in type(model).__mro__ for name in vars(cls)}
+    for name in filter(_may_be_noted, sorted(of_classes | vars(model).keys())):
+        with suppress(Exception), warnings.catch_warnings():  # a property may raise anything, or be deprecated
+            warnings.simplefilter("ignore")
+            value = getattr(model, name)
+            text = repr(value)
+            if (name in of_classes or not set("/\\") & set(text)) and _read(text) == value:
+                yield name, value
+
+
+def _may_be_noted(name: str) -> bool:
+    return not name.startswith("__") and name not in _OF_GRAPHS and name not in _ATTRIBUTES
+
+
+def _read(text: object) -> object:
+    """Return the value of an attribute from its text."""
+    if not isinstance(text, str) or len(text) > _LONGEST:
+        raise ValueError(f"expected a literal of at most {_LONGEST} characters")
+    return ast.literal_eval(text)
+
+
+def note_of(graph_module: GraphModule) -> Mapping[str, Any] | None:
+    """Return the note of a graph module as files hold it, without the path that the model came from; None if none."""
+    note: Mapping[str, Any] | None = graph_module.meta.get(NOTE)
+    return None if note is None else {**note, "name_or_path": ""}
 
 
 def checked_note(note: Any) -> Mapping[str, Any]:
@@ -55,6 +94,11 @@ def checked_note(note: Any) -> Mapping[str, Any]:
     for key, kind in _KEYS.items():
         if not isinstance(note[key], kind):
             raise CaptureError(f"the {key} of a model is {note[key]!r:.80}, which it cannot be")
+    for name, text in note["attributes"].items():
+        try:
+            _read(text if _may_be_noted(name) else None)
+        except _UNREADABLE as error:
+            raise CaptureError(f"the attribute {name} of a model is {text!r:.80}, which it cannot be") from error
     return dict(note)
 
 
@@ -65,6 +109,9 @@ def add_attributes(graph_module: GraphModule) -> None:
     own = {*graph_module._modules, *graph_module._parameters, *graph_module._buffers}
     for name in _ATTRIBUTES.keys() - own:
         setattr(type(graph_module), name, _Attribute(name))
+    for name, text in graph_module.meta[NOTE]["attributes"].items():
+        if name not in own:
+            setattr(type(graph_module), name, _read(text))
 
 
 def without_defaults(graph_module: GraphModule, kwargs: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,6 +141,8 @@ def _configuration(key: str) -> Callable[[GraphModule], Any]:
             note = graph_module.meta[NOTE]
             name = note["config_class"] if key == "config" else "GenerationConfig"
             made[key] = None if note[key] is None else _class(name, key == "config").from_dict(note[key])
+            if key == "config":
+                made[key].name_or_path = note["name_or_path"]
         return made[key]
 
     return compute
@@ -127,8 +176,10 @@ def offer(name: str, compute: Callable[[GraphModule], Any]) -> None:
 _ATTRIBUTES: dict[str, Callable[[GraphModule], Any]] = {
     "config": _configuration("config"),
     "generation_config": _configuration("generation_config"),
-    "main_input_name": lambda graph_module: graph_module.meta[NOTE]["main_input_name"],
+    "name_or_path": lambda graph_module: graph_module.meta[NOTE]["name_or_path"],
     "device": _device,
     "dtype": dtype_of,
     "can_generate": lambda graph_module: lambda: False,
 }
+_OF_GRAPHS = frozenset(dir(GraphModule)) | vars(GraphModule(nn.Module(), Graph())).keys()
+"""What means something else on graph modules: no model's attribute takes its place."""

@@ -42,7 +42,9 @@ class Opener:
         hub = {name: value for name, value in kwargs.items() if name in _OF_THE_HUB}
         cached_file = importlib.import_module("transformers.utils").cached_file
         archive = cached_file(path, os.path.basename(own["archive"]), **hub)
-        return importlib.import_module("fxopt_capture").load(archive)
+        model = importlib.import_module("fxopt_capture").load(archive)
+        model.meta["pretrained"] = {**model.meta["pretrained"], "name_or_path": path}  # which archives do not hold
+        return model
 
 
 def register() -> None:
