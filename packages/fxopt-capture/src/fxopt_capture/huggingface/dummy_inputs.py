@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,11 @@ _SAMPLES = 4000  # of sound; enough for the strided convolutions of wav2vec 2
 _PER_SEQUENCE = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction", "Classification")
 
 
-def default_names(model: nn.Module, tokenized: Collection[str] = ()) -> list[str]:
+def default_names(model: nn.Module) -> list[str]:
     """Return the inputs that a Hugging Face model is captured with unless told otherwise.
 
     That is its main input, the attention mask for text, the decoder's ids where it has a decoder, and the image where
-    it needs both an image and a text; and what its tokenizer makes, as far as values for it can be made up.
+    it needs both an image and a text.
     """
     names = list(forward_signature(model).parameters)
     main = str(getattr(model, "main_input_name", names[0]))
@@ -35,8 +35,6 @@ def default_names(model: nn.Module, tokenized: Collection[str] = ()) -> list[str
         chosen.append("decoder_input_ids")
     if {"input_ids", "pixel_values"} <= set(names) and getattr(_config(model), "image_token_id", None) is None:
         chosen = [name for name in names if name in {*chosen, "input_ids", "pixel_values", "attention_mask"}]
-    if main == "input_ids":
-        chosen += [name for name in tokenized if any(name in known.split() for known, _ in _MAKERS)]
     return [name for name in names if name in chosen]
 
 

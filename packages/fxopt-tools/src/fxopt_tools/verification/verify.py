@@ -18,7 +18,7 @@ from fxopt_core.naming import type_text
 from fxopt_tools.inputs import Inputs, OneInput, read_inputs
 from fxopt_tools.verification.bounds import Bounds, read_bounds, records_of
 from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME, Outcome, gradients_once, run_once, run_thrice
-from fxopt_tools.verification.judge import Judge
+from fxopt_tools.verification.judge import Judge, tokens_of
 from fxopt_tools.verification.report import OutputReport, VerificationReport, counted
 
 _SHARE_OF_MEMORY = 0.5
@@ -53,6 +53,7 @@ def verify(
 
     Where passes that approximate were applied to one of the two, floating-point and complex tensors are held to the
     signal-to-noise ratio that these passes promise (``promised_sqnr``), and their cosine similarity is reported, too.
+    What is computed for tokens that the argument ``attention_mask`` leaves out is not compared then.
 
     Reported in notes, and not judged: other strides of outputs, other memory that they share, and other random numbers
     consumed.
@@ -203,6 +204,8 @@ def report_on(
                 compared[report.path] = report
             notes |= dict.fromkeys(_notes(base, found, compared.values()))
         notes |= dict.fromkeys(_hidden_nans(base, compared.values(), records))
+        if bounds.sqnr is not None and tokens_of(base.outcome) is not None:
+            notes["not compared: what is computed for the padding of `attention_mask`, which nobody reads"] = None
         outputs += compared.values()
     return VerificationReport(tuple(outputs), tuple(notes))
 

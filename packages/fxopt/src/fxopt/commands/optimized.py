@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.fx import GraphModule
 
 from fxopt.commands.data import operations_of, passes_data, report_data, size_data
-from fxopt.commands.failures import CommandError, ExitCode, blaming
+from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
+from fxopt.commands.models.files import opened
 from fxopt.commands.models.inputs import inputs_for
 from fxopt.commands.models.sources import Source, graph_of, read_source
 from fxopt.commands.models.wanted import Wanted
@@ -18,6 +19,7 @@ from fxopt.commands.outputs import write_folder, write_graph
 from fxopt.commands.parameters import Job
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
+from fxopt_capture.huggingface.clients import dtype_of
 from fxopt_core import (
     History,
     PassOptionError,
@@ -70,15 +72,33 @@ def optimized(
         drawn = DrawnGraph.of(graph_module)
     step("running passes")
     graph_module = _transformed(graph_module, transformation, source, calls, path)
-    if source.calls and job.inputs is None and not transformation.preserves_computation:
-        calls = calls[-1:]  # as `optimize` does: the first has padding, which nobody reads
     records = History(history(graph_module)[known:])
     with blaming(ExitCode.DEMAND):
         Demands(expect=job.expect, strict=job.strict).check(transformation.name, records)
     step("verifying")
-    verification = _verified(source, graph_module, calls, job) if job.verify else None
+    is_archive = path.suffix == ".fxopt"
+    verification = _verified(source, graph_module, calls, job) if job.verify and is_archive else None
+
+    def check(folder: Path) -> None:
+        """Verify a folder as its user opens and calls it."""
+        nonlocal verification
+        if job.verify:
+            try:
+                found, own = opened(folder, taker=source.model)
+                if source.calls and not own:
+                    raise FileError(f"the tokenizer or processor in {folder} cannot be loaded")
+            except FileError as error:
+                reason = str(error).replace(str(folder), str(path))
+                hint = "save model and tokenizer with their save_pretrained, and start from that folder"
+                raise FileError(f"{path} was not written, as nobody could use it: {reason}; {hint}") from error
+            own = [] if job.inputs else [Wanted(dtype_of(source.model), wanted.device).moved(call) for call in own]
+            verification = _verified(source, found, own or calls, job)
+
+    if not is_archive:
+        size = write_folder(graph_module, path, source=job.source, check=check)
     step("saving")
-    write = write_graph if path.suffix == ".fxopt" else partial(write_folder, source=job.source)
+    if is_archive:
+        size = write_graph(graph_module, path)
     after = operations_of(graph_module)
     data: dict[str, Any] = {
         "source": job.source,
@@ -93,7 +113,7 @@ def optimized(
         "doubt": None,
         "verification": None if verification is None else report_data(verification),
         "output": str(path),
-        "bytes": write(graph_module, path),
+        "bytes": size,
         "report": None,
         "problem": None,
     }
@@ -147,15 +167,15 @@ def _transformed(
         raise CommandError(f"{error}\n{hint}", error.code, kind=error.kind, details={"reproducer": file}) from error
 
 
-def _verified(source: Source, graph_module: GraphModule, calls: list[Inputs], job: Job) -> VerificationReport:
+def _verified(source: Source, found: nn.Module, calls: list[Inputs], job: Job) -> VerificationReport:
     with blaming(ExitCode.FILE):
-        found = verify(source.model, graph_module, calls, rtol=job.rtol, atol=job.atol, sqnr=job.sqnr)
+        report = verify(source.model, found, calls, rtol=job.rtol, atol=job.atol, sqnr=job.sqnr)
     try:
-        found.raise_if_failed()
+        report.raise_if_failed()
     except VerificationError as error:
         hint = f"to find the rewrite that caused it: {_bisecting(job)}"
         raise CommandError(f"{error}\n{hint}", ExitCode.DIFFERS, kind=type(error).__name__) from error
-    return found
+    return report
 
 
 def _bisecting(job: Job) -> str:

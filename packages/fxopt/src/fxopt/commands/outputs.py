@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -136,10 +137,16 @@ def write_graph(graph_module: GraphModule, path: Path) -> int:
     return path.stat().st_size
 
 
-def write_folder(graph_module: GraphModule, path: Path, *, source: str) -> int:
+def write_folder(graph_module: GraphModule, path: Path, *, source: str, check: Callable[[Path], object]) -> int:
     """Save a graph module in a folder, beside the files of SOURCE that describe the model and its tokenizer.
 
     A folder at the path is replaced only once the new one is complete.
+
+    Args:
+        graph_module: the graph module.
+        path: the folder.
+        source: SOURCE.
+        check: is called with the new folder, before it is at the path; if it raises, nothing is written.
 
     Returns:
         The size of the archive in bytes.
@@ -159,8 +166,10 @@ def write_folder(graph_module: GraphModule, path: Path, *, source: str) -> int:
         for name in folders_of_modules(origin):
             shutil.copytree(origin / name, folder / name)
         _require_fxopt(folder / "config_sentence_transformers.json")
+        _name_tokenizer(origin, folder / "tokenizer_config.json")
         write_config(graph_module, folder)
         size = write_graph(graph_module, folder / ARCHIVE)
+        check(folder)
         if path.exists():
             path.rename(former)
         folder.rename(path)
@@ -178,6 +187,17 @@ def _require_fxopt(file: Path) -> None:
         config = json.loads(file.read_text(encoding="utf-8"))
         reason = {"specifier": ">=0.1", "reason": "Its transformer is a graph that fxopt has optimized."}
         config["requirements"] = {**config.get("requirements", {}), "fxopt": reason}
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _name_tokenizer(origin: Path, file: Path) -> None:
+    """Have the tokenizer of a folder loaded by the class that loads SOURCE's: its own type of model may decide that."""
+    from fxopt.commands.models.files import loaded
+
+    tokenizer = loaded("AutoTokenizer", origin)
+    if tokenizer is not None:
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        config["tokenizer_class"] = type(tokenizer).__name__
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

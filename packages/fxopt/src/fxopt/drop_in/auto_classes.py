@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 MODEL_TYPE = "fxopt (pip install fxopt)"  # as fxopt_capture.huggingface.folders has it, which is not imported here
@@ -60,18 +61,30 @@ def register() -> None:
             auto_class.register(config_class, opener, exist_ok=True)
 
 
+def auto_class_for(config: Mapping[str, Any]) -> Any:
+    """Return the class ``AutoModel...`` that opens a folder with this config.json of fxopt; None if there is none."""
+    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    head, model_type = config["architectures"][0], config["fxopt"]["model_type"]
+    classes = (getattr(modeling_auto, name) for name in modeling_auto.__all__ if name.startswith("AutoModel"))
+    return next((each for each in classes if _fits(head, model_type, each)), None)
+
+
 def _check_head(path: str, name: str, model_type: str, auto_class: Any) -> None:
     """Refuse to give a model for one of another head."""
-    transformers = importlib.import_module("transformers")
-    if auto_class is transformers.AutoModel:  # encoders of models that have both parts are no model of a mapping
-        fits = re.search("For[A-Z]|LMHead", name) is None
-    else:
-        found = auto_class._model_mapping.get(transformers.CONFIG_MAPPING[model_type], ())
-        fits = name in [each.__name__ for each in (found if isinstance(found, list | tuple) else (found,))]
-    if not fits:
+    if not _fits(name, model_type, auto_class):
         raise ValueError(
             f"{path} holds a {name}, which is none of {auto_class.__name__}: optimize the model that is needed"
         )
+
+
+def _fits(name: str, model_type: str, auto_class: Any) -> bool:
+    """Whether a class ``AutoModel...`` opens models of a class."""
+    transformers = importlib.import_module("transformers")
+    if auto_class is transformers.AutoModel:  # encoders of models that have both parts are no model of a mapping
+        return re.search("For[A-Z]|LMHead", name) is None
+    known = model_type in transformers.CONFIG_MAPPING
+    found = auto_class._model_mapping.get(transformers.CONFIG_MAPPING[model_type], ()) if known else ()
+    return name in [each.__name__ for each in (found if isinstance(found, list | tuple) else (found,))]
 
 
 def _name(dtype: object) -> str:

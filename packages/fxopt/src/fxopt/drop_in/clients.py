@@ -27,6 +27,7 @@ _SHORT, _LONG = "A short text.", "Another text, which is somewhat longer than th
 _LONGER = "The old mill by the river has been closed for years, but on quiet evenings people still hear its wheel turn."
 # Two texts of different lengths in one call, so that one is padded, and at the end one text alone, which is not.
 TEXTS = ([_SHORT, _LONG], [f"{_LONGER} {_LONG}"])
+SOUNDS = (1.0, 1.7)  # seconds
 _TEXT_TASKS = ("feature-extraction", "fill-mask", "text-classification", "token-classification")
 _IMAGE_TASKS = ("image-classification", "image-feature-extraction")
 _AUDIO_TASKS = ("audio-classification", "automatic-speech-recognition")
@@ -83,7 +84,7 @@ def with_models_replaced(
                 for each in (calls, noted)
             )
             _holder(recording).float()  # layers behind the model, which get what it returns
-        memo[id(recorder)] = optimize(model, calls, noted, _varying_sizes(calls[0]), first)
+        memo[id(recorder)] = optimize(model, calls, noted, varying_sizes(calls[0]), first)
     return copy.deepcopy(recording, memo)
 
 
@@ -223,9 +224,9 @@ def _calls(client: Any) -> Iterator[Callable[[], object]]:
     elif task == "zero-shot-classification":
         yield from (partial(client, text, candidate_labels=["one", "another label"]) for text in (_SHORT, _LONG))
     elif task in _IMAGE_TASKS:
-        yield from (partial(client, images, batch_size=len(images)) for images in _images())
+        yield from (partial(client, images, batch_size=len(images)) for images in images())
     elif task in _AUDIO_TASKS:
-        yield from (partial(client, _sound(seconds, client.feature_extractor.sampling_rate)) for seconds in (1.0, 1.7))
+        yield from (partial(client, sound(seconds, client.feature_extractor.sampling_rate)) for seconds in SOUNDS)
     else:
         known = ", ".join((*_TEXT_TASKS, "zero-shot-classification", *_IMAGE_TASKS, *_AUDIO_TASKS))
         raise PreconditionError(f"no examples are known for a pipeline of {task!r}, only for {known}; {_OTHERWISE}")
@@ -236,7 +237,7 @@ def _calls_of_modules(client: Any) -> Iterator[Callable[[], object]]:
     if "text" in kinds:
         batches: Sequence[list[Any]] = TEXTS
     elif "image" in kinds:
-        batches = _images()
+        batches = images()
     else:
         raise PreconditionError(f"no examples are known for a {type(client).__name__} of {kinds}; {_OTHERWISE}")
     for batch in batches:
@@ -248,18 +249,19 @@ def _calls_of_modules(client: Any) -> Iterator[Callable[[], object]]:
             yield partial(client.encode, batch, show_progress_bar=False, **way)
 
 
-def _images() -> Sequence[list[Any]]:
+def images() -> Sequence[list[Any]]:
+    """Return two images in one call, and one alone."""
     gradient = importlib.import_module("PIL.Image").linear_gradient("L").convert("RGB")
     return ([gradient, gradient.rotate(90)], [gradient.rotate(180)])
 
 
-def _sound(seconds: float, rate: int) -> Any:
+def sound(seconds: float, rate: int) -> Any:
     """Return a tone that rises."""
     time = torch.arange(int(seconds * rate)) / rate
     return torch.sin(2 * math.pi * (200 + 100 * time) * time).numpy()
 
 
-def _varying_sizes(call: Inputs) -> Mapping[str, Any] | None:
+def varying_sizes(call: Inputs) -> Mapping[str, Any] | None:
     """Return the sizes that vary where `capture` does not see it: the lengths of sounds."""
     if "input_values" not in call.kwargs:
         return None

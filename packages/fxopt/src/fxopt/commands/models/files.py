@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import json
 import re
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
+from fxopt.commands.checks import ARCHIVE
 from fxopt.commands.failures import FileError
-from fxopt.drop_in.clients import TEXTS, calls_of
+from fxopt.drop_in.auto_classes import auto_class_for
+from fxopt.drop_in.clients import SOUNDS, TEXTS, calls_of, images, sound
+from fxopt_capture import load
+from fxopt_capture.call.arguments import forward_signature
+from fxopt_capture.huggingface.dummy_inputs import default_names
 from fxopt_tools import Inputs
 
 _OF_SENTENCE_TRANSFORMERS = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
@@ -28,6 +34,7 @@ _ENCODERS = frozenset(
         "XLMRoberta",
     )
 )  # fmt: skip
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _DESCRIPTIONS = ("modules.json", "config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 
 
@@ -55,20 +62,49 @@ def from_pickle(path: Path) -> nn.Module:
     return found
 
 
+def opened(
+    folder: Path, dtype: torch.dtype | None = None, taker: nn.Module | None = None
+) -> tuple[nn.Module, list[Inputs]]:
+    """Return the model of a folder, opened as its user opens it, and calls that its tokenizer or processor prepares.
+
+    There are no calls where the folder has neither, or where they do not make all that the model needs.
+
+    Args:
+        folder: a folder that `check_sources` let through, or one that fxopt wrote.
+        dtype: the dtype to load the model in; by default that of its files.
+        taker: the model that decides which inputs count; by default the one in the folder.
+
+    Raises:
+        FileError: The folder holds no such model, or it cannot be loaded.
+        PreconditionError: No graph can stand for what is in it.
+    """
+    has_library = (folder / "modules.json").is_file() and find_spec("sentence_transformers")
+    if not has_library or _is_usual(folder):
+        model = from_folder(folder, dtype)
+        calls = _prepared_calls(folder, taker or model)
+        if calls or not has_library:
+            return model, calls
+    return _from_library(folder, dtype)
+
+
 def from_folder(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
-    """Return the model of a folder that `check_sources` let through, of the class that it names, in eval mode.
+    """Return the model of a folder, of the class that it names, in eval mode; of one that fxopt wrote, the graph.
 
     Raises:
         FileError: The folder holds no such model, or transformers cannot load it.
     """
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
-    model_class = _class_for(folder, transformers)
+    chosen: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     try:
-        chosen = {} if dtype is None else {"dtype": dtype}
-        model: nn.Module = model_class.from_pretrained(
+        if (folder / ARCHIVE).is_file():
+            opener = auto_class_for(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+            return load(folder / ARCHIVE) if opener is None else opener.from_pretrained(str(folder), **chosen)
+        model: nn.Module = _class_for(folder, transformers).from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False, **chosen
         )
+    except FileError:
+        raise
     except Exception as error:  # transformers raises errors of many kinds
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise FileError(
@@ -78,20 +114,8 @@ def from_folder(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
     return model.eval()
 
 
-def from_modules(folder: Path, dtype: torch.dtype | None = None) -> tuple[nn.Module, list[Inputs]]:
-    """Return the transformer in a folder of sentence-transformers, and calls of it that its tokenizer has prepared.
-
-    A usual encoder of texts is read without that library, which takes more than a second to import.
-
-    Raises:
-        FileError: The folder cannot be loaded.
-        PreconditionError: No graph can stand for what is in it.
-    """
-    if (tokenizer := _usual_tokenizer(folder)) is not None:
-        model = from_folder(folder, dtype)
-        names = inspect.signature(model.forward).parameters
-        made = (tokenizer(texts, padding=True, return_tensors="pt") for texts in TEXTS)
-        return model, [Inputs(**{name: value for name, value in each.items() if name in names}) for each in made]
+def _from_library(folder: Path, dtype: torch.dtype | None) -> tuple[nn.Module, list[Inputs]]:
+    """Return the transformer in a folder of sentence-transformers, and calls of it that the library makes."""
     library = importlib.import_module("sentence_transformers")
     library.base.modules.transformer.transformers_logging.disable_progress_bar()
     described = folder / "config_sentence_transformers.json"
@@ -112,8 +136,8 @@ def from_modules(folder: Path, dtype: torch.dtype | None = None) -> tuple[nn.Mod
     return calls_of(client.eval())
 
 
-def _usual_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of a folder whose transformer is what its configuration names, called by `forward`, or None.
+def _is_usual(folder: Path) -> bool:
+    """Whether sentence-transformers does with a folder what transformers does: it takes more than a second to import.
 
     What cannot be read is left to sentence-transformers, which says what is wrong.
     """
@@ -123,29 +147,58 @@ def _usual_tokenizer(folder: Path) -> Any:
             for name in _DESCRIPTIONS
         )
         kind, path = modules[0]["type"].split("."), modules[0]["path"]
-        if (
-            config["architectures"][0] not in _ENCODERS
-            or config.get("is_decoder")
-            or (kind[0], kind[-1], path) != ("sentence_transformers", "Transformer", "")
-            or client.get("model_type", "SentenceTransformer") != "SentenceTransformer"
-            or settings.get("transformer_task", "feature-extraction") != "feature-extraction"
-            or (folder / "adapter_config.json").exists()
-        ):
-            return None
-        transformers = importlib.import_module("transformers")
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception:  # transformers raises errors of many kinds
-        return None
+        return bool(
+            config["architectures"][0] in _ENCODERS
+            and not config.get("is_decoder")
+            and (kind[0], kind[-1], path) == ("sentence_transformers", "Transformer", "")
+            and client.get("model_type", "SentenceTransformer") == "SentenceTransformer"
+            and settings.get("transformer_task", "feature-extraction") == "feature-extraction"
+            and not (folder / "adapter_config.json").exists()
+        )
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, IndexError, AttributeError):
+        return False
 
 
-def tokenizer_inputs(folder: Path) -> list[str]:
-    """Return the names of what the tokenizer of a folder makes; none where there is no tokenizer that can be loaded."""
-    transformers = importlib.import_module("transformers")
-    try:
-        found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception:  # transformers raises errors of many kinds; the model can be captured all the same
+def _prepared_calls(folder: Path, model: Any) -> list[Inputs]:
+    """Return calls of a model that its tokenizer or processor makes of examples, as pipelines make them.
+
+    They hold whatever ``forward`` takes, and ignores if it has a ``**kwargs``: DistilBERT gets ``token_type_ids`` so.
+    """
+    main, kind = str(getattr(model, "main_input_name", "")), type(model).__name__
+    if main == "input_ids" and not kind.endswith("ForMultipleChoice"):
+        tokenizer = loaded("AutoTokenizer", folder)
+        usable = tokenizer is not None and tokenizer.pad_token_id is not None
+        made = (tokenizer(texts, padding=True, return_tensors="pt") for texts in TEXTS if usable)
+    elif main == "pixel_values":
+        processor = loaded("AutoImageProcessor", folder)
+        made = (processor(batch, return_tensors="pt") for batch in images() if processor is not None)
+    elif main == "input_values":
+        extractor = loaded("AutoFeatureExtractor", folder)
+        rate = getattr(extractor, "sampling_rate", None)
+        options = {"sampling_rate": rate, "return_tensors": "pt"}
+        options |= {"return_attention_mask": True} if kind.endswith("ForCTC") else {}
+        made = (extractor(sound(seconds, rate), **options) for seconds in SOUNDS if rate)
+    else:
         return []
-    return list(found.model_input_names)
+    parameters = forward_signature(model).parameters.values()
+    names = {parameter.name for parameter in parameters}
+    takes_all = isinstance(model, GraphModule) or any(each.kind is each.VAR_KEYWORD for each in parameters)
+    try:
+        calls = [{name: each[name] for name in each if takes_all or name in names} for each in made]
+    except Exception:  # of texts alone, or images alone, a processor may make nothing
+        return []
+    return [Inputs(**call) for call in calls if set(default_names(model)) <= call.keys()]
+
+
+def loaded(name: str, folder: Path) -> Any:
+    """Return a tokenizer or processor of a folder; None where there is none that can be loaded."""
+    transformers = importlib.import_module("transformers")
+    if name == "AutoTokenizer" and not any(map(any, map(folder.glob, _TOKENIZERS))):
+        return None  # transformers makes one without words
+    try:
+        return getattr(transformers, name).from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception:  # transformers raises errors of many kinds; the model can be captured all the same
+        return None
 
 
 def _class_for(folder: Path, transformers: Any) -> Any:

@@ -58,7 +58,7 @@ def inputs_for(
         if isinstance(source.model, GraphModule):
             return [drawn(source.model, seed)]
         if hasattr(source.model, "config") and hasattr(source.model, "main_input_name"):
-            return [Inputs(**dummy_inputs(source.model, default_names(source.model, source.tokenized)))]
+            return [Inputs(**dummy_inputs(source.model, default_names(source.model)))]
     except CaptureError as error:
         reason = str(error).partition(";")[0]
         raise FileError(f"no inputs for {source.text} can be made up: {reason}; {_GIVE}") from error

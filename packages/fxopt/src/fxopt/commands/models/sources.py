@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -15,8 +14,9 @@ from torch.fx import GraphModule
 from fxopt.commands.checks import FLAG, archive_path, check_archives, check_sources, is_hub_name, source_path
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
 from fxopt.commands.models.factories import from_factory
-from fxopt.commands.models.files import from_folder, from_modules, from_pickle, is_program, tokenizer_inputs
+from fxopt.commands.models.files import from_pickle, is_program, opened
 from fxopt.commands.models.wanted import Wanted
+from fxopt.drop_in.clients import varying_sizes
 from fxopt.drop_in.stored_dtype import slow_dtype
 from fxopt_capture import capture, load
 from fxopt_core import CaptureError, Transformation, faithful_copy
@@ -32,15 +32,13 @@ class Source:
         text: SOURCE, as it was given.
         model: the model, or the graph module of an archive.
         inputs: the inputs that came with it.
-        tokenized: the names of what the tokenizer makes that came with it.
-        calls: calls of it that its tokenizer has prepared.
+        calls: calls of it that its tokenizer or processor has prepared.
         note: a pass to run first, which notes in the history what was done on reading.
     """
 
     text: str
     model: nn.Module
     inputs: Inputs | None = None
-    tokenized: Sequence[str] = ()
     calls: Sequence[Inputs] = ()
     note: Transformation | None = None
 
@@ -58,25 +56,22 @@ def read_source(text: str, *, run_pickled_code: bool = False, wanted: Wanted | N
     """
     check_sources(text, trusted=run_pickled_code)
     wanted = wanted or Wanted()
-    tokenized: Sequence[str] = ()
     calls: Sequence[Inputs] = ()
     note = None
     if not Path(text).exists() and not is_hub_name(text):
         model, inputs = from_factory(text)
     else:
         path, inputs = source_path(text), None
-        if (path / "modules.json").is_file() and find_spec("sentence_transformers"):
+        if path.is_dir():
             with blaming(ExitCode.CAPTURE):
-                model, calls = from_modules(path, wanted.dtype)
-        elif path.is_dir():
-            model, tokenized = from_folder(path, wanted.dtype), tokenizer_inputs(path)
+                model, calls = opened(path, wanted.dtype)
         else:
             model = read_file(path, run_pickled_code=run_pickled_code)
         if path.is_dir() and wanted.dtype is None and wanted.device is None and (note := slow_dtype(model)):
             model.float()
             calls = [Wanted(torch.float32).moved(call) for call in calls]
     calls = [wanted.moved(call) for call in calls]
-    return Source(text, *wanted.placed(text, model, inputs), tokenized, calls, note)
+    return Source(text, *wanted.placed(text, model, inputs), calls, note)
 
 
 def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
@@ -126,7 +121,8 @@ def graph_of(
     with blaming(ExitCode.CAPTURE):
         try:
             shapes = {name: dict.fromkeys(each, Dim.DYNAMIC) for name, each in (dynamic or {}).items()}
-            return capture(source.model, inputs.args, inputs.kwargs, dynamic_shapes=shapes or None, compare=compare)
+            chosen = shapes or (varying_sizes(inputs) if source.calls else None)
+            return capture(source.model, inputs.args, inputs.kwargs, dynamic_shapes=chosen, compare=compare)
         except CaptureError as error:
             unseen = "`fxopt optimize --no-verify` takes the graph all the same"
             raise CaptureError(str(error).replace("compare=False returns the graph all the same", unseen)) from error
