@@ -91,7 +91,7 @@ def test_a_killed_worker_of_ray_loses_and_doubles_nothing(
             return found
 
     monkeypatch.setattr(fxopt, "BatchEncoder", Mortal)
-    arguments = [str(folder), str(source), str(tmp_path / "vectors"), "--workers", "2", "--block", "100"]
+    arguments = [str(folder), str(source), str(tmp_path / "vectors"), "--workers", "2"]
     monkeypatch.setattr(sys, "argv", ["embed_with_ray.py", *arguments])
     runpy.run_path(str(EXAMPLES / "embed_with_ray.py"), run_name="__main__")
     assert len(list(notes.glob("killed-*"))) == 1

@@ -199,6 +199,13 @@ def test_batches_of_texts_in_columns(tmp_path: Path) -> None:
         assert [*batch] == ["id", "sentence"]
         numpy.testing.assert_allclose(found["logits"], expected, atol=1e-5)
     assert given.encode([]).shape == (0, 3)
+    for one in (TEXTS[0], numpy.str_(TEXTS[0]), numpy.array(TEXTS[0])):
+        numpy.testing.assert_allclose(given.encode(one), expected[0], atol=1e-5)
+    for many in (tuple(TEXTS), iter(TEXTS), numpy.array(TEXTS, dtype=object)):
+        numpy.testing.assert_allclose(given.encode(many, batch_size=1), expected, atol=1e-5)
+    for wrong, said in ((None, "null"), (7, "a int"), (b"text", "a bytes"), ({"sentence": TEXTS}, "a dict")):
+        with pytest.raises(fxopt.PreconditionError, match=f"encode is given {said}, where a text is expected"):
+            given.encode(wrong)
     assert torch.get_num_threads() == 1
     with pytest.raises(fxopt.PreconditionError, match=r"has no column 'sentence', only 'text': .*column="):
         given({"text": TEXTS})
@@ -215,6 +222,10 @@ def test_batches_of_pairs_and_of_texts_without_head(tmp_path: Path) -> None:
     numpy.testing.assert_allclose(found, client.predict([*zip(TEXTS[::-1], TEXTS, strict=True)]), atol=1e-5)
     numpy.testing.assert_allclose(encoder.encode(numpy.array([TEXTS[::-1], TEXTS]).T), found, atol=1e-6)
     assert encoder.encode([]).shape == (0,)
+    for one in ((TEXTS[2], TEXTS[0]), [TEXTS[2], TEXTS[0]], numpy.array([TEXTS[2], TEXTS[0]])):
+        numpy.testing.assert_allclose(encoder.encode(one), found[0], atol=1e-6)
+    with pytest.raises(fxopt.PreconditionError, match="encode is given a str, where two texts are expected"):
+        encoder.encode("a text")
     for wrong, said in ((TEXTS[0], "a str, where two texts"), ((None, "b"), "null, where a text is")):
         with pytest.raises(fxopt.PreconditionError, match=f"row 0 of the batch.*{said}"):
             encoder.encode([wrong])
@@ -226,6 +237,8 @@ def test_batches_of_pairs_and_of_texts_without_head(tmp_path: Path) -> None:
     encoder = fxopt.BatchEncoder(tmp_path / "vectors", normalize_embeddings=True)
     expected = library.SentenceTransformer(plain, device="cpu").encode(TEXTS, normalize_embeddings=True)
     numpy.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
+    one = encoder.encode(TEXTS[0], prompt="", convert_to_tensor=True)
+    numpy.testing.assert_allclose(one.numpy(), expected[0], atol=1e-5)
     assert encoder.encode([]).shape == (0, 16)
 
 
@@ -242,6 +255,7 @@ def test_batches_of_images(tmp_path: Path) -> None:
         encoder = fxopt.BatchEncoder(tmp_path / name, "image")
         for first, second in ((picture(), file.getvalue()), (numpy.asarray(picture()), picture().rotate(90))):
             numpy.testing.assert_allclose(encoder.encode([first, second]), logits(client, **inputs), atol=1e-5)
+        numpy.testing.assert_allclose(encoder.encode(picture()), logits(client, **inputs)[0], atol=1e-5)
         assert encoder.encode([]).shape == (0, 2 if name == "classes" else 16)
         for wrong in (None, b"no image", numpy.zeros((4, 4, 3))):
             with pytest.raises(fxopt.PreconditionError, match="row 2 of the batch"):

@@ -24,11 +24,14 @@ def main() -> None:
     parser.add_argument("target", help="where the same rows go, with the vectors")
     parser.add_argument("--column", default="text", help="the column with the texts")
     parser.add_argument("--workers", type=int, default=2, help="processes with a core each")
-    parser.add_argument("--block", type=int, default=4096, help="rows in one task: what a killed worker does again")
+    parser.add_argument(
+        "--block", type=int, default=4096, help="most rows in one task: what a killed worker does again"
+    )
     options = parser.parse_args()
 
-    rows = ray.data.read_parquet(options.source).repartition(target_num_rows_per_block=options.block)
-    rows.map_batches(
+    rows = ray.data.read_parquet(options.source)
+    block = min(options.block, -(-rows.count() // (4 * options.workers)) or 1)  # a few tasks for each worker
+    rows.repartition(target_num_rows_per_block=block).map_batches(
         fxopt.BatchEncoder,
         fn_constructor_args=[options.folder.absolute()],
         fn_constructor_kwargs={"column": options.column, "normalize_embeddings": True},

@@ -6,7 +6,7 @@ import importlib
 import io
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,28 @@ class BatchEncoder:
         self._columns, self._output = [column] if isinstance(column, str) else [*column], output
         self._checked, self._example, self._compute = _opened(Path(self.folder), {"batch_size": batch_size, **options})
 
-    def encode(self, inputs: Sequence[Any]) -> Any:
-        """Return an array with a row for each input; for no inputs, one of no rows and the right width."""
+    def encode(self, inputs: Any, **options: Any) -> Any:
+        """Return what ``SentenceTransformer.encode``, or ``predict`` of a `CrossEncoder`, returns for the same inputs.
+
+        Args:
+            inputs: a list, an array or another iterable of inputs, for which there is an array with a row for each (of
+                no rows and the right width for none); or one input, for which there is its row.
+            options: for this call, such as ``prompt_name="query"`` or ``batch_size=8``.
+
+        Raises:
+            PreconditionError: They are something else, or a row is.
+        """
+        try:
+            one = self._checked(inputs)
+        except (TypeError, ValueError, OSError) as error:
+            if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Iterable):
+                raise PreconditionError(
+                    f"encode is given {error}, or a list of such; a batch of columns is given to the object itself"
+                ) from error
+        else:
+            return self._compute([one], **options)[0]
         rows = [self._row(place, each) for place, each in enumerate(inputs)]
-        return self._compute(rows) if rows else self._compute([self._checked(self._example)])[:0]
+        return self._compute(rows, **options) if rows else self._compute([self._checked(self._example)], **options)[:0]
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the columns of a batch, and the result as one more."""
@@ -102,7 +120,7 @@ class BatchEncoder:
             ) from error
 
 
-def _opened(folder: Path, options: dict[str, Any]) -> tuple[Callable[[Any], Any], Any, Callable[[list[Any]], Any]]:
+def _opened(folder: Path, options: dict[str, Any]) -> tuple[Callable[[Any], Any], Any, Callable[..., Any]]:
     """Return what checks and converts a row, an example of a row, and what makes an array of a list of rows."""
     configs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("config.json"))]
     config = next((config for config in configs if isinstance(config, dict) and "fxopt" in config), None)
@@ -125,28 +143,30 @@ def _opened(folder: Path, options: dict[str, Any]) -> tuple[Callable[[Any], Any]
             return _text, "a", partial(encode, show_progress_bar=False, **options)
     elif head.endswith(("ForSequenceClassification", "ForImageClassification")) or not has_head:
         transformers = importlib.import_module("transformers")
-        model, size = load(folder / Path(config["fxopt"]["archive"]).name), options.pop("batch_size")
+        model = load(folder / Path(config["fxopt"]["archive"]).name)
         if of_images:
             image = importlib.import_module("PIL.Image").new("RGB", (32, 32))
-            process = partial(transformers.AutoImageProcessor.from_pretrained(folder), return_tensors="pt", **options)
-            return _image, image, partial(_array, model, process, size)
+            process = partial(transformers.AutoImageProcessor.from_pretrained(folder), return_tensors="pt")
+            return _image, image, partial(_array, model, process, **options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        process = partial(tokenizer, padding=True, truncation=True, return_tensors="pt", **options)
-        return _text, "a", partial(_array, model, process, size)
+        process = partial(tokenizer, padding=True, truncation=True, return_tensors="pt")
+        return _text, "a", partial(_array, model, process, **options)
     raise PreconditionError(
         f"{str(folder)!r} holds a {kind if (folder / 'modules.json').exists() else head}, which does not give a row of "
         "numbers for each input: open it as its library does"
     )
 
 
-def _array(model: Any, process: Callable[[list[Any]], Mapping[str, Any]], size: int, rows: list[Any]) -> Any:
+def _array(
+    model: Any, process: Callable[..., Mapping[str, Any]], rows: list[Any], *, batch_size: int, **options: Any
+) -> Any:
     """Return the logits or pooled outputs of rows, texts of like length in one call."""
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]) if isinstance(rows[place], str) else 0)
     found: list[Any] = [None] * len(rows)
     with torch.inference_mode():
-        for start in range(0, len(rows), size):
-            places = order[start : start + size]
-            outputs = model(**process([rows[place] for place in places]))
+        for start in range(0, len(rows), batch_size):
+            places = order[start : start + batch_size]
+            outputs = model(**process([rows[place] for place in places], **options))
             values = outputs["logits"] if "logits" in outputs else outputs["pooler_output"]
             for place, value in zip(places, values.float().flatten(1), strict=True):
                 found[place] = value
@@ -154,6 +174,7 @@ def _array(model: Any, process: Callable[[list[Any]], Mapping[str, Any]], size: 
 
 
 def _text(given: Any) -> str:
+    given = given.item() if getattr(given, "ndim", None) == 0 else given
     if not isinstance(given, str):
         raise TypeError(f"{_named(given)}, where a text is expected; fill or drop such rows before")
     return str(given)  # NumPy has strings of its own
