@@ -84,6 +84,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_tools": _REWRITE,
     "fxopt_report": (*_REWRITE, "fxopt_tools"),
     "fxopt_testing": (*_REWRITE, "fxopt_checkpoints", "fxopt_capture", "fxopt_tools"),
+    "_fxopt_entry_points": (),  # which torch and transformers run, in every process
+    "_fxopt_entry_points.plugin": ("fxopt_core",),
     "fxopt": ("*",),
 }
 FAMILIES = tuple(f"fxopt_{name}" for name in ("linear", "norm", "arith", "onednn", "simplify", "quantize", "kernels"))
@@ -165,7 +167,7 @@ def room_of(module: str) -> str:
 def may_import(importer: str, module: str) -> bool:
     """Whether the table lets one module import another."""
     if "." not in importer:  # the `__init__.py` of a distribution collects its names
-        return module.startswith(f"{importer}.")
+        return module.startswith(f"{importer}.") or "*" in FLOORS.get(importer, ())
     own, target = room_of(importer), room_of(module)
     below = FLOORS[own]
     folders = tuple(room.removesuffix("*") for room in below if room.endswith(".*"))

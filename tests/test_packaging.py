@@ -151,12 +151,13 @@ def test_only_what_is_declared_is_imported(name: str) -> None:
     """
     siblings = siblings_of(name)
     always = siblings.union(*(declared(each) for each in siblings))
+    always |= {canonicalize_name(path.name) for path in folder_of(name).parent.iterdir()}
     if "torch" in always:
         always.add("sympy")
     somewhere = {*always, *declared(name, extras=True), "typing-extensions", "sympy"}
     surplus = [
         f"{path.relative_to(ROOT)} imports {module}"
-        for path in folder_of(name).rglob("*.py")
+        for path in folder_of(name).parent.rglob("*.py")
         for module, unconditional in imports(path)
         if module not in sys.stdlib_module_names
         and canonicalize_name(module) not in (always if unconditional else somewhere)
@@ -300,3 +301,37 @@ def test_mypy_knows_the_sources_of_every_package() -> None:
     """`mypy_path` of pyproject.toml takes no pattern, so a new package has to be listed."""
     settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert not [name for name in PACKAGES if f"/packages/{name}/src" not in settings]
+
+
+# --- What others load
+
+
+SCRIPT = """
+import torch, transformers
+transformers.AutoModel
+print(torch.compile(torch.nn.Linear(2, 3), backend="fxopt")(torch.ones(1, 2)).shape)
+"""
+
+
+@pytest.mark.parametrize("shadows", [("fxopt",), ("fxopt", "fxopt_core", "fxopt_capture")])
+def test_torch_and_transformers_work_beside_files_of_our_names(shadows: tuple[str, ...], tmp_path: Path) -> None:
+    """What is left of a half-removed fxopt is like such files: nothing of it can be imported, and it is not tried."""
+    pytest.importorskip("transformers")
+    metadata = tmp_path / "fxopt-0.1.0.dist-info"  # as this tree declares it: that of the environment may be older
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fxopt\nVersion: 0.1.0\n")
+    declared = (
+        (ROOT / "packages/fxopt/pyproject.toml").read_text(encoding="utf-8").partition("[project.entry-points.")[2]
+    )
+    points = declared.partition("[tool.")[0].replace("project.entry-points.", "").replace('"', "")
+    (metadata / "entry_points.txt").write_text(f"[{points}")
+    for name in shadows:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "script.py").write_text(SCRIPT if len(shadows) == 1 else "\n".join(SCRIPT.splitlines()[:-1]))
+    sources = os.pathsep.join([str(tmp_path), *map(str, ROOT.glob("packages/*/src"))])
+    command = [sys.executable, "-W", "error::RuntimeWarning:_fxopt_entry_points", str(tmp_path / "script.py")]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": sources}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(shadows) > 1 or done.stdout == "torch.Size([1, 3])\n"

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from fxopt.autoload import autoload
+from _fxopt_entry_points import autoload
 
 __version__ = "0.1.0"
 

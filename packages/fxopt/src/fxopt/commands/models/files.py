@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from _fxopt_entry_points.auto_classes import auto_class_for
 from fxopt.commands.checks import ARCHIVE
 from fxopt.commands.failures import FileError
-from fxopt.drop_in.auto_classes import auto_class_for
 from fxopt.drop_in.clients import SOUNDS, TEXTS, calls_of, images, sound
 from fxopt_capture import load
 from fxopt_capture.call.arguments import forward_signature

@@ -4,6 +4,9 @@ transformers has no entry points: a type of model is known once someone has regi
 ``torch.backends``, which is called at the end of ``import torch``; so is `autoload`, and by ``import fxopt``, too.
 It imports neither torch nor transformers. If nothing ever imports the classes ``AutoModel...`` of transformers, it has
 no effect; ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` turns the entry point off, and leaves ``import fxopt``.
+
+What an entry point raises, ``import torch`` raises, for every script on the machine. So nothing here raises, and
+nothing imports ``fxopt``, which may be a file of that name beside the script.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -36,7 +40,8 @@ class _Waiting(MetaPathFinder):
         """Return the specification of the awaited module, with another loader; None for all others."""
         if fullname != _AWAITED:
             return None
-        sys.meta_path.remove(self)
+        with suppress(ValueError):
+            sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _ThenRegister(spec.loader)
@@ -63,7 +68,8 @@ class _ThenRegister(Loader):
 
 def _register() -> None:
     try:
-        importlib.import_module("fxopt.drop_in.auto_classes").register()
+        importlib.import_module("_fxopt_entry_points.auto_classes").register()
     except Exception as error:  # another transformers, which has to stay usable
         message = f"folders that fxopt wrote cannot be opened with this transformers: {type(error).__name__}: {error}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        with suppress(RuntimeWarning):  # where warnings are errors
+            warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -1,6 +1,6 @@
 """What ``AutoConfig`` and ``AutoModel...`` of transformers make of a folder that fxopt wrote.
 
-Imported by `fxopt.autoload` in every process that has these classes; what opens an archive is imported with the first.
+Imported by `autoload` in every process that has these classes; what opens an archive is imported with the first.
 """
 
 from __future__ import annotations
