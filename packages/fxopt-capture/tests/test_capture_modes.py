@@ -32,6 +32,43 @@ class Nested(nn.Module):
         return (lambda y: y + 1 if self.training else y)(x)
 
 
+class Tables(nn.Module):
+    """Keeps a table from its first call: in an attribute, a buffer or a dictionary."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.lin, self.place = nn.Linear(4, 4), place
+        self.kept: dict[int, Tensor] = {}
+        self.register_buffer("buffer", None, persistent=False)
+        self.attribute: Any = None
+
+    def forward(self, x: Tensor) -> Any:
+        if self.place == "dictionary":
+            if 4 not in self.kept:
+                self.kept[4] = torch.arange(4.0)
+            table: Tensor = self.kept[4]
+        else:
+            if getattr(self, self.place) is None:
+                setattr(self, self.place, torch.arange(4.0))
+            table = getattr(self, self.place)
+        return self.lin(x) * table
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("place", ["attribute", "buffer", "dictionary"])
+def test_tables_of_calls_in_inference_mode(place: str, within: bool) -> None:
+    model = Tables(place).eval()
+    with torch.inference_mode():
+        x = torch.randn(2, 4)
+        model(x)
+    with torch.inference_mode(within), torch.no_grad():
+        captured = capture(model, x)
+        assert torch.equal(captured(x), model(x))
+    if place != "buffer":  # the model's own buffers are those of the graph, and autograd takes none of them
+        captured(torch.randn(2, 4)).sum().backward()
+        assert model.lin.weight.grad is not None
+
+
 @pytest.mark.parametrize(
     ("model", "matters"),
     [

@@ -14,7 +14,7 @@ from torch._functorch import predispatch
 from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, _symbolic_trace
+from torch.fx import Graph, GraphModule
 from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
 from torch.fx.node import has_side_effect
 from torch.utils._sympy.numbers import int_oo
@@ -74,11 +74,6 @@ def release_real_tensors(graph: Graph) -> None:
 def is_hook_of_export(hook: object) -> bool:
     """Return whether torch.export has put a hook on the graph module that it makes of a program."""
     return getattr(hook, "__module__", None) == "torch.export._unlift"
-
-
-def is_traced() -> bool:
-    """Return whether ``torch.fx`` traces, so that values may be proxies; torch's own function for it logs a warning."""
-    return _symbolic_trace._is_fx_tracing_flag
 
 
 def size_range(env: symbolic_shapes.ShapeEnv, symbol: Any) -> list[int | None]:

@@ -321,7 +321,7 @@ def _check_tensors(model: nn.Module) -> None:
         if type(tensor).__name__ == "DTensor":
             text = f"`{name}` of {type(model).__name__} is a DTensor, which cannot be captured; {_BEFORE_SHARDING}"
             raise CaptureError(text)
-        if tensor.is_inference():
+        if isinstance(tensor, nn.Parameter) and tensor.is_inference():
             raise CaptureError(
                 f"`{name}` of {type(model).__name__} was made under torch.inference_mode(), and torch exports no such "
                 f"tensor; capture copy.deepcopy(model), made outside of that mode"
@@ -422,6 +422,8 @@ def _attach(shell: nn.Module, name: str, value: object) -> None:
     if isinstance(value, nn.Module):
         shell._modules[name] = value
     elif isinstance(value, torch.Tensor):
+        with torch.inference_mode(False):  # whatever mode it was made in, autograd takes the constant
+            value = value.clone() if value.is_inference() else value
         shell.register_buffer(name, value, persistent=False)
     else:
         raise CaptureError(f"the graph reads `{name}`, {type_text(value)} that no module of the graph can hold")

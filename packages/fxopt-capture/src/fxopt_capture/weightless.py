@@ -70,17 +70,20 @@ def off_meta() -> Iterator[None]:
 
 @contextmanager
 def hollow(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Let the tensors of a model that are on the meta device be on another one for a while, without memory there."""
+    """Let the tensors of a model that are on the meta device be on another one for a while, without memory there.
+
+    So it is with buffers that were made in inference mode, which ``torch.export`` does not take.
+    """
     stand_ins: dict[int, Tensor] = {}
     places: list[tuple[dict[str, Any], str, Tensor]] = []
     for module in model.modules():
         for kind in _KINDS:
             mapping: dict[str, Any] = vars(module)[kind]
-            places += [(mapping, name, tensor) for name, tensor in mapping.items() if _is_hollow(tensor)]
+            places += [(mapping, name, tensor) for name, tensor in mapping.items() if _needs_stand_in(tensor)]
     try:
         for mapping, name, tensor in places:
             if id(tensor) not in stand_ins:
-                stand_ins[id(tensor)] = _without_memory(tensor, device)
+                stand_ins[id(tensor)] = _without_memory(tensor, device if tensor.is_meta else tensor.device)
             mapping[name] = stand_ins[id(tensor)]
         yield
     finally:
@@ -108,7 +111,7 @@ def put_back(exported: nn.Module, model: nn.Module) -> None:
             mapping: dict[str, Any] = vars(owner)[kind]
             for name in mapping:
                 tensor = registered(model, f"{owner_name}.{name}".lstrip("."))
-                if _is_hollow(tensor):
+                if _needs_stand_in(tensor):
                     mapping[name] = tensor
 
 
@@ -167,3 +170,7 @@ class _Pools:
 def _is_hollow(tensor: Tensor | None) -> bool:
     plain = type(tensor) in (Tensor, nn.Parameter)
     return tensor is not None and plain and tensor.is_meta and not is_lazy(tensor)
+
+
+def _needs_stand_in(tensor: Tensor | None) -> bool:
+    return _is_hollow(tensor) or (type(tensor) is Tensor and tensor.is_inference())

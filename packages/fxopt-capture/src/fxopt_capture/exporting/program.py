@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from fxopt_capture._torch import guarding
 from fxopt_capture.call.arguments import CallForm
@@ -97,7 +99,8 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
 
     def forward(**inputs: object) -> object:
         args, kwargs = form.arguments(inputs)
-        output = observer.run(original, args, kwargs, inputs)
+        with _NormalTensors():
+            output = observer.run(original, args, kwargs, inputs)
         observer.stepped.update(steps.found())
         register_structures(output)
         return output
@@ -107,6 +110,31 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
     forward.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect.signature
     vars(model)["forward"] = forward
     yield
+
+
+class _NormalTensors(TorchFunctionMode):
+    """While open, lets copies stand in for tensors that were made in inference mode, which autograd does not take.
+
+    A model that was called in that mode may keep tables that it made then, in attributes or elsewhere.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the originals too, so that none gets their ids
+
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function on normal tensors."""
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._normal, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _normal(self, tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is not torch.Tensor or not tensor.is_inference():
+            return tensor
+        if id(tensor) not in self.copies:
+            self.copies[id(tensor)] = tensor, tensor.clone()
+        return self.copies[id(tensor)][1]
 
 
 def _call_with_hooks(model: nn.Module) -> Callable[..., object]:
