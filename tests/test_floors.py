@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ from fxopt_linear import MergeLinears
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 
-_CORE = ("fxopt_core.*",)
+_SEAM = "fxopt_rewrite._torch"
+_CORE = ("fxopt_core.*", _SEAM)
 _REWRITE = (*_CORE, "fxopt_rewrite.*")
 _VALUES = ("fxopt_core", "fxopt_core.values")
 _LEDGER = (*_VALUES, "fxopt_core.ledger")
@@ -45,6 +47,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_core.passes": _TRAVEL,
     "fxopt_core.registry": _PASSES,
     "fxopt_core.plugin": (*_PASSES, "fxopt_core.registry"),
+    _SEAM: ("fxopt_core",),
     "fxopt_rewrite.ops": _CORE,
     "fxopt_rewrite.layers": _CORE,
     "fxopt_rewrite.speed": _CORE,
@@ -53,9 +56,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_rewrite.plain_names": (*_CORE, "fxopt_rewrite.plain_operators"),
     "fxopt_rewrite.module_rows": (*_CORE, "fxopt_rewrite.plain_operators", "fxopt_rewrite.plain_names"),
     "fxopt_rewrite.dtypes": (),
-    "fxopt_rewrite.fast_paths": (),
+    "fxopt_rewrite.fast_paths": (_SEAM,),
     "fxopt_rewrite.conv_layers": (),
-    "fxopt_rewrite.watching": ("fxopt_core",),
+    "fxopt_rewrite.watching": ("fxopt_core", _SEAM),
     "fxopt_rewrite.branches": ("fxopt_core",),
     "fxopt_rewrite.shapes": (*_CORE, "fxopt_rewrite.ops"),
     "fxopt_rewrite.effects": (*_CORE, *_READING),
@@ -309,6 +312,20 @@ def test_private_fields_of_torch_are_named_in_one_file() -> None:
         for line, name in private_names(module)
     ]
     assert not wrong, "give it a name in fxopt_core._torch, and use that:\n" + "\n".join(wrong)
+
+
+def test_each_distribution_has_one_seam_to_torch() -> None:
+    """Private functions of torch are named in its file `_torch`, which looks for them at import."""
+    private = re.compile(
+        r"^(?! *>>>).*(torch\._C\._(?!nn\b)|_symbolic_trace\._|import _(?!_|C\b|ops|pytree)\w+,? _)", re.M
+    )
+    wrong = [
+        f"{module}: {found[0].strip()}"
+        for module, file in files().items()
+        if not module.endswith("._torch")
+        for found in private.finditer(file.read_text(encoding="utf-8"))
+    ]
+    assert not wrong, "name it in _torch.py, and use that:\n" + "\n".join(wrong)
 
 
 def test_own_attributes_are_not_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

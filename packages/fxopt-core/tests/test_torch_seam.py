@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxopt_core import _torch
+from fxopt_core import _torch, require_torch
 
 
 def test_this_torch_has_all_of_it() -> None:
@@ -16,7 +16,7 @@ def test_missing_fields_are_named_with_the_version(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(_torch, "STRUCTURE", (*_torch.STRUCTURE, "_gone"))
     monkeypatch.setattr(_torch, "_NAME_FIELDS", ("_taken",))
     monkeypatch.delattr(torch.fx.graph_module, "_WrappedCall")
-    found = r"torch \S+ has no torch\.fx\.graph_module\._WrappedCall, Graph\._gone, _Namespace\._taken, .*install"
+    found = r"torch \S+ has no torch\.fx\.graph_module\._WrappedCall, Graph\._gone, _Namespace\._taken, .*Install"
     with pytest.raises(ImportError, match=found):
         _torch._check()
 
@@ -35,3 +35,11 @@ def test_a_missing_table_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_torch, "Graph", Without)
     with pytest.raises(ImportError, match=r"has no Without\._graph_namespace, which"):
         _torch._check()
+
+
+def test_other_distributions_say_what_they_miss() -> None:
+    require_torch("mine", [(torch.nn, ("_reduction",))])
+    with pytest.raises(
+        ImportError, match=r"has no torch\.nn\._gone, torch\._C\._no, which mine reads: .* newer mine, or"
+    ):
+        require_torch("mine", [(torch.nn, ("_reduction", "_gone")), (torch._C, ("_no",))])

@@ -1,11 +1,11 @@
 """The seam to torch.export: the one file of fxopt-capture that names private parts of it.
 
-When torch moves these, this file changes.
+When torch moves these, this file changes. It says at import what is missing, so that no model is blamed for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,41 @@ from torch._functorch import predispatch
 from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, _symbolic_trace
 from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
 from torch.fx.node import has_side_effect
+from torch.nn.modules import batchnorm, dropout
+from torch.utils import _mode_utils
 from torch.utils._sympy.numbers import int_oo
 
+from fxopt_core import require_torch
 from fxopt_core.naming import type_text
+
+_OF_ENVIRONMENTS = (
+    *("_suppress_guards_tls", "create_unbacked_symint", "create_symbol", "create_symintnode"),
+    *("var_to_range", "backed_var_to_val", "constrain_symbol_range"),
+)
+require_torch(
+    "fxopt-capture",
+    [
+        (predispatch, ("_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions")),
+        (symbolic_shapes, ("TLS", "DimDynamic")),
+        (symbolic_shapes_config, ("backed_size_oblivious", "patch")),
+        (
+            symbolic_shapes.ShapeEnv(),
+            _OF_ENVIRONMENTS,
+        ),
+        (ExportedProgram, ("module",)),
+        (_symbolic_trace, ("is_fx_symbolic_tracing",)),
+        (batchnorm, ("_BatchNorm",)),
+        (dropout, ("_DropoutNd",)),
+        (_mode_utils, ("no_dispatch",)),
+    ],
+)
+
+is_traced: Callable[[], bool] = _symbolic_trace.is_fx_symbolic_tracing
+BatchNorm, DropoutNd = batchnorm._BatchNorm, dropout._DropoutNd
+no_dispatch: Callable[[], Any] = _mode_utils.no_dispatch
 
 # Without these, of which nothing reads the result, calls of ``torch.vmap`` in a graph crash: no dead code.
 for _step in (predispatch._vmap_increment_nesting, predispatch._vmap_decrement_nesting):

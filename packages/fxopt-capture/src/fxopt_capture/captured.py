@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Interpreter, Proxy
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.fx.graph import PythonCode
 from torch.utils._pytree import tree_leaves
 
+from fxopt_capture._torch import is_traced
 from fxopt_capture.call.arguments import InputBinding
 from fxopt_capture.call.guards import GUARDS, InputGuards, check_mode
 from fxopt_capture.call.retracing import retrace
@@ -101,7 +101,7 @@ def _bound(compute: Callable[..., Any]) -> Callable[..., Any]:
         if kwargs:
             kwargs = without_defaults(self, kwargs, self._input_binding.form.fixed)
         inputs = self._input_binding(args, kwargs)
-        if inputs is not None and is_fx_symbolic_tracing():
+        if inputs is not None and is_traced():
             values = tree_leaves(inputs)
             if any(isinstance(value, Proxy) for value in values):
                 return retrace(self, values)

@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
+from fxopt_checkpoints._torch import plain_loaders
 from fxopt_checkpoints.sharding import is_sharded
 from fxopt_core.state.snapshot import Snapshot
-
-_PLAIN_LOADERS = (nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)
 
 
 def has_custom_loading(module: nn.Module) -> bool:
@@ -27,7 +25,7 @@ def has_custom_loading(module: nn.Module) -> bool:
 def _loads_itself(module: nn.Module) -> bool:
     """Return whether a module has code of its own that copies, or tensors that are copied by other rules."""
     cls = type(module)
-    custom = "_load_from_state_dict" in vars(module) or cls._load_from_state_dict not in _PLAIN_LOADERS
+    custom = "_load_from_state_dict" in vars(module) or cls._load_from_state_dict not in plain_loaders
     custom = custom or cls.get_extra_state is not nn.Module.get_extra_state
     return custom or any(is_unusual(tensor) and not is_sharded(tensor) for tensor in _own_tensors(module))
 

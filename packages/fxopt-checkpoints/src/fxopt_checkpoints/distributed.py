@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fxopt_checkpoints._torch import make_wrapper
 from fxopt_checkpoints.arithmetic import Inputs, NewTensors, OriginalTensors, present_dtypes, trained_stand_in
 from fxopt_checkpoints.key_map import KeyMap
 from fxopt_checkpoints.load import current_tensors, in_order, unsaved
@@ -251,7 +252,7 @@ class _Part(Tensor):
     @staticmethod
     def __new__(cls, shape: torch.Size, here: LocalRegion, key: str) -> _Part:
         values = here.values
-        part: _Part = Tensor._make_wrapper_subclass(cls, shape, dtype=values.dtype, device=values.device)
+        part: _Part = make_wrapper(cls, shape, dtype=values.dtype, device=values.device)
         part._here, part._key = here, key
         return part
 

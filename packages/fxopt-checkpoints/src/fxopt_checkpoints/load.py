@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.nn.modules.module import _IncompatibleKeys
 
+from fxopt_checkpoints._torch import IncompatibleKeys
 from fxopt_checkpoints.arithmetic import Computed, NewTensors, OriginalTensors, present_devices, present_dtypes
 from fxopt_checkpoints.custom_loading import CustomLoading
 from fxopt_checkpoints.key_map import KeyMap
@@ -32,7 +32,7 @@ def load_original_state_dict(
     assign: bool = False,
     *,
     protect_values: bool = True,
-) -> _IncompatibleKeys:
+) -> IncompatibleKeys:
     """Load a checkpoint of the original model into a rewritten one.
 
     The result is that of loading it into the original model as it would be now (same dtype, same device) and applying
@@ -82,7 +82,7 @@ def load_original_state_dict(
         if error is not None:
             raise error
         loading.load(custom)
-        result = _IncompatibleKeys(validation.missing, validation.unexpected)
+        result = IncompatibleKeys(validation.missing, validation.unexpected)
         run_post_hooks(graph_module, result)
     except BaseException:
         rollback.run()
@@ -91,7 +91,7 @@ def load_original_state_dict(
     return result
 
 
-def run_post_hooks(graph_module: GraphModule, result: _IncompatibleKeys) -> None:
+def run_post_hooks(graph_module: GraphModule, result: IncompatibleKeys) -> None:
     """Run the hooks that torch runs when a state_dict has been loaded."""
     for module in graph_module.modules():
         for hook in module._load_state_dict_post_hooks.values():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
+from fxopt_checkpoints._torch import EXTRA_STATE
 from fxopt_checkpoints.key_map import KeyMap
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Kind, NewTensor, OriginalTensor, Part, Step
 from fxopt_core.errors import CheckpointError
@@ -314,7 +315,7 @@ def _entries(module: _Module, prefix: str) -> Iterator[_Entry]:
     for key, tensor in module.buffers.items():
         yield _entry(prefix + key, "buffer", tensor)
     if module.has_extra_state:
-        yield _entry(prefix + nn.modules.module._EXTRA_STATE_KEY_SUFFIX, "extra-state", None)
+        yield _entry(prefix + EXTRA_STATE, "extra-state", None)
     for key, child in module.children.items():
         yield from _entries(child, f"{prefix}{key}.")
 

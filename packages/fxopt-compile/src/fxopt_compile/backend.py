@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.fx import GraphModule
 
+from fxopt_compile._torch import dispatch_modes, forward_level, functorch_level
 from fxopt_compile.binding import Binding
 from fxopt_compile.comparison import check_same
 from fxopt_compile.lifting import Inputs, enables_gradients
@@ -30,8 +30,6 @@ from fxopt_rewrite.effects.analysis import Effects
 from fxopt_rewrite.watching import State, Watched, on_refresh, state_of
 
 Compiled = Callable[..., Any]
-_C = torch._C
-_dispatch_modes, _functorch_level = _C._len_torch_dispatch_stack, _C._functorch.peek_interpreter_stack
 _MOST_SEEN = 1024
 _NUMBER = re.compile(r".*/(\d+)")
 _LOGGER = logging.getLogger("fxopt_compile")
@@ -185,7 +183,7 @@ class LiveGraph:
 
     def _binding_of(self, values: Sequence[Any]) -> Binding | None:
         """Return the rewritten graph to run; None for dynamo's own."""
-        if _dispatch_modes() or _functorch_level() is not None or forward_ad._current_level >= 0:
+        if dispatch_modes() or functorch_level() is not None or forward_level() >= 0:
             return None
         if self._is_wrong or self._needs_gradient(values):
             return None

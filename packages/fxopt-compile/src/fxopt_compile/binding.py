@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 from fxopt_checkpoints.arithmetic import NewTensors
 from fxopt_checkpoints.key_map import KeyMap
 from fxopt_checkpoints.trace import key_map
+from fxopt_compile._torch import without_autocast
 from fxopt_compile.lifting import Weight, alias_of, lift_again, with_attributes
 from fxopt_core.errors import FxoptError
 from fxopt_core.ledger.history import history
@@ -180,5 +181,5 @@ def _inputs_of(graph_module: GraphModule) -> int:
 @contextmanager
 def plainly() -> Iterator[None]:
     """Compute without gradients, autocast and inference mode."""
-    with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
+    with torch.inference_mode(False), torch.no_grad(), without_autocast():
         yield

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.nn.parameter import Buffer
 
+from fxopt_compile._torch import set_grad_enabled
 from fxopt_core.graph import iter_nodes
 
 _STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
@@ -201,7 +201,4 @@ def _value_of(graph_module: GraphModule, node: Node) -> Any:
 
 def enables_gradients(graph_module: GraphModule) -> bool:
     """Return whether a graph turns gradients on itself."""
-    return any(
-        node.target is torch._C._set_grad_enabled and node.args[:1] != (False,)
-        for node in iter_nodes(graph_module.graph)
-    )
+    return any(node.target is set_grad_enabled and node.args[:1] != (False,) for node in iter_nodes(graph_module.graph))

@@ -1,5 +1,6 @@
 """Transformations of torch.fx graphs: the contract of a pass, transactions, ledger and undo, registry and pipelines."""
 
+from fxopt_core._torch import require_torch
 from fxopt_core.errors import (
     CaptureError,
     CheckpointError,
@@ -107,6 +108,7 @@ __all__ = [
     "options_of",
     "parse_pipeline",
     "registry",
+    "require_torch",
     "signature_of",
     "stored",
     "tolerance",

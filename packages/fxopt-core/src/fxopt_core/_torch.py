@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import torch.fx.traceback
 from torch.fx import Graph, Node
 from torch.fx.graph import CodeGen, PythonCode
 from torch.utils import _pytree as pytree
@@ -30,22 +31,41 @@ def _check() -> None:
         (torch.fx.graph, ("_ExportCodeGen", "_Namespace", "_PyTreeCodeGen", "_PyTreeInfo")),
         (torch.fx.graph_module, ("_WrappedCall",)),
         (torch.fx.node, ("_get_qualified_name",)),
+        (torch.fx.traceback.NodeSource, ("_from_dict",)),
         (graph, (*STRUCTURE, "_codegen", "_co_fields", "_tracer_cls")),
         (getattr(graph, "_graph_namespace", None), _NAME_FIELDS),
         (getattr(graph, "_find_nodes_lookup_table", None), ("insert",)),
         (graph.placeholder("x"), ("_input_nodes", "_update_args_kwargs", "_rename")),
         (CodeGen(), ("_body_transformer", "_gen_python_code")),
     ]
+    require_torch("fxopt-core", [(part, names) for part, names in wanted if part is not None])
+
+
+def require_torch(distribution: str, wanted: Iterable[tuple[object, Iterable[str]]]) -> None:
+    """Look for the private names of torch that a distribution reads; called at import, by the one file that reads them.
+
+    Args:
+        distribution: who needs them.
+        wanted: modules, classes and objects, and the names in each.
+
+    Raises:
+        ImportError: this torch lacks some of them; the message has all that are missing.
+
+    >>> require_torch("my-passes", [(torch.nn, ("_reduction", "_reductions"))])
+    Traceback (most recent call last):
+    ImportError: torch ... has no torch.nn._reductions, which my-passes reads: ...
+    """
     missing = [
         f"{getattr(part, '__name__', type(part).__name__)}.{name}"
         for part, names in wanted
         for name in names
-        if part is not None and not hasattr(part, name)
+        if not hasattr(part, name)
     ]
     if missing:
         raise ImportError(
-            f"torch {torch.__version__} has no {', '.join(missing)}, which fxopt-core needs to copy, roll back and "
-            "pickle graphs; install the torch that this fxopt-core was tested with (2.13 and 2.15), or a newer one"
+            f"torch {torch.__version__} has no {', '.join(missing)}, which {distribution} reads: this release of "
+            f"{distribution} does not work with this torch. Install a newer {distribution}, or the torch that it was "
+            "tested with (2.13 and 2.15)"
         )
 
 
@@ -56,6 +76,7 @@ PyTreeCodeGen = torch.fx.graph._PyTreeCodeGen
 PyTreeInfo: TypeAlias = torch.fx.graph._PyTreeInfo
 ExportCodeGen = torch.fx.graph._ExportCodeGen
 WrappedCall = torch.fx.graph_module._WrappedCall
+source_from_dict: Callable[[dict[str, Any]], Any] = torch.fx.traceback.NodeSource._from_dict
 
 
 # --- Nodes

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-_C = torch._C
-_dispatch_modes, _function_modes = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
-_functorch_level = _C._functorch.peek_interpreter_stack
+from fxopt_rewrite._torch import (
+    dispatch_modes,
+    forward_level,
+    function_modes,
+    functorch_level,
+    is_any_autocast_enabled,
+    tracing_state,
+)
 
 
 def runs_plainly() -> bool:
@@ -25,12 +29,12 @@ def runs_plainly() -> bool:
     """
     return not (
         torch.compiler.is_compiling()
-        or _dispatch_modes()
-        or _function_modes()
-        or _functorch_level() is not None
-        or forward_ad._current_level >= 0
-        or _C._get_tracing_state() is not None
-        or _C._is_any_autocast_enabled()
+        or dispatch_modes()
+        or function_modes()
+        or functorch_level() is not None
+        or forward_level() >= 0
+        or tracing_state() is not None
+        or is_any_autocast_enabled()
     )
 
 
@@ -40,12 +44,12 @@ def runs_in_transform() -> bool:
     >>> torch.vmap(lambda row: row + runs_in_transform())(torch.zeros(2))
     tensor([1., 1.])
     """
-    return not torch.compiler.is_compiling() and _functorch_level() is not None
+    return not torch.compiler.is_compiling() and functorch_level() is not None
 
 
 def runs_under_modes() -> bool:
     """Return whether modes intercept operators called now, as shape inference does, and no graph is recorded."""
-    return not torch.compiler.is_compiling() and bool(_dispatch_modes())
+    return not torch.compiler.is_compiling() and bool(dispatch_modes())
 
 
 def is_plain_tensor(value: object, dtype: torch.dtype) -> bool:

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxopt_core.graph import iter_nodes
 from fxopt_core.values.forms import Form, MalformedError
 from fxopt_core.values.names import describe
+from fxopt_rewrite._torch import enter_autocast, exit_autocast
 from fxopt_rewrite.plain_names import activations, is_plain_identifier, is_plain_path
 from fxopt_rewrite.plain_operators import is_plain_operator
 
@@ -159,8 +159,8 @@ def check_values(graph: Graph) -> None:
             raise MalformedError(f"node `{node.name}` gives `{node.target}` a key, a function to call")
         if node.type is not None and not _is_annotation(node.type):
             raise MalformedError(f"node `{node.name}` has {describe(node.type)} for a type")
-    entered = [node for node in iter_nodes(graph) if node.target is _enter_autocast]
-    left = [node.args[0] for node in iter_nodes(graph) if node.target is _exit_autocast and node.args]
+    entered = [node for node in iter_nodes(graph) if node.target is enter_autocast]
+    left = [node.args[0] for node in iter_nodes(graph) if node.target is exit_autocast and node.args]
     if len(entered) != len(left) or set(entered) != set(left):
         raise MalformedError("a region of autocast is entered and not left, which would change what others compute")
 

@@ -30,6 +30,7 @@ from fxopt_core.values.names import (
     load_operator,
     name_of,
 )
+from fxopt_rewrite._torch import assert_is_none
 from fxopt_rewrite.plain_operators import is_plain_name, is_plain_operator
 
 
@@ -221,7 +222,7 @@ def _listed() -> Iterator[Any]:
     yield from (getattr(math, name) for name in _MATH.split())
     yield from (getattr(torch, name) for name in _FACTORIES.split())
     yield from (getattr(torch.amp.autocast_mode, name) for name in _MODES.split())
-    yield from (torch._assert, torch.fx._symbolic_trace._assert_is_none)  # what tracing puts in
+    yield from (torch._assert, assert_is_none)  # what tracing puts in
     yield from (Tensor, type(None))
     for space, functions in get_overridable_functions().items():
         for function in functions:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxopt_core.errors import PreconditionError
+from fxopt_rewrite._torch import is_gone
 
 State = list[tuple[int, int, int, tuple[int, ...], torch.Size]]
 
 _SAMPLES, _WORD = 4, 8
-_is_gone: Callable[..., Any] = torch.UntypedStorage._expired
 
 
 def state_of(tensors: Iterable[Tensor]) -> State:
@@ -61,7 +61,7 @@ class Watched:
 
     def hold(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether these are the tensors, and have not changed."""
-        same = state_of(tensors) == self._state and not any(map(_is_gone, self._storages))
+        same = state_of(tensors) == self._state and not any(map(is_gone, self._storages))
         return same and b"".join(self._words) == self._numbers  # read last: the memory is theirs
 
     def are(self, tensors: Sequence[Tensor]) -> bool:

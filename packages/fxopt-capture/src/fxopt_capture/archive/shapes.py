@@ -12,10 +12,9 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]  # has no types; a dependency of torch
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._mode_utils import no_dispatch
 from torch.utils._sympy.printers import PythonPrinter
 
-from fxopt_capture._torch import FreeSizes, size_range
+from fxopt_capture._torch import FreeSizes, no_dispatch, size_range
 from fxopt_capture.archive.arithmetic import is_arithmetic
 from fxopt_core.values.forms import Form, MalformedError
 

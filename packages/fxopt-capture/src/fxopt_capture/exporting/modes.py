@@ -9,6 +9,7 @@ from types import CodeType
 from torch import nn
 from torch.fx import GraphModule
 
+from fxopt_capture._torch import BatchNorm, DropoutNd
 from fxopt_capture.call.guards import InputGuards
 
 _BASES: tuple[type, ...] = (nn.Module, GraphModule, object)
@@ -42,8 +43,8 @@ def training_note(model: nn.Module) -> str | None:
     if not captured_mode(model):
         return None
     training = [module for module in model.modules() if module.training]
-    norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in training)
-    drops = sum(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in training)
+    norms = sum(isinstance(module, BatchNorm) for module in training)
+    drops = sum(isinstance(module, DropoutNd) and module.p > 0 for module in training)
     effects = []
     if norms:
         one = norms == 1

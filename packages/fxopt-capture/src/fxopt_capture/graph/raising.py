@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
+from fxopt_capture._torch import BatchNorm
 from fxopt_capture.graph.layers import LAYER_CALLS, LayerCall, agrees, call_arguments
 from fxopt_capture.graph.shells import attribute, running, value_of
 from fxopt_core.graph import iter_nodes
@@ -116,7 +117,7 @@ class _CounterSteps:
     def consume(self, layer: nn.Module) -> bool:
         """Erase the step that the layer will make itself; False where it is not there."""
         counter = getattr(layer, "num_batches_tracked", None)
-        if not isinstance(layer, nn.modules.batchnorm._BatchNorm) or not layer.training or counter is None:
+        if not isinstance(layer, BatchNorm) or not layer.training or counter is None:
             return True
         steps = self.pending.get(id(counter))
         if not steps:

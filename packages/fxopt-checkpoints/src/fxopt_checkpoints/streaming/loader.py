@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.nn.modules.module import _IncompatibleKeys
 
+from fxopt_checkpoints._torch import IncompatibleKeys
 from fxopt_checkpoints.arithmetic import NewTensors, present_devices, present_dtypes
 from fxopt_checkpoints.load import run_post_hooks
 from fxopt_checkpoints.rollback import Rollback
@@ -32,7 +32,7 @@ def load_checkpoint(
     dtype: torch.dtype | None = None,
     protect_values: bool = True,
     rename: Mapping[str, str] | Callable[[str], str | None] | None = None,
-) -> _IncompatibleKeys:
+) -> IncompatibleKeys:
     """Load a safetensors checkpoint of the original model into a rewritten one, and read each tensor to its place.
 
     The result is that of loading it into the original model and applying the passes then, bit for bit. But nothing is
@@ -100,7 +100,7 @@ class _Loading:
         self.devices = present_devices(placement.names, placement.wanted)
         self.done: set[int] = set()
 
-    def run(self, strict: bool) -> _IncompatibleKeys:
+    def run(self, strict: bool) -> IncompatibleKeys:
         """Read everything, or nothing."""
         self.validation.rehearse(self._prepare, strict)
         self.validation.raise_error(strict)
@@ -110,7 +110,7 @@ class _Loading:
             if dtype is not None:  # which a captured graph may refuse
                 moved += [each.moved_to(dtype) for each in module.modules() if isinstance(each, Movable)]
             self._load()
-            result = _IncompatibleKeys(self.validation.missing, self.validation.unexpected)
+            result = IncompatibleKeys(self.validation.missing, self.validation.unexpected)
             run_post_hooks(module, result)
         except BaseException:
             self.rollback.run()

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch.fx.traceback import NodeSource
 
+from fxopt_core._torch import source_from_dict
 from fxopt_core.errors import FxoptError
 from fxopt_core.values.names import LOADED, Names, Unresolved, class_path, describe
 
@@ -294,7 +295,7 @@ _READERS: dict[str, Callable[[ValueReader, Any], Any]] = {
     "device": lambda _, content: torch.device(content),
     "layout": _constant(torch.layout),
     "memory_format": _constant(torch.memory_format),
-    "source": lambda _, content: NodeSource._from_dict(content),
+    "source": lambda _, content: source_from_dict(content),
     "name": lambda reader, content: reader.names.function(content),
     "enum": lambda reader, data: reader._instance("enum", enum.Enum, data, lambda cls, value: cls(value)),
     "namedtuple": lambda reader, data: reader._instance("namedtuple", tuple, data, lambda cls, items: cls(*items)),

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
+
+from fxopt_kernels._torch import storage_count, without_functions, without_modes
 
 _LOCK = threading.RLock()
-_storage_count: Callable[[int], int] = torch._C._storage_Use_Count
 _READ: Any = dict.__getitem__
 _WRITE: Any = dict.__setitem__
 _HARMLESS = frozenset({"__contains__", "__len__", "keys", "__new__", "__init__", "__sizeof__", "fromkeys"})
@@ -79,8 +79,8 @@ class Thawing(dict[str, Any]):
             with (
                 torch.inference_mode(False),
                 torch.no_grad(),
-                torch._C.DisableTorchFunction(),
-                _disable_current_modes(),
+                without_functions(),
+                without_modes(),
             ):
                 found = {key: make() for key, make in self._made.items()}
                 self._thawed(list(found.values()))
@@ -144,7 +144,7 @@ def _is_droppable(held: Thawing, key: str) -> bool:
     if tensor._use_count() > 1 or tensor.grad is not None or tensor._backward_hooks or not tensor.is_contiguous():
         return False
     storage = tensor.untyped_storage()
-    return _storage_count(storage._cdata) <= 2 and not tensor.is_shared() and tensor.is_cpu
+    return storage_count(storage._cdata) <= 2 and not tensor.is_shared() and tensor.is_cpu
 
 
 def _thawed_first(name: str) -> Callable[..., Any]:

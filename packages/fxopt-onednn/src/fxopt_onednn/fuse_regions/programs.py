@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from fxopt_core import tolerance
+from fxopt_onednn._torch import scripts
 from fxopt_onednn.packing.packed_conv import PackedConv2d
 from fxopt_onednn.packing.packed_layer import PackedLayer
 from fxopt_rewrite.toolbox import Region
@@ -40,7 +41,7 @@ def make_program(graph_module: GraphModule, region: Region, values: Sequence[Any
     Its outputs have to match those of the layers in values and strides. Only one program is made at a time; other
     threads get None meanwhile.
     """
-    if not hasattr(torch._C, "_jit_set_llga_enabled") or not _LOCK.acquire(blocking=False):
+    if scripts is None or not _LOCK.acquire(blocking=False):
         return None
     try:
         with torch.inference_mode(False), torch.no_grad():
@@ -133,11 +134,10 @@ class _Attempt:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated; sizes are constants on purpose
             # Not `torch.jit.trace`, which keeps every function and its constants until the process ends.
-            library: Any = torch._C
             names = [f"input_{place}" for place in range(len(self._tensors))]
             arguments = (computed, tuple(self._tensors), lambda value: "", True, False, None, names)
-            graph, _ = library._create_graph_by_tracing(*arguments)
-        program: Program = library._create_function_from_graph("region", graph)
+            graph, _ = scripts._create_graph_by_tracing(*arguments)
+        program: Program = scripts._create_function_from_graph("region", graph)
         return program
 
     def _one_by_one(self, *tensors: Tensor) -> list[Any]:
@@ -182,13 +182,12 @@ def _with_constants(program: Program, others: Mapping[int, Any], count: int) -> 
 @contextmanager
 def _fusing() -> Iterator[None]:
     """Let TorchScript use oneDNN Graph for what it optimises meanwhile, and from then on."""
-    library: Any = torch._C
-    before = library._jit_llga_enabled()
-    library._jit_set_llga_enabled(True)
+    before = scripts._jit_llga_enabled()
+    scripts._jit_set_llga_enabled(True)
     try:
         yield
     finally:
-        library._jit_set_llga_enabled(before)
+        scripts._jit_set_llga_enabled(before)
 
 
 def _result(node: Node, results: Mapping[Node, Any], called: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
+from fxopt_onednn._torch import mkldnn_enabled
 from fxopt_onednn.operators import why_unsupported
 from fxopt_onednn.packing.activations import Activation
 from fxopt_rewrite import (
@@ -30,7 +31,6 @@ from fxopt_rewrite.toolbox import runs_plainly
 
 PlanT = TypeVar("PlanT")
 _MOST_PLANS = 64
-_C = torch._C
 
 
 class Packing(Generic[PlanT]):
@@ -206,4 +206,4 @@ def bias_fits(bias: Tensor | None, weight: Tensor) -> bool:
 
 def runs_by_onednn() -> bool:
     """Return whether operators called now just run, and by oneDNN."""
-    return runs_plainly() and _C._get_mkldnn_enabled()
+    return runs_plainly() and mkldnn_enabled()

@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 
+from fxopt_rewrite._torch import has_kernel_for
 from fxopt_rewrite.ops import names, tables
 from fxopt_rewrite.shapes.kinds import MEMORY_FREE, Kind, Known
 
@@ -179,7 +180,7 @@ def _shares_silently(overload: OpOverload, name: str | None, trusted: bool) -> b
     if not trusted or name in tables.SILENT_ALIASES:
         return True
     key = names.qualified_name(overload), "CompositeImplicitAutograd"
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(*key)
+    composite = has_kernel_for(*key)
     return composite and name not in tables.FRESH_COMPOSITES
 
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 
+from fxopt_rewrite._torch import has_kernel
 from fxopt_rewrite.ops.tables import PYTHON_METHODS_OF_THEIR_OWN, PYTHON_OPERATORS
 
 
@@ -35,7 +36,7 @@ def aten_overloads(name: str) -> tuple[OpOverload, ...]:
 def overloads_of(packet: OpOverloadPacket) -> tuple[OpOverload, ...]:
     """Return the overloads of a packet that work on tensors, without TorchScript's on lists and numbers."""
     found: Iterator[OpOverload] = (getattr(packet, name or "default") for name in packet._overload_names)
-    return tuple(overload for overload in found if torch._C._dispatch_has_kernel(qualified_name(overload)))
+    return tuple(overload for overload in found if has_kernel(qualified_name(overload)))
 
 
 def qualified_name(target: OpOverload | OpOverloadPacket) -> str:

@@ -12,13 +12,13 @@ import torch
 import torch.utils._pytree as pytree
 from torch import SymInt, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from fxopt_core._torch import PyTreeCodeGen, codegen_of
 from fxopt_core.errors import PreconditionError
 from fxopt_core.graph import check_graph_module, iter_nodes
 from fxopt_core.naming import type_text
+from fxopt_rewrite._torch import enter_autocast, exit_autocast
 from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
 
 
@@ -256,9 +256,9 @@ class _Run(Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = super().call_function(target, args, kwargs)
-        if target is _enter_autocast:
+        if target is enter_autocast:
             self._autocasts.append(result)
-        elif target is _exit_autocast:
+        elif target is exit_autocast:
             self._autocasts.remove(args[0])
         return result
 

@@ -12,7 +12,8 @@ from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.fx.passes.shape_prop import TensorMetadata
-from torch.utils._mode_utils import no_dispatch
+
+from fxopt_rewrite._torch import no_dispatch
 
 VALUE_KEYS = ("val", "tensor_meta", "example_value")
 """Entries of ``node.meta`` that describe the value; never recorded, since they hold tensors."""

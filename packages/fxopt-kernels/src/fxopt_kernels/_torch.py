@@ -1,0 +1,20 @@
+"""The seam to torch: the one file of fxopt-kernels that names its private parts, checked at import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch
+
+from fxopt_core import require_torch
+
+require_torch(
+    "fxopt-kernels",
+    [(torch._C, ("_storage_Use_Count", "DisableTorchFunction")), (_python_dispatch, ("_disable_current_modes",))],
+)
+
+without_modes: Callable[[], Any] = _python_dispatch._disable_current_modes
+storage_count: Callable[[int], int] = torch._C._storage_Use_Count
+without_functions: Any = torch._C.DisableTorchFunction
