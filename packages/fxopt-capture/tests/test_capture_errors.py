@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -145,3 +147,68 @@ def test_names_that_only_a_catch_all_takes() -> None:
     with pytest.raises(CaptureError, match="no input 'idz'; did you mean 'ids'") as caught:
         capture(Lenient().eval(), (), {"idz": x})
     assert "ValueError: give ids" in str(caught.value)
+
+
+class Trying(nn.Module):
+    """Tries a part with an argument that it does not take, and one that raises after it has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.late, self.out = nn.Sequential(nn.Linear(4, 4)), Late(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Any:
+        for attempt in ({"lengths": lengths}, {}):
+            with contextlib.suppress(TypeError):
+                x = self.block(x, **attempt)
+        with contextlib.suppress(ValueError):
+            x = self.late(x)
+        return self.out(x)
+
+
+class Late(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError(self.inner(x).shape)
+
+
+def test_exceptions_that_the_model_catches() -> None:
+    model = Trying().eval()
+    captured, x = capture(model, torch.randn(2, 4)), torch.randn(3, 4)
+    torch.testing.assert_close(captured(x), model(x))
+    with pytest.raises(CaptureError, match=r"Late cannot be captured: ValueError: .*`raise ValueError"):
+        capture(Late(), torch.randn(2, 4))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.rnn, self.out = kind(4, 4, batch_first=True), nn.Linear(4, 2)  # type: ignore[call-arg,arg-type]
+
+    def forward(self, x: Tensor) -> Any:
+        return self.out(self.rnn(x)[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*were assigned during export:UserWarning")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_that_fix_their_steps_are_named_with_what_takes_any(kind: type[nn.RNNBase]) -> None:
+    model, x = Recurrent(kind).eval(), torch.randn(2, 5, 4)
+    message = rf"free the steps of its {kind.__name__} `rnn`, but torch\.compile\(model, backend=\"fxopt\"\) takes any"
+    for shapes in (None, {"x": {0: Dim.AUTO, 1: Dim.AUTO}}):
+        captured = capture(model, x, dynamic_shapes=shapes)
+        with pytest.raises(CaptureError, match=f"size 6 in dimension 1, .* captured for 5; .*{message}"):
+            captured(torch.randn(2, 6, 4))
+    with pytest.raises(CaptureError, match=message):
+        capture(model, x, dynamic_shapes={"x": {1: Dim("steps")}})
+
+
+def test_loops_over_steps_are_sent_to_the_backend() -> None:
+    class Loop(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([step.cumsum(0) for step in x.unbind(1)])
+
+    captured = capture(Loop().eval(), torch.randn(2, 5, 4))
+    with pytest.raises(CaptureError, match=r"where the model itself fixes it, torch\.compile\(model"):
+        captured(torch.randn(2, 6, 4))

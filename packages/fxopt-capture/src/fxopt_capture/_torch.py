@@ -14,7 +14,7 @@ from torch._functorch import predispatch
 from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, _symbolic_trace
+from torch.fx import Graph, GraphModule, Tracer, _symbolic_trace
 from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
 from torch.fx.node import has_side_effect
 from torch.nn.modules import batchnorm, dropout
@@ -38,7 +38,7 @@ require_torch(
             symbolic_shapes.ShapeEnv(),
             _OF_ENVIRONMENTS,
         ),
-        (ExportedProgram, ("module",)),
+        (Tracer(), ("module_stack",)),
         (_symbolic_trace, ("is_fx_symbolic_tracing",)),
         (batchnorm, ("_BatchNorm",)),
         (dropout, ("_DropoutNd",)),
@@ -88,6 +88,27 @@ def guarding(*, small_sizes: bool) -> Iterator[None]:
             yield
     finally:
         symbolic_shapes.TLS.suppress_guards = former
+
+
+@contextmanager
+def leaving_modules() -> Iterator[None]:
+    """Let the tracer leave a module that raises, so that a model may catch what it raises and go on."""
+    original = Tracer.call_module
+
+    def call_module(self: Tracer, m: Any, forward: Any, args: Any, kwargs: Any) -> Any:
+        depth = len(self.module_stack)
+        try:
+            return original(self, m, forward, args, kwargs)
+        except BaseException:
+            while len(self.module_stack) > depth:
+                self.module_stack.popitem()
+            raise
+
+    Tracer.call_module = call_module  # type: ignore[method-assign]  # as long as this is open
+    try:
+        yield
+    finally:
+        Tracer.call_module = original  # type: ignore[method-assign]
 
 
 def release_real_tensors(graph: Graph) -> None:

@@ -17,6 +17,7 @@ from fxopt_core.errors import CaptureError
 _STANDARD_LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"])
 _SITE_PACKAGES = tuple(os.path.realpath(sysconfig.get_paths()[key]) for key in ("purelib", "platlib"))
 _TOOLS = tuple(os.path.realpath(os.path.dirname(path)) + os.sep for path in (torch.__file__, __file__))
+_LIVE = 'torch.compile(model, backend="fxopt")'
 _UNBACKED = re.compile(r"\bu\d+\b")
 _DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "UserError", "DataDependentOutputException")
 
@@ -29,7 +30,7 @@ def capture_error(model: nn.Module, error: Exception, hints: Sequence[str] = ())
     """
     place = source_of(error)
     where = f" at {place}" if place else ""
-    remedy = ". ".join([*hints, _remedy(error)])
+    remedy = ". ".join([*hints, _remedy(model, error)])
     return CaptureError(f"{type(model).__name__} cannot be captured: {_reason(error)}{where}. {remedy}")
 
 
@@ -86,15 +87,31 @@ def _is_data_dependent(error: Exception) -> bool:
     return any(name in kinds for name in _DATA_DEPENDENT) or "data-dependent" in str(error).lower()
 
 
-def _remedy(error: Exception) -> str:
+def fixed_steps(model: nn.Module) -> str | None:
+    """Return which recurrent layer fixes the number of its steps in an exported graph, and what takes any; or None.
+
+    >>> fixed_steps(nn.Sequential(nn.LSTM(2, 2)))
+    'the steps of its LSTM `0`, but torch.compile(model, backend="fxopt") takes any number'
+    """
+    layers = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.RNNBase))
+    for name, layer in layers:
+        return f"the steps of its {type(layer).__name__} `{name or 'model'}`, but {_LIVE} takes any number"
+    return None
+
+
+def _remedy(model: nn.Module, error: Exception) -> str:
+    if _is_about_shapes(error) and (steps := fixed_steps(model)) is not None:
+        return f"No `dynamic_shapes` free {steps}"
     if _is_about_shapes(error):
         return (
             "Sizes that are to be dynamic are not free in this model; leave them out of `dynamic_shapes`, or give "
-            "torch.export.Dim.AUTO, which lets torch find out how they depend on each other"
+            "torch.export.Dim.AUTO, which lets torch find out how they depend on each other. Where the model itself "
+            f"fixes them, {_LIVE} takes other sizes"
         )
     if _is_data_dependent(error):
         return (
             "What the model does there depends on the values of a tensor, so that one graph cannot say it; write it "
-            "with tensor operations (torch.where), or capture the part of the model before or after it"
+            "with tensor operations (torch.where), capture the part of the model before or after it, or rewrite the "
+            f"model as it runs: {_LIVE}"
         )
-    return "Check that the model itself takes these inputs"
+    return f"Check that the model itself takes these inputs; where it does, {_LIVE} rewrites it as it runs"

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fxopt_capture._torch import guarding
+from fxopt_capture._torch import guarding, leaving_modules
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.structures import register_structures
 from fxopt_capture.exporting.observer import Observer, Steps
@@ -39,7 +39,7 @@ def export_program(
     Otherwise ``torch.export`` takes a dynamic dimension to be at least 2, and a branch on 1 leaves no trace.
     """
     observed = _flat_forward(model, form, observer or Observer())
-    with ready_to_export(model, small_sizes=small_sizes), observed, _quiet_failure():
+    with ready_to_export(model, small_sizes=small_sizes), observed, leaving_modules(), _quiet_failure():
         return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic_shapes, strict=False)
 
 
@@ -126,7 +126,9 @@ class _NormalTensors(TorchFunctionMode):
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call the function on normal tensors."""
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self._normal, (args, kwargs or {}))
+        kwargs = kwargs or {}
+        if not torch.compiler.is_dynamo_compiling():  # which follows the branches of `torch.cond`
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._normal, (args, kwargs))
         return func(*args, **kwargs)
 
     def _normal(self, tensor: torch.Tensor) -> torch.Tensor:
