@@ -6,10 +6,13 @@
 #include "threads.h"
 
 void run_attention(const Attention& call) {
+  constexpr int64_t most = (int64_t(1) << 31) - 256;  // places of a causal mask are compared in lanes of 32 bits
+  if (call.causal && (call.queries > most || call.keys > most))
+    refuse("fxopt::attention: causal with ", call.queries, " queries and ", call.keys, " keys, expected at most ", most);
   const Kernels& unit = kernels();
   const int64_t pieces = unit.attention_pieces(call);
   const size_t bytes = size_t(unit.attention_scratch(call)) * 4;
-  const double products = double(call.batch * call.heads * call.queries) * double(call.keys * (call.size + call.value_size));
+  const double products = double(call.batch * call.heads * call.queries) * double(call.keys) * double(call.size + call.value_size);
   run_pieces(pieces, products / 30,
              [&](int64_t piece) { unit.attention(call, piece, reinterpret_cast<float*>(scratch(bytes))); });
 }
@@ -37,8 +40,10 @@ void set_mask(const char* op, Attention& call, const std::optional<Tensor>& mask
 Tensor attend(const char* op, Attention& call, const std::optional<Tensor>& mask, double scale, bool causal) {
   set_mask(op, call, mask);
   call.scale = float(scale), call.causal = causal;
+  product(op, {call.batch, call.heads, call.queries, call.value_size});
+  within(op, "the number of keys", call.keys, 0), within(op, "the size of a head", call.size, 0);
   const int64_t sizes[3] = {call.batch, call.queries, call.heads * call.value_size};
-  Tensor result = empty({sizes, 3});
+  Tensor result = empty(op, {sizes, 3});
   call.result = static_cast<float*>(result.mutable_data_ptr());
   if (sizes[0] && sizes[1] && sizes[2]) run_attention(call);
   return result;
@@ -49,7 +54,7 @@ const float* heads_of(const char* op, const char* operand, Tensor& tensor, int64
   if (tensor.dim() != 4)
     refuse(op, ": ", operand, " has shape ", text_of(tensor.sizes()), ", expected (batch, heads, rows, size)");
   if (tensor.size(3) > 1 && tensor.stride(3) != 1) tensor = torch::stable::contiguous(tensor);
-  for (int i = 0; i < 3; ++i) strides[i] = tensor.stride(i);
+  for (int i = 0; i < 3; ++i) strides[i] = tensor.numel() ? tensor.stride(i) : 0;  // those of nothing may be anything
   return static_cast<const float*>(tensor.const_data_ptr());
 }
 
@@ -75,9 +80,9 @@ Tensor attention(Tensor query, Tensor key, Tensor value, std::optional<Tensor> m
 Tensor attention_merged(Tensor merged, int64_t heads, int64_t kv_heads, std::optional<Tensor> mask, double scale, bool causal) {
   constexpr const char* OP = "fxopt::attention_merged";
   check_type(OP, "merged", merged, ScalarType::Float);
-  const int64_t parts = heads + 2 * kv_heads;
-  if (kv_heads < 1 || heads < 1 || heads % kv_heads)
+  if (kv_heads < 1 || heads < 1 || heads > LARGEST || heads % kv_heads)
     refuse(OP, ": heads is ", heads, " and kv_heads ", kv_heads, ", expected a divisor of heads, at least 1");
+  const int64_t parts = heads + 2 * kv_heads;
   if (merged.dim() != 3 || merged.size(2) % parts)
     refuse(OP, ": merged has shape ", text_of(merged.sizes()), ", expected (batch, rows, ", parts, " * head size)");
   if (merged.size(2) > 1 && merged.stride(2) != 1) merged = torch::stable::contiguous(merged);

@@ -29,16 +29,18 @@ Tensor conv(Tensor input, Tensor panels, std::optional<Tensor> bias, int64_t fea
   if (input.dim() != 4) refuse(CONV, ": input has ", input.dim(), " dimensions, expected 4: (images, channels, height, width)");
   check_sizes("kernel", kernel, 2, 1), check_sizes("stride", stride, 2, 1), check_sizes("dilation", dilation, 2, 1);
   check_sizes("padding", padding, 4, 0);
-  if (activation < 0 || activation > 13) refuse(CONV, ": activation is ", activation, ", expected 0 to 13");
   Convolution call{};
   call.images = input.size(0), call.channels = input.size(1), call.height = input.size(2), call.width = input.size(3);
+  product(CONV, input.sizes());
+  if (call.channels < 1) refuse(CONV, ": input has shape ", text_of(input.sizes()), ", expected at least one channel");
+  within(CONV, "features", features, 1);
   call.depthwise = groups > 1;
-  if (groups < 1 || features < 1 || (call.depthwise && (groups != call.channels || features != call.channels)))
+  if (groups < 1 || (call.depthwise && (groups != call.channels || features != call.channels)))
     refuse(CONV, ": groups is ", groups, " for ", call.channels, " channels and ", features,
            " features, expected 1, or as many as there are channels and features");
-  const int64_t taps = kernel[0] * kernel[1], padded = divide_up(features, 16) * 16;
+  const int64_t taps = product(CONV, {kernel[0], kernel[1]}), padded = divide_up(features, 16) * 16;
   if (taps > 4096) refuse(CONV, ": kernel has ", taps, " taps, expected at most 4096");
-  const int64_t dense[] = {padded / 16, taps * call.channels, 16}, by_taps[] = {taps, padded};
+  const int64_t dense[] = {padded / 16, product(CONV, {taps, call.channels}), 16}, by_taps[] = {taps, padded};
   const torch::headeronly::IntHeaderOnlyArrayRef expected(call.depthwise ? by_taps : dense, call.depthwise ? 2 : 3);
   if (!panels.sizes().equals(expected) || !panels.is_contiguous())
     refuse(CONV, ": panels have shape ", text_of(panels.sizes()), ", expected ", text_of(expected), ", contiguous");
@@ -46,17 +48,18 @@ Tensor conv(Tensor input, Tensor panels, std::optional<Tensor> bias, int64_t fea
   call.features = features;
   for (int i = 0; i < 2; ++i)
     call.kernel[i] = kernel[size_t(i)], call.stride[i] = stride[size_t(i)], call.dilation[i] = dilation[size_t(i)];
-  if (!fit(call, {padding[0], padding[1], padding[2], padding[3]}))
+  if (!fit(CONV, call, {padding[0], padding[1], padding[2], padding[3]}))
     refuse(CONV, ": input has shape ", text_of(input.sizes()), ", padded less than the kernel ",
            text_of({kernel.data(), kernel.size()}), " dilated by ", text_of({dilation.data(), dilation.size()}));
 
   call.bias = vector_of<float>(CONV, "bias", bias, ScalarType::Float, features);
-  call.activation = activation, call.alpha = float(alpha), call.beta = float(beta);
+  call.activation = within(CONV, "activation", activation, 0, 13), call.alpha = float(alpha), call.beta = float(beta);
   const bool planes = may_be_planes(call) && input.is_contiguous();
   if (!planes) input = torch::stable::contiguous(input, torch::headeronly::MemoryFormat::ChannelsLast);
   call.channel_stride = planes ? call.height * call.width : 1;
   call.input = static_cast<const float*>(input.const_data_ptr());
   const int64_t shape[] = {call.images, features, call.rows, call.columns};
+  product(CONV, {shape, 4});
   if (residual) {
     check_type(CONV, "residual", *residual, ScalarType::Float);
     if (!residual->sizes().equals({shape, 4}))
@@ -81,8 +84,9 @@ bool may_be_planes(const Convolution& call) {
   return !call.depthwise && call.channels < FEW_CHANNELS && taps > 1 && taps * call.channels <= MOST_COPIED;
 }
 
-bool fit(Window& window, const int64_t (&padding)[4]) {
+bool fit(const char* op, Window& window, const int64_t (&padding)[4]) {
   int64_t sizes[2];
+  product(op, {window.height + padding[0] + padding[1], window.width + padding[2] + padding[3], window.channels});
   for (int i = 0; i < 2; ++i) {
     window.padding[i] = padding[i * 2];
     const int64_t length = i ? window.width : window.height;

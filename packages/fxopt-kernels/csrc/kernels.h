@@ -144,8 +144,8 @@ extern "C" __attribute__((visibility("default"))) int fxopt_limit_kernels(int li
 
 // Computes a product with torch's threads; linear.cpp.
 void run_linear(const Linear&);
-// conv.cpp. `fit` fills in rows and columns, and says whether there are any.
-bool fit(Window&, const int64_t (&padding)[4]);
+// conv.cpp. `fit` fills in rows and columns, says whether there are any, and refuses images that are too large when padded.
+bool fit(const char* op, Window&, const int64_t (&padding)[4]);
 bool may_be_planes(const Convolution&);
 void run_convolution(Convolution);
 void run_pool(const Pool&);

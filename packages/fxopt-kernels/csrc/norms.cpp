@@ -39,6 +39,7 @@ std::tuple<Tensor, Tensor> norm_of(const char* op, Tensor input, std::optional<T
                                    std::optional<Tensor> bias, double epsilon, int64_t kind, bool with_sum) {
   check_type(op, "input", input, ScalarType::Float);
   if (input.dim() < 1 || input.dim() > 64) refuse(op, ": input has ", input.dim(), " dimensions, expected 1 to 64");
+  product(op, input.sizes());
   if (kind != 1 && kind != 2) refuse(op, ": kind is ", kind, ", expected 1 (layer norm) or 2 (RMS norm)");
   Norm call{};
   call.kind = kind, call.epsilon = float(epsilon), call.size = input.size(input.dim() - 1);
@@ -54,7 +55,7 @@ std::tuple<Tensor, Tensor> norm_of(const char* op, Tensor input, std::optional<T
   }
   call.input_stride = row_stride(input);
   call.input = static_cast<const float*>(input.const_data_ptr());
-  Tensor result = empty(input.sizes()), sum = with_sum ? empty(input.sizes()) : result;
+  Tensor result = empty(op, input.sizes()), sum = with_sum ? empty(op, input.sizes()) : result;
   call.result = static_cast<float*>(result.mutable_data_ptr());
   call.sum = with_sum ? static_cast<float*>(sum.mutable_data_ptr()) : nullptr;
   if (call.rows) run_norm(call);
@@ -80,7 +81,7 @@ Tensor embedding_norm(std::vector<Tensor> ids, std::vector<Tensor> tables, std::
     refuse(OP, ": ", count, " tables and ", ids.size(), " ids, expected as many, 1 to ", MOST_TABLES);
   if (kind < 0 || kind > 2) refuse(OP, ": kind is ", kind, ", expected 0 (none), 1 (layer norm) or 2 (RMS norm)");
   Embedding call{};
-  call.kind = kind, call.epsilon = float(epsilon), call.tables = count, call.rows = 1;
+  call.kind = kind, call.epsilon = float(epsilon), call.tables = count;
   int64_t dimensions = 0, sizes[MOST_DIMENSIONS + 1];
   for (const Tensor& part : ids) {
     check_type(OP, "ids", part, ScalarType::Long);
@@ -95,8 +96,14 @@ Tensor embedding_norm(std::vector<Tensor> ids, std::vector<Tensor> tables, std::
         refuse(OP, ": ids of shapes ", text_of(ids[0].sizes()), " and ", text_of(part.sizes()), " do not broadcast");
       if (size != 1) sizes[i] = size;
     }
-    call.rows *= sizes[i];
   }
+  if (tables[0].dim() != 2)
+    refuse(OP, ": a table has shape ", text_of(tables[0].sizes()), ", expected (entries, size)");
+  call.size = sizes[dimensions] = tables[0].size(1);
+  call.rows = product(OP, {sizes, size_t(dimensions)});
+  // First the result: where its rows have memory, there are not too many ids either.
+  Tensor result = empty(OP, {sizes, size_t(dimensions + 1)});
+  if (call.rows == 0 || call.size == 0) return result;
   std::vector<int64_t> rows(size_t(call.rows * count));
   for (int64_t t = 0; t < count; ++t) {
     Tensor& table = tables[size_t(t)];
@@ -106,7 +113,7 @@ Tensor embedding_norm(std::vector<Tensor> ids, std::vector<Tensor> tables, std::
       refuse(OP, ": tables have shapes ", text_of(tables[0].sizes()), " and ", text_of(table.sizes()),
              ", expected (entries, size) with one size");
     if (table.size(1) > 1 && table.stride(1) != 1) table = torch::stable::contiguous(table);
-    call.size = table.size(1), call.stride[t] = table.stride(0);
+    call.stride[t] = table.stride(0);
     call.table[t] = static_cast<const float*>(table.const_data_ptr());
     const int64_t* from = static_cast<const int64_t*>(part.const_data_ptr());
     const int64_t entries = table.size(0);
@@ -125,10 +132,8 @@ Tensor embedding_norm(std::vector<Tensor> ids, std::vector<Tensor> tables, std::
   call.ids = rows.data();
   call.weight = vector_of<float>(OP, "weight", weight, ScalarType::Float, call.size);
   call.bias = vector_of<float>(OP, "bias", bias, ScalarType::Float, call.size);
-  sizes[dimensions] = call.size;
-  Tensor result = empty({sizes, size_t(dimensions + 1)});
   call.result = static_cast<float*>(result.mutable_data_ptr());
-  if (call.rows && call.size) run_embedding(call);
+  run_embedding(call);
   return result;
 }
 

@@ -14,12 +14,16 @@ Tensor linear(Tensor input, Tensor panels, std::optional<Tensor> scale, std::opt
   check_type(LINEAR, "input", input, ScalarType::Float);
   if (input.dim() < 1) refuse(LINEAR, ": input has no dimension, expected (..., in)");
   Linear call{};
-  call.depth = input.size(input.dim() - 1);
-  call.features = features;
-  call.rows = 1;
-  for (int64_t i = 0; i + 1 < input.dim(); ++i) call.rows *= input.size(i);
+  if (input.dim() > 64) refuse(LINEAR, ": input has ", input.dim(), " dimensions, expected at most 64");
+  call.depth = within(LINEAR, "the last size of input", input.size(input.dim() - 1), 0);
+  call.features = within(LINEAR, "features", features, 1);
+  int64_t sizes[64];
+  for (int64_t i = 0; i + 1 < input.dim(); ++i) sizes[i] = input.size(i);
+  sizes[input.dim() - 1] = features;
+  const torch::headeronly::IntHeaderOnlyArrayRef shape(sizes, size_t(input.dim()));
+  product(LINEAR, shape);
+  call.rows = product(LINEAR, {sizes, size_t(input.dim() - 1)});
   const int64_t halves = gated ? 2 : 1, columns = (features + 15) / 16 * halves * 16;
-  if (features < 1) refuse(LINEAR, ": features is ", features, ", expected at least 1");
 
   const ScalarType type = panels.scalar_type();
   int64_t together = 1;
@@ -47,16 +51,10 @@ Tensor linear(Tensor input, Tensor panels, std::optional<Tensor> scale, std::opt
   call.bias = vector_of<float>(LINEAR, "bias", bias, ScalarType::Float, features * halves);
   call.norm_weight = vector_of<float>(LINEAR, "norm_weight", norm_weight, ScalarType::Float, features);
   call.norm_bias = vector_of<float>(LINEAR, "norm_bias", norm_bias, ScalarType::Float, features);
-  if (activation < 0 || activation > 13) refuse(LINEAR, ": activation is ", activation, ", expected 0 to 13");
   if (norm < 0 || norm > 2) refuse(LINEAR, ": norm is ", norm, ", expected 0 (none), 1 (layer norm) or 2 (RMS norm)");
-  call.activation = activation, call.alpha = float(alpha), call.beta = float(beta);
+  call.activation = within(LINEAR, "activation", activation, 0, 13), call.alpha = float(alpha), call.beta = float(beta);
   call.norm = norm, call.epsilon = float(epsilon), call.gated = gated;
 
-  int64_t sizes[64];
-  if (input.dim() > 64) refuse(LINEAR, ": input has ", input.dim(), " dimensions, expected at most 64");
-  for (int64_t i = 0; i + 1 < input.dim(); ++i) sizes[i] = input.size(i);
-  sizes[input.dim() - 1] = features;
-  const torch::headeronly::IntHeaderOnlyArrayRef shape(sizes, size_t(input.dim()));
   if (residual) {
     check_type(LINEAR, "residual", *residual, ScalarType::Float);
     if (!residual->sizes().equals(shape))
@@ -66,7 +64,7 @@ Tensor linear(Tensor input, Tensor panels, std::optional<Tensor> scale, std::opt
   }
   call.input_stride = row_stride(input);
   call.input = static_cast<const float*>(input.const_data_ptr());
-  Tensor result = empty(shape);
+  Tensor result = empty(LINEAR, shape);
   call.output = static_cast<float*>(result.mutable_data_ptr());
   if (call.rows) run_linear(call);
   return result;

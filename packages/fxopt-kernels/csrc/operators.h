@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <initializer_list>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -29,6 +30,29 @@ inline std::string text_of(torch::headeronly::IntHeaderOnlyArrayRef sizes) {
   return text.str();
 }
 
+// Sizes, strides and products of sizes are at most this: sums of a few, and a few thousand times one, do not overflow.
+constexpr int64_t LARGEST = int64_t(1) << 40;
+
+inline int64_t within(const char* op, const char* name, int64_t value, int64_t least, int64_t most = LARGEST) {
+  if (value < least || value > most) refuse(op, ": ", name, " is ", value, ", expected ", least, " to ", most);
+  return value;
+}
+
+// The one way to multiply sizes. What would be too large is refused also where another factor is 0.
+inline int64_t product(const char* op, torch::headeronly::IntHeaderOnlyArrayRef factors) {
+  int64_t result = 1;
+  bool empty = false;
+  for (const int64_t factor : factors) {
+    empty = empty || factor == 0;
+    if (factor < 0 || (factor && __builtin_mul_overflow(result, factor, &result)) || result > LARGEST)
+      refuse(op, ": the sizes ", text_of(factors), " have a product that is too large, expected at most ", LARGEST);
+  }
+  return empty ? 0 : result;
+}
+inline int64_t product(const char* op, std::initializer_list<int64_t> factors) {
+  return product(op, torch::headeronly::IntHeaderOnlyArrayRef(factors.begin(), factors.size()));
+}
+
 inline void check_type(const char* op, const char* operand, const Tensor& tensor, ScalarType type) {
   if (!tensor.is_cpu()) refuse(op, ": ", operand, " is not on the CPU; move it there, or use the layer that was packed");
   if (tensor.scalar_type() != type)
@@ -51,6 +75,7 @@ const T* vector_of(const char* op, const char* operand, std::optional<Tensor>& h
 inline int64_t row_stride(Tensor& tensor) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   const int64_t last = tensor.dim() - 1;
+  if (tensor.numel() == 0) return sizes[last];  // its strides may be anything
   bool regular = sizes[last] <= 1 || strides[last] == 1;
   int64_t stride = 0, expected = 0, seen = 0;
   for (int64_t i = last - 1; i >= 0 && regular; --i) {
@@ -64,7 +89,8 @@ inline int64_t row_stride(Tensor& tensor) {
   return sizes[last];
 }
 
-inline Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+inline Tensor empty(const char* op, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+  product(op, sizes);
   int64_t strides[64], size = 1;
   for (size_t i = sizes.size(); i-- > 0; size *= sizes[i] ? sizes[i] : 1) strides[i] = size;
   AtenTensorHandle handle;

@@ -1,6 +1,7 @@
 // fxopt::run: a plan of steps over one arena. operators/plan.py writes plans, and says what the numbers are.
 //
 // A plan is data that anybody can write: every operand is checked, as its step comes, against the tensors of this call.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -12,7 +13,7 @@
 namespace {
 
 constexpr const char* OP = "fxopt::run";
-constexpr int64_t FORMAT = 2, LARGEST = int64_t(1) << 40;
+constexpr int64_t FORMAT = 2;
 enum StepKind : int64_t {
   LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP
 };
@@ -42,22 +43,17 @@ int64_t size_of(ScalarType type) {
   }
 }
 
-int64_t product(std::initializer_list<int64_t> factors) {
-  int64_t result = 1;
-  for (const int64_t factor : factors)
-    if (__builtin_mul_overflow(result, factor, &result)) refuse(OP, ": the plan has sizes that are too large");
-  return result;
-}
+int64_t product(std::initializer_list<int64_t> factors) { return ::product(OP, factors); }
 
-// The elements from the first to the last of such sizes and strides; 0 where there are none.
+// The elements from the first to the last of such sizes, of which the first `count` have strides and the rest lie together.
+// Where there are none, it is 0, and so are the strides then: no operand bounds them.
 template <size_t N>
-int64_t extent(const int64_t (&sizes)[N], const int64_t (&strides)[N]) {
+int64_t extent(const int64_t (&sizes)[N], int64_t* strides, size_t count = N) {
   int64_t result = 1;
-  for (size_t i = 0; i < N; ++i) {
-    if (sizes[i] == 0) return 0;
-    if (__builtin_add_overflow(result, product({sizes[i] - 1, strides[i]}), &result))
-      refuse(OP, ": the plan has sizes that are too large");
-  }
+  for (const int64_t size : sizes)
+    if (size == 0) result = 0;
+  if (result == 0) std::fill(strides, strides + count, 0);
+  for (size_t i = 0; i < N && result; ++i) result += product({sizes[i] - 1, i < count ? strides[i] : 1});
   return result;
 }
 
@@ -130,13 +126,14 @@ void linear(Reader& plan) {
   const int64_t together = call.format == FLOAT32 ? 1 : call.format == BFLOAT16 ? 2 : 4;
   const ScalarType type =
       call.format == FLOAT32 ? ScalarType::Float : call.format == BFLOAT16 ? ScalarType::BFloat16 : ScalarType::Char;
-  call.input = plan.floats(extent<2>({call.rows, call.depth}, {call.input_stride, 1}));
+  call.input = plan.floats(extent<2>({call.rows, call.depth}, &call.input_stride, 1));
   call.panels = plan.operand(type, product({panels, (call.depth + together - 1) / together, 16, together}));
   call.scale = plan.floats(panels * 16, call.format != INT8);
   call.sums = static_cast<const int32_t*>(plan.operand(ScalarType::Int, panels * (rounded ? 32 : 16), call.format != INT8));
   call.rounding = plan.floats(product({call.depth, 2}), !rounded);
+  if (call.rounding && !rounded) refuse(OP, ": step ", plan.step, " of the plan rounds rows, and has an operand that rounds them");
   call.bias = plan.floats(call.features * halves, true);
-  call.residual = plan.floats(extent<2>({call.rows, call.features}, {call.residual_stride, 1}), true);
+  call.residual = plan.floats(extent<2>({call.rows, call.features}, &call.residual_stride, 1), true);
   call.norm_weight = plan.floats(call.features, true);
   call.norm_bias = plan.floats(call.features, true);
   call.output = plan.result(product({call.rows, call.features}));
@@ -150,8 +147,8 @@ void attention(Reader& plan) {
   call.causal = plan.size(0, 1), call.scale = plan.real();
   if (call.heads % call.kv_heads) refuse(OP, ": step ", plan.step, " of the plan has heads that do not divide into groups");
   plan.sizes(call.query_strides), plan.sizes(call.key_strides), plan.sizes(call.value_strides), plan.sizes(call.mask_strides);
-  const auto rows = [](int64_t batch, int64_t heads, int64_t count, int64_t size, const int64_t(&strides)[3]) {
-    return extent<4>({batch, heads, count, size}, {strides[0], strides[1], strides[2], 1});
+  const auto rows = [](int64_t batch, int64_t heads, int64_t count, int64_t size, int64_t(&strides)[3]) {
+    return extent<4>({batch, heads, count, size}, strides, 3);
   };
   call.query = plan.floats(rows(call.batch, call.heads, call.queries, call.size, call.query_strides));
   call.key = plan.floats(rows(call.batch, call.kv_heads, call.keys, call.size, call.key_strides));
@@ -171,8 +168,8 @@ void norm(Reader& plan) {
   Norm call{};
   call.rows = plan.size(), call.size = plan.size(1), call.kind = plan.size(1, 2), call.epsilon = plan.real();
   call.input_stride = plan.size(), call.residual_stride = plan.size();
-  call.input = plan.floats(extent<2>({call.rows, call.size}, {call.input_stride, 1}));
-  call.residual = plan.floats(extent<2>({call.rows, call.size}, {call.residual_stride, 1}), true);
+  call.input = plan.floats(extent<2>({call.rows, call.size}, &call.input_stride, 1));
+  call.residual = plan.floats(extent<2>({call.rows, call.size}, &call.residual_stride, 1), true);
   call.weight = plan.floats(call.size, true);
   call.bias = plan.floats(call.size, true);
   call.result = plan.result(product({call.rows, call.size}));
@@ -197,7 +194,7 @@ void embedding(Reader& plan) {
     int64_t strides[4];
     plan.sizes(strides);
     const int64_t* from = static_cast<const int64_t*>(plan.operand(ScalarType::Long, extent(sizes, strides)));
-    call.table[t] = plan.floats(extent<2>({entries, call.size}, {call.stride[t], 1}));
+    call.table[t] = plan.floats(extent<2>({entries, call.size}, &call.stride[t], 1));
     for (int64_t row = 0; row < call.rows; ++row) {
       const int64_t outer = row / sizes[3] / sizes[2];
       const int64_t id = from[outer / sizes[1] * strides[0] + outer % sizes[1] * strides[1] +
@@ -230,7 +227,7 @@ int64_t window(Reader& plan, Window& call, int64_t (&padding)[4]) {
   for (int64_t& each : call.stride) each = plan.size(1, most);
   for (int64_t& each : padding) each = plan.size(0, most);
   for (int64_t& each : call.dilation) each = plan.size(1, most);
-  if (!fit(call, padding)) refuse(OP, ": step ", plan.step, " of the plan has a kernel larger than its images");
+  if (!fit(OP, call, padding)) refuse(OP, ": step ", plan.step, " of the plan has a kernel larger than its images");
   return product({call.kernel[0], call.kernel[1]});
 }
 
@@ -314,7 +311,7 @@ std::vector<Tensor> run(std::vector<Tensor> inputs, std::vector<Tensor> weights,
   std::optional<Tensor> large;
   float* floats;
   if (arena * 4 > KEPT) {
-    large = empty({&arena, 1});
+    large = empty(OP, {&arena, 1});
     floats = static_cast<float*>(large->mutable_data_ptr());
   } else {
     floats = reinterpret_cast<float*>(scratch<ARENA>(size_t(arena) * 4));
@@ -340,7 +337,7 @@ std::vector<Tensor> run(std::vector<Tensor> inputs, std::vector<Tensor> weights,
   for (int64_t i = 0; i < counts[1]; ++i) {
     const int64_t dimensions = reader.size(0, 64);
     for (int64_t d = 0; d < dimensions; ++d) sizes[d] = reader.size();
-    outputs.push_back(empty({sizes, size_t(dimensions)}));
+    outputs.push_back(empty(OP, {sizes, size_t(dimensions)}));
     Tensor& made = outputs.back();
     reader.slots.push_back({static_cast<char*>(made.mutable_data_ptr()), made.numel(), ScalarType::Float, true});
   }

@@ -14,6 +14,7 @@
 
 class Team {
  public:
+  static constexpr uint64_t COUNT = uint64_t(1) << 32;  // a step has fewer pieces
   const int64_t threads;
 
   // The team that the calling thread drives, or null.
@@ -93,7 +94,6 @@ class Team {
 #endif
   }
 
-  static constexpr uint64_t COUNT = uint64_t(1) << 32;
   std::atomic<uint64_t> open_{0};  // which step, times COUNT, plus how many of its pieces nobody has taken
   std::atomic<int64_t> done_{0};
   std::atomic<bool> ended_{false}, failed_{false};

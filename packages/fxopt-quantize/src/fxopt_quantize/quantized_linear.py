@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fxopt_core import FxoptError
 from fxopt_quantize.arithmetic import LARGEST, dequantized
 from fxopt_rewrite import Watched
-from fxopt_rewrite.toolbox import needs_gradient, runs_plainly
+from fxopt_rewrite.toolbox import check_settings, needs_gradient, runs_plainly
 
 _ENGINES = ("x86", "fbgemm", "onednn")  # the first that torch was built with
 _ENGINE = threading.Lock()  # torch has one for all threads
@@ -159,6 +159,10 @@ class QuantizedLinear(nn.Module):
             self.register_buffer("rounding", torch.ones(2, in_features, device=device))
         own_bias = nn.Parameter(torch.zeros(out_features, device=device)) if bias else None
         self.register_parameter("bias", own_bias)
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes."""
+        check_settings(self, in_features=0, out_features=0)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the result for an input."""

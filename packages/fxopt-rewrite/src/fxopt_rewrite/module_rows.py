@@ -115,7 +115,7 @@ def new_module(
     """Make a module of a class with attributes that a layer may have, without calling its constructor.
 
     Attributes are data, or functions from a short list of activations, unless they are `trusted`; none takes the place
-    of a method.
+    of a method. A class with a method ``check_attributes`` raises there where they are not what its constructor sets.
     """
     module = GraphModule(nn.Module(), Graph()) if cls is GraphModule else cls.__new__(cls)
     if cls is not GraphModule:
@@ -129,7 +129,45 @@ def new_module(
         if not (trusted or is_data or (callable(value) and value in activations())):
             raise MalformedError(f"attribute {key!r:.60} of a {cls.__name__} is {describe(value)}, and no data")
         vars(module)[key] = value
+    check = getattr(module, "check_attributes", None)
+    if check is not None:
+        try:
+            check()
+        except Exception as error:  # whatever wrong types lead to
+            raise MalformedError(f"a {cls.__name__} has attributes that no {cls.__name__} has: {error}") from error
     return module
+
+
+def check_settings(owner: object, **kinds: Any) -> None:
+    """Check attributes of a layer: each is a value of a type, a whole number of at least so much, or a tuple of such.
+
+    No whole number is above 2**40, so that products of two and sums of many do not overflow where C++ computes with
+    them. Where a float is expected, a whole number is one.
+
+    Raises:
+        ValueError: One of them is something else. Its name, what it is and what is expected are named.
+
+    >>> check_settings(nn.Conv2d(2, 3, 1), in_channels=1, stride=(1, 1), dilation=(1, ...), bias=nn.Parameter)
+    >>> check_settings(nn.Linear(0, 3), in_features=1)
+    Traceback (most recent call last):
+    ValueError: in_features is 0, expected at least 1, and at most 2**40
+    """
+    for name, kind in kinds.items():
+        value = getattr(owner, name)
+        if not _is_of_kind(value, kind):
+            expected = kind.__name__ if isinstance(kind, type) else f"at least {kind}, and at most 2**40"
+            raise ValueError(f"{name} is {value!r:.60}, expected {expected}")
+
+
+def _is_of_kind(value: object, kind: Any) -> bool:
+    if isinstance(kind, tuple):
+        if type(value) is not tuple:
+            return False
+        kinds = kind[:1] * len(value) if kind[1:] == (...,) else kind
+        return len(value) == len(kinds) and all(map(_is_of_kind, value, kinds))
+    if isinstance(kind, type):
+        return type(value) is kind or (kind is float and _is_of_kind(value, -(2**40)))
+    return type(value) is int and kind <= value <= 2**40
 
 
 def is_plain_value(value: Any) -> bool:

@@ -14,7 +14,7 @@ from fxopt_rewrite.effects.modules import is_plain_module
 from fxopt_rewrite.effects.same_views import is_view
 from fxopt_rewrite.fast_paths import is_plain_tensor, needs_gradient, runs_plainly
 from fxopt_rewrite.layers import module_with
-from fxopt_rewrite.module_rows import check_targets, check_values
+from fxopt_rewrite.module_rows import check_settings, check_targets, check_values
 from fxopt_rewrite.ops.names import MISSING, argument, aten_overloads
 from fxopt_rewrite.ops.tables import DROPOUTS, PURE_ATTRIBUTES, words
 from fxopt_rewrite.plain_names import PLAIN, is_plain_method, plain_name
@@ -35,6 +35,7 @@ __all__ = [
     "Region",
     "argument",
     "aten_overloads",
+    "check_settings",
     "check_targets",
     "check_values",
     "dtype_kind",

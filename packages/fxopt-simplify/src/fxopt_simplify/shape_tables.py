@@ -56,7 +56,7 @@ class ShapeTables(nn.Module):
     def __init__(self, graph: str, roles: tuple[str, ...]) -> None:
         super().__init__()
         self.graph, self.roles = graph, roles
-        self._prepare()
+        self.check_attributes()
 
     @classmethod
     def of(cls, graph: Graph, roles: Sequence[str]) -> ShapeTables:
@@ -67,8 +67,8 @@ class ShapeTables(nn.Module):
         """
         return cls(json.dumps(write_graph(graph, ValueWriter(names=PLAIN))), tuple(roles))
 
-    def _prepare(self) -> None:
-        """Read the computation; a file from a stranger may hold it, so that it names functions of torch alone."""
+    def check_attributes(self) -> None:
+        """Read the computation, which a file from a stranger may hold, so that it names functions of torch alone."""
         graph = read_graph(json.loads(self.graph), ValueReader(names=PLAIN))
         check_values(graph)  # before torch generates code from it
         check_targets(graph, nn.Module())
@@ -78,7 +78,7 @@ class ShapeTables(nn.Module):
     def forward(self, *inputs: Any) -> Tables:
         """Return the tensors for these sizes: one, or a tuple of several. They are shared, and must not be written."""
         if not hasattr(self, "_program"):
-            self._prepare()
+            self.check_attributes()
         key = self._key(inputs) if runs_plainly() else None
         if key is None:
             return self._compute(inputs)

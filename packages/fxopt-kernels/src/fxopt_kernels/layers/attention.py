@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt_kernels.library import isa
-from fxopt_rewrite.toolbox import is_plain_tensor, needs_gradient, runs_plainly
+from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_plainly
 
 ATTENTION: Any = torch.ops.fxopt.attention.default
 ATTENTION_MERGED: Any = torch.ops.fxopt.attention_merged.default
@@ -27,6 +27,10 @@ class _Attention(nn.Module):
     def __init__(self, scale: float, causal: bool) -> None:
         super().__init__()
         self.scale, self.causal = scale, causal
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes."""
+        check_settings(self, scale=float, causal=bool)
 
 
 class RowAttention(_Attention):
@@ -73,6 +77,13 @@ class MergedAttention(_Attention):
     def __init__(self, heads: int, kv_heads: int, scale: float, causal: bool) -> None:
         super().__init__(scale, causal)
         self.heads, self.kv_heads = heads, kv_heads
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes."""
+        super().check_attributes()
+        check_settings(self, heads=1, kv_heads=1)
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads is {self.heads} and kv_heads {self.kv_heads}, expected a divisor of heads")
 
     def forward(self, merged: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the rows."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fxopt_kernels.operators.linear import ACTIVATIONS, NORMS, activate
+from fxopt_rewrite.toolbox import check_settings
 
 CODES = {name: number for number, name in enumerate(ACTIVATIONS)}
 """The numbers of activations in the operators."""
@@ -79,3 +80,11 @@ class Norm(NamedTuple):
         if self.name == "layer":
             return F.layer_norm(value, value.shape[-1:], weight, bias, self.eps)
         return F.rms_norm(value, value.shape[-1:], weight, self.eps) if self.name == "rms" else value
+
+
+def check_epilogue(activation: Activation, norm: Norm) -> None:
+    """Raise a ValueError where a file has set an activation or a norm that there is not."""
+    check_settings(activation, alpha=float, beta=float)
+    check_settings(norm, eps=float)
+    if activation.name not in CODES or norm.name not in NORM_CODES:
+        raise ValueError(f"{activation.name!r:.40} and {norm.name!r:.40} are no activation and norm")

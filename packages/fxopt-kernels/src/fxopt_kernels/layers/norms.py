@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fxopt_kernels.layers.epilogue import NORM_CODES, Norm
+from fxopt_kernels.layers.epilogue import NORM_CODES, Activation, Norm, check_epilogue
 from fxopt_kernels.library import isa
-from fxopt_rewrite.toolbox import is_plain_tensor, needs_gradient, runs_plainly
+from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_plainly
 
 NORM: Any = torch.ops.fxopt.norm.default
 EMBEDDING_NORM: Any = torch.ops.fxopt.embedding_norm.default
@@ -44,6 +44,11 @@ class SumNorm(nn.Module):
         self._norm: tuple[Any, ...] = tuple(Norm(*norm))
         for key, given in (("weight", weight), ("bias", bias)):
             self.register_parameter(key, nn.Parameter(torch.ones(features, device=device)) if given else None)
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes."""
+        check_settings(self, features=0)
+        check_epilogue(Activation(), Norm(*self._norm))
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the norm."""
@@ -94,6 +99,13 @@ class EmbeddingNorm(nn.Module):
             self.register_parameter(f"table_{place}", values)
         for key, given in (("weight", weight), ("bias", bias)):
             self.register_parameter(key, nn.Parameter(torch.ones(features, device=device)) if given else None)
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes."""
+        check_settings(self, features=0, entries=(0, ...), padding=(-1, ...))
+        check_epilogue(Activation(), Norm(*self._norm))
+        if not 1 <= len(self.entries) == len(self.padding) <= MOST_TABLES:
+            raise ValueError(f"there are {len(self.entries)} tables, and {len(self.padding)} numbers for their padding")
 
     @property
     def tables(self) -> list[nn.Parameter | None]:

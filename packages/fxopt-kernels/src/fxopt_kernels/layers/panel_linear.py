@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fxopt_kernels.layers.epilogue import CODES, NORM_CODES, Activation, Norm
+from fxopt_kernels.layers.epilogue import CODES, NORM_CODES, Activation, Norm, check_epilogue
 from fxopt_kernels.layers.thawing import Thawing
 from fxopt_kernels.library import isa
 from fxopt_kernels.operators.linear import pack, pack_bytes, shifted_sums, unpack
 from fxopt_rewrite import Watched
-from fxopt_rewrite.toolbox import is_plain_tensor, needs_gradient, runs_plainly
+from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_plainly
 
 LINEAR: Any = torch.ops.fxopt.linear.default
 _FLOAT = torch.float32
@@ -128,6 +128,13 @@ class PanelLinear(nn.Module):
             ("norm_bias", features, norm_bias),
         ):
             self.register_parameter(key, nn.Parameter(torch.zeros(size, device=device, dtype=dtype)) if given else None)
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes."""
+        check_settings(self, in_features=0, out_features=0, gated=bool)
+        check_epilogue(self.activation, self.norm)
+        if self.gated and self.out_features % 2:
+            raise ValueError(f"out_features is {self.out_features}, expected an even number of a gated layer")
 
     @property
     def features(self) -> int:

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from fxopt_onednn.operators import ONLY_AVX2
 from fxopt_rewrite import ActivationCall, GraphIndex, read_activation
+from fxopt_rewrite.toolbox import check_settings
 
 
 class Activation(NamedTuple):
@@ -57,6 +58,16 @@ class Activation(NamedTuple):
         """Return its name and its constants."""
         numbers = ", ".join(map(str, (*self.scalars, self.algorithm) if self.algorithm else self.scalars))
         return f"{self.name}({numbers})" if numbers else self.name
+
+
+def check_activation(activation: Activation) -> None:
+    """Raise a ValueError where a file has set an activation that there is not."""
+    name, numbers, algorithm = activation
+    check_settings(activation, scalars=(float, ...))
+    count = {"hardtanh": 2, "leaky_relu": 1}.get(name, 0)
+    algorithms = ("none", "tanh") if name == "gelu" else ("",)
+    if name not in _APPLIED or len(numbers) != count or algorithm not in algorithms:
+        raise ValueError(f"{tuple(activation)!r:.60} is no activation")
 
 
 NONE, RELU, RELU6 = Activation(), Activation("relu"), Activation("hardtanh", (0.0, 6.0))

@@ -15,7 +15,7 @@ from fxopt_onednn.operators import CONVOLUTION, SUM, SUM_INTO, pack_convolution,
 from fxopt_onednn.packing.activations import NONE, Activation
 from fxopt_onednn.packing.packed_layer import PackedLayer, bias_fits, runs_by_onednn
 from fxopt_onednn.packing.packed_linear import run_linear
-from fxopt_rewrite.toolbox import is_plain_tensor, needs_gradient
+from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient
 
 Pair = tuple[int, int]
 
@@ -98,10 +98,23 @@ class PackedConv2d(PackedLayer):
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
         self.channels_last, self.adds, self.overwrites = channels_last, adds, overwrites
-        self._operands = (stride, dilation, groups)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set what follows from the settings."""
+        stride, padding, groups = self.stride, self.padding, self.groups
+        self._operands = (stride, self.dilation, groups)
         # A 1x1 convolution is a linear layer. Its operator has less overhead, but uses threads worse for few results.
-        self._pointwise = (kernel_size, stride, groups, padding) == ((1, 1), (1, 1), 1, ((0, 0), (0, 0)))
-        self._by_rows = self._pointwise and not adds and out_channels >= in_channels
+        self._pointwise = (self.kernel_size, stride, groups, padding) == ((1, 1), (1, 1), 1, ((0, 0), (0, 0)))
+        self._by_rows = self._pointwise and not self.adds and self.out_channels >= self.in_channels
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes; settings that follow from others are made."""
+        super().check_attributes()
+        sizes = {"kernel_size": (1, 1), "stride": (1, 1), "dilation": (1, 1), "padding": ((0, 0), (0, 0))}
+        check_settings(self, in_channels=1, out_channels=0, groups=1, **sizes)
+        check_settings(self, channels_last=bool, adds=bool, overwrites=bool)
+        self._prepare()
 
     @property
     def only_computes(self) -> bool:

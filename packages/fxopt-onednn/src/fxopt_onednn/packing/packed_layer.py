@@ -15,7 +15,7 @@ from torch.fx import Node
 from fxopt_core import Refusal
 from fxopt_onednn._torch import mkldnn_enabled
 from fxopt_onednn.operators import why_unsupported
-from fxopt_onednn.packing.activations import Activation
+from fxopt_onednn.packing.activations import Activation, check_activation
 from fxopt_rewrite import (
     ConvolutionCall,
     Editor,
@@ -117,6 +117,10 @@ class PackedLayer(nn.Module):
         own_bias = nn.Parameter(torch.empty(shape[0], device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", own_bias)
         self._unary: tuple[Any, ...] = tuple(activation)  # plain data, as the operators take it and archives write it
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes."""
+        check_activation(self.activation)
 
     @property
     def packing(self) -> Packing[Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fxopt_onednn.operators import LINEAR, ONLY_AVX2, pack_linear, why_unsupported
 from fxopt_onednn.packing.activations import NONE, SLOW_IN_LINEAR, Activation
 from fxopt_onednn.packing.packed_layer import PackedLayer, bias_fits, runs_by_onednn
-from fxopt_rewrite.toolbox import is_plain_tensor, needs_gradient
+from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient
 
 _FEWEST_ROWS = 2  # a product with one row is bound by reading the weight, and as fast in torch itself
 _MANY_ROWS = 64
@@ -58,6 +58,11 @@ class PackedLinear(PackedLayer):
     ) -> None:
         super().__init__((out_features, in_features), activation, bias=bias, device=device, dtype=dtype)
         self.in_features, self.out_features = in_features, out_features
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes."""
+        super().check_attributes()
+        check_settings(self, in_features=0, out_features=0)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the result for an input."""
