@@ -202,15 +202,18 @@ def types(session: nox.Session) -> None:
 
 @nox.session(requires=["torch", "wheels"])
 def sanitize(session: nox.Session) -> None:
-    """The tests of the kernels, built with AddressSanitizer and UndefinedBehaviorSanitizer."""
-    install(session, ["test", "wheels"], ["fxopt-kernels", *siblings_for_tests("fxopt-kernels")])
+    """The kernels' tests, and a minute of drawn numbers for each operator, with Address- and UBSanitizer."""
+    packages = ["fxopt-capture", "fxopt-kernels", "fxopt-onednn", "fxopt-quantize", "fxopt-simplify"]
+    install(session, ["test", "wheels"], [*packages, *siblings_for_tests("fxopt-kernels")])
     options = ("--no-deps", "--no-build-isolation", "--force-reinstall")
     setting = "--config-settings=cmake.define.FXOPT_SANITIZE=ON"
     session.run("python", "-m", "pip", "install", "-q", *options, setting, str(PACKAGES["fxopt-kernels"]))
     names = ("libasan.so", "libubsan.so", "libstdc++.so.6")
     found = [str(session.run("g++", f"-print-file-name={name}", silent=True, external=True)).strip() for name in names]
-    settings = {"LD_PRELOAD": ":".join(found), "ASAN_OPTIONS": "detect_leaks=0"}  # Python itself leaks
-    run_pytest(session, str(PACKAGES["fxopt-kernels"] / "tests"), settings=settings)
+    # Python itself leaks, and what asks for more memory than a test needs is to be refused.
+    asan = "detect_leaks=0:max_allocation_size_mb=1024:allocator_may_return_null=1"
+    settings = {"LD_PRELOAD": ":".join(found), "ASAN_OPTIONS": asan, "FXOPT_FUZZ_SECONDS": "60"}
+    run_pytest(session, str(PACKAGES["fxopt-kernels"] / "tests"), "tests/test_numbers.py", settings=settings)
 
 
 @nox.session

@@ -81,7 +81,7 @@ Tensor attention_merged(Tensor merged, int64_t heads, int64_t kv_heads, std::opt
   constexpr const char* OP = "fxopt::attention_merged";
   check_type(OP, "merged", merged, ScalarType::Float);
   if (kv_heads < 1 || heads < 1 || heads > LARGEST || heads % kv_heads)
-    refuse(OP, ": heads is ", heads, " and kv_heads ", kv_heads, ", expected a divisor of heads, at least 1");
+    refuse(OP, ": heads is ", heads, " and kv_heads ", kv_heads, ", expected a divisor of heads, at least 1 and at most ", LARGEST);
   const int64_t parts = heads + 2 * kv_heads;
   if (merged.dim() != 3 || merged.size(2) % parts)
     refuse(OP, ": merged has shape ", text_of(merged.sizes()), ", expected (batch, rows, ", parts, " * head size)");

@@ -217,3 +217,6 @@ def test_bad_merged_products_are_named() -> None:
         torch.ops.fxopt.attention_merged(torch.zeros(1, 2, 30), 4, 2, None, 1.0, False)
     with pytest.raises(RuntimeError, match="heads is 4 and kv_heads 0"):
         torch.ops.fxopt.attention_merged(torch.zeros(1, 2, 32), 4, 0, None, 1.0, False)
+    wraps = (2**64 + 2) // 3  # three of them are 2
+    with pytest.raises(RuntimeError, match=f"heads is {wraps} and kv_heads {wraps}, expected .* at most {2**40}"):
+        torch.ops.fxopt.attention_merged(torch.zeros(1, 4, 6), wraps, wraps, None, 1.0, False)

@@ -128,6 +128,9 @@ def test_nan_and_infinity_come_out_as_in_eager(value: float, groups: int, activa
         ({"groups": 2}, "groups is 2 for 8 channels and 8 features"),
         ({"activation": 99}, "activation is 99, expected 0 to 13"),
         ({"residual": torch.randn(1, 8, 9, 8)}, r"residual has shape \(1, 8, 9, 8\), expected \(1, 8, 9, 9\)"),
+        ({"input": torch.randn(1, 0, 9, 9)}, r"input has shape \(1, 0, 9, 9\), expected at least one channel"),
+        ({"features": 2**62}, f"features is {2**62}, expected 1 to {2**40}"),
+        ({"padding": (2**31 - 1, 0, 2**31 - 1, 0)}, "have a product that is too large"),
         ({"stride": (0, 1)}, r"stride is \(0, 1\), expected 2 numbers of at least 1"),
     ],
 )

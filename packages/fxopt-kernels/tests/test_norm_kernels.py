@@ -127,6 +127,10 @@ def test_bad_operands_are_named() -> None:
             lambda: embedding([ids, ids], [table, table[:, :4]], None, None, EPSILON, 1),
             "expected .entries, size. with one size",
         ),
+        (
+            lambda: embedding([ids[:1].expand(2**31, 2**31)] * 4, [table] * 4, None, None, EPSILON, 1),
+            "have a product that is too large",
+        ),
         (lambda: embedding([ids, torch.zeros(3).long()], [table, table], None, None, EPSILON, 1), "do not broadcast"),
     )
     for call, message in calls:

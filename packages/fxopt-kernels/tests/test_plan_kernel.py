@@ -285,6 +285,20 @@ def test_changed_plans_raise_or_stay_within_their_memory(seed: int) -> None:
         ops.run(inputs, plan.weights, steps)
 
 
+def test_a_plan_that_rounds_rows_takes_no_rounding() -> None:
+    builder, (ints, factors, totals) = PlanBuilder(), pack_bytes(*quantize(torch.randn(16, 8)))
+    packed = ints, factors, torch.cat([totals, torch.zeros_like(totals)]), torch.tensor([[1.0], [0.0]]).repeat(1, 8)
+    panels, scale, sums, rounding = map(builder.weight, packed)
+    value = builder.input(torch.empty(2, 8))
+    builder.output(builder.linear(value, panels, features=16, scale=scale, sums=sums, rounding=rounding))
+    plan = builder.build()
+    at = 12 + 11  # behind the header and two shapes, and the numbers of the step before it
+    assert plan.steps[at] == 1 and plan(torch.zeros(2, 8))[0].eq(0).all()
+    plan.steps[at] = 0
+    with pytest.raises(RuntimeError, match="step 0 of the plan rounds rows, and has an operand that rounds them"):
+        plan(torch.zeros(2, 8))
+
+
 def test_builders_refuse_what_no_step_can_take() -> None:
     builder = PlanBuilder()
     value = builder.input(torch.empty(2, 3, 4))
