@@ -298,6 +298,33 @@ def test_what_cannot_be_replaced_is_said(tmp_path: Path) -> None:
         fxopt.optimize(client)
 
 
+def test_what_needs_a_graph_names_the_one_within(tmp_path: Path) -> None:
+    client = library.SentenceTransformer(stored(tmp_path / "plain", "Model"), device="cpu")
+    texts = pipe("feature-extraction", bert("Model"), tokenizer=tokenizer())
+    fast = fxopt.optimize(client)
+    optimize: Any = fxopt.optimize
+    functions: list[Any] = [fxopt.history, fxopt.undo, lambda each: fxopt.save(each, "x.fxopt")]
+    for found, said in (
+        (fast, "give that in it, its `transformers_model`"),
+        (client, r"fast = fxopt.optimize\(model\), and give fast.transformers_model"),
+        (texts, r"fast = fxopt.optimize\(model\), and give fast.model"),
+        (torch.nn.Sequential(fast.transformers_model), r"its get_submodule\('0'\)"),
+        (torch.nn.ReLU(), "capture the model first"),
+    ):
+        for function in functions:
+            with pytest.raises(fxopt.PreconditionError, match=said):
+                function(found)
+    with pytest.raises(fxopt.PreconditionError, match=r"SentenceTransformer\(...\).*fxopt optimize minilm -o OUT"):
+        optimize("minilm")
+    (tmp_path / "afile").touch()
+    for write in (lambda path: fxopt.save(fast.transformers_model, path), fast.transformers_model.save_pretrained):
+        with pytest.raises(fxopt.CaptureError, match="afile"):
+            write(tmp_path / "afile" / "x")
+    if not torch.cuda.is_available():
+        with pytest.raises(fxopt.CaptureError, match="BertModel cannot be moved to cuda"):
+            fast.transformers_model.to("cuda")
+
+
 def test_adapters_come_and_go_between_calls_of_a_live_model(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     model = library.SentenceTransformer(stored(tmp_path, "Model"), device="cpu")

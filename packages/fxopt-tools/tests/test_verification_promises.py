@@ -64,6 +64,27 @@ def test_a_result_within_the_promise_passes_with_its_ratio_and_cosine() -> None:
     assert "SQNR 40 dB promised by noisy" in str(report) and "cosine" in str(report)
 
 
+def test_an_approximated_original_is_named() -> None:
+    original = model()
+    report = verify(Noisy()(copy.deepcopy(original)), original, X)
+    assert report and "the original is approximated itself, with the noise promised by noisy" in str(report.notes)
+
+
+def test_what_is_computed_for_padding_is_not_held_to_a_promise() -> None:
+    class Masked(nn.Module):
+        def __init__(self, off: float) -> None:
+            super().__init__()
+            self.off = off
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            return x + self.off * (1 - attention_mask[..., None])
+
+    inputs = {"x": torch.randn(2, 3, 4), "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}
+    report = verify(Masked(0.0), Masked(9.0), inputs, sqnr=40)
+    assert report and "not compared: what is computed for the padding of `attention_mask`" in str(report.notes)
+    assert not verify(Masked(0.0), Masked(9.0), inputs)
+
+
 def test_a_result_beyond_the_promise_fails_and_says_by_how_much() -> None:
     original = model()
     report = verify(original, Noisy(0.02)(copy.deepcopy(original)), X)

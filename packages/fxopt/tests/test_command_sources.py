@@ -44,7 +44,28 @@ class Marker:
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_model_in_training_mode_is_refused_where_that_changes_it(folder: Path) -> None:
+    (folder / "dropping.py").write_text(
+        "from torch import nn, ones\ndef make(): return nn.Sequential(nn.Linear(2, 2), nn.Dropout()), (ones(2, 2),)"
+    )
+    said = failure("dropping:make")
+    assert (
+        "the model of dropping:make is in training mode: 1 dropout draws anew at every call; return model.eval()"
+        in said
+    )
+
+
+@pytest.mark.usefixtures("folder")
 class TestFiles:
+    def test_one_archive_in_a_folder_of_a_folder(self, folder: Path) -> None:
+        (folder / "saved" / "0_Transformer").mkdir(parents=True)
+        save(capture(*attention()), "saved/0_Transformer/model.fxopt")
+        assert fxopt("history", "saved").stdout.strip() == "nothing was applied"
+        (folder / "saved" / "1_Other").mkdir()
+        save(capture(*attention()), "saved/1_Other/model.fxopt")
+        said = fxopt("history", "saved", code=3).stderr
+        assert "give one of those in it, saved/0_Transformer/model.fxopt or saved/1_Other/model.fxopt" in said
+
     def test_a_missing_file_names_close_ones(self, folder: Path) -> None:
         (folder / "model.fxopt").touch()
         assert "did you mean model.fxopt" in failure("modle.fxopt")

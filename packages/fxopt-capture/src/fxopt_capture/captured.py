@@ -63,6 +63,18 @@ class CapturedModule(GraphModule):
         super().train(mode)
         return self
 
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Convert or move as modules do.
+
+        Raises:
+            CaptureError: There is no such device here, or the graph does not follow to the dtype.
+        """
+        try:
+            return super().to(*args, **kwargs)
+        except (AssertionError, RuntimeError) as error:  # which torch raises for devices that it lacks
+            where = ", ".join(map(str, (*args, *kwargs.values())))
+            raise CaptureError(f"{type(self).__name__} cannot be moved to {where}: {first_line(error)}") from error
+
     def __copy__(self) -> CapturedModule:
         """Return a module that shares graph, tensors and submodules with this one, and has its own dictionaries."""
         copied = CapturedModule(nn.Module(), Graph(), class_name=type(self).__name__)

@@ -47,6 +47,21 @@ def check_graph_module(graph_module: object, doing: str) -> None:
     """Check that what is to be read or changed is a graph module; ``doing`` says who was given it."""
     if not isinstance(graph_module, GraphModule):
         raise PreconditionError(
-            f"{doing} is given {type_text(graph_module)}, expected a torch.fx.GraphModule: capture the model "
-            "first, for example by fxopt.symbolic_trace(model) or fxopt.capture(model, args)"
+            f"{doing} is given {type_text(graph_module)}, expected a torch.fx.GraphModule: "
+            f"{_way_to_a_graph(graph_module)}"
         )
+
+
+def _way_to_a_graph(found: object) -> str:
+    """Say which graph module is meant by what has one in it, such as a SentenceTransformer; or how to make one."""
+    holders = {name: getattr(found, name, None) for name in ("transformers_model", "model")}
+    attribute = next((name for name, value in holders.items() if isinstance(value, nn.Module)), "")
+    if isinstance(holders.get(attribute), GraphModule):
+        return f"give that in it, its `{attribute}`"
+    modules = modules_by_name(found).items() if isinstance(found, nn.Module) else ()
+    inner = next((name for name, each in modules if isinstance(each, GraphModule)), None)
+    if inner is not None:
+        return f"give that in it, its get_submodule({inner!r})"
+    if attribute and (attribute != "model" or not isinstance(found, nn.Module)):
+        return f"optimize it first, fast = fxopt.optimize(model), and give fast.{attribute}"
+    return "capture the model first, for example by fxopt.symbolic_trace(model) or fxopt.capture(model, args)"

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import FxoptError, PreconditionError, instrumented, registry
 from fxopt_core.travel.pickling import install
+from fxopt_rewrite.special_files import special_kind
 from fxopt_tools.inputs import OneInput, read_inputs
 from fxopt_tools.subjects import Pipeline, as_transformation
 from fxopt_tools.verification.instrument import Verify
@@ -70,6 +71,8 @@ def reproduce(path: str | PathLike[str], *, pipeline: Pipeline | None = None) ->
         PassError: What the pipeline failed with, or a `VerificationError`.
         PreconditionError: The file is no reproducer.
     """
+    if (kind := special_kind(path)) is not None:
+        raise PreconditionError(f"{path} is {kind}, expected a file of write_reproducer")
     found = torch.load(path, weights_only=False)
     if not (isinstance(found, tuple) and len(found) == 3 and isinstance(found[0], GraphModule)):
         raise PreconditionError(f"{path} is no reproducer, expected a file of write_reproducer")

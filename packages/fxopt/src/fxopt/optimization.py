@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -88,6 +90,11 @@ def optimize(
     >>> [type(module).__name__ for module in graph_module.modules() if module._parameters]
     ['PackedConv2d']
     """
+    if isinstance(model, str | os.PathLike):
+        raise PreconditionError(
+            f"optimize is given {os.fspath(model)!r}, expected a model: load it, with SentenceTransformer(...) or "
+            f"as its library does; or, in a shell, fxopt optimize {shlex.quote(str(model))} -o OUT"
+        )
     if not isinstance(args, Sequence):
         raise PreconditionError(f"args is {type_text(args)}, expected a tuple of inputs: write optimize(model, (x,))")
     if dynamic_shapes is not None and isinstance(model, GraphModule):

@@ -47,7 +47,9 @@ def checked_target(target: PathLike | IO[bytes]) -> str | IO[bytes]:
     path = os.fsdecode(target)
     folder, name = os.path.split(path)
     if folder and not os.path.isdir(folder):
-        raise CaptureError(f"{path!r} cannot be written, as there is no folder {folder!r}; create it first")
+        found = f"there is no folder {folder!r}; create it first"
+        found = f"{folder!r} is a file, and no folder" if os.path.exists(folder) else found
+        raise CaptureError(f"{path!r} cannot be written, as {found}")
     if not name or os.path.isdir(path):
         raise CaptureError(f"{path!r} cannot be written, as it names no file; give one, such as 'model.fxopt'")
     if special_kind(path) is not None:

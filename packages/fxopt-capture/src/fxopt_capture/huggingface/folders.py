@@ -33,7 +33,7 @@ def save_pretrained(graph_module: GraphModule, folder: str | Path, *, push_to_hu
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_config(graph_module, folder)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise CaptureError(f"the folder {str(folder)!r} cannot be written: {error}") from error
     save(graph_module, Path(folder, ARCHIVE))
 

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from fxopt_core import PreconditionError, Record, faithful_copy
 from fxopt_core.naming import type_text
 from fxopt_tools.inputs import Inputs, OneInput, read_inputs
-from fxopt_tools.verification.bounds import Bounds, read_bounds, records_of
+from fxopt_tools.verification.bounds import UNSTATED, Bounds, read_bounds, records_of
 from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME, Outcome, gradients_once, run_once, run_thrice
 from fxopt_tools.verification.judge import Judge, tokens_of
 from fxopt_tools.verification.report import OutputReport, VerificationReport, counted
@@ -89,8 +89,12 @@ def verify(
         (before.baseline(item, number), calls_or_refuse(transformed, item, "the transformed module", number))
         for number, item in enumerate(read_inputs(inputs))
     )
+    known = UNSTATED.between(records_of(original), ()).source
     bounds = bounds.between(records_of(original), records_of(transformed))
     report = report_on(pairs, bounds, records_of(transformed))
+    if known != UNSTATED.source:
+        said = f"the original is approximated itself, with the noise {known}: what differs may be its error"
+        report = replace(report, notes=(*report.notes, f"{said}; verify against the model as it was before"))
     if gradients:
         report = _with_gradients(report, before, transformed, read_inputs(inputs), bounds)
     if original is not transformed:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fxopt_rewrite.speed import Ratio, Times
     from fxopt_tools import Benchmark, Comparison
 
-RoundsOption = Annotated[int, typer.Option("--rounds", min=8, help="How often each variant is measured.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=8, help="Measurements of each variant, 8 or more.")]
 PerOption = Annotated[
     Literal["pipeline", "pass", "site"],
     typer.Option("--per", help="Also measure what each pass, or each rewrite, contributes."),

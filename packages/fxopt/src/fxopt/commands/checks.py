@@ -69,15 +69,20 @@ def check_archives(*texts: str | None, trusted: bool = False) -> None:
     for text in given:
         _check_path(text, "expected a .fxopt archive")
         if archive_path(text).is_dir():
-            raise FileError(f"{text!r} is a directory, and no file; expected a .fxopt archive")
+            within = " or ".join(sorted(map(str, Path(text).glob(f"*/{ARCHIVE}"))))
+            hint = f"; give one of those in it, {within}" if within else "; expected a .fxopt archive"
+            raise FileError(f"{text!r} is a directory, and no file{hint}")
     for path in map(archive_path, () if trusted else given):
         _check_archive(path)
 
 
 def archive_path(text: str) -> Path:
     """Return the path of an archive that is given by its own path, or by the folder that `fxopt optimize` wrote."""
-    inside = Path(text, ARCHIVE)
-    return inside if inside.is_file() and (Path(text) / "config.json").is_file() else Path(text)
+    folder = Path(text)
+    if (folder / ARCHIVE).is_file() and (folder / "config.json").is_file():
+        return folder / ARCHIVE
+    within = [] if (folder / "config.json").is_file() else [*folder.glob(f"*/{ARCHIVE}")]
+    return within[0] if len(within) == 1 else folder
 
 
 def is_hub_name(text: str) -> bool:
@@ -180,8 +185,8 @@ def _check_path(text: str, expected: str) -> None:
     path = Path(text)
     if path.suffix == ".py" and path.is_file():
         raise FileError(f"{text} is Python source; name the function in it that makes the model: {_in_module(path)}")
-    if _special(path):
-        raise FileError(f"{text!r} is {_special(path)}, and no file; {expected}")
+    if special(path):
+        raise FileError(f"{text!r} is {special(path)}, and no file; {expected}")
     if path.exists():
         return
     close = _close(text, (".fxopt", ".pt2", ".pt", ".pth", ".py"))
@@ -211,9 +216,9 @@ def _check_folder(folder: Path) -> None:
     """Raise if a folder is not as `save_pretrained` writes it, or if transformers is not there to read it."""
     expected = "in Hugging Face format, as save_pretrained writes it"
     config = folder / "config.json"
-    special = next((path for path in folder.iterdir() if _special(path)), None)
-    if special is not None:
-        raise FileError(f"{special} is {_special(special)}; expected a folder of files {expected}")
+    odd = next((path for path in folder.iterdir() if special(path)), None)
+    if odd is not None:
+        raise FileError(f"{odd} is {special(odd)}; expected a folder of files {expected}")
     if not config.is_file():
         raise FileError(f"{folder} has no config.json; expected a folder {expected}")
     try:
@@ -226,7 +231,7 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _special(path: Path) -> str:
+def special(path: Path) -> str:
     """Return what a path is, if it is neither a file nor a folder; reading a FIFO waits for a writer."""
     if path.is_fifo():
         return "a FIFO"

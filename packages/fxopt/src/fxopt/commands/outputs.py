@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fxopt.commands.checks import ARCHIVE, DESCRIBING, downloaded, folders_of_modules, is_hub_name
+from fxopt.commands.checks import ARCHIVE, DESCRIBING, downloaded, folders_of_modules, is_hub_name, special
 from fxopt.commands.failures import ExitCode, FileError, blaming
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def check_output(text: str, *, force: bool, suffix: str = ".fxopt") -> Path:
     if path.is_dir() or not path.parent.is_dir():
         found = "is a folder" if path.is_dir() else f"cannot be written: there is no folder {str(path.parent)!r}"
         raise FileError(f"the output {text!r} {found}; give the path of a file")
+    if kind := special(path):
+        raise FileError(f"the output {text!r} is {kind}; give the path of a file")
     if not os.access(path.parent, os.W_OK):
         raise FileError(f"the output {text!r} cannot be written: the folder {str(path.parent)!r} is read-only")
     if path.exists() and not force:

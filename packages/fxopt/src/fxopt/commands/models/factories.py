@@ -12,6 +12,7 @@ from torch import nn
 
 from fxopt.commands.checks import FACTORY, find_in_current_folder, no_module
 from fxopt.commands.failures import FileError
+from fxopt_capture.exporting.modes import training_note
 from fxopt_core.naming import close_names, type_text
 from fxopt_tools import Inputs
 
@@ -29,12 +30,17 @@ def from_factory(text: str) -> tuple[nn.Module, Inputs | None]:
         The model, and the inputs that came with it.
 
     Raises:
-        FileError: There is no such factory, it raises, or it returns something else.
+        FileError: There is no such factory, it raises, or it returns something else, or a model that training mode
+            changes in that mode.
     """
     factory = _named(text)
     if not callable(factory) or isinstance(factory, nn.Module):
         raise FileError(f"{text} is {type_text(factory)}, expected a function without arguments; {_RETURNS}")
-    return _checked(_called(factory, text), text)
+    model, inputs = _checked(_called(factory, text), text)
+    if (note := training_note(model)) is not None:
+        what = note.partition(": ")[2].partition(". For inference")[0]
+        raise FileError(f"the model of {text} is in training mode: {what}; return model.eval()")
+    return model, inputs
 
 
 def named_function(text: str) -> Callable[..., object]:
