@@ -28,6 +28,7 @@ PASSES = {
     "cache-shape-tables": ("fxopt-simplify", True),
     "eliminate-dead-code": ("fxopt-simplify", True),
     "fuse-activations": ("fxopt-simplify", True),
+    "fuse-products": ("fxopt-simplify", True),
     "quantize-linears": ("fxopt-quantize", False),
     "cast-to-bfloat16": ("fxopt-quantize", False),
 }

@@ -16,7 +16,7 @@ from fxopt_kernels import PlanRegions
 from fxopt_kernels.library import ISAS, isa
 from fxopt_kernels.regions.finding import regions_of
 from fxopt_kernels.regions.running import plans_of
-from fxopt_rewrite import refresh
+from fxopt_rewrite import infer_shapes, refresh
 
 pytest.importorskip("fxopt_onednn")
 pytestmark = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
@@ -138,3 +138,17 @@ def test_means_of_images_too_large_for_a_window_run_by_torch() -> None:
     for _ in range(3):
         torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
     assert not plans_of(graph_module)  # a plan would be given up at each call
+
+
+def test_modules_of_traces_are_in_regions_as_functions_are() -> None:
+    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3), nn.AdaptiveAvgPool2d(1)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 4)).eval()
+    x = torch.randn(2, 3, 20, 20)
+    for graph_module in (capture(model, x), infer_shapes(torch.fx.symbolic_trace(model), x)):
+        optimized = registry().pipeline("cpu-inference")(graph_module)
+        (region,) = regions_of(optimized)
+        assert len([node for node in region.nodes if "packed" in node.name or "panels" in node.name]) == 4
+        with torch.no_grad():
+            for rows in (2, 3, 1):
+                x = torch.randn(rows, 3, 20, 20)
+                torch.testing.assert_close(optimized(x), model(x))

@@ -29,6 +29,7 @@ def test_the_pipeline_names_passes_of_this_family_and_of_those_that_prepare_for_
     own = {cls().name for cls in plugin.fxopt_transformations()}
     assert set(names) - own - {"kernels", "plan-regions"} == {
         "remove-no-ops",
+        "fuse-products",
         "fold-batch-norm",
         "simplify",
         "fuse-activations",

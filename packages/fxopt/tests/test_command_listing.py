@@ -60,7 +60,7 @@ class TestList:
         assert families == sorted(families)
 
     def test_pipelines_are_listed(self) -> None:
-        assert re.search(r"^inference +fold-batch-norm,merge-linears", fxopt("list").stdout, re.M)
+        assert re.search(r"^inference +fuse-products,fold-batch-norm,merge-linears", fxopt("list").stdout, re.M)
 
     def test_plugins_that_failed_are_listed_with_the_reason(self, passes: Registry) -> None:
         output = fxopt("list").stdout

@@ -154,6 +154,25 @@ def test_optimize_leaves_a_graph_module_alone(model: Model) -> None:
     assert not history(given)
 
 
+def test_optimize_infers_the_shapes_of_a_trace_for_any_sizes() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.out = (nn.Linear(32, 32) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Any:
+            parts = (layer(x).view(x.shape[0], -1, 2, 16).transpose(1, 2) for layer in (self.q, self.k, self.v))
+            return self.out(nn.functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+
+    model = Attention().eval()
+    optimized = optimize(torch.fx.symbolic_trace(model), (torch.randn(2, 5, 32),))
+    assert not [refusal for record in history(optimized) for refusal in record.refusals]
+    with torch.no_grad():
+        for sizes in ((2, 5), (3, 7), (1, 1)):
+            x = torch.randn(*sizes, 32)
+            torch.testing.assert_close(optimized(x), model(x))
+
+
 def test_optimize_takes_keyword_inputs(model: Model) -> None:
     x = torch.randn(3, 3, 6, 6)
     torch.testing.assert_close(optimize(model, kwargs={"x": x})(x=x), model(x))
@@ -213,5 +232,5 @@ def test_wrong_input_is_a_typed_error_that_says_what_to_do(model: Model, call: A
 
 
 def test_the_default_pipeline_is_offered_by_name() -> None:
-    assert fxopt.registry().pipelines()["inference"].startswith("fold-batch-norm")
+    assert fxopt.registry().pipelines()["inference"].startswith("fuse-products,fold-batch-norm")
     assert not fxopt.registry().failed

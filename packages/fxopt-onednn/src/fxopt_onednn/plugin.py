@@ -31,7 +31,7 @@ def fxopt_pipelines() -> Mapping[str, str]:
 
     Where fxopt-kernels is installed, its passes come before those that pack what is left.
     """
-    prepared = ["remove-no-ops", "fold-batch-norm", "simplify", "fuse-activations", "merge-linears"]
+    prepared = ["remove-no-ops", "fuse-products", "fold-batch-norm", "simplify", "fuse-activations", "merge-linears"]
     packed = ["convert-to-channels-last", "pack-convolutions", "pack-linears"]
     if entry_points(group="fxopt", name="kernels"):
         prepared, packed = [*prepared, "kernels"], [*packed, "plan-regions"]

@@ -30,7 +30,7 @@ def fxopt_pipelines() -> Mapping[str, str]:
         "cpu-inference-int8-static": "quantize-linears{activations='static'}",
         "cpu-inference-bf16": f"cast-to-bfloat16{apart}",
     }
-    return {name: f"fold-batch-norm,merge-linears,{way},cpu-inference" for name, way in ways.items()}
+    return {name: f"fuse-products,fold-batch-norm,merge-linears,{way},cpu-inference" for name, way in ways.items()}
 
 
 @hookimpl

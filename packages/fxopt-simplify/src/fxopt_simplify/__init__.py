@@ -6,6 +6,7 @@ from fxopt_simplify.eliminate_common_subexpressions import EliminateCommonSubexp
 from fxopt_simplify.eliminate_dead_code import EliminateDeadCode
 from fxopt_simplify.fold_constants import FoldConstants
 from fxopt_simplify.fuse_activations import FuseActivations
+from fxopt_simplify.fuse_products import FuseProducts
 from fxopt_simplify.remove_no_ops import RemoveNoOps
 from fxopt_simplify.shape_tables import ShapeTables
 
@@ -17,6 +18,7 @@ __all__ = [
     "EliminateDeadCode",
     "FoldConstants",
     "FuseActivations",
+    "FuseProducts",
     "FuseScaledDotProductAttention",
     "RemoveNoOps",
     "ShapeTables",

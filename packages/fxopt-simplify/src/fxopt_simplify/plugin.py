@@ -23,6 +23,7 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
         fxopt_simplify.CacheShapeTables,
         fxopt_simplify.EliminateDeadCode,
         fxopt_simplify.FuseActivations,
+        fxopt_simplify.FuseProducts,
         fxopt_simplify.FuseScaledDotProductAttention,
     )
 

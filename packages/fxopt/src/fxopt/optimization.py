@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, overload
 
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils import _pytree as pytree
 
 from fxopt.drop_in.clients import ClientT, is_client, noted_calls, with_models_replaced
 from fxopt_capture import capture
@@ -16,6 +20,7 @@ from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core import PreconditionError, Transformation, compose, faithful_copy, registry
 from fxopt_core.naming import type_text
 from fxopt_quantize import calibrated
+from fxopt_rewrite import infer_shapes, tensor_facts
 from fxopt_tools import Inputs, verify as verify_outputs
 
 __all__ = ["default_pipeline", "optimize"]
@@ -112,7 +117,7 @@ def optimize(
         first: Transformation | None = None,
     ) -> GraphModule:
         if isinstance(model, GraphModule):
-            graph_module = faithful_copy(model)
+            graph_module = _with_shapes(faithful_copy(model), calls[0])
         else:
             example = calls[0]
             graph_module = capture(model, example.args, example.kwargs, dynamic_shapes=dynamic_shapes, compare=verify)
@@ -134,6 +139,23 @@ def optimize(
                 f"a {type(model).__name__} makes its example inputs itself: leave out args, kwargs and dynamic_shapes"
             )
         return with_models_replaced(model, optimized, calibrate)
+
+
+def _with_shapes(graph_module: GraphModule, example: Inputs) -> GraphModule:
+    """Note the shapes of values in a bare trace, for inputs like the example's of any sizes that its graph takes."""
+    inputs = graph_module.graph.find_nodes(op="placeholder")
+    if not (example.args or example.kwargs) or any(tensor_facts(node) is not None for node in inputs):
+        return graph_module
+    mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False))
+
+    def free(tensor: Tensor) -> Tensor:
+        sizes: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
+        return mode.from_tensor(tensor, symbolic_context=sizes)
+
+    args, kwargs = pytree.tree_map_only(Tensor, free, (example.args, dict(example.kwargs)))
+    with suppress(PreconditionError):  # then its passes refuse with `shape-unknown`
+        infer_shapes(graph_module, *args, **kwargs)
+    return graph_module
 
 
 def default_pipeline(model: nn.Module) -> str:

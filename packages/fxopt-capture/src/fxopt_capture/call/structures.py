@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
 from fxopt_capture.call.caches import is_cache, is_cache_type, register_cache_type
@@ -35,8 +36,12 @@ class Size:
     """Stands for ``torch.Size`` where a graph says how its outputs nest: torch's pytrees make a tuple of that."""
 
 
+# ``torch.export`` runs graph modules node by node, where lists and dictionaries are those of ``torch.fx``.
+_RETURNED: dict[Any, Any] = {torch.Size: Size, immutable_list: list, immutable_dict: dict}
+
+
 def return_sizes(graph: Graph) -> None:
-    """Let a graph return a ``torch.Size`` where the model does."""
+    """Let a graph return a ``torch.Size`` where the model does, and a list where it is a graph module that does."""
     info = pytree_info(graph)
     if info is not None and info.out_spec is not None:
         set_output_spec(graph, _with_sizes(info.out_spec))
@@ -85,7 +90,7 @@ def _only_tuples(spec: pytree.TreeSpec) -> bool:
 
 def _with_sizes(spec: pytree.TreeSpec) -> pytree.TreeSpec:
     children = [_with_sizes(child) for child in spec.children()]
-    kind = Size if spec.type is torch.Size else spec.type
+    kind = _RETURNED.get(spec.type, spec.type)
     same = kind is spec.type and all(new is old for new, old in zip(children, spec.children(), strict=True))
     return spec if same else pytree.TreeSpec(kind, spec.context, children)
 

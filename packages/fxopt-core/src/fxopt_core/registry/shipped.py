@@ -11,7 +11,7 @@ _BY_DISTRIBUTION = {
     "fxopt-onednn": "cpu-inference convert-to-channels-last pack-convolutions pack-linears fuse-regions",
     "fxopt-kernels": "kernels fuse-attention fuse-norms fuse-linears plan-regions",
     "fxopt-simplify": "simplify remove-no-ops eliminate-common-subexpressions eliminate-dead-code cache-shape-tables "
-    "fold-constants fuse-activations fuse-scaled-dot-product-attention",
+    "fold-constants fuse-activations fuse-products fuse-scaled-dot-product-attention",
     "fxopt-quantize": "cpu-inference-int8 cpu-inference-int8-static cpu-inference-bf16 quantize-linears "
     "cast-to-bfloat16",
 }

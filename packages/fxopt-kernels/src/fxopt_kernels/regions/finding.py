@@ -21,6 +21,7 @@ LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 ELEMENTWISE = {"add": "add", "sub": "subtract", "mul": "multiply"}
 VIEWS = frozenset(STEPS) - {"clone", "contiguous"} | SPLITS
+VIEW_MODULES = (nn.Flatten, nn.Unflatten)
 COPIES = frozenset({"clone", "contiguous"})
 _CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
 _CHECK = "_assert_tensor_metadata"  # of a dtype
@@ -95,16 +96,19 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
             return False
         return value.dtype is torch.float32 and value.is_cpu
     module = index.module_of(node)
-    if module is not None:
+    is_view = isinstance(module, VIEW_MODULES) and len(node.args) == 1 and is_plain_module(module)
+    if module is not None and not is_view:
         known = type(module) in (*LAYERS, *NORMS) or (images and isinstance(module, FusedConvolution))
         return known and is_plain_module(module)
-    if node.op not in ("call_function", "call_method"):
+    if node.op not in ("call_function", "call_method", "call_module"):
         return False
     if is_python_number(node) is True:
         return not index.effects.effect(node).opaque
     name = operation(index, node)
     if index.effects.aliases(node) and index.effects.written_between(node, node, index.nodes[-1]):
         return False  # a plan would give a copy, which the write does not reach
+    if is_view:
+        return True
     if name in ELEMENTWISE:
         return len(node.args) == 2 and dict(node.kwargs) in ({}, {"alpha": 1})
     if name == _CHECK or name in _CASTS:  # of float32 to float32

@@ -98,7 +98,7 @@ def pooling_of(index: GraphIndex, node: Node) -> Pooling | None:
             else None
         )
     if call.name == "adaptive_avg_pool2d":
-        return Pooling(source, False) if arguments["output_size"] == (1, 1) else None
+        return Pooling(source, False) if _pair(arguments["output_size"]) == (1, 1) else None
     return _windows(source, call.name == "max_pool2d", arguments) if call.name in ("max_pool2d", "avg_pool2d") else None
 
 

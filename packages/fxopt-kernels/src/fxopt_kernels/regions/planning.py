@@ -17,7 +17,7 @@ from fxopt_kernels.layers.panel_linear import PanelLinear
 from fxopt_kernels.operators.plan import Plan, PlanBuilder, Value
 from fxopt_kernels.passes.layouts import operation
 from fxopt_kernels.regions import images
-from fxopt_kernels.regions.finding import COPIES, ELEMENTWISE, VIEWS
+from fxopt_kernels.regions.finding import COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS
 from fxopt_rewrite import GraphIndex
 from fxopt_rewrite.toolbox import FusedConvolution, Region
 
@@ -71,6 +71,8 @@ class _Step:
         if module is not None:
             if kwargs:
                 raise UnplannableError
+            if type(module) in VIEW_MODULES:
+                return self._view(module, args, kwargs)
             return self._layer(module, *args)
         name = operation(self.index, node)
         if name in ELEMENTWISE:
@@ -87,15 +89,15 @@ class _Step:
             return self._view(node, args, kwargs)
         return _called(node, _layouts(args), _layouts(kwargs))  # sizes
 
-    def _view(self, node: Node, args: Any, kwargs: Any) -> Any:
+    def _view(self, call: Node | nn.Module, args: Any, kwargs: Any) -> Any:
         source = args[0]
-        found = _called(node, _layouts(args), _layouts(kwargs))
+        found = _called(call, _layouts(args), _layouts(kwargs))
         views = found if isinstance(found, tuple | list) else (found,)
         _need(all(each.dtype is source.layout.dtype for each in views))
         place = source.layout.untyped_storage()._cdata
         if any(each.untyped_storage()._cdata != place for each in views):  # a reshape that copies
             source = self.builder.elementwise(source)
-            return self._view(node, (source, *args[1:]), kwargs)
+            return self._view(call, (source, *args[1:]), kwargs)
         made = tuple(Value(source.buffer, each) for each in views)
         return made if isinstance(found, tuple | list) else made[0]
 
@@ -201,8 +203,8 @@ def _layouts(values: Any) -> Any:
     return type(values)(map(_layouts, values)) if type(values) in (list, tuple) else values
 
 
-def _called(node: Node, args: Any, kwargs: Any) -> Any:
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    target: Any = node.target
+def _called(call: Node | nn.Module, args: Any, kwargs: Any) -> Any:
+    if isinstance(call, Node) and call.op == "call_method":
+        return getattr(args[0], str(call.target))(*args[1:], **kwargs)
+    target: Any = call.target if isinstance(call, Node) else call
     return target(*args, **kwargs)
