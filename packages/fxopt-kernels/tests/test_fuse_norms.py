@@ -32,7 +32,15 @@ IDS = torch.randint(50, (2, 7)), torch.arange(7).unsqueeze(0), torch.randint(2, 
 
 
 @pytest.mark.parametrize(
-    "norm", [nn.LayerNorm(16), nn.RMSNorm(16), nn.Identity()], ids=lambda norm: type(norm).__name__
+    "norm",
+    [
+        nn.LayerNorm(16),
+        nn.LayerNorm(16, elementwise_affine=False),
+        nn.RMSNorm(16),
+        nn.RMSNorm(16, elementwise_affine=False),
+        nn.Identity(),
+    ],
+    ids=str,
 )
 def test_sums_of_embeddings(norm: nn.Module) -> None:
     model = Embedded(norm).eval()

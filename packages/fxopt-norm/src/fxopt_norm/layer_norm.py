@@ -26,7 +26,7 @@ from fxopt_rewrite import (
     operands_of,
     read_layer_norm,
     read_linear,
-    same_size,
+    same_sizes,
     sharing_refusal,
     tensor_facts,
     tensors_refusal,
@@ -201,7 +201,7 @@ def _fit_refusal(site: AffineSite, index: GraphIndex) -> Refusal | None:
         if before is None or after is None:
             message = f"shape and dtype of `{norm.input.name}` are unknown; call infer_shapes first"
             return index.refuse(site.label, "shape-unknown", message, *site.nodes)
-        if before.rank != after.rank or not all(map(same_size, before.shape, after.shape)):
+        if not same_sizes(before.shape, after.shape):
             message = f"`{norm.input.name}` has shape {tuple(before.shape)}, and the product {tuple(after.shape)}"
             return index.refuse(site.label, "wrong-axis", message, *site.nodes)
     for ref in site.inputs.values():

@@ -13,11 +13,9 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import nn
 from torch.fx import Node
 from torch.fx.node import map_arg
-from torch.fx.passes.shape_prop import TensorMetadata
 
 from fxopt_core import Derived, Refusal
 from fxopt_quantize.arithmetic import lost, rounded
@@ -36,7 +34,7 @@ from fxopt_rewrite import (
     tensor_facts,
     tensors_refusal,
 )
-from fxopt_rewrite.toolbox import ONE_AT_A_TIME, VALUE_KEYS, module_with
+from fxopt_rewrite.toolbox import module_with
 
 WIDE, NARROW = torch.float32, torch.bfloat16
 
@@ -277,8 +275,8 @@ def _rewrite_layer(site: LayerSite, edit: Editor) -> None:
     name = edit.add_module(full, f"{full.rpartition('.')[2]}_bfloat16", _layer(call))
     cast = None if _is_written(call.input, edit.index) else site.casts.get(call.input)
     if cast is None:
-        cast = site.casts[call.input] = edit.call_method("to", call.input, NARROW, before=node, like=[node])
-        _describe(cast, call.input, NARROW)
+        cast = edit.undescribed(edit.call_method("to", call.input, NARROW, before=node, like=[node]))
+        site.casts[call.input] = cast
     _end_wide(node, edit.call_module(name, cast, before=node, like=[node]), edit)
     refs = {"weight": call.weight, "bias": call.bias}
     edit.derived(
@@ -328,8 +326,8 @@ def _compute_narrow(node: Node, before: Node, narrow: Mapping[Node, Node], edit:
 
 def _end_wide(node: Node, made: Node, edit: Editor) -> None:
     """Replace a value by the same in bfloat16, and a cast."""
-    _describe(made, node, NARROW)
-    edit.replace(node, edit.call_method("to", made, WIDE, before=node, like=[node]))
+    wide = edit.call_method("to", edit.undescribed(made), WIDE, before=node, like=[node])
+    edit.replace(node, edit.undescribed(wide))
 
 
 def _take_narrow(site: BetweenSite, splitting: Node, narrow: Mapping[Node, Node], edit: Editor) -> None:
@@ -337,25 +335,5 @@ def _take_narrow(site: BetweenSite, splitting: Node, narrow: Mapping[Node, Node]
     several = site.splits.get(splitting)
     if several is None:
         several = site.splits[splitting] = _compute_narrow(splitting, site.node, narrow, edit)
-        for key in VALUE_KEYS:
-            several.meta.pop(key, None)
+        edit.undescribed(several)
     _end_wide(site.node, _compute_narrow(site.node, site.node, {splitting: several}, edit), edit)
-
-
-def _describe(node: Node, like: Node, dtype: torch.dtype) -> None:
-    """Describe the value of a new node as that of another, in another dtype."""
-    value, described = like.meta.get("val"), like.meta.get("tensor_meta")
-    for key in VALUE_KEYS:
-        node.meta.pop(key, None)
-    if isinstance(value, Tensor):
-        with ONE_AT_A_TIME:
-            node.meta["val"] = _empty(value, dtype)
-    if isinstance(described, TensorMetadata):
-        node.meta["tensor_meta"] = described._replace(dtype=dtype)
-
-
-def _empty(value: Tensor, dtype: torch.dtype) -> Tensor:
-    if isinstance(value, FakeTensor):
-        with value.fake_mode:
-            return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
-    return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device="meta")

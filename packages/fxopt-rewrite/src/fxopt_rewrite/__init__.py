@@ -32,7 +32,7 @@ from fxopt_rewrite.journal.edits import CustomEdit, Piece
 from fxopt_rewrite.journal.provenance import Provenance, provenance
 from fxopt_rewrite.layers import bare_module
 from fxopt_rewrite.legality import mixed_flags_refusal, replacement_refusal, sharing_refusal, tensors_refusal
-from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, same_size, tensor_facts
+from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, same_size, same_sizes, tensor_facts
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_rewrite.site_pass import ReversibleSitePass, Site, SitePass
 from fxopt_rewrite.speed import Ratio, Speedup, compare_speed, comparing_with, measured_speedup
@@ -92,6 +92,7 @@ __all__ = [
     "refresh",
     "replacement_refusal",
     "same_size",
+    "same_sizes",
     "sharing_refusal",
     "tensor_facts",
     "tensors_refusal",

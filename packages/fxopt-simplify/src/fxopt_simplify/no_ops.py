@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from fxopt_rewrite import GraphIndex, Operation, read_operation, same_size, tensor_facts
+from fxopt_rewrite import GraphIndex, Operation, read_operation, same_size, same_sizes, tensor_facts
 from fxopt_rewrite.toolbox import DROPOUTS, Kind, argument, dtype_kind, words
 from fxopt_simplify.known_values import KnownValues, Number
 from fxopt_simplify.purity import Purity
@@ -230,7 +230,7 @@ def _takes_everything(index: object) -> bool:
 
 
 def _same_sizes(one: Any, other: Any, ones: Sequence[Any], others: Sequence[Any]) -> bool:
-    return bool(one.proven and other.proven and len(ones) == len(others) and all(map(same_size, ones, others)))
+    return bool(one.proven and other.proven and same_sizes(ones, others))
 
 
 def _same_shape(node: Node, value: Node) -> bool:

@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from fxopt_core import Refusal
 from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, replacement_refusal
-from fxopt_rewrite.toolbox import MEMORY_FREE, VALUE_KEYS, Kind, is_plain_method, plain_name, words
+from fxopt_rewrite.toolbox import MEMORY_FREE, Kind, is_plain_method, plain_name, words
 from fxopt_simplify.purity import Purity
 from fxopt_simplify.shape_tables import BUFFER, LIKE, SIZE, ShapeTables
 
@@ -94,7 +94,9 @@ class TablesPass(ReversibleSitePass[TablesSite]):
         call = edit.call_module(name, *site.inputs, before=site.before, like=site.outputs)
         results = [call]
         if len(site.outputs) > 1:
-            _describe(call, site.outputs)
+            edit.undescribed(call)
+            if all("val" in output.meta for output in site.outputs):
+                call.meta["val"] = tuple(output.meta["val"] for output in site.outputs)
             results = [
                 edit.call_function(operator.getitem, call, place, before=site.before, like=[output])
                 for place, output in enumerate(site.outputs)
@@ -104,14 +106,6 @@ class TablesPass(ReversibleSitePass[TablesSite]):
         for node in reversed(site.region):
             if not edit.is_stale([node]) and not node.users:
                 edit.erase(node)
-
-
-def _describe(call: Node, outputs: tuple[Node, ...]) -> None:
-    """Describe the value of a call that returns several tensors."""
-    for key in VALUE_KEYS:
-        call.meta.pop(key, None)
-    if all("val" in output.meta for output in outputs):
-        call.meta["val"] = tuple(output.meta["val"] for output in outputs)
 
 
 @dataclass

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import torch
-from torch import nn
+from torch import SymInt, Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt_capture import capture
 from fxopt_core import iter_nodes
@@ -70,6 +73,41 @@ def traced(model: nn.Module, form: Form, inputs: Inputs) -> GraphModule:
         return capture(model, inputs.args, inputs.kwargs or None)
     graph_module = traced_by(ModuleTracer() if form == "modules" else FunctionTracer(), model)
     return infer_shapes(graph_module, *inputs.args, **inputs.kwargs)
+
+
+def sizes_from_values(graph_module: GraphModule, where: Callable[[int], bool] = lambda dim: dim == 0) -> GraphModule:
+    """Let the graph note sizes that come from values of tensors, as those of a vision model do, and return it.
+
+    Torch raises where such sizes are compared by ``==``. Equal sizes become equal ones; what the graph computes stays.
+
+    Args:
+        graph_module: a graph with shapes known.
+        where: says of a dimension whether its size comes from a value.
+
+    >>> graph_module = sizes_from_values(graph_of(nn.Linear(4, 2), "modules", Inputs(torch.ones(3, 4))))
+    >>> next(iter_nodes(graph_module.graph)).meta["val"].shape
+    torch.Size([u0, 4])
+    """
+    env = ShapeEnv()
+    mode, sizes = FakeTensorMode(shape_env=env), dict[str, SymInt]()
+
+    def size_of(size: int | SymInt) -> SymInt:
+        if str(size) not in sizes:
+            sizes[str(size)] = env.create_unbacked_symint()
+        return sizes[str(size)]
+
+    def described(value: Tensor | SymInt) -> Tensor | SymInt:
+        if not isinstance(value, Tensor):
+            return size_of(value)
+        shape = [size_of(size) if where(dim) else size for dim, size in enumerate(value.shape)]
+        with mode:
+            return torch.empty(shape, dtype=value.dtype, device=value.device)
+
+    for node in iter_nodes(graph_module.graph):
+        if node.op != "get_attr" and "val" in node.meta:
+            found = node.meta["val"]
+            node.meta["val"] = torch.utils._pytree.tree_map_only((Tensor, SymInt), described, found)
+    return graph_module
 
 
 def traced_by(tracer: torch.fx.Tracer, model: nn.Module) -> GraphModule:

@@ -14,7 +14,7 @@ from fxopt_core import Refusal
 from fxopt_kernels.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
 from fxopt_kernels.passes.layouts import SPLITS, Axis, Layout, heads, layout_of, operation, source_of, step
 from fxopt_kernels.passes.matching import OWN_REASONS, kernels_refusal, sole_user, take_out
-from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, read_operation, tensor_facts
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, read_operation, same_size, tensor_facts
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
@@ -105,12 +105,12 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
         width = site.heads[0] * site.size
         made = edit.call_module(name, *inputs, before=site.last, like=site.nodes[::-1], last_dim=width)
         if site.last is site.node:
-            for key in ("val", "tensor_meta"):
-                made.meta.pop(key, None)
+            edit.undescribed(made)
             split = edit.call_function(torch.unflatten, made, -1, (-1, site.size), before=site.last, like=[site.node])
-            for key in ("val", "tensor_meta"):
-                split.meta.pop(key, None)
-            made = edit.call_function(torch.transpose, split, 1, 2, before=site.last, like=[site.node])
+            made = edit.call_function(
+                torch.transpose, edit.undescribed(split), 1, 2, before=site.last, like=[site.node]
+            )
+            edit.undescribed(made)
         take_out(edit, site.last, made, site.nodes)
 
 
@@ -211,7 +211,7 @@ def _merged(layouts: list[Layout | None], size: int) -> tuple[Node, int] | None:
     repeats = [each[2] for each in found if each is not None]
     offsets = [0, counts[0] * size, (counts[0] + counts[1]) * size]
     fits = counts[1] == counts[2] and repeats[0] == 1 and repeats[1] == repeats[2]
-    same = [layout.offset for layout in known] == offsets and facts.shape[2] == offsets[2] + counts[2] * size
+    same = [layout.offset for layout in known] == offsets and same_size(facts.shape[2], offsets[2] + counts[2] * size)
     return (base, counts[1]) if fits and same and counts[0] % counts[1] == 0 else None
 
 

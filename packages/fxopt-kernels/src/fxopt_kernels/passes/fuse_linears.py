@@ -32,6 +32,7 @@ from fxopt_rewrite import (
     read_layer_norm,
     read_linear,
     same_size,
+    same_sizes,
     sharing_refusal,
     tensor_facts,
     tensors_refusal,
@@ -273,7 +274,7 @@ def _with_gate(index: GraphIndex, site: ProductSite) -> ProductSite:
         for end in ends:
             cut, chain = _followed(index, end)
             layout = layout_of(index, cut)
-            if layout is None or layout.base is not site.last or layout.axes[-1].size != features // 2:
+            if layout is None or layout.base is not site.last or not same_size(layout.axes[-1].size, features // 2):
                 return site
             if layout.axes[-1].stride != 1 or layout.offset in halves:
                 return site
@@ -314,9 +315,9 @@ def _with_residual(index: GraphIndex, site: ProductSite) -> ProductSite:
     if not isinstance(other, Node) or other is site.last or (call.inplace and call.left is not site.last):
         return site
     mine, its = tensor_facts(site.last), tensor_facts(other)
-    if mine is None or its is None or mine.rank != its.rank or not is_float(other) or not is_float(site.last):
+    if mine is None or its is None or not is_float(other) or not is_float(site.last):
         return site
-    if not all(map(same_size, mine.shape, its.shape)):
+    if not same_sizes(mine.shape, its.shape):
         return site
     if index.effects.written_between(site.last, site.last, call.node):
         return site

@@ -29,6 +29,7 @@ from fxopt_rewrite import (
     read_embedding,
     read_layer_norm,
     read_operation,
+    same_size,
     sharing_refusal,
     tensor_facts,
     tensors_refusal,
@@ -229,7 +230,12 @@ def _written_out(index: GraphIndex, node: Node) -> NormSite | None:
         return None
     between = (square, mean, summed.node, node, *casts)
     read_once = all(_reader(index, each) is not None for each in between)
-    if facts.shape[-1] != len(tensor) or not is_float(value) or not read_once or not isinstance(weight, Node):
+    if (
+        not same_size(facts.shape[-1], len(tensor))
+        or not is_float(value)
+        or not read_once
+        or not isinstance(weight, Node)
+    ):
         return None
     name = str(weight.target)
     checks = [user for each in between for user in each.users if operation(index, user) == _CHECK]

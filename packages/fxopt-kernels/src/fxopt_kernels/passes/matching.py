@@ -54,12 +54,13 @@ def take_out(edit: Editor, last: Node, replacement: Node, between: Iterable[Node
     """Let users of the last node read its replacement, and take out what only it used: calls, modules and sizes."""
     inputs = [value for node in (last, *between) for value in node.all_input_nodes]
     edit.replace(last, replacement)
+    twin = str(replacement.target) if replacement.op == "call_module" else None
     order = edit.index.position
     for node in sorted(dict.fromkeys(between), key=lambda each: order.get(each, -1), reverse=True):
         if node is not last and not node.users and not edit.is_stale([node]):
             edit.erase(node)
-            edit.drop_unused(node)
-    edit.drop_unused(last)
+            edit.drop_unused(node, twin)
+    edit.drop_unused(last, twin)
     while inputs:
         node = inputs.pop()
         is_size = node.op in ("call_function", "call_method") and (is_python_number(node) is True or _reads_shape(node))

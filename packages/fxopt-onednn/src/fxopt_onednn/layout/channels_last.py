@@ -16,7 +16,6 @@ from fxopt_onednn.layout.layouts import format_of
 from fxopt_rewrite import ConvolutionCall, Editor, GraphIndex, ReversibleSitePass, read_convolution, tensor_facts
 
 _CONTIGUOUS = torch.ops.aten.contiguous.default
-_VALUE_KEYS = ("val", "tensor_meta")
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +114,7 @@ class _Conversion:
         returned = set(_returned(self._site.region))
         for node in self._site.nodes:
             inputs = {value: self._read_by(node, value) for value in node.all_input_nodes}
-            new = _insert_again(self._edit, node, inputs)
+            new = self._edit.undescribed(_insert_again(self._edit, node, inputs))
             if node in returned:
                 self._renewed[node] = new
                 self._restored[node] = self._convert(new, node, reader=node)
@@ -123,6 +122,9 @@ class _Conversion:
                 self._edit.replace(node, new)
         for node in self._renewed:
             self._edit.replace(node, self._restored[node])
+        for node in self._site.region.members:  # the strides of the others change, too
+            if not self._edit.is_stale([node]):
+                self._edit.undescribed(node)
 
     def _read_by(self, node: Node, value: Node) -> Node:
         """Return what a node reads instead of a value."""
@@ -141,11 +143,7 @@ class _Conversion:
         last = channels_last or format_of(original) == "channels_last"
         memory_format = torch.channels_last if last else torch.contiguous_format
         made = self._edit.call_function(_CONTIGUOUS, value, before=reader, like=[reader], memory_format=memory_format)
-        for key in _VALUE_KEYS:
-            made.meta.pop(key, None)
-            if key in original.meta:
-                made.meta[key] = original.meta[key]
-        return made
+        return self._edit.undescribed(made)
 
 
 def _returned(region: Region) -> list[Node]:

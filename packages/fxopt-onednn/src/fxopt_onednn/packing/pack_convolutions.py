@@ -23,7 +23,7 @@ from fxopt_rewrite import (
     Obstacle,
     ReversibleSitePass,
     read_convolution,
-    same_size,
+    same_sizes,
     tensor_facts,
 )
 
@@ -194,9 +194,7 @@ def _fits(call: ConvolutionCall, padding: Padding | None, found: Sum, index: Gra
     if index.effects.written_between(value, first, found.node):
         return False
     mine, other = tensor_facts(call.node, call.weight.tensor), tensor_facts(found.other, call.weight.tensor)
-    if mine is None or other is None or mine.rank != other.rank:
-        return False
-    return all(same_size(one, another) for one, another in zip(mine.shape, other.shape, strict=True))
+    return mine is not None and other is not None and same_sizes(mine.shape, other.shape)
 
 
 def _packed(site: ConvolutionSite) -> PackedConv2d:

@@ -21,7 +21,7 @@ from fxopt_rewrite.effects.rules import Effect
 from fxopt_rewrite.ops import tables
 from fxopt_rewrite.ops.names import MISSING, argument
 from fxopt_rewrite.ops.vocabulary import called
-from fxopt_rewrite.shapes.facts import same_size, tensor_facts
+from fxopt_rewrite.shapes.facts import same_sizes, tensor_facts
 from fxopt_rewrite.shapes.kinds import attribute
 
 
@@ -120,7 +120,7 @@ def _keeps_rows(view: Node, name: str, member: Node, columns: int | None) -> boo
     rows = before.rank - 1
     # A constant leading size may equal the example's by chance, and then -1 compensates for other inputs.
     by_chance = not proven and sizes is not None and any(isinstance(size, int) and size > 0 for size in sizes[:rows])
-    return not by_chance and all(same_size(a, b) for a, b in zip(before.shape[:rows], after.shape[:rows], strict=True))
+    return not by_chance and same_sizes(before.shape[:rows], after.shape[:rows])
 
 
 def _sizes_given(view: Node) -> Sequence[object] | None:

@@ -36,6 +36,7 @@ from fxopt_rewrite.journal.journal import Edits
 from fxopt_rewrite.journal.order import KeyOrders
 from fxopt_rewrite.journal.rewiring import Rewiring, places_of
 from fxopt_rewrite.layers import plain_attributes
+from fxopt_rewrite.shapes.infer import describe_values, fake_values
 from fxopt_rewrite.shapes.meta import VALUE_KEYS, Resized
 
 _NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
@@ -78,6 +79,7 @@ class Editor:
         self._ids: dict[Node, int] = {}
         self._replaced: dict[Node, Node] = {}
         self._erased: set[Node] = set()
+        self._described_last: list[Node] = []
         self._dead = dead_nodes(index.nodes)
         self._users_noted: set[Node] = set()
         self._inputs_noted: set[Node] = set()
@@ -89,6 +91,10 @@ class Editor:
     def _close(self) -> None:
         self._rewiring.flush()
         self._frame.journal = Edits(tuple(self.edits))
+        waiting = [node for node in self._described_last if node not in self._erased and "val" not in node.meta]
+        self._described_last.clear()
+        if waiting:
+            describe_values(self.graph_module, waiting, fake_values(self.graph))
 
     def refuse(self, refusal: Refusal) -> None:
         """Record why a site is left alone."""
@@ -206,6 +212,17 @@ class Editor:
         self._targets.add(node)
         self.edits.append(edits.NodeAdded(self._row(node, with_meta=False), self._counts.before(node.name)))
         self._log.nodes_after.append(node.name)
+        return node
+
+    def undescribed(self, node: Node) -> Node:
+        """Return a node without its shape and strides, or those of the node that it is like.
+
+        They are computed at the end of the run, without guards on symbolic sizes, as far as those of its inputs are
+        known.
+        """
+        self._described_last.append(node)
+        for key in VALUE_KEYS:
+            node.meta.pop(key, None)
         return node
 
     def replace(self, node: Node, replacement: Node) -> None:
@@ -336,15 +353,20 @@ class Editor:
         self.index.forget(name)
         self._log.modules_before.append(name)
 
-    def drop_unused(self, node: Node) -> None:
-        """Take out the module without tensors that a node called, unless another one calls it or it has two names."""
+    def drop_unused(self, node: Node, twin: str | None = None) -> None:
+        """Take out the module without tensors that a node called, unless another one calls it or it has two names.
+
+        Args:
+            node: the node.
+            twin: full name of the module that replaces it, as for `drop_module`.
+        """
         name = str(node.target)
         module = self.index.modules.get(name) if node.op == "call_module" else None
         if module is None or len(self.index.module_names(module)) > 1:
             return
         tensors = any(True for _ in module.parameters()) or any(True for _ in module.buffers())
         if not tensors and not self.graph.find_nodes(op="call_module", target=name):
-            self.drop_module(name, {})
+            self.drop_module(name, {}, twin=twin)
 
     def _erase_attribute_nodes(self, name: str) -> None:
         for node in self.index.attribute_nodes(name):
@@ -385,6 +407,8 @@ class Editor:
     def drop(self, call: ParameterisedCall, pieces: Mapping[str, edits.Piece | None], *, twin: str) -> None:
         """Take out what only a replaced call used: its module, or its parameters and buffers one by one.
 
+        A module that `drop_unused` has taken out, as it holds no tensor, is passed over.
+
         Args:
             call: the call.
             pieces: for each of its tensors by local name, where its values are now; absent if they are gone.
@@ -394,7 +418,8 @@ class Editor:
             ValueError: A node still uses one of them.
         """
         if call.module is not None:
-            self.drop_module(call.module_name, pieces, twin=twin)
+            if call.tensors or call.module_name in self.index.modules:
+                self.drop_module(call.module_name, pieces, twin=twin)
             return
         for ref in call.tensors:
             self.drop_tensor(ref.name, pieces.get(ref.key))

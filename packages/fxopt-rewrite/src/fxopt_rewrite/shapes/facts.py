@@ -6,6 +6,7 @@ which torch's ``ShapeProp`` sets. Nothing is guessed, and reading facts adds no 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -114,3 +115,15 @@ def same_size(a: int | SymInt, b: int | SymInt) -> bool:
     (True, False)
     """
     return a is b or bool(expression(a) == expression(b))
+
+
+def same_sizes(one: Sequence[int | SymInt], other: Sequence[int | SymInt]) -> bool:
+    """Return whether two shapes are known to be equal, without adding a guard.
+
+    Compare shapes by this and sizes by `same_size`, never by ``==``: torch guards a comparison of symbolic sizes, and
+    raises where a size comes from a value of a tensor.
+
+    >>> same_sizes((2, 8), [2, 8]), same_sizes((2, 8), (2, 8, 1))
+    (True, False)
+    """
+    return len(one) == len(other) and all(map(same_size, one, other))

@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from torch import SymInt, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.passes.shape_prop import TensorMetadata
 
 from fxopt_core._torch import PyTreeCodeGen, codegen_of
 from fxopt_core.errors import PreconditionError
@@ -66,23 +67,24 @@ def fake_values(graph: Graph) -> list[FakeTensor]:
 
 
 def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Sequence[FakeTensor]) -> None:
-    """Note the values of restored nodes, in a graph whose other nodes note fake tensors, or noted them before.
+    """Note the values of new and restored nodes, in a graph whose other nodes note theirs, or noted them before.
 
     No guard is added to symbolic sizes. A node that cannot run on the values of its inputs stays without one.
     """
-    nodes = sorted(node for node in nodes if "val" not in node.meta) if fakes else []
+    nodes = sorted(node for node in nodes if "val" not in node.meta)
     if not nodes:
         return
-    mode, with_gradients = fakes[0].fake_mode, any(fake.requires_grad for fake in fakes)
+    mode = fakes[0].fake_mode if fakes else FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+    with_gradients = any(fake.requires_grad for fake in fakes)
     faker = _Faker(mode, next((fake.device for fake in fakes if fake.device.type != "meta"), None))
     unguarded = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
     with ONE_AT_A_TIME, _undisturbed(mode), unguarded:
         run = None
         for node in nodes:
-            if node.op == "get_attr":
+            if node.op == "get_attr" and fakes:
                 _describe_attribute(graph_module, node, mode, with_gradients)
                 continue
-            inputs = {each: each.meta.get("val") for each in node.all_input_nodes}
+            inputs = {each: _noted(each, mode) for each in node.all_input_nodes}
             if inputs and all(isinstance(value, _VALUES) for value in inputs.values()):
                 run = run or _Run(faker.shadow(graph_module), graph_module, faker, {})
                 run.env = {each: run.kept(value) for each, value in inputs.items()}
@@ -92,6 +94,15 @@ def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Seq
 
 
 _VALUES = (Tensor, SymInt, int, float, tuple, list)
+
+
+def _noted(node: Node, mode: FakeTensorMode) -> object:
+    """Return the value that a node notes, or a fake tensor as its ``tensor_meta`` describes it; None without either."""
+    described = node.meta.get("tensor_meta")
+    if "val" in node.meta or not isinstance(described, TensorMetadata):
+        return node.meta.get("val")
+    with mode:
+        return torch.empty_strided(described.shape, described.stride, dtype=described.dtype)
 
 
 def _describe_attribute(graph_module: GraphModule, node: Node, mode: FakeTensorMode, with_gradients: bool) -> None:

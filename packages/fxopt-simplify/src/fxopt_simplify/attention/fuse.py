@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, TensorFacts, read_operation, same_size, tensor_facts
-from fxopt_rewrite.toolbox import MISSING, VALUE_KEYS, argument, trains
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, TensorFacts, read_operation, same_sizes, tensor_facts
+from fxopt_rewrite.toolbox import MISSING, argument, trains
 from fxopt_simplify.attention.masks import Bounds
 from fxopt_simplify.attention.reader import FLOATS, Attention, AttentionReader, Mask, is_last_transpose
 
@@ -75,13 +75,14 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
         masks = [_summand(mask, site, edit) for mask in scores.masks]
         mask = masks[0] if masks else None
         for other in masks[1:]:
-            mask = _undescribed(
+            mask = edit.undescribed(
                 edit.call_function(torch.add, mask, other, before=product, like=[scores.masks[-1].node])
             )
         inputs = (scores.query, _keys(site, edit), site.value)
         options: dict[str, Any] = {} if mask is None else {"attn_mask": mask}
         target = F.scaled_dot_product_attention
         fused = edit.call_function(target, *inputs, before=product, like=[product], scale=scores.scale, **options)
+        edit.undescribed(fused)
         if not _is_packed_next(product, reader):
             form = torch.contiguous_format
             fused = edit.call_function(torch.clone, fused, memory_format=form, before=product, like=[product])
@@ -101,7 +102,7 @@ def _keys(site: Attention, edit: Editor) -> Node:
     call = read_operation(edit.index, keys)
     if facts is not None and call is not None and call.input is not None and is_last_transpose(call, facts.rank):
         return call.input
-    return _undescribed(edit.call_function(torch.transpose, keys, -2, -1, before=site.product, like=[keys]))
+    return edit.undescribed(edit.call_function(torch.transpose, keys, -2, -1, before=site.product, like=[keys]))
 
 
 def _summand(mask: Mask, site: Attention, edit: Editor) -> Node:
@@ -109,15 +110,8 @@ def _summand(mask: Mask, site: Attention, edit: Editor) -> Node:
     if mask.fill is None:
         return mask.value
     before, like, fill = site.product, [mask.node], site.values.number(mask.fill)
-    zero = _undescribed(edit.call_method("new_zeros", site.scores.query, (), before=before, like=like))
-    return _undescribed(edit.call_function(torch.where, mask.value, fill, zero, before=before, like=like))
-
-
-def _undescribed(node: Node) -> Node:
-    """Return a new node without the shape of the one that it is like."""
-    for key in VALUE_KEYS:
-        node.meta.pop(key, None)
-    return node
+    zero = edit.undescribed(edit.call_method("new_zeros", site.scores.query, (), before=before, like=like))
+    return edit.undescribed(edit.call_function(torch.where, mask.value, fill, zero, before=before, like=like))
 
 
 def _is_packed_next(product: Node, reader: AttentionReader) -> bool:
@@ -167,7 +161,7 @@ class _Check:
             )
             return self._index.refuse(self._site.label, "other-attention", message, *self._site.nodes)
         before, after = facts[scores.calls[-1]].shape, facts[scores.calls[0]].shape
-        if len(before) != len(after) or not all(map(same_size, before, after)):
+        if not same_sizes(before, after):
             message = f"a mask of `{site.label}` has more rows than the scores, {tuple(after)} and not {tuple(before)}"
             return self._index.refuse(self._site.label, "other-attention", message, *self._site.nodes)
         return None

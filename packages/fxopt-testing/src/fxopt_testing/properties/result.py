@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from itertools import zip_longest
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
@@ -12,6 +14,7 @@ from fxopt_checkpoints.load import load_original_state_dict
 from fxopt_core import history, iter_nodes
 from fxopt_core.errors import CheckpointError
 from fxopt_rewrite.journal.arithmetic import derived_problem, registered_functions
+from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_testing.findings import Flaw, Property, if_preserving
 from fxopt_testing.outcomes import differences, outcome_of
 from fxopt_testing.trial import Subject, Trial, called_modules, hooks_of
@@ -159,6 +162,30 @@ def _traces(subject: Subject, trial: Trial) -> Iterator[Flaw]:
             yield Flaw(found, expected, advice, severity="advice")
 
 
+def _shapes(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+    old = {node.name for node in iter_nodes(trial.source.graph)}
+    noted = {node.name: node.meta.get("val") for node in iter_nodes(trial.done.graph) if node.name not in old}
+    twin, inputs = trial.transformed(), trial.case.example()
+    infer_shapes(twin, *inputs.args, **inputs.kwargs)
+    for node in iter_nodes(twin.graph):
+        if node.name in noted and (found := noted[node.name]) is not (wanted := node.meta.get("val")):
+            shown, expected = (_sizes(each) for each in (found, wanted))
+            if any(one != other for one, other in zip_longest(shown, expected) if type(one) is not torch.SymInt):
+                yield Flaw(f"new node `{node.name}` notes {shown or 'no shape'}", f"{expected}")
+
+
+def _sizes(value: object) -> list[object]:
+    """Return dtypes, sizes and strides of the tensors in a value, one after the other."""
+    tensors = [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return [part for each in tensors for part in (each.dtype, *each.shape, "strides", *each.stride())]
+
+
+def _if_known(subject: Subject, trial: Trial | None) -> str | None:
+    nodes = () if trial is None else iter_nodes(trial.source.graph)
+    known = all("val" in node.meta for node in nodes if node.op.startswith("call_"))
+    return None if known else "the graph has no shapes"
+
+
 def _checkpoints(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     names = tensors_by_name(trial.source).keys() - tensors_by_name(trial.done).keys()
     twin = trial.transformed()
@@ -251,6 +278,14 @@ TRACES = Property(
     "nodes keep stack traces and shapes, and new ones have the traces of what they stand for",
     "Leave `node.meta` of other nodes alone; update single entries, do not replace it.",
     on_model=_traces,
+)
+SHAPES = Property(
+    "shapes-noted",
+    "new nodes note shape, dtype and strides where the graph does, so that the next pass can read them",
+    "Let the `Editor` make new nodes, with `last_dim` where that differs, or by `undescribed`, which computes shapes and "
+    "strides at the end of the pass.",
+    on_model=_shapes,
+    applies=_if_known,
 )
 CHECKPOINTS = Property(
     "checkpoints-load",

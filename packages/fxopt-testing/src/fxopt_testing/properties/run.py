@@ -13,7 +13,7 @@ from fxopt_core.passes.base import leaves
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.elsewhere import elsewhere
 from fxopt_testing.findings import Flaw, Property
-from fxopt_testing.forms import Form
+from fxopt_testing.forms import Form, sizes_from_values
 from fxopt_testing.models import is_of_the_zoo
 from fxopt_testing.pictures import changes, picture
 from fxopt_testing.trial import Subject, Trial
@@ -42,6 +42,14 @@ def _runs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if trial.error is not None and not isinstance(trial.error, PostconditionError):
         cause = trial.error.__cause__ or trial.error
         yield Flaw(f"{type(cause).__name__}: {cause}", "a result, or the site left alone with a reason")
+    elif trial.error is None and trial.case.device == "cpu":
+        try:
+            subject.transformation(sizes_from_values(trial.fresh()))
+        except Exception as error:
+            cause = error.__cause__ or error
+            found = f"with batches whose size comes from a value: {type(cause).__name__}: {cause}"
+            advice = "Compare sizes by `same_size` and `same_sizes`, which add no guard; refuse what is unknown."
+            yield Flaw(found, "a result, or the site left alone with a reason", advice)
 
 
 def _caller(subject: Subject, trial: Trial) -> Iterator[Flaw]:

@@ -1,0 +1,86 @@
+"""No shipped pass and no named pipeline raises on a graph that it did not make, whatever is known of its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_core import iter_nodes, registry
+from fxopt_testing import ModelCase, zoo
+from fxopt_testing.forms import sizes_from_values
+
+
+class Embedded(nn.Module):
+    """Sums of embeddings before a norm."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.words, self.places, self.norm = nn.Embedding(9, 8), nn.Embedding(9, 8), norm
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.out(self.norm(self.words(ids) + self.places(ids)))
+        return found
+
+
+class Attention(nn.Module):
+    """Attention that is written out or called, of keys that come in several ways."""
+
+    def __init__(self, keys: str) -> None:
+        super().__init__()
+        self.qkv, self.out, self.keys = nn.Linear(32, 96), nn.Linear(32, 32), keys
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts: Any = self.qkv(x).chunk(3, -1)
+        q, k, v = (parts[place].view(x.shape[0], -1, 2, 16) for place in range(3))
+        q, v = q.transpose(1, 2), v.transpose(1, 2)
+        if self.keys == "called":
+            heads = F.scaled_dot_product_attention(q, k.transpose(1, 2), v)
+        else:
+            flipped = k.permute(0, 2, 3, 1) if self.keys == "permuted" else k.transpose(1, 2).transpose(-2, -1)
+            heads = torch.softmax(q @ flipped / 4, -1) @ v
+        found: Tensor = self.out(heads.transpose(1, 2).reshape(x.shape[0], -1, 32))
+        return found
+
+
+def _images() -> nn.Module:
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 1)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 8))
+
+
+IDS, ROWS = torch.randint(9, (2, 5)), torch.randn(2, 5, 32)
+OWN: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "norm without weights": (lambda: Embedded(nn.LayerNorm(8, elementwise_affine=False)), IDS),
+    "RMS norm without weights": (lambda: Embedded(nn.RMSNorm(8, elementwise_affine=False)), IDS),
+    "norm": (lambda: Embedded(nn.LayerNorm(8)), IDS),
+    **{f"{keys} keys": (lambda keys=keys: Attention(keys), ROWS) for keys in ("called", "permuted", "transposed")},  # type: ignore[misc]
+    "images": (_images, torch.randn(2, 3, 8, 8)),
+}
+CASES = [
+    *zoo()[::20],
+    *(ModelCase(n, make, x, form=form) for n, (make, x) in OWN.items() for form in ("modules", "export")),
+]
+KNOWN: dict[str, Callable[[GraphModule], Any]] = {
+    "shapes": lambda graph_module: None,
+    "no shapes": lambda graph_module: [node.meta.pop("val", None) for node in iter_nodes(graph_module.graph)],
+    "batches from values": sizes_from_values,
+    "rows from values": lambda graph_module: sizes_from_values(graph_module, lambda dim: dim == 1),
+    "images from values": lambda graph_module: sizes_from_values(graph_module, lambda dim: dim != 1),
+}
+PIPELINES = ("cpu-inference", "cpu-inference-bf16", "cpu-inference-int8", "inference")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_nothing_is_raised(case: ModelCase) -> None:
+    for known, what in KNOWN.items():
+        alone = registry().available() if known == "batches from values" else ()
+        for name in (*PIPELINES, *alone):
+            graph_module = case.capture().graph_module
+            what(graph_module)
+            registry().pipeline(name)(graph_module)
