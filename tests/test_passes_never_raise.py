@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_core import iter_nodes, registry
+from fxopt_rewrite import infer_shapes
 from fxopt_testing import ModelCase, zoo
 from fxopt_testing.forms import sizes_from_values
 
@@ -84,3 +85,18 @@ def test_nothing_is_raised(case: ModelCase) -> None:
             graph_module = case.capture().graph_module
             what(graph_module)
             registry().pipeline(name)(graph_module)
+
+
+def _noted(graph_module: GraphModule) -> list[Any]:
+    values = [torch.utils._pytree.tree_leaves(node.meta.get("val")) for node in iter_nodes(graph_module.graph)]
+    return [[(v.shape, v.stride(), v.dtype) for v in found if isinstance(v, Tensor)] for found in values]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_each_pass_of_the_pipeline_leaves_shapes_and_strides(name: str) -> None:
+    make, x = OWN[name]
+    graph_module = ModelCase(name, make, x).capture().graph_module
+    for each in registry().pipelines()["cpu-inference"].split(","):
+        registry().pipeline(each)(graph_module)
+        found = _noted(graph_module)
+        assert found == _noted(infer_shapes(graph_module, x)), each

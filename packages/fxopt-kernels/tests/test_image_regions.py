@@ -152,3 +152,32 @@ def test_modules_of_traces_are_in_regions_as_functions_are() -> None:
             for rows in (2, 3, 1):
                 x = torch.randn(rows, 3, 20, 20)
                 torch.testing.assert_close(optimized(x), model(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("example", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("weights", [torch.contiguous_format, torch.channels_last])
+def test_each_call_has_the_strides_of_eager_and_the_bits_of_the_first(
+    weights: torch.memory_format, example: torch.memory_format
+) -> None:
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 1, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            y = self.one(x)
+            z = F.relu(y)
+            return y, self.other(z), z.flatten(2).transpose(1, 2), F.max_pool2d(z, 2)
+
+    model: nn.Module = Returns().eval()
+    model.to(memory_format=weights)  # type: ignore[call-overload]  # torch declares none with a format alone
+    graph_module = planned(model, torch.randn(2, 3, 8, 8).to(memory_format=example))
+    for rows in (2, 1):
+        x = torch.randn(rows, 3, 8, 10).to(memory_format=example)
+        wanted, first = model(x), graph_module(x)
+        for _ in range(3):
+            found = graph_module(x)
+            assert [each.stride() for each in found] == [each.stride() for each in wanted]
+            torch.testing.assert_close(found, first, rtol=0, atol=0)
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

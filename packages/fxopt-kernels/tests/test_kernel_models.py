@@ -229,3 +229,15 @@ def test_shapes_of_a_trace() -> None:
         for _ in range(3):
             torch.testing.assert_close(graph_module(x), model(x))
     assert len(plans_of(graph_module)) == 1
+
+
+@torch.inference_mode()
+def test_the_first_call_has_the_bits_of_the_later_ones_also_after_a_change(model: Encoder) -> None:
+    graph_module = _fused(model)
+    for _ in range(2):
+        for inputs in (_inputs(), _inputs(3, 5)):
+            first, plans = graph_module(*inputs), len(plans_of(graph_module))
+            torch.testing.assert_close(graph_module(*inputs), first, rtol=0, atol=0)
+            assert len(plans_of(graph_module)) == plans > 0
+        with torch.inference_mode(False), torch.no_grad():
+            next(p for name, p in graph_module.named_parameters() if name.endswith("norm_weight")).mul_(1.5)

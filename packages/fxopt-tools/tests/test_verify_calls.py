@@ -79,14 +79,37 @@ class Returning(nn.Module):
         return self.function(x)
 
 
-def test_strides_are_reported() -> None:
-    """Those of dimensions with one entry mean nothing."""
+def test_strides_are_judged() -> None:
+    """But those of dimensions with one entry, which mean nothing."""
     report = verify(Returning(lambda x: x + 1), Returning(lambda x: (x + 1).t().contiguous().t()), X)
-    assert report
-    assert (
-        "`output` has strides (4, 1) in the original, and (1, 3) in the transformed module: not judged" in report.notes
+    assert report.outputs[0].problem == (
+        "has strides (1, 3), expected (4, 1) as in the original: a view of it may be another, or raise"
     )
-    assert not any("strides" in note for note in verify(Returning(torch.sin), Returning(torch.sin), X[:1]).notes)
+    assert verify(Returning(torch.sin), Returning(lambda x: x.sin().t().contiguous().t()), X[:1])
+
+
+class Counting(nn.Module):
+    """Keeps what decides its result in an attribute: at the first call the input, later what `late` makes of it."""
+
+    def __init__(self, late: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.late, self.calls, self.seen = late, 0, list[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return it."""
+        self.calls += 1
+        self.seen.append(self.calls)
+        return x if self.calls == 1 else self.late(x)
+
+
+@pytest.mark.parametrize("late", [torch.neg, lambda x: x.t().contiguous().t()], ids=["values", "strides"])
+def test_what_later_calls_read_from_attributes_is_seen(late: Callable[[Tensor], Tensor]) -> None:
+    plain, late_one = Returning(lambda x: x), Counting(late)
+    report = verify(plain, late_one, X)
+    assert not report
+    assert "after several calls" in str(report)
+    assert (late_one.calls, late_one.seen) == (0, [])  # it is put back
+    assert verify(Counting(late), late_one, X), "each call is compared with the same call of the original"
 
 
 def test_random_numbers_are_reported() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from torch import nn
 
 Pair = tuple[int, int]
 
 
-@runtime_checkable
 class FusedConvolution(Protocol):
     """A module that computes ``activation(conv2d(pad(x), weight, bias) + other)``, where ``other`` is optional.
 
@@ -35,3 +34,8 @@ class FusedConvolution(Protocol):
     @property
     def activation(self) -> tuple[Any, ...]:
         """The activation of the sum."""
+
+
+def is_fused_convolution(module: nn.Module | None) -> TypeGuard[FusedConvolution]:
+    """Return whether a module is one: ``isinstance`` with a protocol takes a hundred times as long."""
+    return getattr(module, "is_fused_convolution", False) is True

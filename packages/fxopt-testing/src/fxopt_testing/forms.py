@@ -82,7 +82,7 @@ def sizes_from_values(graph_module: GraphModule, where: Callable[[int], bool] = 
 
     Args:
         graph_module: a graph with shapes known.
-        where: says of a dimension whether its size comes from a value.
+        where: says of a dimension whether its size comes from a value; symbolic sizes all do.
 
     >>> graph_module = sizes_from_values(graph_of(nn.Linear(4, 2), "modules", Inputs(torch.ones(3, 4))))
     >>> next(iter_nodes(graph_module.graph)).meta["val"].shape
@@ -99,7 +99,8 @@ def sizes_from_values(graph_module: GraphModule, where: Callable[[int], bool] = 
     def described(value: Tensor | SymInt) -> Tensor | SymInt:
         if not isinstance(value, Tensor):
             return size_of(value)
-        shape = [size_of(size) if where(dim) else size for dim, size in enumerate(value.shape)]
+        known = [type(size) is int and not where(dim) for dim, size in enumerate(value.shape)]
+        shape = [size if is_known else size_of(size) for size, is_known in zip(value.shape, known, strict=True)]
         with mode:
             return torch.empty(shape, dtype=value.dtype, device=value.device)
 

@@ -136,7 +136,7 @@ class PlanBuilder:
         return self._weights[-1][1]
 
     def output(self, value: Value) -> None:
-        """Make a value the next output."""
+        """Make a value the next output: a contiguous one."""
         buffer = self._buffers[value.buffer]
         if buffer.kind != "arena" or not value.layout.is_contiguous() or value.layout.numel() != buffer.elements:
             value = self.elementwise(value)

@@ -21,9 +21,9 @@ class PlanRegions(ReversibleTransformation):
 
     The graph keeps its nodes and modules; only its generated code changes, which asks for the plan of a region first.
     A plan lists the operators of the region with the places of all values in one piece of memory. It is made for one
-    kind of input (shapes, dtypes, numbers), the second time that it arrives; making it takes about as long as the
-    region itself. After any change (of a weight, a module or a hook, or when gradients are needed), the nodes run one
-    by one.
+    kind of input (shapes, strides, dtypes, numbers), the first time that it arrives and after any change of a weight or
+    a module; making it takes about as long as the region itself. With hooks, or when gradients are needed, the nodes
+    run one by one.
 
     A region is a run of nodes with at least two packed products (`FuseLinears`), attention, norms, and the views and
     sums between them. Graphs without a region stay unchanged, and so do those whose code `fuse-regions` generates.

@@ -15,7 +15,7 @@ from fxopt_kernels.passes.layouts import SPLITS, STEPS, operation
 from fxopt_kernels.passes.matching import is_float
 from fxopt_kernels.regions.images import activation_of, convolutions_fit, pooling_of
 from fxopt_rewrite import GraphIndex, is_python_number
-from fxopt_rewrite.toolbox import FusedConvolution, Region, is_plain_module
+from fxopt_rewrite.toolbox import Region, is_fused_convolution, is_plain_module
 
 LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
 NORMS = (nn.LayerNorm, nn.RMSNorm)
@@ -23,8 +23,8 @@ ELEMENTWISE = {"add": "add", "sub": "subtract", "mul": "multiply"}
 VIEWS = frozenset(STEPS) - {"clone", "contiguous"} | SPLITS
 VIEW_MODULES = (nn.Flatten, nn.Unflatten)
 COPIES = frozenset({"clone", "contiguous"})
-_CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
-_CHECK = "_assert_tensor_metadata"  # of a dtype
+CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
+CHECK = "_assert_tensor_metadata"  # of a dtype
 _FEWEST_LAYERS = 2  # fewer gain less than it costs to check that nothing has changed
 
 
@@ -70,7 +70,8 @@ def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
         nodes = nodes[1:]
     while nodes and not _is_layer(index, nodes[-1]):
         nodes = nodes[:-1]
-    if sum(isinstance(index.module_of(node), PanelLinear | FusedConvolution) for node in nodes) < _FEWEST_LAYERS:
+    modules = [index.module_of(node) for node in nodes]
+    if sum(isinstance(each, PanelLinear) or is_fused_convolution(each) for each in modules) < _FEWEST_LAYERS:
         return
     region = Region.of(nodes)
     inside = set(nodes)
@@ -83,7 +84,8 @@ def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
 
 
 def _is_layer(index: GraphIndex, node: Node) -> bool:
-    return isinstance(index.module_of(node), (*LAYERS, FusedConvolution))
+    module = index.module_of(node)
+    return isinstance(module, LAYERS) or is_fused_convolution(module)
 
 
 def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
@@ -98,7 +100,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     module = index.module_of(node)
     is_view = isinstance(module, VIEW_MODULES) and len(node.args) == 1 and is_plain_module(module)
     if module is not None and not is_view:
-        known = type(module) in (*LAYERS, *NORMS) or (images and isinstance(module, FusedConvolution))
+        known = type(module) in (*LAYERS, *NORMS) or (images and is_fused_convolution(module))
         return known and is_plain_module(module)
     if node.op not in ("call_function", "call_method", "call_module"):
         return False
@@ -111,9 +113,9 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
         return True
     if name in ELEMENTWISE:
         return len(node.args) == 2 and dict(node.kwargs) in ({}, {"alpha": 1})
-    if name == _CHECK or name in _CASTS:  # of float32 to float32
+    if name == CHECK or name in CASTS:  # of float32 to float32
         source = node.args[0] if node.args else None
-        return isinstance(source, Node) and is_float(source) and (name == _CHECK or is_float(node))
+        return isinstance(source, Node) and is_float(source) and (name == CHECK or is_float(node))
     memory = node.kwargs.get("memory_format", torch.contiguous_format)
     usual = memory in (torch.contiguous_format, torch.preserve_format)
     return name in VIEWS or (name in COPIES and (usual or (images and memory is torch.channels_last)))

@@ -15,7 +15,7 @@ from fxopt_kernels.operators.conv import pack_convolution, pack_depthwise
 from fxopt_kernels.operators.plan import PlanBuilder, Value
 from fxopt_kernels.passes.matching import is_float
 from fxopt_rewrite import ActivationCall, GraphIndex, read_activation, read_operation, tensor_facts
-from fxopt_rewrite.toolbox import FusedConvolution
+from fxopt_rewrite.toolbox import FusedConvolution, is_fused_convolution
 
 Pair = tuple[int, int]
 _ONEDNN_NAMES: Mapping[tuple[str, str], str] = {("swish", ""): "silu", ("gelu", "tanh"): "gelu_tanh"}
@@ -30,7 +30,7 @@ def fits(layer: FusedConvolution) -> bool:
 
 def convolutions_fit(index: GraphIndex) -> bool:
     """Return whether a graph has convolutions, and the operator computes all of them: plans take all or none."""
-    found = [module for module in index.modules.values() if isinstance(module, FusedConvolution)]
+    found = [module for module in index.modules.values() if is_fused_convolution(module)]
     return bool(found) and isa() not in (None, "portable") and all(map(fits, found))
 
 

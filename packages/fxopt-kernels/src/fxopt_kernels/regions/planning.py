@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +16,38 @@ from fxopt_kernels.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_kernels.layers.panel_linear import PanelLinear
 from fxopt_kernels.operators.plan import Plan, PlanBuilder, Value
 from fxopt_kernels.passes.layouts import operation
-from fxopt_kernels.regions import images
+from fxopt_kernels.regions import images, strides
 from fxopt_kernels.regions.finding import COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS
+from fxopt_kernels.regions.strides import called
 from fxopt_rewrite import GraphIndex
-from fxopt_rewrite.toolbox import FusedConvolution, Region
+from fxopt_rewrite.toolbox import Region, is_fused_convolution
 
 
 class UnplannableError(Exception):
     """A plan has no step for a call of this kind, which the layers hand to torch's functions."""
 
 
+class Planned(NamedTuple):
+    """The plan of a region, with the strides that the nodes would give.
+
+    Attributes:
+        plan: the plan.
+        results: shape and strides of each output; None where it is contiguous, as plans give it.
+    """
+
+    plan: Plan
+    results: tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...]
+
+    def finish(self, outputs: list[Tensor]) -> list[Tensor]:
+        """Return the outputs of a call with their strides."""
+        pairs = zip(outputs, self.results, strict=True)
+        return [each if result is None else each.as_strided(*result) for each, result in pairs]
+
+
 def plan_of(
-    graph_module: GraphModule, region: Region, values: Sequence[Any], panels: dict[nn.Module, Tensor]
-) -> Plan | None:
-    """Return the plan of a region for inputs of these shapes and dtypes; None where there is none.
+    graph_module: GraphModule, region: Region, values: Sequence[Any], panels: dict[object, Tensor]
+) -> Planned | None:
+    """Return the plan of a region for inputs of these shapes, strides and dtypes; None where there is none.
 
     The layers are packed, if they were not; convolutions into `panels`, which all plans of a region share.
     """
@@ -40,9 +58,13 @@ def plan_of(
     try:
         for node in region.nodes:
             made[node] = _Step(index, builder, made, panels).of(node)
+        strided = strides.layouts_of(index, region, values, made)
+        results = []
         for node in region.outputs:
-            builder.output(made[node])
-        return builder.build()
+            order, result = strides.order_of(strided[node])
+            builder.output(made[node].permute(*order))
+            results.append(result)
+        return Planned(builder.build(), tuple(results))
     except (UnplannableError, ValueError, RuntimeError, IndexError, TypeError):
         return None
 
@@ -51,7 +73,7 @@ class _Step:
     """Adds what a node computes to a plan."""
 
     def __init__(
-        self, index: GraphIndex, builder: PlanBuilder, made: Mapping[Node, Any], panels: dict[nn.Module, Tensor]
+        self, index: GraphIndex, builder: PlanBuilder, made: Mapping[Node, Any], panels: dict[object, Tensor]
     ) -> None:
         self.index, self.builder, self.made, self.panels = index, builder, made, panels
 
@@ -84,14 +106,14 @@ class _Step:
             kept = args[0].layout.is_contiguous() or kwargs.get("memory_format") is torch.channels_last
             return args[0] if kept else self.builder.elementwise(args[0])
         if args and type(args[0]) is tuple:  # one of the parts that a split gives
-            return _called(node, args, kwargs)
+            return called(node, args, kwargs)
         if name in VIEWS and any(isinstance(each, Value) for each in args):
             return self._view(node, args, kwargs)
-        return _called(node, _layouts(args), _layouts(kwargs))  # sizes
+        return called(node, _layouts(args), _layouts(kwargs))  # sizes
 
     def _view(self, call: Node | nn.Module, args: Any, kwargs: Any) -> Any:
         source = args[0]
-        found = _called(call, _layouts(args), _layouts(kwargs))
+        found = called(call, _layouts(args), _layouts(kwargs))
         views = found if isinstance(found, tuple | list) else (found,)
         _need(all(each.dtype is source.layout.dtype for each in views))
         place = source.layout.untyped_storage()._cdata
@@ -121,7 +143,7 @@ class _Step:
         _need(all(each.layout.numel() > 0 for each in args))
         if isinstance(module, PanelLinear):
             return self._linear(module, *args)
-        if isinstance(module, FusedConvolution):
+        if is_fused_convolution(module):
             _need(all(len(each.shape) == 4 and each.layout.dtype is torch.float32 for each in args))
             _need(args[0].shape[1] == module.in_channels)
             if module not in self.panels:
@@ -201,10 +223,3 @@ def _layouts(values: Any) -> Any:
     if isinstance(values, dict):
         return {key: _layouts(value) for key, value in values.items()}
     return type(values)(map(_layouts, values)) if type(values) in (list, tuple) else values
-
-
-def _called(call: Node | nn.Module, args: Any, kwargs: Any) -> Any:
-    if isinstance(call, Node) and call.op == "call_method":
-        return getattr(args[0], str(call.target))(*args[1:], **kwargs)
-    target: Any = call.target if isinstance(call, Node) else call
-    return target(*args, **kwargs)

@@ -17,9 +17,9 @@ from torch.nn.modules import module as global_hooks
 from fxopt_kernels.layers.panel_linear import PanelLinear
 from fxopt_kernels.operators.plan import Plan
 from fxopt_kernels.regions.finding import LAYERS, regions_of
-from fxopt_kernels.regions.planning import plan_of
+from fxopt_kernels.regions.planning import Planned, plan_of
 from fxopt_rewrite import Watched, on_refresh
-from fxopt_rewrite.toolbox import FusedConvolution, is_edited, runs_plainly
+from fxopt_rewrite.toolbox import is_edited, is_fused_convolution, runs_plainly
 
 RUN: Any = torch.ops.fxopt.run.default
 _MOST_PLANS = 512  # encoders of sentences see a kind for each length and size of a batch
@@ -60,7 +60,7 @@ class Unchanged:
         self._hooks += [getattr(global_hooks, name) for name in _GLOBAL_HOOKS]
         # What is converted for the operators is a copy.
         wide = [each for each in self._found if isinstance(each, Tensor) and each.dtype is not torch.float32]
-        wide += [module.weight for module in modules if isinstance(module, FusedConvolution)]
+        wide += [module.weight for module in modules if is_fused_convolution(module)]
         self._converted, self._watched = wide, Watched(wide)
 
     def holds(self) -> bool:
@@ -98,7 +98,10 @@ def _attributes_of(module: nn.Module) -> dict[str, Any]:
 
 
 class RegionPlans:
-    """The plans of a region, by kind of input: shapes, dtypes and numbers. One is made when a kind arrives again."""
+    """The plans of a region, by kind of input: shapes, strides, dtypes and numbers.
+
+    One is made when a kind arrives first, so that the first result has the bits of the later ones.
+    """
 
     def __init__(self, key: tuple[str, str]) -> None:
         self._key = key  # not the nodes, which would keep the graph module alive
@@ -107,9 +110,8 @@ class RegionPlans:
     def forget(self) -> None:
         """Drop all plans."""
         self._unchanged: Unchanged | None = None
-        self.plans: dict[tuple[object, ...], Plan | None] = {}
-        self._seen: set[tuple[object, ...]] = set()
-        self._panels: dict[nn.Module, Tensor] = {}
+        self.plans: dict[tuple[object, ...], Planned | None] = {}
+        self._panels: dict[object, Tensor] = {}
 
     def run(self, graph_module: GraphModule, values: tuple[Any, ...]) -> list[Tensor] | None:
         """Return the outputs for inputs, or None if the nodes have to run one by one."""
@@ -118,20 +120,17 @@ class RegionPlans:
             return None
         if self._unchanged is not None and not self._unchanged.holds():
             self.forget()
-            return None
         if kind not in self.plans:
-            if kind not in self._seen:
-                self._seen = {*self._seen, kind} if len(self._seen) < _MOST_PLANS else {kind}
-                return None
             self._make(graph_module, kind, values)
-        plan = self.plans.get(kind)
-        if plan is None:
+        planned = self.plans.get(kind)
+        if planned is None:
             return None
+        plan, results = planned
         try:
             outputs: list[Tensor] = RUN([value for value in values if type(value) is Tensor], plan.weights, plan.steps)
         except RuntimeError:  # an index is out of range, or a weight has another size: the nodes say it in their words
             return None
-        return outputs
+        return planned.finish(outputs) if any(results) else outputs
 
     def _make(self, graph_module: GraphModule, kind: tuple[object, ...], values: tuple[Any, ...]) -> None:
         region = None if is_edited(graph_module) else _find(graph_module, self._key)
@@ -142,11 +141,14 @@ class RegionPlans:
             unchanged = unchanged or Unchanged(graph_module, region.nodes)
         except RuntimeError:  # tensors of inference mode have no version
             return
-        plan = plan_of(graph_module, region, values, self._panels)
+        planned = plan_of(graph_module, region, values, self._panels)
+        for known in self.plans.values():  # of the same shapes, strided otherwise
+            if known is not None and planned is not None and torch.equal(known.plan.steps, planned.plan.steps):
+                planned = Planned(known.plan, planned.results)
         if unchanged.holds():
             self._unchanged = unchanged
             latest = list(self.plans.items())[1 - _MOST_PLANS :]
-            self.plans = {**dict(latest), kind: plan}
+            self.plans = {**dict(latest), kind: planned}
 
 
 def _find(graph_module: GraphModule, key: tuple[str, str]) -> Any:
@@ -162,9 +164,8 @@ def run_plan(graph_module: nn.Module, first: str, last: str, *values: Any) -> li
     """Return the outputs of a region, or None if its nodes have to run one by one.
 
     The code that `PlanRegions` generates calls it with the module, the names of the region's first and last node, and
-    its inputs. The nodes run one by one for a kind of input that arrives for the first time, under autograd, tracing
-    and modes, for what the operators do not take, and after a module or a tensor of the region has been changed,
-    replaced, or given a hook, until a new plan is made.
+    its inputs. The nodes run one by one under autograd, tracing and modes, for what the operators do not take, and
+    while a module of the region has a hook.
     """
     if torch.is_grad_enabled() or not runs_plainly() or not isinstance(graph_module, GraphModule):
         return None
@@ -188,7 +189,8 @@ def _forget(module: nn.Module) -> None:
 def plans_of(graph_module: GraphModule) -> list[Plan]:
     """Return the current plans of a graph module."""
     _, regions = _REGIONS.get(graph_module, (None, {}))
-    return [plan for region in regions.values() for plan in region.plans.values() if plan is not None]
+    found = (made.plan for region in regions.values() for made in region.plans.values() if made is not None)
+    return list({id(plan): plan for plan in found}.values())
 
 
 def _kind_of(values: tuple[Any, ...]) -> tuple[object, ...] | None:
@@ -198,7 +200,7 @@ def _kind_of(values: tuple[Any, ...]) -> tuple[object, ...] | None:
         if type(value) is Tensor:
             if value.dtype not in _TAKEN or not value.is_cpu or value.layout is not torch.strided:
                 return None
-            kind += (value.shape, value.dtype)
+            kind += (value.shape, value.dtype, None if value.is_contiguous() else value.stride())
         elif type(value) in (int, float, bool):
             kind += (type(value), value.hex() if type(value) is float else value)  # 0.0 is not -0.0
         else:

@@ -115,28 +115,27 @@ class _Conversion:
         for node in self._site.nodes:
             inputs = {value: self._read_by(node, value) for value in node.all_input_nodes}
             new = self._edit.undescribed(_insert_again(self._edit, node, inputs))
+            self._renewed[node] = new
             if node in returned:
-                self._renewed[node] = new
                 self._restored[node] = self._convert(new, node, reader=node)
-            else:
-                self._edit.replace(node, new)
-        for node in self._renewed:
-            self._edit.replace(node, self._restored[node])
+        for node, new in self._renewed.items():  # not before: each reads what the others were
+            self._edit.replace(node, self._restored[node] if node in returned else new)
         for node in self._site.region.members:  # the strides of the others change, too
             if not self._edit.is_stale([node]):
                 self._edit.undescribed(node)
 
     def _read_by(self, node: Node, value: Node) -> Node:
         """Return what a node reads instead of a value."""
+        now = self._renewed.get(value, value)
         if (node, value) in self._entries:
             if value not in self._inside:
-                self._inside[value] = self._convert(value, value, reader=node, channels_last=True)
+                self._inside[value] = self._convert(now, value, reader=node, channels_last=True)
             return self._inside[value]
         if (node, value) in self._exits:
             if value not in self._restored:
-                self._restored[value] = self._convert(value, value, reader=node)
+                self._restored[value] = self._convert(now, value, reader=node)
             return self._restored[value]
-        return self._renewed.get(value, value)
+        return now
 
     def _convert(self, value: Node, original: Node, *, reader: Node, channels_last: bool = False) -> Node:
         """Insert the conversion of a value before a reader: to channels last, or back to the original format."""

@@ -30,7 +30,6 @@ PROPERTIES: tuple[Property, ...] = (
     numbers.OTHER_INPUTS,
     numbers.GRADIENTS,
     result.TRACES,
-    result.SHAPES,
     run.IDEMPOTENT,
     travel.UNDO,
     travel.DEEPCOPY,

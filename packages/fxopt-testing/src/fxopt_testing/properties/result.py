@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from itertools import zip_longest
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt_checkpoints.load import load_original_state_dict
 from fxopt_core import history, iter_nodes
-from fxopt_core.errors import CheckpointError
+from fxopt_core.errors import CheckpointError, PreconditionError
 from fxopt_rewrite.journal.arithmetic import derived_problem, registered_functions
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_testing.findings import Flaw, Property, if_preserving
@@ -160,30 +160,33 @@ def _traces(subject: Subject, trial: Trial) -> Iterator[Flaw]:
             found, expected = f"new node `{node.name}` has no stack trace", "that of the node that it replaces"
             advice = "Copy `meta` from what a new node replaces, or make it by an `Editor` with like=[node]."
             yield Flaw(found, expected, advice, severity="advice")
+    yield from _shapes(trial)
 
 
-def _shapes(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    old = {node.name for node in iter_nodes(trial.source.graph)}
+def _shapes(trial: Trial) -> Iterator[Flaw]:
+    """Compare what new nodes note with what their inputs give, where the graph noted shapes before."""
+    old = {node.name: node for node in iter_nodes(trial.source.graph)}
+    if not all("val" in node.meta for node in old.values() if node.op.startswith("call_")):
+        return
     noted = {node.name: node.meta.get("val") for node in iter_nodes(trial.done.graph) if node.name not in old}
     twin, inputs = trial.transformed(), trial.case.example()
-    infer_shapes(twin, *inputs.args, **inputs.kwargs)
+    with suppress(PreconditionError):  # what the graph calls does not run on fake tensors
+        infer_shapes(twin, *inputs.args, **inputs.kwargs)
     for node in iter_nodes(twin.graph):
-        if node.name in noted and (found := noted[node.name]) is not (wanted := node.meta.get("val")):
-            shown, expected = (_sizes(each) for each in (found, wanted))
-            if any(one != other for one, other in zip_longest(shown, expected) if type(one) is not torch.SymInt):
-                yield Flaw(f"new node `{node.name}` notes {shown or 'no shape'}", f"{expected}")
+        found, wanted = (_sizes(each) for each in (noted.get(node.name), node.meta.get("val")))
+        if node.name in noted and (len(found) != len(wanted) or not all(map(_agree, found, wanted))):
+            advice = "Make it by an `Editor`, and give it to `undescribed`, by which its shape is computed at the end."
+            yield Flaw(f"new node `{node.name}` notes {found or 'no shape'}", f"{wanted}", advice)
 
 
 def _sizes(value: object) -> list[object]:
-    """Return dtypes, sizes and strides of the tensors in a value, one after the other."""
-    tensors = [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
-    return [part for each in tensors for part in (each.dtype, *each.shape, "strides", *each.stride())]
+    """Return dtypes and sizes of the tensors in a value, one after the other."""
+    tensors = [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, Tensor)]
+    return [part for each in tensors for part in (each.dtype, *each.shape)]
 
 
-def _if_known(subject: Subject, trial: Trial | None) -> str | None:
-    nodes = () if trial is None else iter_nodes(trial.source.graph)
-    known = all("val" in node.meta for node in nodes if node.op.startswith("call_"))
-    return None if known else "the graph has no shapes"
+def _agree(one: object, other: object) -> bool:
+    return isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt) or one == other
 
 
 def _checkpoints(subject: Subject, trial: Trial) -> Iterator[Flaw]:
@@ -275,17 +278,9 @@ INTERFACE = Property(
 )
 TRACES = Property(
     "traces-kept",
-    "nodes keep stack traces and shapes, and new ones have the traces of what they stand for",
+    "nodes keep stack traces and shapes; new ones have the traces of what they stand for, and shapes of their own",
     "Leave `node.meta` of other nodes alone; update single entries, do not replace it.",
     on_model=_traces,
-)
-SHAPES = Property(
-    "shapes-noted",
-    "new nodes note shape, dtype and strides where the graph does, so that the next pass can read them",
-    "Let the `Editor` make new nodes, with `last_dim` where that differs, or by `undescribed`, which computes shapes and "
-    "strides at the end of the pass.",
-    on_model=_shapes,
-    applies=_if_known,
 )
 CHECKPOINTS = Property(
     "checkpoints-load",

@@ -137,7 +137,7 @@ class Verify(Instrument):
             self.checks.append(replace(check, reason=expected))
             return None
         try:
-            found = [list(run_thrice(graph_module, item)) for item in self._inputs]
+            found = [run_thrice(graph_module, item) for item in self._inputs]
         except Exception as error:
             reason = f"it now refuses inputs that it took before: {type(error).__name__}: {error}"
             self.checks.append(replace(check, passed=False, reason=reason))

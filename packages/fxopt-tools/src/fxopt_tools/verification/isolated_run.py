@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,27 +64,31 @@ class Outcome:
         return plain and all(_same(*each) for each in both)
 
 
-def run_thrice(module: nn.Module, inputs: Inputs) -> Iterator[Outcome]:
-    """Yield the outcome of a first call, and those of a second and third one that came out otherwise.
+def run_thrice(module: nn.Module, inputs: Inputs) -> list[Outcome]:
+    """Return the outcomes of three calls, one after the other, and put the module back after the last.
 
-    Fast paths may start later than at the first call: programs at the second. Where the first call has written to no
-    buffer, the others have the module's own instead of copies, as calls have afterwards.
+    Fast paths may start later than at the first call, and may be kept in attributes. Where the first call has written
+    to no buffer, the others have the module's own instead of copies, as calls have afterwards. A call that came out as
+    the first one gives its outcome, the very same object.
     """
-    first = run_once(module, inputs)
-    yield first
-    for _ in range(_CALLS - 1):
-        again = run_once(module, inputs, own_buffers=not first.buffers_written)
-        if not again.equals(first):
-            yield again
+    with ONE_AT_A_TIME, torch.inference_mode(False), kept(module):
+        first = run_once(module, inputs, restores=False)
+        outcomes = [first]
+        for _ in range(_CALLS - 1):
+            again = run_once(module, inputs, own_buffers=not first.buffers_written, restores=False)
+            outcomes.append(first if again.equals(first) else again)
+    return outcomes
 
 
-def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False, own_buffers: bool = False) -> Outcome:
+def run_once(
+    module: nn.Module, inputs: Inputs, *, widened: bool = False, own_buffers: bool = False, restores: bool = True
+) -> Outcome:
     """Run a module on a copy of the inputs, without gradients and from the same random state as every other run.
 
     During the run, copies replace buffers, plain tensors and embeddings that renormalise themselves; other attributes
     of modules are restored afterwards. Parameters that the run writes to are reported, not restored: copying all of
     them would double the model. If ``widened``, the inputs are cast to float64; with ``own_buffers``, buffers are not
-    replaced, and those that are written to are reported like parameters.
+    replaced, and those that are written to are reported like parameters; without ``restores``, the caller restores.
 
     Raises:
         PreconditionError: The inputs cannot be copied, or the module is not initialised.
@@ -94,7 +98,7 @@ def run_once(module: nn.Module, inputs: Inputs, *, widened: bool = False, own_bu
         arguments = copied(inputs, widened=widened)
         kept_as_they_are = _tensors(module) if own_buffers else dict(module.named_parameters())
         versions = {name: (p, version_of(p)) for name, p in kept_as_they_are.items()}
-        with kept(module):
+        with kept(module) if restores else nullcontext():
             output, buffers = _call(module, arguments.inputs, own_buffers=own_buffers)
             parts = parts_of(output, "output", lambda tensor: tensor.detach().clone())  # before the module is restored
             returned = tensors(parts_of(output, "output"))

@@ -53,7 +53,13 @@ class Judge:
         """
         tokens = None if self.bounds.sqnr is None else tokens_of(expected)
         trees = (expected.output, found.output, {} if reference is None else reference.output)
-        yield from self._all(*(trees if tokens is None else (_of_tokens(tree, tokens) for tree in trees)))
+        for report in self._all(*(trees if tokens is None else (_of_tokens(tree, tokens) for tree in trees))):
+            was = expected.strides.get(report.path)
+            now = found.strides.get(report.path, was)
+            if report.passed and was != now:
+                problem = f"has strides {now}, expected {was} as in the original: a view of it may be another, or raise"
+                report = replace(report, problem=problem)
+            yield report
         # Arguments that were not touched and are no tensors are ignored: each run has a copy, which may not be equal.
         touched = expected.touched | found.touched
         both = (*expected.arguments.items(), *found.arguments.items())
