@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 from collections.abc import Callable
@@ -326,7 +327,8 @@ def test_what_needs_a_graph_names_the_one_within(tmp_path: Path) -> None:
 
 
 def test_adapters_come_and_go_between_calls_of_a_live_model(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
+    least = importlib.import_module("transformers.integrations.peft").MIN_PEFT_VERSION
+    peft = pytest.importorskip("peft", minversion=least)
     model = library.SentenceTransformer(stored(tmp_path, "Model"), device="cpu")
     plain = model.encode(TEXTS)
     model.compile(backend="fxopt", dynamic=True)

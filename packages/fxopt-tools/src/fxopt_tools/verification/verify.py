@@ -212,7 +212,7 @@ def report_on(
                 compared[report.path] = report
             notes |= dict.fromkeys(_notes(base, expected, found, compared.values()))
         notes |= dict.fromkeys(_hidden_nans(base, compared.values(), records))
-        if bounds.sqnr is not None and tokens_of(base.outcome) is not None:
+        if bounds.sqnr is not None and tokens_of(first) is not None:
             notes["not compared: what is computed for the padding of `attention_mask`, which nobody reads"] = None
         outputs += compared.values()
     return VerificationReport(tuple(outputs), tuple(notes))
