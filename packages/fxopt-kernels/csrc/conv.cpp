@@ -114,6 +114,7 @@ void run_convolution(Convolution call) {
   std::vector<float> constants(size_t(panels * 16 + call.channels + 16), 0.0f);
   if (call.bias) std::memcpy(constants.data(), call.bias, size_t(call.features) * 4);
   call.bias = constants.data(), call.zeros = constants.data() + panels * 16;
+  if (!call.input) call.input = call.zeros;  // images without a pixel, only padded
   if (call.depthwise) {
     const double nanoseconds = results * taps / 25;
     const int64_t part = divide_up(lines, threads_for(nanoseconds) * 4);

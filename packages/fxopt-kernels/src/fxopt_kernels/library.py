@@ -53,6 +53,7 @@ def _load() -> None:
     for operator in OPERATORS:
         _library.define(operator.schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"fxopt::{operator.name}", operator.fake, lib=_library)
+        _library.impl(operator.name, operator.with_gradient, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
     if _file.exists():
         torch.ops.load_library(str(_file))  # type: ignore[no-untyped-call]
         _loaded = ctypes.CDLL(str(_file))

@@ -213,6 +213,8 @@ class TensorReader:
             if stop > start:
                 place, size = self._data + start, stop - start
                 found = torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=place)
+                if found.data_ptr() % _UNIT:  # another tool has packed the file, and numbers would lie at odd places
+                    found = found.clone()
             else:
                 found = torch.empty(0, dtype=torch.uint8)
             self._storages[name] = found.untyped_storage()

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt_kernels.library import isa
+from fxopt_kernels.operators.definition import without_gradient
 from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_plainly
 
-ATTENTION: Any = torch.ops.fxopt.attention.default
-ATTENTION_MERGED: Any = torch.ops.fxopt.attention_merged.default
+ATTENTION = without_gradient(torch.ops.fxopt.attention.default)
+ATTENTION_MERGED = without_gradient(torch.ops.fxopt.attention_merged.default)
 LARGEST_HEAD = 256
 _FLOAT = torch.float32
 

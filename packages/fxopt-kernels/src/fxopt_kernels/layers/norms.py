@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from fxopt_kernels.layers.epilogue import NORM_CODES, Activation, Norm, check_epilogue
 from fxopt_kernels.library import isa
+from fxopt_kernels.operators.definition import without_gradient
 from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_plainly
 
-NORM: Any = torch.ops.fxopt.norm.default
-EMBEDDING_NORM: Any = torch.ops.fxopt.embedding_norm.default
+NORM = without_gradient(torch.ops.fxopt.norm.default)
+EMBEDDING_NORM = without_gradient(torch.ops.fxopt.embedding_norm.default)
 _FLOAT = torch.float32
 MOST_TABLES = 8
 

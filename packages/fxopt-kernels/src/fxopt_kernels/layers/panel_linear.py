@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from fxopt_kernels.layers.epilogue import CODES, NORM_CODES, Activation, Norm, check_epilogue
 from fxopt_kernels.layers.thawing import Thawing
 from fxopt_kernels.library import isa
+from fxopt_kernels.operators.definition import without_gradient
 from fxopt_kernels.operators.linear import pack, pack_bytes, shifted_sums, unpack
 from fxopt_rewrite import Watched
 from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_plainly
 
-LINEAR: Any = torch.ops.fxopt.linear.default
+LINEAR = without_gradient(torch.ops.fxopt.linear.default)
 _FLOAT = torch.float32
 _TAKEN = (torch.float32, torch.bfloat16, torch.int8)
 

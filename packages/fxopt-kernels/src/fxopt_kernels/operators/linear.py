@@ -57,14 +57,21 @@ def activate(value: Tensor, activation: int, alpha: float, beta: float) -> Tenso
         >>> activate(torch.tensor([-1.0, 9.0]), ACTIVATIONS.index("hardtanh"), 0.0, 6.0)
         tensor([0., 6.])
     """
-    return _ACTIVATIONS[ACTIVATIONS[activation]](value, alpha, beta)
+    return _ACTIVATIONS[_named(ACTIVATIONS, activation)](value, alpha, beta)
+
+
+def _named(names: tuple[str, ...], number: int) -> str:
+    if not 0 <= number < len(names):
+        raise RuntimeError(f"fxopt: found {number} for one of {', '.join(names)}, expected 0 to {len(names) - 1}")
+    return names[number]
 
 
 def normalize(value: Tensor, kind: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Return the norm of a number (`NORMS`) over the last dimension."""
-    if NORMS[kind] == "layer":
+    name = _named(NORMS, kind)
+    if name == "layer":
         return F.layer_norm(value, value.shape[-1:], weight, bias, eps)
-    if NORMS[kind] == "rms":
+    if name == "rms":
         value = value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps)
         value = value if weight is None else value * weight
         return value if bias is None else value + bias

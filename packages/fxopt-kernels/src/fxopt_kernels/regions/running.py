@@ -15,13 +15,14 @@ from torch.fx import GraphModule, Node
 from torch.nn.modules import module as global_hooks
 
 from fxopt_kernels.layers.panel_linear import PanelLinear
+from fxopt_kernels.operators.definition import without_gradient
 from fxopt_kernels.operators.plan import Plan
 from fxopt_kernels.regions.finding import LAYERS, regions_of
 from fxopt_kernels.regions.planning import Planned, plan_of
 from fxopt_rewrite import Watched, on_refresh
 from fxopt_rewrite.toolbox import is_edited, is_fused_convolution, runs_plainly
 
-RUN: Any = torch.ops.fxopt.run.default
+RUN = without_gradient(torch.ops.fxopt.run.default)
 _MOST_PLANS = 512  # encoders of sentences see a kind for each length and size of a batch
 _TAKEN = (torch.float32, torch.int64, torch.bool)
 _READ: Any = dict.__getitem__  # which does not thaw
