@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from fxopt_core import history, registry, undo
 from fxopt_kernels import FuseAttention, MergedAttention, RowAttention, isa
 from fxopt_testing import assert_rewrites
 from fxopt_testing.rewrites import graph_of, refused
@@ -195,3 +197,43 @@ def test_a_view_of_another_dtype_is_not_part_of_the_call() -> None:
 @torch.no_grad()
 def test_an_empty_batch_gives_an_empty_result() -> None:
     assert MergedAttention(H, H, scale=1.0, causal=False)(torch.zeros(0, L, 3 * H * E)).shape == (0, L, H * E)
+
+
+class WrittenOut(nn.Module):
+    """Attention whose keys are transposed by one permutation, or whose heads lie in the first of three dimensions."""
+
+    def __init__(self, *, flat: bool) -> None:
+        super().__init__()
+        self.flat = flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length = x.shape[0], x.shape[1]
+        parts: Any = x.chunk(3, -1)
+        query, key, value = (parts[place].reshape(rows, length, H, E) for place in range(3))
+        query, key, value = query.transpose(1, 2), key.permute(0, 2, 3, 1), value.transpose(1, 2)
+        if self.flat:
+            query, value = (each.reshape(rows * H, length, E) for each in (query, value))
+            key = key.reshape(rows * H, E, length)
+        heads = torch.softmax(torch.matmul(query, key) / 4, -1) @ value
+        found: Tensor = heads.reshape(rows, H, length, E).transpose(1, 2).reshape(rows, length, -1)
+        return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("flat", [False, True])
+def test_an_earlier_rewrite_is_taken_back_where_only_torch_is_left_and_slow(flat: bool) -> None:
+    pytest.importorskip("fxopt_simplify")
+    model = WrittenOut(flat=flat).eval()
+    graph_module = graph_of(model, "functions", X)
+    before = [node.name for node in graph_module.graph.nodes]
+    both = registry().pipeline("fuse-scaled-dot-product-attention,fuse-attention")
+    both(graph_module)
+    names = [node.name for node in graph_module.graph.nodes]
+    assert ("attention" in names) is not flat
+    assert not any("scaled_dot_product" in name for name in names)
+    notes = [rewrite.note for rewrite in history(graph_module)[-1].rewrites]
+    assert any("written out again" in note for note in notes) is flat
+    torch.testing.assert_close(graph_module(X), model(X))
+    assert [node.name for node in both(copy.deepcopy(graph_module)).graph.nodes] == names
+    undo(graph_module)
+    assert [node.name for node in graph_module.graph.nodes] == before

@@ -32,6 +32,7 @@ class AttentionSite:
         last: the node whose value is the rows, or the call if they are not joined.
         nodes: all nodes that go.
         size: size of a head of the result.
+        taken_back: why a call that an earlier pass has made is written out again; None where it is fused.
     """
 
     node: Node
@@ -42,6 +43,7 @@ class AttentionSite:
     last: Node
     nodes: tuple[Node, ...]
     size: int
+    taken_back: str | None = None
 
     @property
     def label(self) -> str:
@@ -57,7 +59,9 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
     transposes before it go, as do the transpose and the reshape after it that join the heads, and the repetition of
     grouped keys and values. Masks of either kind, causal masks and grouped heads are kept.
 
-    Refused: other dtypes, dropout, heads of more than 256 numbers, and sizes that are unknown.
+    Refused: other dtypes, dropout, heads of more than 256 numbers, and sizes that are unknown. What
+    `fuse-scaled-dot-product-attention` has made, and is refused here, is written out again where torch's kernel for it
+    is slow on a CPU: of other than four dimensions, or with elements of a head that lie apart.
 
     Source:
         Dao and others, FlashAttention, https://arxiv.org/abs/2205.14135: blocks over the columns, with a running
@@ -82,10 +86,14 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
         """Yield the calls of attention."""
         for node in index.nodes:
             if operation(index, node) == "scaled_dot_product_attention":
-                yield _read(index, node)
+                site = _read(index, node)
+                refusal = self.check(site, index) if _is_slow(index, node) else None
+                yield site if refusal is None else replace(site, taken_back=refusal.message, nodes=(node,))
 
     def check(self, site: AttentionSite, index: GraphIndex) -> Refusal | None:
         """Refuse what the operators do not take, and values that are written in between."""
+        if site.taken_back:
+            return None
         problem = _problem(_given(index, site.node))
         if problem is not None:
             return index.refuse(site.label, problem[0], f"`{site.label}` {problem[1]}", *site.nodes)
@@ -96,7 +104,10 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
         return kernels_refusal(site.label, index, *site.nodes)
 
     def rewrite(self, site: AttentionSite, edit: Editor) -> None:
-        """Call one module, and take out the views around it."""
+        """Call one module, and take out the views around it; or write the attention out again."""
+        if site.taken_back:
+            _write_out(site, edit)
+            return
         merged = len(site.operands) == 1
         module = MergedAttention(*site.heads, *site.settings) if merged else RowAttention(*site.settings)
         beside = _scope(site.node)
@@ -112,6 +123,35 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
             )
             edit.undescribed(made)
         take_out(edit, site.last, made, site.nodes)
+
+
+def _is_slow(index: GraphIndex, node: Node) -> bool:
+    """Return whether a pass has made a call of attention for which torch has no fast kernel on a CPU."""
+    source = (node.meta.get("from_node") or [None])[-1]
+    values = [tensor_facts(each) for each in node.args[:3] if isinstance(each, Node)]
+    known = [each for each in values if each is not None and each.stride is not None]
+    if getattr(source, "pass_name", "") != "fuse-scaled-dot-product-attention" or len(known) < 3:
+        return False
+    on_cpu = all(each.device is None or each.device.type == "cpu" for each in known)
+    return on_cpu and any(each.rank != 4 or not same_size(each.stride[-1], 1) for each in known if each.stride)
+
+
+def _write_out(site: AttentionSite, edit: Editor) -> None:
+    """Compute the scores, add the mask, and multiply their softmax by the values, as before the earlier pass."""
+    given, node = _given(edit.index, site.node), site.node
+    user = sole_user(node)
+    last = user if user is not None and operation(edit.index, user) == "clone" else node
+    like: Any = {"before": node, "like": [node]}
+
+    def call(function: Any, *args: Any, **settings: Any) -> Node:
+        return edit.undescribed(edit.call_function(function, *args, **settings, **like))
+
+    scores = call(torch.matmul, given["query"], call(torch.transpose, given["key"], -2, -1))
+    scores = call(torch.mul, scores, given["scale"])
+    if given.get("attn_mask") is not None:
+        scores = call(torch.add, scores, given["attn_mask"])
+    take_out(edit, last, call(torch.matmul, call(torch.softmax, scores, -1), given["value"]), [node])
+    edit.note(f"written out again, as torch has no fast kernel for it: {site.taken_back}")
 
 
 def _scope(node: Node) -> str:

@@ -132,7 +132,14 @@ class _Check:
 
     def refusal(self) -> Refusal | None:
         """Return why the attention is left alone, or None."""
-        return self._shape_refusal() or self._write_refusal() or self._mask_refusal()
+        return self._back_refusal() or self._shape_refusal() or self._write_refusal() or self._mask_refusal()
+
+    def _back_refusal(self) -> Refusal | None:
+        made = (self._site.product.meta.get("from_node") or [None])[-1]
+        if getattr(made, "pass_name", "") != "fuse-attention":
+            return None
+        message = f"`{self._site.label}` was one call before, for which torch has no fast kernel, and is written out"
+        return self._index.refuse(self._site.label, "other-attention", message, *self._site.nodes)
 
     def _shape_refusal(self) -> Refusal | None:
         site, scores = self._site, self._site.scores
