@@ -36,6 +36,7 @@ ALLOW_LIST = "FXOPT_PLUGINS"
 _FAMILIES = ("core", "linear", "norm", "arith", "onednn", "kernels", "simplify", "quantize")
 SHIPPED = ("fxopt", *(f"fxopt_{name}" for name in _FAMILIES))
 """Packages of fxopt with a plugin; distribution fxopt-linear, say, declares `fxopt_linear.plugin` as `linear`."""
+_UMBRELLA = {"fxopt": "_fxopt_entry_points"}  # a file fxopt.py beside a script is not to be imported for its plugin
 
 HOOKS = ("fxopt_transformations", "fxopt_pipelines", "fxopt_layers", "fxopt_functions")
 _MARK = "decorate it with @fxopt_core.hookimpl"
@@ -77,7 +78,7 @@ def _source_of(point: PluginEntryPoint) -> PluginSource:
     except Exception:  # an entry point made by hand, or a distribution whose metadata cannot be read
         return PluginSource(point.name, "an unknown distribution")
     package = name.replace("-", "_")
-    own = package.removeprefix("fxopt_"), f"{package}.plugin"
+    own = package.removeprefix("fxopt_"), f"{_UMBRELLA.get(package, package)}.plugin"
     shipped = package in SHIPPED and (point.name, getattr(point, "value", None)) == own
     return PluginSource(point.name, name, version, shipped)
 
