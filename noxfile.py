@@ -193,8 +193,7 @@ def readme(session: nox.Session) -> None:
     see(session, torch_directory(session))
     block = (ROOT / "README.md").read_text(encoding="utf-8").split("```bash\n")[1].split("```")[0]
     for line in block.splitlines():
-        local = ("-c", "constraints.txt", "--find-links", str(wheel_directory(session)))
-        session.install(*local, *shlex.split(line)[2:])
+        install_pinned(session, "--find-links", str(wheel_directory(session)), *shlex.split(line)[2:])
     session.run("python", "tests/run_blocks.py", "README.md", "docs/tutorial.md", env=ENVIRONMENT)
 
 
