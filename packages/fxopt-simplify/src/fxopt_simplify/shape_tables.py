@@ -65,13 +65,17 @@ class ShapeTables(nn.Module):
         Raises:
             InexpressibleError: The graph calls something else than functions, operators and methods of torch.
         """
-        return cls(json.dumps(write_graph(graph, ValueWriter(names=PLAIN))), tuple(roles))
+        rows = write_graph(graph, ValueWriter(names=PLAIN))
+        for row in rows["rows"]:
+            row.pop("trace", None)  # a line of code, with a path: this text goes into archives
+        return cls(json.dumps(rows), tuple(roles))
 
     def check_attributes(self) -> None:
         """Read the computation, which a file from a stranger may hold, so that it names functions of torch alone."""
         graph = read_graph(json.loads(self.graph), ValueReader(names=PLAIN))
         check_values(graph)  # before torch generates code from it
         check_targets(graph, nn.Module())
+        graph.lint()
         object.__setattr__(self, "_program", GraphModule(nn.Module(), graph))
         object.__setattr__(self, "_kept", {})
 

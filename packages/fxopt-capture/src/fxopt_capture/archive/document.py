@@ -28,7 +28,7 @@ from fxopt_capture.archive.tensors import ENTRY as WEIGHTS, TensorReader, Tensor
 from fxopt_capture.call.caches import CacheReturn
 from fxopt_capture.call.guards import GUARDS, GuardedCall, InputGuards
 from fxopt_capture.captured import CapturedModule, assemble
-from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note, note_of
+from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note, note_to_write
 from fxopt_core._torch import PyTreeCodeGen, codegen_of, generator_class
 from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_core.graph import iter_nodes
@@ -60,8 +60,8 @@ _OF_EXPORT = (
 # -- writing
 
 
-def write_document(graph_module: GraphModule) -> dict[str, list[Buffer]]:
-    """Return the entries of the archive of a graph module, in parts.
+def write_document(graph_module: GraphModule, *, source_lines: bool = False) -> dict[str, list[Buffer]]:
+    """Return the entries of the archive of a graph module, in parts; with the lines of code of its nodes or without.
 
     Raises:
         InexpressibleError: something in it cannot be written; the node, module, tensor or record is named.
@@ -71,7 +71,7 @@ def write_document(graph_module: GraphModule) -> dict[str, list[Buffer]]:
     if not isinstance(guards, InputGuards | None):
         raise InexpressibleError(_OF_EXPORT)
     ledger = graph_module.meta.get(META_KEY)
-    document = {
+    document: dict[str, Any] = {
         "format": FORMAT,
         "name": type(graph_module).__name__,
         "call": write_binding(graph_module._input_binding) if isinstance(graph_module, CapturedModule) else None,
@@ -79,13 +79,17 @@ def write_document(graph_module: GraphModule) -> dict[str, list[Buffer]]:
         "caches": _cache_rows(graph_module),
         "modules": _module_rows(graph_module, tensors),
         "graph": _graph_form(graph_module.graph, shapes),
-        "pretrained": note_of(graph_module),
+        "pretrained": note_to_write(graph_module.meta.get(NOTE)),
     }
+    if not source_lines:
+        for graph in (document["graph"], *(row["graph"] for row in document["modules"] if "graph" in row)):
+            for row in graph["rows"]:
+                row.pop("trace", None)
     rows, weights = tensors.finish()
     text = json.dumps({**document, "tensors": rows, **shapes.tables()}, allow_nan=False, separators=(",", ":"))
     entries: dict[str, list[Buffer]] = {FILE: [text.encode()]}
     if isinstance(ledger, Ledger):
-        entries[LEDGER] = [write_ledger(ledger).encode()]
+        entries[LEDGER] = [write_ledger(ledger, source_lines=source_lines).encode()]
     return {**entries, WEIGHTS: weights}
 
 

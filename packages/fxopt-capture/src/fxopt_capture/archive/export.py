@@ -43,6 +43,7 @@ def export(
     kwargs: Mapping[str, object] | None = None,
     *,
     dynamic_shapes: Any = None,
+    source_lines: bool = False,
 ) -> ExportedProgram:
     """Export a graph module as a program that runs with torch alone: for ``torch.export.save``, AOTInductor or ONNX.
 
@@ -55,6 +56,7 @@ def export(
         kwargs: example inputs by name.
         dynamic_shapes: which sizes vary, as in ``torch.export.export``, by name of the input. None: those that vary in
             the graph module; for one that was traced without shapes, the first of each tensor.
+        source_lines: whether nodes keep the lines of the model's code, with the paths of its files.
 
     Raises:
         CaptureError: ``torch.export`` refuses the graph or the inputs, or the program would hold for fewer sizes.
@@ -67,7 +69,12 @@ def export(
     check_graph_module(graph_module, "export")
     call, _ = call_of(graph_module, _positional(args), _by_name(kwargs), dynamic_shapes)
     guards = _guards_to_state(graph_module, call) if dynamic_shapes is None else InputGuards([], [])
-    return _exported(graph_module, call, guards)
+    program = _exported(graph_module, call, guards)
+    if not source_lines:  # which torch would write into each file of it
+        for module in program.graph_module.modules():
+            for node in iter_nodes(module.graph) if isinstance(module, GraphModule) else ():
+                node.meta.pop("stack_trace", None)
+    return program
 
 
 def _positional(args: object) -> tuple[object, ...] | None:

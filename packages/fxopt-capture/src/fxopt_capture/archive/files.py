@@ -19,7 +19,7 @@ from fxopt_core.graph import check_graph_module
 from fxopt_core.values.forms import InexpressibleError
 
 
-def save(graph_module: GraphModule, path: PathLike | IO[bytes]) -> None:
+def save(graph_module: GraphModule, path: PathLike | IO[bytes], *, source_lines: bool = False) -> None:
     """Save a graph module with its history in one file, conventionally of the suffix ``.fxopt``.
 
     The file is a zip of JSON and safetensors. Nothing is exported or run. A file that was there is replaced once the
@@ -28,6 +28,8 @@ def save(graph_module: GraphModule, path: PathLike | IO[bytes]) -> None:
     Args:
         graph_module: the graph module, captured, loaded or traced.
         path: the file to write, by its path, or open for writing bytes.
+        source_lines: whether nodes, also those of the history, keep the lines of the model's code that they came from,
+            with the paths of its files. They tell of the author's machine, and nothing needs them.
 
     Raises:
         CaptureError: the file cannot be written, or something in the graph module cannot be: hooks, tensors that are
@@ -43,7 +45,7 @@ def save(graph_module: GraphModule, path: PathLike | IO[bytes]) -> None:
     check_graph_module(graph_module, "save")
     target = checked_target(path)
     try:
-        entries = write_document(graph_module)
+        entries = write_document(graph_module, source_lines=source_lines)
     except InexpressibleError as error:
         raise CaptureError(f"the graph module cannot be saved: {error}. Undo what was done, or change that") from error
     write_archive(target, entries)

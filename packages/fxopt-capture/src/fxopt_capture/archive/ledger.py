@@ -30,8 +30,8 @@ _OF_TYPES = frozenset({"builtins", "collections", "torch", "types", "typing"})
 _UNSAFE = frozenset("\"'\\\n\r\0")
 
 
-def write_ledger(ledger: Ledger) -> str:
-    """Return a ledger as text; one of a newer version of fxopt as it is.
+def write_ledger(ledger: Ledger, *, source_lines: bool = False) -> str:
+    """Return a ledger as text, with the lines of code of its nodes or without; one of a newer version as it is.
 
     Raises:
         InexpressibleError: it names something that an archive may not; the message says what.
@@ -39,7 +39,8 @@ def write_ledger(ledger: Ledger) -> str:
     try:
         text = ledger_to_json(ledger)
         if ledger.version <= LEDGER_VERSION:
-            text = json.dumps(_with_text_in_meta(json.loads(text)))
+            data = _with_text_in_meta(json.loads(text))
+            text = json.dumps(data if source_lines else _without_source_lines(data))
             read_ledger(text)
     except FxoptError as error:
         raise InexpressibleError(f"the ledger cannot be written: {error}") from error
@@ -70,6 +71,15 @@ def _with_text_in_meta(data: Form, within: bool = False) -> Form:
     if within and data.keys() == {"name"} and isinstance(data["name"], str):
         return data["name"].replace(":", ".")
     return {key: _with_text_in_meta(item, within or key == "meta") for key, item in data.items()}
+
+
+def _without_source_lines(data: Form) -> Form:
+    if isinstance(data, list):
+        return [_without_source_lines(item) for item in data]
+    if isinstance(data, dict):
+        kept = {key: _without_source_lines(item) for key, item in data.items() if key != "stack_trace"}
+        return {key: item for key, item in kept.items() if key != "meta" or item}  # as it is written when it is empty
+    return data
 
 
 def _plain_or_type(name: str) -> object:

@@ -197,6 +197,8 @@ class TensorReader:
             raise MalformedError(
                 f"a tensor of shape {shape!r:.60} lies beyond the {storage.nbytes()} bytes of its entry"
             )
+        if storage.data_ptr() % dtype.itemsize:  # another tool has packed the file: numbers would lie at odd places
+            storage = self._storages[row["entry"]] = storage.clone()  # type: ignore[no-untyped-call]
         tensor = torch.empty(0, dtype=dtype).set_(storage, offset // dtype.itemsize, shape, steps)
         if row.get("device") is not None:
             tensor = tensor.to(row["device"])
@@ -213,8 +215,6 @@ class TensorReader:
             if stop > start:
                 place, size = self._data + start, stop - start
                 found = torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=place)
-                if found.data_ptr() % _UNIT:  # another tool has packed the file, and numbers would lie at odd places
-                    found = found.clone()
             else:
                 found = torch.empty(0, dtype=torch.uint8)
             self._storages[name] = found.untyped_storage()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from pathlib import PurePath
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -77,10 +78,16 @@ def _read(text: object) -> object:
     return ast.literal_eval(text)
 
 
-def note_of(graph_module: GraphModule) -> Mapping[str, Any] | None:
-    """Return the note of a graph module as files hold it, without the path that the model came from; None if none."""
-    note: Mapping[str, Any] | None = graph_module.meta.get(NOTE)
-    return None if note is None else {**note, "name_or_path": ""}
+def note_to_write(note: Any) -> Any:
+    """Return the note of a model for a file: of folders that it and its parts came from, the names alone."""
+    return None if note is None else {**note, "name_or_path": "", "config": _without_folders(note["config"])}
+
+
+def _without_folders(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration, with those of its parts, that has no path of this machine."""
+    found = {key: _without_folders(value) if isinstance(value, dict) else value for key, value in config.items()}
+    path = PurePath(str(found.get("_name_or_path", "")))
+    return {**found, "_name_or_path": path.name} if path.is_absolute() else found
 
 
 def checked_note(note: Any) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch.fx import GraphModule
 
 from fxopt_capture.archive.files import save
-from fxopt_capture.huggingface.clients import NOTE, dtype_of, offer
+from fxopt_capture.huggingface.clients import NOTE, dtype_of, note_to_write, offer
 from fxopt_core.errors import CaptureError
 
 ARCHIVE = "model.fxopt"
@@ -40,7 +40,7 @@ def save_pretrained(graph_module: GraphModule, folder: str | Path, *, push_to_hu
 
 def write_config(graph_module: GraphModule, folder: str | Path) -> None:
     """Write the ``config.json`` that lies beside the archive of a captured Hugging Face model."""
-    config = graph_module.meta[NOTE]["config"]
+    config = note_to_write(graph_module.meta[NOTE])["config"]
     dtype = str(dtype_of(graph_module)).removeprefix("torch.")
     own = {"model_type": config["model_type"], "archive": ARCHIVE, "dtype": dtype}
     changed = {"architectures": [type(graph_module).__name__], "model_type": MODEL_TYPE, "dtype": dtype, KEY: own}
