@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from live_models import EVERYTHING, Attention, agrees, compiled, images, network, rewrites, same
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
@@ -324,3 +325,31 @@ def test_inductor_runs_the_rewritten_graph() -> None:
         agrees(fast, net, x)
     assert fxopt_compile.history(net)[0].refreshes == 2
     same(gradients(fast, net, x), gradients(net, net, x))
+
+
+class Numbers(nn.Module):
+    """Attention with its numbers in attributes, and one that is an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts, self.scale, self.eps, self.rate = nn.Linear(16, 48), 0.3, 1e-3, 0.1
+
+    def forward(self, x: Tensor, factor: float) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.parts(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, scale=self.scale).transpose(1, 2).flatten(2)
+        return F.dropout(F.layer_norm(y, (16,), eps=self.eps), self.rate, self.training) * factor
+
+
+def test_numbers_that_modules_hold_are_constants_of_dynamic_graphs() -> None:
+    model = Numbers().eval()
+    live: Any = torch.compile(model, backend="fxopt", dynamic=True)
+    with torch.inference_mode():
+        for rows, factor in ((2, 1.5), (3, 0.5), (5, 2.5)):
+            x = torch.randn(4, rows, 16)
+            torch.testing.assert_close(live(x, factor), model(x, factor))
+        (graph,) = fxopt_compile.history(live)
+        (record,) = [record for record in graph.records if record.pass_name == "fuse-attention"]
+        assert record.rewrites and not record.refusals
+        model.scale = 0.7
+        torch.testing.assert_close(live(x, 0.5), model(x, 0.5))
+    assert len(fxopt_compile.history(live)) == 2

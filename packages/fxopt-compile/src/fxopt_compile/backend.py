@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_compile._torch import dispatch_modes, forward_level, functorch_level
+from fxopt_compile._torch import dispatch_modes, fix_numbers, forward_level, functorch_level
 from fxopt_compile.binding import Binding
 from fxopt_compile.comparison import check_same
 from fxopt_compile.lifting import Inputs, enables_gradients
@@ -58,6 +58,7 @@ def fxopt(
         VerificationError: From the first call, if ``verify`` finds another result.
     """
     del mode
+    fix_numbers(graph_module)
     graph = LiveGraph(graph_module, example_inputs, Settings.read(options))
     _warn_of_limit(graph.name)
     GRAPHS.add(graph)
