@@ -200,6 +200,26 @@ ATTACKS: dict[str, Callable[[Entries, Path], bytes]] = {
     "a condition of the document": in_document(_condition),
     "code for a type": in_document(_source_as_type),
     "code for an argument": in_document(_source_as_argument),
+    **{
+        f"{name} of {args}": in_document(_row(op=FUNCTION, target={"name": name}, args=args))
+        for name, args in (
+            ("builtins:pow", [10, 10**9]),
+            ("_operator:pow", [10, 10**9]),
+            ("_operator:lshift", [1, 10**10]),
+            ("_operator:ipow", [X, 10**9]),
+            ("_operator:mul", [[0], 10**11]),
+            ("builtins:range", [10**12]),
+            ("builtins:round", [5, -(10**9)]),
+            ("torch:arange", [0, 1, 1e-12]),
+            ("torch:zeros", [10**6, 10**6]),
+            ("torch:ops.aten.full.default", [[10**12], 1]),
+            ("torch:ops.aten.repeat.default", [X, [10**9, 10**9]]),
+            ("torch:ops.aten.expand.default", [X, [2**40, 3, 4]]),
+        )
+    },
+    "a power by a method": in_document(_row(op=METHOD, target="__pow__", args=[10, 10**9])),
+    "a shift by a method": in_document(_row(op=METHOD, target="__rlshift__", args=[10**10, 1])),
+    "a repetition by a method": in_document(_row(op=METHOD, target="repeat", args=[X, 10**9, 10**9])),
     "factorial": in_document(_row(op=FUNCTION, target={"name": "math:factorial"}, args=[10**7])),
 }
 """What a stranger may try, by name."""

@@ -6,6 +6,7 @@ without running their constructors: a class gets its attributes, parameters, buf
 
 from __future__ import annotations
 
+import math
 import typing
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -193,6 +194,11 @@ def check_values(graph: Graph) -> None:
         for value in (*node.args, *node.kwargs.values()):
             if not (is_plain_value(value) or is_plain_operator(value)):
                 raise MalformedError(f"node `{node.name}` has {describe(value)} among its arguments, and no data")
+        if _is_excessive(node):
+            raise MalformedError(
+                f"node `{node.name}` calls `{node.target}` with numbers that make a number of more than {_BITS} bits, "
+                f"or a value of more than {_ELEMENTS} elements"
+            )
         if "key" in node.kwargs and getattr(node.target, "__module__", None) == "builtins":
             raise MalformedError(f"node `{node.name}` gives `{node.target}` a key, a function to call")
         if node.type is not None and not _is_annotation(node.type):
@@ -201,6 +207,45 @@ def check_values(graph: Graph) -> None:
     left = [node.args[0] for node in iter_nodes(graph) if node.target is exit_autocast and node.args]
     if len(entered) != len(left) or set(entered) != set(left):
         raise MalformedError("a region of autocast is entered and not left, which would change what others compute")
+
+
+_BITS, _ITEMS, _ELEMENTS = 4096, 2**20, 2**30  # of a number, of a sequence of Python, and of a tensor
+_POWERS = "pow ipow rpow lshift ilshift rlshift float_power matrix_power"
+_PRODUCTS = "mul imul rmul add iadd concat iconcat"
+_SIZED = """
+    arange empty empty_permuted empty_strided expand eye full interpolate new_empty new_empty_strided new_full new_ones
+    new_zeros ones one_hot pad rand randint randn randperm range repeat repeat_interleave resize tile tril_indices
+    triu_indices zeros linspace logspace broadcast_to bartlett_window blackman_window hamming_window hann_window
+    kaiser_window
+"""
+
+
+def _is_excessive(node: Node) -> bool:
+    """Return whether the numbers in a call alone, which a few bytes of a file hold, make something huge of it."""
+    name = str(getattr(node.target, "__name__", node.target)).partition(".")[0].strip("_")
+    values: list[Any] = [*node.args, *node.kwargs.values()]
+    if any(isinstance(each, range) and (each.stop - each.start) // each.step > _ITEMS for each in values):
+        return True
+    numbers = [each for each in values if type(each) in (int, float)]
+    if name in _POWERS.split():
+        base, power = (*values[1::-1], 0, 0)[:2] if name in ("rpow", "rlshift") else (*values[:2], 0, 0)[:2]
+        if type(power) is not int or ("pow" in name and base in (-1, 0, 1, 1.0)):
+            return False
+        return power * (base.bit_length() if "pow" in name and type(base) is int else 1) > _BITS
+    if name == "round":
+        return any(type(each) is int and each < -_BITS for each in values[1:])
+    if name in _PRODUCTS.split():  # of a sequence
+        lengths = [len(each) for each in values if isinstance(each, (list, tuple, str, bytes))]
+        return bool(lengths) and any(max(*lengths, 1) * each > _ITEMS for each in numbers)
+    if name not in _SIZED.split():
+        return False
+    nested = [each for each in values if isinstance(each, (list, tuple))]
+    if name in ("arange", "range"):
+        limit = _ITEMS if node.target is range else _ELEMENTS
+        start, stop, step = [0, *(numbers or [0]), 1] if len(numbers) < 2 else [*numbers, 1][:3]
+        return bool(step == 0 or abs((stop - start) / step) > limit)
+    sizes = [[each for each in sequence if type(each) is int] for sequence in nested] or [numbers]
+    return any(math.prod(max(abs(each), 1) for each in some) > _ELEMENTS for some in sizes)
 
 
 def _is_annotation(value: Any) -> bool:
