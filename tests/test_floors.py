@@ -29,7 +29,7 @@ PACKAGES = Path(__file__).parents[1] / "packages"
 
 _SEAM = "fxopt_rewrite._torch"
 _CORE = ("fxopt_core.*", _SEAM)
-_REWRITE = (*_CORE, "fxopt_rewrite.*")
+_REWRITE = ("fxopt_core.*", "fxopt_rewrite.*")
 _VALUES = ("fxopt_core", "fxopt_core.values")
 _LEDGER = (*_VALUES, "fxopt_core.ledger")
 _TRAVEL = (*_LEDGER, "fxopt_core.state", "fxopt_core.travel")

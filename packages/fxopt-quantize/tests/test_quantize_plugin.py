@@ -35,6 +35,6 @@ def test_options_are_text() -> None:
 @pytest.mark.parametrize("name", ["cpu-inference-int8", "cpu-inference-int8-static", "cpu-inference-bf16"])
 def test_a_pipeline_merges_rounds_and_leaves_the_rest_to_the_exact_one(name: str) -> None:
     *own, last = plugin.fxopt_pipelines()[name].split(",")
-    assert own[:2] == ["fold-batch-norm", "merge-linears"]
-    assert own[2].partition("{")[0] in {cls().name for cls in plugin.fxopt_transformations()}
+    assert own[:3] == ["fuse-products", "fold-batch-norm", "merge-linears"]
+    assert own[3].partition("{")[0] in {cls().name for cls in plugin.fxopt_transformations()}
     assert last == "cpu-inference"

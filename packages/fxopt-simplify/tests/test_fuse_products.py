@@ -101,7 +101,7 @@ def test_what_is_refused() -> None:
     assert refusal.reason == "shape-unknown" and "infer_shapes" in refusal.message
     model.bias.data = model.bias.data.double()
     (refusal,) = history(FuseProducts()(infer_shapes(torch.fx.symbolic_trace(model), x)))[-1].refusals
-    assert refusal.reason == "unsupported-dtype" and "`bias` torch.float64" in refusal.message
+    assert refusal.reason == "dtype-mismatch" and "`bias` torch.float64" in refusal.message
 
     def written(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         product = x @ w.T

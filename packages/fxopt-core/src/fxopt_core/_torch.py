@@ -65,7 +65,7 @@ def require_torch(distribution: str, wanted: Iterable[tuple[object, Iterable[str
         raise ImportError(
             f"torch {torch.__version__} has no {', '.join(missing)}, which {distribution} reads: this release of "
             f"{distribution} does not work with this torch. Install a newer {distribution}, or the torch that it was "
-            "tested with (2.13 and 2.15)"
+            "tested with (2.13 and 2.14)"
         )
 
 

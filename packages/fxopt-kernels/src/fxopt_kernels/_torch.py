@@ -10,11 +10,11 @@ from torch.utils import _python_dispatch
 
 from fxopt_core import require_torch
 
-require_torch(
-    "fxopt-kernels",
-    [(torch._C, ("_storage_Use_Count", "DisableTorchFunction")), (_python_dispatch, ("_disable_current_modes",))],
-)
+_OF_C = ("_storage_Use_Count", "DisableTorchFunction", "_AutoDispatchBelowAutograd", "_after_autograd_keyset")
+require_torch("fxopt-kernels", [(torch._C, _OF_C), (_python_dispatch, ("_disable_current_modes",))])
 
 without_modes: Callable[[], Any] = _python_dispatch._disable_current_modes
 storage_count: Callable[[int], int] = torch._C._storage_Use_Count
 without_functions: Any = torch._C.DisableTorchFunction
+below_autograd: Any = torch._C._AutoDispatchBelowAutograd
+after_autograd: Any = torch._C._after_autograd_keyset

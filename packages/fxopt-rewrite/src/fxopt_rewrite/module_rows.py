@@ -149,9 +149,9 @@ def check_settings(owner: object, **kinds: Any) -> None:
         ValueError: One of them is something else. Its name, what it is and what is expected are named.
 
     >>> check_settings(nn.Conv2d(2, 3, 1), in_channels=1, stride=(1, 1), dilation=(1, ...), bias=nn.Parameter)
-    >>> check_settings(nn.Linear(0, 3), in_features=1)
+    >>> check_settings(nn.Linear(2, 3), in_features=3)
     Traceback (most recent call last):
-    ValueError: in_features is 0, expected at least 1, and at most 2**40
+    ValueError: in_features is 2, expected at least 3, and at most 2**40
     """
     for name, kind in kinds.items():
         value = getattr(owner, name)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -83,10 +83,6 @@ class FuseProducts(ReversibleSitePass[WrittenLinear]):
     ['x', 'weight', 'bias', 'linear', 'output']
     """
 
-    reasons: ClassVar[Mapping[str, str]] = {
-        "unsupported-dtype": "The product, the bias and their sum are to be of one dtype. Convert the bias to it.",
-    }
-
     def match(self, index: GraphIndex) -> Iterator[WrittenLinear]:
         """Yield the linear layers that are written as products."""
         for node in index.nodes:
@@ -111,7 +107,7 @@ class FuseProducts(ReversibleSitePass[WrittenLinear]):
                 return index.refuse(site.label, "shape-unknown", message, *site.nodes)
             if bias is not None and facts.dtype != bias.dtype:
                 message = f"`{node.name}` is {facts.dtype}, and the bias `{site.bias}` {bias.dtype}; expected one dtype"
-                return index.refuse(site.label, "unsupported-dtype", message, *site.nodes)
+                return index.refuse(site.label, "dtype-mismatch", message, *site.nodes)
         return None
 
     def rewrite(self, site: WrittenLinear, edit: Editor) -> None:

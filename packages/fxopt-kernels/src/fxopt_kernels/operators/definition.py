@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fxopt_kernels._torch import after_autograd, below_autograd
+
 
 class Operator(NamedTuple):
     """An operator of the namespace `fxopt`.
@@ -43,19 +45,15 @@ class Operator(NamedTuple):
                     "gradient: call it under torch.no_grad(), or call the layer that it stands for"
                 )
             return self.reference(*args)
-        with torch._C._AutoDispatchBelowAutograd():
-            return getattr(torch.ops.fxopt, self.name).default.redispatch(keys & _BELOW, *args)
-
-
-_BELOW: Any = torch._C._after_autograd_keyset
+        with below_autograd():
+            return getattr(torch.ops.fxopt, self.name).default.redispatch(keys & after_autograd, *args)
 
 
 def without_gradient(operator: Callable[..., Any]) -> Callable[..., Any]:
     """Return an operator for calls that autograd does not record, which need not be asked whether it does."""
-    below: Any = torch._C._AutoDispatchBelowAutograd
 
     def call(*args: Any) -> Any:
-        with below():
+        with below_autograd():
             return operator(*args)
 
     return call
