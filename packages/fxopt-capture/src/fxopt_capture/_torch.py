@@ -24,9 +24,10 @@ from torch.utils._sympy.numbers import int_oo
 from fxopt_core import require_torch
 from fxopt_core.naming import type_text
 
+# Those of the class: an instance, whose attributes are read too, loads NumPy.
 _OF_ENVIRONMENTS = (
     *("_suppress_guards_tls", "create_unbacked_symint", "create_symbol", "create_symintnode"),
-    *("var_to_range", "backed_var_to_val", "constrain_symbol_range"),
+    "constrain_symbol_range",
 )
 require_torch(
     "fxopt-capture",
@@ -34,10 +35,7 @@ require_torch(
         (predispatch, ("_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions")),
         (symbolic_shapes, ("TLS", "DimDynamic")),
         (symbolic_shapes_config, ("backed_size_oblivious", "patch")),
-        (
-            symbolic_shapes.ShapeEnv(),
-            _OF_ENVIRONMENTS,
-        ),
+        (symbolic_shapes.ShapeEnv, _OF_ENVIRONMENTS),
         (Tracer(), ("module_stack",)),
         (_symbolic_trace, ("is_fx_symbolic_tracing",)),
         (batchnorm, ("_BatchNorm",)),

@@ -145,6 +145,8 @@ def _lost(was: Node, node: Node) -> list[str]:
     lost = [key for key in _KEPT if key in was.meta.keys() - node.meta.keys()]
     if str(was.args) != str(node.args) or was.target != node.target:
         return [key for key in lost if key not in ("val", "tensor_meta")]  # what it gives may be something else now
+    if node.meta.get("val") is not was.meta.get("val"):  # it was described anew, as its strides are others
+        return [key for key in lost if key != "tensor_meta"]
     return lost
 
 
