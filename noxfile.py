@@ -124,8 +124,9 @@ def newest(session: nox.Session) -> None:
     session.install("--no-deps", *others, *(f"{name}=={versions[name]}" for name in NEWEST if name != "torch"))
     for line in str(session.run("python", "-c", MISFITS, *NEWEST, silent=True)).splitlines():
         session.warn(f"left out: {line}")
+        del versions[name_of(line)]
         session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", name_of(line))
-    session.log("tried: " + ", ".join(f"{name} {versions[name]}" for name in NEWEST))
+    session.log("tried: " + ", ".join(f"{name} {version}" for name, version in versions.items()))
     run_pytest(
         session, *IN_PROCESSES, *glob("packages/*/tests"), *(f"tests/test_{name}.py" for name in ON_NEWEST), threads=1
     )

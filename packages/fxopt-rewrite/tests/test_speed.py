@@ -140,5 +140,5 @@ def test_more_threads_than_processors_are_no_measurement() -> None:
 
 def test_a_process_that_waits_is_no_measurement() -> None:
     """A sleeping process stands for one that others keep from the processors."""
-    found = compare_speed(lambda: time.sleep(0.01), lambda: None, torch.device("cpu"), rounds=8)
+    found = compare_speed(lambda: time.sleep(0.01), lambda: time.sleep(0.01), torch.device("cpu"), rounds=8)
     assert found.doubt is not None and "the process had a processor for" in found.doubt
