@@ -222,7 +222,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(name: str, wheel: zipfile.
     module = name.replace("-", "_")
     assert f"{module}/py.typed" in files
     assert any(re.fullmatch(rf"{module}-[^/]*\.dist-info/licenses/LICENSE", file) for file in files)
-    assert {re.sub(r"-[^-]*\.dist-info$", "", file.partition("/")[0]) for file in files} == {module, *BESIDE.get(name, ())}
+    folders = {re.sub(r"-[^-]*\.dist-info$", "", file.partition("/")[0]) for file in files}
+    assert folders == {module, *BESIDE.get(name, ())}
     sources = {path for path in folder_of(name).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     sources = {path for path in sources if not path.name.startswith("_kernels.so")}  # as build_inplace.py leaves it
     held = {file for file in files if file.startswith(f"{module}/") and not file.endswith("/_kernels.so")}
