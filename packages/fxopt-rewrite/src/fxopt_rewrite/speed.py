@@ -143,7 +143,7 @@ class Shares:
     """For how much of the time since it was made this process had processors, where it is real time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._is_real = clock is time.perf_counter and torch.accelerator.current_accelerator() is None
+        self._is_real = clock is time.perf_counter and not torch.accelerator.is_available()
         self._started = time.perf_counter(), time.process_time()
 
     @property
