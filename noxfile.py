@@ -103,7 +103,7 @@ def together(session: nox.Session) -> None:
 
 @nox.session(requires=["wheels"])
 def newest(session: nox.Session) -> None:
-    """Packages, users of models and documents with the newest torch, transformers and their kin that pip would install.
+    """Packages, drop-ins and documents with the newest torch, transformers and libraries around them.
 
     What the newest transformers does not work with is left out, and named.
     """
