@@ -44,7 +44,7 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1",
 # quarter of the time. It pays in deep models and with fixed sizes, so that it stays on in `nightly` and for users.
 SHALLOW = {"TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0"}
 # The library that a C++ compiler makes; where there is none, the wheel lacks it.
-KERNELS = "fxopt_kernels/_kernels.so"
+KERNELS = "fxopt_cpu/_kernels.so"
 # The supported versions of Python, each with the groups that are pinned for it. Models and documents have left 3.10.
 PYTHONS = {"3.10": ["test", "processes", "wheels", "audit"]} | dict.fromkeys(("3.11", "3.12", "3.13"), GROUPS)
 PINS = f".ci/constraints-{sys.version_info.major}.{sys.version_info.minor}.txt"
@@ -215,17 +215,17 @@ def types(session: nox.Session) -> None:
 @nox.session(requires=["torch", "wheels"])
 def sanitize(session: nox.Session) -> None:
     """The kernels' tests, and a minute of drawn numbers for each operator, with Address- and UBSanitizer."""
-    packages = ["fxopt-capture", "fxopt-kernels", "fxopt-onednn", "fxopt-quantize", "fxopt-simplify"]
-    install(session, ["test", "wheels"], [*packages, *siblings_for_tests("fxopt-kernels")])
+    packages = ["fxopt-capture", "fxopt-cpu", "fxopt-simplify"]
+    install(session, ["test", "wheels"], [*packages, *siblings_for_tests("fxopt-cpu")])
     options = ("--no-deps", "--no-build-isolation", "--force-reinstall")
     setting = "--config-settings=cmake.define.FXOPT_SANITIZE=ON"
-    session.run("python", "-m", "pip", "install", "-q", *options, setting, str(PACKAGES["fxopt-kernels"]))
+    session.run("python", "-m", "pip", "install", "-q", *options, setting, str(PACKAGES["fxopt-cpu"]))
     names = ("libasan.so", "libubsan.so", "libstdc++.so.6")
     found = [str(session.run("g++", f"-print-file-name={name}", silent=True, external=True)).strip() for name in names]
     # Python itself leaks, and what asks for more memory than a test needs is to be refused.
     asan = "detect_leaks=0:max_allocation_size_mb=1024:allocator_may_return_null=1"
     settings = {"LD_PRELOAD": ":".join(found), "ASAN_OPTIONS": asan, "FXOPT_FUZZ_SECONDS": "60"}
-    run_pytest(session, str(PACKAGES["fxopt-kernels"] / "tests"), "tests/test_numbers.py", settings=settings)
+    run_pytest(session, str(PACKAGES["fxopt-cpu"] / "tests"), "tests/test_numbers.py", settings=settings)
 
 
 @nox.session
@@ -279,7 +279,7 @@ def wheels(session: nox.Session) -> None:
     # With the backend here, no environment has to be made for each of them.
     options = ("-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory))
     session.run("python", "-m", "pip", "wheel", *options, *sources)
-    with ZipFile(wheel_of(session, "fxopt-kernels")) as wheel:
+    with ZipFile(wheel_of(session, "fxopt-cpu")) as wheel:
         if sys.version_info < (3, 11):
             session.warn("torch-abi-audit asks for Python 3.11: the library of kernels was not audited")
         elif KERNELS in wheel.namelist():

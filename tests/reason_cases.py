@@ -79,10 +79,9 @@ from torch import nn
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import Transformation
+from fxopt_cpu import ConvertToChannelsLast, PackConvolutions, PackLinears, QuantizeLinears
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
-from fxopt_onednn import ConvertToChannelsLast, PackConvolutions, PackLinears
-from fxopt_quantize import QuantizeLinears
 from fxopt_simplify import EliminateDeadCode, FuseScaledDotProductAttention, RemoveNoOps
 
 FORMS = ("modules", "functions", "export")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
-from fxopt_onednn import PackedLinear
+from fxopt_cpu import PackedLinear
 
 Change = Callable[[Any], object]
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import pytest
 
 from fxopt_core import compose
+from fxopt_cpu import FuseRegions, PackConvolutions, PackLinears, QuantizeLinears
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
-from fxopt_onednn import FuseRegions, PackConvolutions, PackLinears
-from fxopt_quantize import QuantizeLinears
 from fxopt_testing import Property, conformance_tests, passes_of, zoo
 from fxopt_testing.conformance import applicable, check_property, chosen_properties, subjects_of
 from fxopt_testing.plugin import run_check
@@ -21,8 +20,7 @@ SHIPPED = (
     "fxopt-linear",
     "fxopt-norm",
     "fxopt-arith",
-    "fxopt-onednn",
-    "fxopt-quantize",
+    "fxopt-cpu",
     "fxopt-core",
 )
 SUBJECTS = subjects_of(each for name in SHIPPED for each in passes_of(name))  # tried on the zoo once, for all tests

@@ -18,10 +18,10 @@ PASSES = {
     "fuse-batch-norm2d-in-conv2d": ("fxopt-norm", False),
     "fuse-bias-in-linear": ("fxopt-linear", True),
     "merge-linears": ("fxopt-linear", True),
-    "convert-to-channels-last": ("fxopt-onednn", True),
-    "pack-convolutions": ("fxopt-onednn", True),
-    "pack-linears": ("fxopt-onednn", True),
-    "fuse-regions": ("fxopt-onednn", True),
+    "convert-to-channels-last": ("fxopt-cpu", True),
+    "pack-convolutions": ("fxopt-cpu", True),
+    "pack-linears": ("fxopt-cpu", True),
+    "fuse-regions": ("fxopt-cpu", True),
     "remove-no-ops": ("fxopt-simplify", True),
     "eliminate-common-subexpressions": ("fxopt-simplify", True),
     "fold-constants": ("fxopt-simplify", True),
@@ -29,8 +29,8 @@ PASSES = {
     "eliminate-dead-code": ("fxopt-simplify", True),
     "fuse-activations": ("fxopt-simplify", True),
     "fuse-products": ("fxopt-simplify", True),
-    "quantize-linears": ("fxopt-quantize", False),
-    "cast-to-bfloat16": ("fxopt-quantize", False),
+    "quantize-linears": ("fxopt-cpu", False),
+    "cast-to-bfloat16": ("fxopt-cpu", False),
 }
 APPROXIMATE = {"quantize-linears": "{min-weights=1}", "cast-to-bfloat16": ""}
 REVERSIBLE = "merge-linears,fuse-bias-in-linear,change-true-div-to-mul-by-inverse"

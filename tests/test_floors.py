@@ -78,10 +78,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_linear": _REWRITE,
     "fxopt_norm": _REWRITE,
     "fxopt_arith": _REWRITE,
-    "fxopt_onednn": _REWRITE,
+    "fxopt_cpu": _REWRITE,
     "fxopt_simplify": _REWRITE,
-    "fxopt_quantize": _REWRITE,
-    "fxopt_kernels": _REWRITE,
     "fxopt_compile": (*_REWRITE, "fxopt_checkpoints"),
     "fxopt_capture": _REWRITE,
     "fxopt_tools": _REWRITE,
@@ -91,7 +89,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "_fxopt_entry_points.plugin": ("fxopt_core",),
     "fxopt": ("*",),
 }
-FAMILIES = tuple(f"fxopt_{name}" for name in ("linear", "norm", "arith", "onednn", "simplify", "quantize", "kernels"))
+FAMILIES = tuple(f"fxopt_{name}" for name in ("linear", "norm", "arith", "cpu", "simplify"))
 # These import inside functions: listing passes, answering --help and starting pytest must not load torch, and
 # inductor is loaded only where a pass is plugged into it.
 LAZY = ("plugin", "commands", "torch_passes")

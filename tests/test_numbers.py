@@ -26,14 +26,21 @@ from torch.fx import Graph, GraphModule
 
 from fxopt_capture import load, save
 from fxopt_core.errors import CaptureError
-from fxopt_kernels import EmbeddingNorm, MergedAttention, PanelLinear, RowAttention, SumNorm
-from fxopt_kernels.library import OPERATORS, isa
-from fxopt_kernels.operators.conv import pack_convolution, pack_depthwise
-from fxopt_kernels.operators.linear import pack, pack_bytes, quantize, shifted_sums
-from fxopt_kernels.operators.plan import PlanBuilder
-from fxopt_onednn import PackedConv2d, PackedLinear
-from fxopt_onednn.packing.activations import Activation
-from fxopt_quantize import QuantizedLinear
+from fxopt_cpu import (
+    EmbeddingNorm,
+    MergedAttention,
+    PackedConv2d,
+    PackedLinear,
+    PanelLinear,
+    QuantizedLinear,
+    RowAttention,
+    SumNorm,
+)
+from fxopt_cpu.layers.activations import Activation
+from fxopt_cpu.library import OPERATORS, isa
+from fxopt_cpu.operators.conv import pack_convolution, pack_depthwise
+from fxopt_cpu.operators.linear import pack, pack_bytes, quantize, shifted_sums
+from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_simplify import ShapeTables
 
 SECONDS = float(os.environ.get("FXOPT_FUZZ_SECONDS", "2"))

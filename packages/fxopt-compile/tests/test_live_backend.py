@@ -37,7 +37,7 @@ def packed(net: nn.Module) -> int:
 
 
 def test_without_options_the_pipeline_fits_the_device() -> None:
-    """``cpu-inference`` on CPUs, if fxopt-onednn is there."""
+    """``cpu-inference`` on CPUs, if fxopt-cpu is there."""
     net, x = network(), images()
     agrees(torch.compile(net, backend="fxopt"), net, x)
     (graph,) = fxopt_compile.history(net)

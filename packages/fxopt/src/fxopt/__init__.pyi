@@ -6,11 +6,9 @@ from fxopt_arith import *
 from fxopt_capture import *
 from fxopt_checkpoints import *
 from fxopt_core import *
-from fxopt_kernels import *
+from fxopt_cpu import *
 from fxopt_linear import *
 from fxopt_norm import *
-from fxopt_onednn import *
-from fxopt_quantize import *
 from fxopt_report import *
 from fxopt_rewrite import *
 from fxopt_simplify import *

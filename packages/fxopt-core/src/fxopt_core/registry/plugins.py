@@ -33,7 +33,7 @@ from fxopt_core.values.names import class_path, describe, find, name_of
 ALLOW_LIST = "FXOPT_PLUGINS"
 """Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none."""
 
-_FAMILIES = ("core", "linear", "norm", "arith", "onednn", "kernels", "simplify", "quantize")
+_FAMILIES = ("core", "linear", "norm", "arith", "cpu", "simplify")
 SHIPPED = ("fxopt", *(f"fxopt_{name}" for name in _FAMILIES))
 """Packages of fxopt with a plugin; distribution fxopt-linear, say, declares `fxopt_linear.plugin` as `linear`."""
 _UMBRELLA = {"fxopt": "_fxopt_entry_points"}  # a file fxopt.py beside a script is not to be imported for its plugin

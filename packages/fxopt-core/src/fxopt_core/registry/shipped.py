@@ -8,12 +8,11 @@ _BY_DISTRIBUTION = {
     "fuse-batch-norm-in-conv-transpose fuse-batch-norm1d-in-linear fold-layer-norm-affine fold-scale-in-conv "
     "fold-scale-in-linear",
     "fxopt-arith": "change-true-div-to-mul-by-inverse",
-    "fxopt-onednn": "cpu-inference convert-to-channels-last pack-convolutions pack-linears fuse-regions",
-    "fxopt-kernels": "kernels fuse-attention fuse-norms fuse-linears plan-regions",
+    "fxopt-cpu": "cpu-inference cpu-inference-int8 cpu-inference-int8-static cpu-inference-bf16 kernels fuse-attention "
+    "fuse-norms fuse-linears convert-to-channels-last pack-convolutions pack-linears plan-regions fuse-regions "
+    "quantize-linears cast-to-bfloat16",
     "fxopt-simplify": "simplify remove-no-ops eliminate-common-subexpressions eliminate-dead-code cache-shape-tables "
     "fold-constants fuse-activations fuse-products fuse-scaled-dot-product-attention",
-    "fxopt-quantize": "cpu-inference-int8 cpu-inference-int8-static cpu-inference-bf16 quantize-linears "
-    "cast-to-bfloat16",
 }
 
 SHIPPED_NAMES = {name: home for home, names in _BY_DISTRIBUTION.items() for name in names.split()}

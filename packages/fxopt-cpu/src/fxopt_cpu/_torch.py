@@ -1,0 +1,31 @@
+"""The seam to torch: the one file of fxopt-cpu that names its private parts, checked at import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch
+
+from fxopt_core import require_torch
+
+_OF_C = (
+    "_storage_Use_Count",
+    "DisableTorchFunction",
+    "_AutoDispatchBelowAutograd",
+    "_after_autograd_keyset",
+    "_get_mkldnn_enabled",
+)
+_C: Any = torch._C
+require_torch("fxopt-cpu", [(_C, _OF_C), (_python_dispatch, ("_disable_current_modes",))])
+
+without_modes: Callable[[], Any] = _python_dispatch._disable_current_modes
+storage_count: Callable[[int], int] = _C._storage_Use_Count
+without_functions: Any = _C.DisableTorchFunction
+below_autograd: Any = _C._AutoDispatchBelowAutograd
+after_autograd: Any = _C._after_autograd_keyset
+mkldnn_enabled: Callable[[], bool] = _C._get_mkldnn_enabled
+# Regions become programs of TorchScript by these; without, layers run one by one.
+_SCRIPTS = ("_jit_llga_enabled", "_jit_set_llga_enabled", "_create_graph_by_tracing", "_create_function_from_graph")
+scripts: Any = _C if all(hasattr(_C, name) for name in _SCRIPTS) else None

@@ -1,0 +1,90 @@
+"""What follows a product in the same operator: an activation, and a norm, by the names and numbers that both have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fxopt_cpu.operators.linear import ACTIVATIONS, NORMS, activate
+from fxopt_rewrite.toolbox import check_settings
+
+CODES = {name: number for number, name in enumerate(ACTIVATIONS)}
+"""The numbers of activations in the operators."""
+NORM_CODES = {name: number for number, name in enumerate(NORMS)}
+"""The numbers of norms in the operators."""
+
+
+class Activation(NamedTuple):
+    """An activation as the operators know it.
+
+    Attributes:
+        name: as torch's function is called; "none" for none.
+        alpha: its first number, or 0.
+        beta: its second number, or 0.
+    """
+
+    name: str = "none"
+    alpha: float = 0.0
+    beta: float = 0.0
+
+    def __call__(self, value: Tensor) -> Tensor:
+        """Apply it with torch's own function.
+
+        >>> import torch
+        >>> Activation("hardtanh", 0.0, 6.0)(torch.tensor([-1.0, 7.0]))
+        tensor([0., 6.])
+        """
+        return activate(value, CODES[self.name], self.alpha, self.beta)
+
+    def __str__(self) -> str:
+        """Return its name and numbers."""
+        return self.name if self == (self.name, 0.0, 0.0) else f"{self.name}({self.alpha:g}, {self.beta:g})"
+
+
+def activation_named(name: str, settings: Mapping[str, Any]) -> Activation | None:
+    """Return an activation by the operation and the settings that `read_activation` gives; None if there is none.
+
+    >>> activation_named("clamp", {"min": 0, "max": 6}), activation_named("softplus", {})
+    (Activation(name='hardtanh', alpha=0.0, beta=6.0), None)
+    """
+    numbers = [float(value) for value in settings.values() if type(value) in (int, float)]
+    if name == "gelu":
+        return {"none": Activation("gelu"), "tanh": Activation("gelu_tanh")}.get(settings.get("approximate", ""))
+    if name == "relu6":
+        return Activation("hardtanh", 0.0, 6.0)
+    if name in ("clamp", "hardtanh") and len(numbers) == 2:
+        return Activation("hardtanh", *numbers)
+    if name in ("clamp", "clamp_min") and numbers == [0.0] and settings.get("min") is not None:
+        return Activation("relu")
+    if name in ACTIVATIONS and len(numbers) == len(settings) <= 1:
+        return Activation(name, *numbers)
+    return None
+
+
+class Norm(NamedTuple):
+    """A norm over the last dimension.
+
+    Attributes:
+        name: "layer", "rms" or "none".
+        eps: added to the variance, or to the mean of squares.
+    """
+
+    name: str = "none"
+    eps: float = 0.0
+
+    def __call__(self, value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Apply it with torch's own function."""
+        if self.name == "layer":
+            return F.layer_norm(value, value.shape[-1:], weight, bias, self.eps)
+        return F.rms_norm(value, value.shape[-1:], weight, self.eps) if self.name == "rms" else value
+
+
+def check_epilogue(activation: Activation, norm: Norm) -> None:
+    """Raise a ValueError where a file has set an activation or a norm that there is not."""
+    check_settings(activation, alpha=float, beta=float)
+    check_settings(norm, eps=float)
+    if activation.name not in CODES or norm.name not in NORM_CODES:
+        raise ValueError(f"{activation.name!r:.40} and {norm.name!r:.40} are no activation and norm")

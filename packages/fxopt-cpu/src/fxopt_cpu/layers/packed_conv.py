@@ -1,0 +1,296 @@
+"""`PackedConv2d`: a convolution, a sum and an activation in one oneDNN operator, with a packed weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fxopt_cpu.layers.activations import NONE, Activation
+from fxopt_cpu.layers.packed_layer import PackedLayer, bias_fits, runs_by_onednn
+from fxopt_cpu.layers.packed_linear import run_linear
+from fxopt_cpu.operators.onednn import CONVOLUTION, SUM, SUM_INTO, pack_convolution, pack_linear, why_unsupported
+from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ConvolutionPlan:
+    """How to compute inputs of one shape.
+
+    Attributes:
+        output: shape of the result.
+        padding: of rows and of columns, on both sides, as the operator takes it.
+        pad: how to pad the input before that, as `F.pad` takes it; None for not at all.
+        crop: where the result begins in what the operator computes, as row and column; None to take all of it.
+        one_row: whether the result is one vector of channels, so that packing gains nothing: the weight is read once.
+    """
+
+    output: tuple[int, ...]
+    padding: Pair
+    pad: tuple[int, ...] | None = None
+    crop: Pair | None = None
+    one_row: bool = False
+
+
+class PackedConv2d(PackedLayer):
+    """``activation(conv2d(pad(x), weight, bias) + other)``; ``other`` is optional.
+
+    ``x`` is (N, in_channels, H, W), ``weight`` (out_channels, in_channels / groups, height, width), ``bias``
+    (out_channels,). Weight and bias are plain parameters with their usual names, and all that is saved. The first call
+    packs a copy of the weight for oneDNN, and so does the first one after a change of the weight. The copy takes as
+    much memory as the weight; it is neither pickled nor copied with the module.
+
+    The operator runs where it computes the same: on dense float32 or bfloat16 CPU tensors, where no gradient is needed
+    and nothing intercepts the call (``torch.compile``, ``torch.export``, ``torch.func``, autocast, modes). Everything
+    else goes to torch's own ``conv2d``. The result has the memory format of the input.
+
+    Args:
+        in_channels: number of channels of the input.
+        out_channels: number of channels of the result.
+        kernel_size: height and width of the kernel.
+        stride: of rows and columns.
+        padding: zeros before and after the rows, and before and after the columns.
+        dilation: of rows and columns.
+        groups: number of groups of channels.
+        bias: whether it has a bias.
+        activation: the activation of the sum.
+        channels_last: whether results are always channels last, as the operator returns them.
+        adds: whether it is called with a value to add.
+        overwrites: whether the result may overwrite ``other``, because nothing reads that later. It does if ``other``
+            is channels last.
+
+    >>> conv = PackedConv2d(1, 1, (1, 1), activation=Activation("relu"))
+    >>> with torch.no_grad():
+    ...     _ = conv.weight.fill_(2.0), conv.bias.fill_(-3.0)
+    ...     conv(torch.tensor([[[[1.0, 2.0]]]])), conv(torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 1), 5.0))
+    (tensor([[[[0., 1.]]]]), tensor([[[[4.]]]]))
+    """
+
+    is_fused_convolution = True  # as `fxopt_rewrite.conv_layers.FusedConvolution` says
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        *,
+        stride: Pair = (1, 1),
+        padding: tuple[Pair, Pair] = ((0, 0), (0, 0)),
+        dilation: Pair = (1, 1),
+        groups: int = 1,
+        bias: bool = True,
+        activation: Activation = NONE,
+        channels_last: bool = False,
+        adds: bool = False,
+        overwrites: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        shape = (out_channels, in_channels // groups, *kernel_size)
+        super().__init__(shape, activation, bias=bias, device=device, dtype=dtype)
+        self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.channels_last, self.adds, self.overwrites = channels_last, adds, overwrites
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set what follows from the settings."""
+        stride, padding, groups = self.stride, self.padding, self.groups
+        self._operands = (stride, self.dilation, groups)
+        # A 1x1 convolution is a linear layer. Its operator has less overhead, but uses threads worse for few results.
+        self._pointwise = (self.kernel_size, stride, groups, padding) == ((1, 1), (1, 1), 1, ((0, 0), (0, 0)))
+        self._by_rows = self._pointwise and not self.adds and self.out_channels >= self.in_channels
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes; settings that follow from others are made."""
+        super().check_attributes()
+        sizes = {"kernel_size": (1, 1), "stride": (1, 1), "dilation": (1, 1), "padding": ((0, 0), (0, 0))}
+        check_settings(self, in_channels=1, out_channels=0, groups=1, **sizes)
+        check_settings(self, channels_last=bool, adds=bool, overwrites=bool)
+        self._prepare()
+
+    @property
+    def only_computes(self) -> bool:
+        """Whether a call writes to none of its inputs."""
+        return not self.overwrites
+
+    def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
+        """Return the result for an input and, optionally, a value to add."""
+        if not runs_by_onednn():
+            return self._plain(input, other)
+        parameters = self._parameters
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if weight is None or not is_plain_tensor(input, weight.dtype):
+            return self._plain(input, other)
+        packing = self.packing
+        if needs_gradient(input, weight, bias, other):
+            packing.forget_trained(weight)
+            return self._plain(input, other)
+        packed = packing.packed(weight, bias)
+        if packed is None:
+            packed = self._pack(weight, bias, input)
+        try:
+            plan = packing.plans[input.shape]
+        except KeyError:
+            plan = packing.plan(input.shape, self._plan(input.shape))
+        if packed is None or plan is None:
+            return self._plain(input, other)
+        if other is not None:
+            return self._sum(input, other, packed, bias, plan)
+        if plan.pad is not None or plan.crop is not None:
+            return self._in_format(self._unevenly_padded(input, packed, bias, plan, self._unary), input)
+        result = self._run_operator(input, packed, bias, plan, self._unary)
+        return result if self.channels_last else self._in_format(result, input)
+
+    def _sum(self, input: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan) -> Tensor:
+        """Return the activation of a sum; the operator needs equal shapes, and ReLU or no activation."""
+        fits = (
+            is_plain_tensor(other, input.dtype)
+            and other.shape == plan.output
+            and plan.pad is None
+            and plan.crop is None
+        )
+        if not fits or self._by_rows or self._unary[0] not in ("none", "relu"):
+            result = self._in_format(self._unevenly_padded(input, packed, bias, plan, NONE), input)
+            return self.activation(result + other)
+        after = "relu" if self._unary[0] == "relu" else None
+        operands = (packed, bias, plan.padding, *self._operands, "add", None, after, (), None)
+        if self.overwrites and not torch.is_grad_enabled() and other.is_contiguous(memory_format=torch.channels_last):
+            return self._in_format(SUM_INTO(other, input, *operands), input)
+        return self._in_format(SUM(input, other, *operands), input)
+
+    def _run_operator(
+        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
+    ) -> Tensor:
+        """Return the result of the operator."""
+        result: Tensor
+        if plan.one_row:
+            row = F.linear(input.view(1, -1), self.weight.view(self.out_channels, -1), bias)
+            result = Activation(*unary)(row).view(plan.output)
+        elif self._by_rows:
+            result = run_linear(input.permute(0, 2, 3, 1), packed, bias, unary).permute(0, 3, 1, 2)
+        else:
+            result = CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *unary)
+        return result
+
+    def _unevenly_padded(
+        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
+    ) -> Tensor:
+        """Return the result for padding that differs between sides, which the operator does not take."""
+        padded = input if plan.pad is None else F.pad(input, plan.pad)
+        result = self._run_operator(padded, packed, bias, plan, unary)
+        if plan.crop is None:
+            return result
+        (row, column), (height, width) = plan.crop, plan.output[2:]
+        return result[:, :, row : row + height, column : column + width]
+
+    def _in_format(self, result: Tensor, input: Tensor) -> Tensor:
+        """Return a result of the operator, channels last or in the memory format of the input."""
+        last = torch.channels_last
+        if self.channels_last or (input.is_contiguous(memory_format=last) and not input.is_contiguous()):
+            return result.contiguous(memory_format=last)
+        return result.contiguous()
+
+    def _plain(self, input: Tensor, other: Tensor | None) -> Tensor:
+        """Return the result of torch's own functions."""
+        rows, columns = self.padding
+        even = rows[0] == rows[1] and columns[0] == columns[1]
+        padded = input if even else F.pad(input, (*columns, *rows))
+        padding = (rows[0], columns[0]) if even else (0, 0)
+        result = F.conv2d(padded, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        return self.activation(result if other is None else result + other)
+
+    def by_torch(self) -> Callable[..., Tensor]:
+        """Return a function that computes the same with torch's own, the current weights as constants."""
+        bias = None if self.bias is None else self.bias.detach()
+        weight, padding = self.weight.detach(), self.padding
+        even = evenly_padded(weight, padding, self.dilation)
+        sides = None if even is not None else (*padding[1], *padding[0])
+        weight, zeros = (weight, (0, 0)) if even is None else even
+        rest, activation = (self.stride, zeros, self.dilation, self.groups), self.activation
+
+        def computed(input: Tensor, other: Tensor | None = None) -> Tensor:
+            result = F.conv2d(input if sides is None else F.pad(input, sides), weight, bias, *rest)
+            return activation(result if other is None else result + other)
+
+        return computed
+
+    def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
+        """Pack the weight, if this processor has the operators and changes of the weight can be noticed."""
+        self.packing.clear()
+        expected = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        unfit = weight.shape != expected or not bias_fits(bias, weight)
+        if unfit or weight.is_inference() or why_unsupported(weight.dtype, weight.device) is not None:
+            return None
+        plan = self._plan(input.shape)
+        if not weight.is_cpu or plan is None:
+            return None
+        if self._by_rows:
+            matrix = weight.view(self.out_channels, self.in_channels)
+            packed = pack_linear(matrix, math.prod(plan.output) // self.out_channels)
+        else:
+            packed = pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape))
+        return self.packing.keep(weight, bias, packed)
+
+    def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
+        """Return how to compute inputs of a shape; None for shapes that torch refuses, and for empty tensors."""
+        if len(shape) != 4 or shape[1] != self.in_channels or 0 in shape or self.out_channels == 0:
+            return None
+        settings = zip(shape[2:], self.padding, self.kernel_size, self.stride, self.dilation, strict=True)
+        sizes = [(size + sum(pad) - d * (k - 1) - 1) // s + 1 for size, pad, k, s, d in settings]
+        if min(sizes) < 1:
+            return None
+        output = (shape[0], self.out_channels, *sizes)
+        (top, bottom), (left, right) = self.padding
+        if top == bottom and left == right:
+            one_row = self._pointwise and math.prod(output) == self.out_channels
+            return ConvolutionPlan(output, (top, left), one_row=one_row)
+        if math.prod(shape) < math.prod(output):  # copying the input is cheaper than copying the result
+            return ConvolutionPlan(output, (0, 0), pad=(left, right, top, bottom))
+        first = [_first_result(*sides, stride) for sides, stride in zip(self.padding, self.stride, strict=True)]
+        rows, columns = (pad[0] + f * s for pad, f, s in zip(self.padding, first, self.stride, strict=True))
+        return ConvolutionPlan(output, (rows, columns), crop=(first[0], first[1]))
+
+    def extra_repr(self) -> str:
+        """Return the settings in the form of ``nn.Conv2d``."""
+        padding = tuple(first if first == last else (first, last) for first, last in self.padding)
+        shown = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        shown += f", padding={padding}" if any(map(any, self.padding)) else ""
+        shown += f", dilation={self.dilation}" if self.dilation != (1, 1) else ""
+        shown += f", groups={self.groups}" if self.groups != 1 else ""
+        shown += ", bias=False" if self.bias is None else ""
+        shown += ", channels_last=True" if self.channels_last else ""
+        shown += ", overwrites=True" if self.overwrites else ""
+        return shown if self.activation == NONE else f"{shown}, activation={self.activation}"
+
+
+def evenly_padded(weight: Tensor, padding: tuple[Pair, Pair], dilation: Pair) -> tuple[Tensor, Pair] | None:
+    """Return a kernel and a padding equal on both sides that compute the same; None if there are none.
+
+    The smaller padding is raised to the larger one, and zeros added to the kernel on that side ignore the extra places.
+
+    >>> weight, padding = evenly_padded(torch.ones(1, 1, 2, 2), ((0, 1), (0, 0)), (1, 1))
+    >>> weight.flatten(0, 2).tolist(), padding
+    ([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]], (1, 0))
+    """
+    added: list[int] = []
+    for (before, after), step in zip(padding[::-1], dilation[::-1], strict=True):
+        if (after - before) % step:
+            return None
+        added += [max(after - before, 0) // step, max(before - after, 0) // step]
+    return F.pad(weight, added) if any(added) else weight, (max(padding[0]), max(padding[1]))
+
+
+def _first_result(before: int, after: int, stride: int) -> int:
+    """Return where the result begins in that of a convolution padded alike on both sides, as the operator pads.
+
+    With enough zeros on both sides the operator computes the wanted result and more: it begins some strides later.
+    """
+    return 0 if before >= after else -(-(after - before) // stride)

@@ -1,0 +1,334 @@
+"""`PanelLinear`: a linear layer, and what follows it, in one operator, with its weight kept as panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation, Norm, check_epilogue
+from fxopt_cpu.layers.thawing import Thawing
+from fxopt_cpu.library import isa
+from fxopt_cpu.operators.definition import without_gradient
+from fxopt_cpu.operators.linear import pack, pack_bytes, shifted_sums, unpack
+from fxopt_rewrite import Watched
+from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_plainly
+
+LINEAR = without_gradient(torch.ops.fxopt.linear.default)
+_FLOAT = torch.float32
+_TAKEN = (torch.float32, torch.bfloat16, torch.int8)
+
+
+@dataclass(slots=True, eq=False)
+class Panels:
+    """What a layer is packed into.
+
+    Attributes:
+        made_of: the tensors that it was made of, as they were.
+        panels: the weight.
+        scale: the scales of integers, by column; None for floating-point weights.
+        sums: the sums of the integers, by column, and of their products with the inputs' shifts; None likewise.
+        rounding: factors and shifts of inputs; None where they are rounded by rows.
+        trains: whether the weight required a gradient.
+    """
+
+    made_of: Watched
+    panels: Tensor
+    scale: Tensor | None
+    sums: Tensor | None
+    rounding: Tensor | None
+    trains: bool
+
+    def watch(self, tensors: list[Tensor]) -> None:
+        """Take tensors of the same values for those that it was made of."""
+        self.made_of = Watched(tensors)
+
+
+class PanelLinear(nn.Module):
+    """``norm(activation(x @ weight.T + bias) + residual)``, or ``activation(x @ gate.T) * (x @ up.T)``.
+
+    ``x`` is (..., in_features), ``weight`` (out_features, in_features) in float32 or bfloat16, a parameter, or in int8,
+    a buffer beside ``scale`` (out_features,). Then inputs are rounded row by row, or by a buffer ``rounding``
+    (2, in_features): ``x * factor + shift``. A gated layer has the rows of both factors in its weight, the gate's
+    first, and ``out_features`` counts both. Inputs and results are float32 in all of them.
+
+    The first call that computes without gradients packs the weight, and drops the plain one if nothing else refers to
+    it; whatever reads it afterwards gets it back, bit for bit (`Thawing`). What the operator does not take goes to
+    torch's functions: other dtypes and devices, gradients, tracing, modes.
+
+    Args:
+        in_features: size of the input's last dimension.
+        out_features: number of rows of the weight.
+        bias: whether it has a bias.
+        activation: name and numbers of the activation, as `Activation` has them.
+        gated: whether the result is the product of two halves.
+        norm: name and eps of the norm at the end, as `Norm` has them.
+        norm_weight: whether the norm has a weight.
+        norm_bias: whether the norm has a bias.
+        integers: whether the weight holds integers.
+        rounding: whether inputs are rounded by factors and shifts.
+
+    >>> linear = PanelLinear(2, 1, bias=False, activation=("relu",))
+    >>> with torch.no_grad():
+    ...     _ = linear.weight.copy_(torch.tensor([[1.0, -1.0]]))
+    ...     linear(torch.tensor([[1.0, 3.0], [3.0, 1.0]]))
+    tensor([[0.],
+            [2.]])
+    """
+
+    __slots__ = ("_panels",)
+    only_computes = True
+    own_parameters: ClassVar = frozenset({"weight", "bias", "norm_weight", "norm_bias"})
+    own_buffers: ClassVar = frozenset({"scale", "rounding"})
+
+    weight: Any  # a parameter, or a buffer of integers
+    scale: Tensor
+    rounding: Tensor
+    bias: nn.Parameter | None
+    norm_weight: nn.Parameter | None
+    norm_bias: nn.Parameter | None
+    _panels: Panels | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        activation: tuple[Any, ...] = (),
+        gated: bool = False,
+        norm: tuple[Any, ...] = (),
+        norm_weight: bool = False,
+        norm_bias: bool = False,
+        integers: bool = False,
+        rounding: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.gated = gated
+        self._activation: tuple[Any, ...] = tuple(Activation(*activation))  # plain data, as archives write it
+        self._norm: tuple[Any, ...] = tuple(Norm(*norm))
+        shape, features = (out_features, in_features), self.features
+        if integers:
+            self.register_buffer("weight", torch.zeros(shape, dtype=torch.int8, device=device))
+            self.register_buffer("scale", torch.ones(out_features, device=device))
+            if rounding:
+                self.register_buffer("rounding", torch.ones(2, in_features, device=device))
+        else:
+            self.weight = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+        for key, size, given in (
+            ("bias", out_features, bias),
+            ("norm_weight", features, norm_weight),
+            ("norm_bias", features, norm_bias),
+        ):
+            self.register_parameter(key, nn.Parameter(torch.zeros(size, device=device, dtype=dtype)) if given else None)
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes."""
+        check_settings(self, in_features=0, out_features=0, gated=bool)
+        check_epilogue(self.activation, self.norm)
+        if self.gated and self.out_features % 2:
+            raise ValueError(f"out_features is {self.out_features}, expected an even number of a gated layer")
+
+    @property
+    def features(self) -> int:
+        """Size of the result's last dimension."""
+        return self.out_features // 2 if self.gated else self.out_features
+
+    @property
+    def activation(self) -> Activation:
+        """The activation of the product, or of the gate."""
+        return Activation(*self._activation)
+
+    @property
+    def norm(self) -> Norm:
+        """The norm at the end."""
+        return Norm(*self._norm)
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the result for an input, and the value that is added before the norm."""
+        if (
+            not runs_plainly()
+            or not is_plain_tensor(input, _FLOAT)
+            or not (residual is None or is_plain_tensor(residual, _FLOAT))
+        ):
+            return self._plain(input, residual)
+        if torch.is_grad_enabled() and self._records(input, residual):
+            return self._plain(input, residual)
+        operands = self.operands()
+        if operands is None or input.shape[-1:] != (self.in_features,):
+            return self._plain(input, residual)
+        panels, scale, sums, rounding, bias, norm_weight, norm_bias = operands
+        if residual is not None and residual.shape != (*input.shape[:-1], self.features):
+            return self._plain(input, residual)  # broadcast, which the operator does not do
+        (activation, alpha, beta), (norm, eps) = self._activation, self._norm
+        result: Tensor = LINEAR(
+            input, panels, scale, sums, bias, self.features, CODES[activation], alpha, beta, residual,
+            NORM_CODES[norm], norm_weight, norm_bias, eps, self.gated, rounding,
+        )  # fmt: skip
+        return result
+
+    def _records(self, input: Tensor, residual: Tensor | None) -> bool:
+        """Return whether autograd would record a call."""
+        packed, held = self.packing, self._parameters
+        if packed is not None and packed.trains and isinstance(held, Thawing) and held.frozen:
+            return True
+        return needs_gradient(input, residual, *dict.values(held))
+
+    def operands(self) -> tuple[Tensor | None, ...] | None:
+        """Return panels, scale, sums, rounding, bias and the norm's weight and bias as the operator takes them.
+
+        None where the layer cannot be packed. The weight is packed if it has not been, or has changed since.
+        """
+        packed = self.packed()
+        if packed is None:
+            return None
+        held: Any = self._parameters
+        small = tuple(_as_float(dict.get(held, key)) for key in ("bias", "norm_weight", "norm_bias"))
+        return packed.panels, packed.scale, packed.sums, packed.rounding, *small
+
+    def packed(self) -> Panels | None:
+        """Return the panels of the present weight; None where it cannot be packed."""
+        packed = self.packing
+        held: Any = self._buffers if "weight" in self._buffers else self._parameters
+        if packed is not None:
+            if type(held) is not Thawing:  # a rollback has brought back the dictionary of before the packing
+                held = vars(self)["_buffers" if "weight" in self._buffers else "_parameters"] = Thawing(held)
+            if held.frozen:
+                return packed
+            makers = self._makers(packed)
+            present: list[Any] = [dict.get(held, key) for key in makers]
+            if packed.made_of.hold(present):
+                del present
+                if not held.droppable(*makers):
+                    return packed
+                # Single numbers may have been written unseen: dropping the tensor would lose them.
+                if all(torch.equal(dict.__getitem__(held, key), make()) for key, make in makers.items()):
+                    held.freeze(makers, packed.watch)
+                    return packed
+        del held  # which refers to the weight
+        return self._pack()
+
+    def _pack(self) -> Panels | None:
+        """Pack the weight, where that is possible, and changes of it can be noticed."""
+        self._panels = None
+        weight, scale, rounding = self.weight, self._buffers.get("scale"), self._buffers.get("rounding")
+        fits = type(weight) in (Tensor, nn.Parameter) and weight.dtype in _TAKEN and weight.is_cpu
+        if not fits or weight.is_inference() or isa() is None or not weight.numel():
+            return None
+        if tuple(weight.shape) != (self.out_features, self.in_features) or (weight.dtype is torch.int8) != (
+            scale is not None and scale.dtype is _FLOAT and not scale.is_inference()
+        ):
+            return None
+        if rounding is not None and (tuple(rounding.shape) != (2, self.in_features) or rounding.is_inference()):
+            return None
+        name = "_parameters" if scale is None else "_buffers"
+        if type(vars(self)[name]) is not Thawing:
+            vars(self)[name] = Thawing(vars(self)[name])
+        made_of = Watched([each for each in (weight, scale, rounding) if each is not None])
+        panels, scales, sums = _panels_of(weight, scale, 1 + self.gated)
+        if rounding is not None:
+            rounding = rounding.detach().to(_FLOAT, copy=True).contiguous()
+            sums = torch.cat([cast("Tensor", sums), shifted_sums(panels, rounding[1])])
+        self._panels = packed = Panels(made_of, panels, scales, sums, rounding, weight.requires_grad)
+        del weight, scale
+        vars(self)[name].freeze(self._makers(packed), packed.watch)
+        return packed
+
+    def _makers(self, packed: Panels) -> dict[str, Callable[[], Tensor]]:
+        """Return what makes the plain tensors again."""
+        parts, features, inputs = 1 + self.gated, self.features, self.in_features
+        makers: dict[str, Callable[[], Tensor]] = {"weight": partial(_weight, packed.panels, parts, features, inputs)}
+        if packed.scale is not None:
+            makers["scale"] = partial(_scale, packed.scale, parts, features)
+        if packed.rounding is not None:
+            makers["rounding"] = packed.rounding.clone
+        return makers
+
+    def forget_derived(self) -> None:
+        """Drop the panels; the next call packs the weight again."""
+        for held in (self._parameters, self._buffers):
+            if isinstance(held, Thawing):
+                held.thaw()
+        self._panels = None
+
+    @property
+    def packing(self) -> Panels | None:
+        """What this layer is packed into; None at first."""
+        try:
+            return self._panels
+        except AttributeError:
+            return None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> PanelLinear:
+        """Drop the panels when parameters are converted or moved; scales and rounding stay in float32."""
+        self.forget_derived()
+        kept = {key: self._buffers[key] for key in ("scale", "rounding") if key in self._buffers}
+        applied: PanelLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
+        for key, tensor in kept.items():
+            moved = self._buffers[key]
+            if tensor is not None and moved is not None and moved.dtype != tensor.dtype:
+                self._buffers[key] = tensor.to(moved.device)
+        return applied
+
+    def _plain(self, input: Tensor, residual: Tensor | None) -> Tensor:
+        """Return the result of torch's own functions."""
+        weight, bias = self.weight, self.bias
+        scale = self.scale if "scale" in self._buffers else None
+        wide = weight.to(input.dtype) if scale is None else (weight.float() * scale.unsqueeze(1)).to(input.dtype)
+        if "rounding" in self._buffers:
+            input = input * self.rounding[0].to(input.dtype)
+        product = F.linear(input, wide, None if bias is None else bias.to(input.dtype))
+        if self.gated:
+            gate, up = product.chunk(2, -1)
+            product = self.activation(gate) * up
+        else:
+            product = self.activation(product)
+        return self.norm(product if residual is None else product + residual, self.norm_weight, self.norm_bias)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes alone, to be copied and saved."""
+        return dict(vars(self))
+
+    def extra_repr(self) -> str:
+        """Return the settings in the form of ``nn.Linear``."""
+        shown = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        if self.activation != Activation():
+            shown += f", activation={self.activation}"
+        if self.norm.name != "none":
+            shown += f", norm={self.norm.name}"
+        if "rounding" in self._buffers:
+            shown += ", static"
+        return f"{shown}, gated=True" if self.gated else shown
+
+
+def _as_float(tensor: Tensor | None) -> Tensor | None:
+    return tensor if tensor is None or tensor.dtype is _FLOAT else tensor.detach().float()
+
+
+def _panels_of(weight: Tensor, scale: Tensor | None, parts: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the panels, scales and sums of a weight, each part of its rows filled up for itself."""
+    rows = weight.detach().chunk(parts)
+    if scale is None:
+        return torch.cat([pack(part) for part in rows]), None, None
+    packed = [pack_bytes(part, its) for part, its in zip(rows, scale.detach().chunk(parts), strict=True)]
+    panels, scales, sums = (torch.cat(each) for each in zip(*packed, strict=True))
+    return panels, scales, sums
+
+
+def _weight(panels: Tensor, parts: int, features: int, inputs: int) -> Tensor:
+    """Return the plain weight: the rows of one matrix, or of two, one after the other."""
+    rows = [unpack(part, features, inputs) for part in panels.chunk(parts)]
+    return rows[0] if parts == 1 else torch.cat(rows)
+
+
+def _scale(padded: Tensor, parts: int, features: int) -> Tensor:
+    """Return the plain scales of what `_weight` returns."""
+    return torch.cat([part[:features] for part in padded.chunk(parts)])

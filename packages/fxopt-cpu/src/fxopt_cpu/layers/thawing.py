@@ -1,0 +1,167 @@
+"""`Thawing`: the parameters or buffers of a layer, some of which exist as panels alone until somebody looks at them.
+
+A packed weight is its panels; a plain copy beside them would double a model's memory. So the plain tensor is dropped
+once a layer is packed (it is *frozen*), and made again, bit for bit, as soon as anything reads the dictionary: an
+attribute of the module, ``parameters()``, ``state_dict()``, a conversion, a copy, a pickle, a pass. All of them go
+through the methods of the dictionary, of which every one that gives or takes a value *thaws* it first. So nobody sees
+the difference, and no method of ``nn.Module`` is replaced.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fxopt_cpu._torch import storage_count, without_functions, without_modes
+
+_LOCK = threading.RLock()
+_READ: Any = dict.__getitem__
+_WRITE: Any = dict.__setitem__
+_HARMLESS = frozenset({"__contains__", "__len__", "keys", "__new__", "__init__", "__sizeof__", "fromkeys"})
+"""Methods of a dictionary that neither give nor take a value."""
+
+
+class Thawing(dict[str, Any]):
+    """The parameters or buffers of a layer; see the module.
+
+    >>> held = Thawing({"weight": nn.Parameter(torch.ones(2))})
+    >>> held.freeze({"weight": lambda: torch.ones(2)})
+    True
+    >>> held.frozen, held["weight"].tolist(), held.frozen
+    (True, [1.0, 1.0], False)
+    >>> weight = held["weight"]
+    >>> held.freeze({"weight": lambda: torch.ones(2)})  # somebody holds it
+    False
+    """
+
+    __slots__ = ("_made", "_thawed")
+
+    _made: Mapping[str, _Maker]
+    _thawed: Callable[[list[Tensor]], object]
+
+    @property
+    def frozen(self) -> bool:
+        """Whether some of the tensors exist as panels alone."""
+        return bool(getattr(self, "_made", None))
+
+    def freeze(self, made: Mapping[str, Callable[[], Tensor]], thawed: Callable[[list[Tensor]], object] = len) -> bool:
+        """Drop tensors that nothing else refers to, all of them or none; return whether they were dropped.
+
+        Args:
+            made: by name, what makes the values of the tensor again.
+            thawed: is given the tensors once they were made again.
+        """
+        with _LOCK:
+            if self.frozen:
+                return True
+            if not self.droppable(*made):
+                return False
+            makers: dict[str, _Maker] = {}
+            for key, make in made.items():
+                old = _READ(self, key)
+                makers[key] = _Maker(make, type(old) is nn.Parameter, old.requires_grad, dict(vars(old)))
+                del old
+            self._made, self._thawed = makers, thawed
+            for key in makers:
+                _WRITE(self, key, None)
+            return True
+
+    def thaw(self) -> None:
+        """Make the plain tensors again."""
+        with _LOCK:
+            if not self.frozen:
+                return
+            with (
+                torch.inference_mode(False),
+                torch.no_grad(),
+                without_functions(),
+                without_modes(),
+            ):
+                found = {key: make() for key, make in self._made.items()}
+                self._thawed(list(found.values()))
+            for key, tensor in found.items():
+                _WRITE(self, key, tensor)
+            self._made = {}
+
+    def __iter__(self) -> Iterator[str]:  # or else C code that copies dictionaries would see what is in this one
+        """Return the names."""
+        return super().__iter__()
+
+    def droppable(self, *keys: str) -> bool:
+        """Return whether nothing but this dictionary refers to tensors that are not frozen."""
+        return all(_is_droppable(self, key) for key in keys)
+
+    def __getitem__(self, key: str) -> Any:
+        """Return a tensor, which no other thread drops meanwhile."""
+        if torch.compiler.is_compiling():  # it asks for all parameters of a module first, and knows no locks
+            return super().__getitem__(key)
+        with _LOCK:
+            self.thaw()
+            return super().__getitem__(key)
+
+    def items(self) -> Any:
+        """Return the items, which keep their tensors from being dropped."""
+        return self.copy().items()
+
+    def values(self) -> Any:
+        """Return the values, which are kept from being dropped."""
+        return self.copy().values()
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Copy and pickle as a dictionary of plain tensors."""
+        return dict, (dict(self.items()),)
+
+
+class _Maker(NamedTuple):
+    """Makes a dropped tensor again, with its type, flag and attributes."""
+
+    values: Callable[[], Tensor]
+    is_parameter: bool
+    trains: bool
+    attributes: dict[str, Any]
+
+    def __call__(self) -> Tensor:
+        values = self.values()
+        made = nn.Parameter(values, self.trains) if self.is_parameter else values
+        vars(made).update(self.attributes)
+        return made
+
+
+def _is_droppable(held: Thawing, key: str) -> bool:
+    """Return whether nothing but a dictionary refers to a tensor, or to its memory.
+
+    There are four kinds of reference: names in Python, C++ objects (graphs of autograd), views and other tensors on the
+    same memory, and other processes. A gradient, hooks and weak references would be lost, too.
+    """
+    tensor = _READ(held, key)
+    if type(tensor) not in (nn.Parameter, Tensor) or sys.getrefcount(tensor) > 3:  # the dictionary, here, the argument
+        return False
+    if tensor._use_count() > 1 or tensor.grad is not None or tensor._backward_hooks or not tensor.is_contiguous():
+        return False
+    storage = tensor.untyped_storage()
+    return storage_count(storage._cdata) <= 2 and not tensor.is_shared() and tensor.is_cpu
+
+
+def _thawed_first(name: str) -> Callable[..., Any]:
+    of_dict = getattr(dict, name)
+
+    def method(self: Thawing, *args: Any, **kwargs: Any) -> Any:
+        with _LOCK:  # so that no other thread drops what this one is about to get
+            self.thaw()
+            return of_dict(self, *args, **kwargs)
+
+    method.__name__, method.__doc__ = name, of_dict.__doc__
+    return method
+
+
+def _methods() -> Iterable[str]:
+    return (name for name in vars(dict) if callable(getattr(dict, name)) and name not in _HARMLESS)
+
+
+for _name in set(_methods()) - set(vars(Thawing)) - {"__getattribute__", "__class_getitem__", "__hash__"}:
+    setattr(Thawing, _name, _thawed_first(_name))

@@ -1,0 +1,66 @@
+"""The library of kernels: defines the operators `torch.ops.fxopt.*`, and loads their kernels where they were built.
+
+Every operator is defined here, with what it returns under fake tensors. Where there is no library (`isa()` is None),
+the reference in plain torch runs in its place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import torch
+
+from fxopt_cpu.operators.attention import ATTENTION, ATTENTION_MERGED
+from fxopt_cpu.operators.conv import CONV
+from fxopt_cpu.operators.definition import Operator
+from fxopt_cpu.operators.linear import LINEAR
+from fxopt_cpu.operators.norms import ADD_NORM, EMBEDDING_NORM, NORM
+from fxopt_cpu.operators.plan import RUN
+
+OPERATORS: tuple[Operator, ...] = (LINEAR, ATTENTION, ATTENTION_MERGED, NORM, ADD_NORM, EMBEDDING_NORM, CONV, RUN)
+# Instruction sets that the library is compiled for; one with a later name has all of those before it.
+ISAS = ("portable", "avx2", "avx512", "avx512vnni", "avx512bf16")
+VARIABLE = "FXOPT_KERNELS_ISA"
+
+_library = torch.library.Library("fxopt", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch.library is untyped
+_file = Path(__file__).with_name("_kernels.so")
+_loaded: ctypes.CDLL | None = None
+_isa: str | None = None
+
+
+def isa() -> str | None:
+    """Return the instruction set that the operators use (`ISAS`), or None where the library was not built.
+
+    It is the highest that the processor has; the environment variable `FXOPT_KERNELS_ISA` lowers it.
+    """
+    return _isa
+
+
+def limit_isa(name: str) -> str | None:
+    """Use the highest instruction set of the processor that is not above this one, and return it; for tests."""
+    global _isa
+    if name not in ISAS:
+        raise ValueError(f"{VARIABLE} is {name!r}, expected one of {', '.join(ISAS)}")
+    if _loaded is not None:
+        _isa = ISAS[_loaded.fxopt_limit_kernels(ISAS.index(name))]
+    return _isa
+
+
+def _load() -> None:
+    global _loaded
+    for operator in OPERATORS:
+        _library.define(operator.schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"fxopt::{operator.name}", operator.fake, lib=_library)
+        _library.impl(operator.name, operator.with_gradient, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+    if _file.exists():
+        torch.ops.load_library(str(_file))  # type: ignore[no-untyped-call]
+        _loaded = ctypes.CDLL(str(_file))
+    else:
+        for operator in OPERATORS:
+            _library.impl(operator.name, operator.reference, "CPU")  # type: ignore[no-untyped-call]
+    limit_isa(os.environ.get(VARIABLE) or ISAS[-1])
+
+
+_load()

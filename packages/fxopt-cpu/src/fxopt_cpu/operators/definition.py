@@ -1,0 +1,75 @@
+"""What an operator is, apart from its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from fxopt_cpu._torch import after_autograd, below_autograd
+
+
+class Operator(NamedTuple):
+    """An operator of the namespace `fxopt`.
+
+    Attributes:
+        schema: Name, arguments and results, as `torch.library.define` takes them.
+        fake: Returns empty tensors of the results' shapes; under fake tensors and on the device `meta`.
+        reference: Computes the results by torch's operators: what the kernel has to compute, and what runs on a CPU
+            where there is no kernel.
+    """
+
+    schema: str
+    fake: Callable[..., Any]
+    reference: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        """The name without the namespace."""
+        return self.schema.partition("(")[0]
+
+    def with_gradient(self, keys: torch.DispatchKeySet, *args: Any) -> Any:
+        """Compute by the reference where autograd records the call, which knows no derivative of a kernel.
+
+        Raises:
+            RuntimeError: It would have a gradient through integers, or of a plan.
+        """
+        tensors = list(_tensors(args))
+        if any(map(_is_recorded, tensors)):
+            if self.name == "run" or any(each.dtype is torch.int8 for each in tensors):
+                raise RuntimeError(
+                    f"fxopt::{self.name} has no derivative for plans and int8 weights, and an operand requires a "
+                    "gradient: call it under torch.no_grad(), or call the layer that it stands for"
+                )
+            return self.reference(*args)
+        with below_autograd():
+            return getattr(torch.ops.fxopt, self.name).default.redispatch(keys & after_autograd, *args)
+
+
+def without_gradient(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operator for calls that autograd does not record, which need not be asked whether it does."""
+
+    def call(*args: Any) -> Any:
+        with below_autograd():
+            return operator(*args)
+
+    return call
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _is_recorded(tensor: Tensor) -> bool:
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]  # untyped in torch

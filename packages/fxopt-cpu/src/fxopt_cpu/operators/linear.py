@@ -1,0 +1,197 @@
+"""`fxopt::linear`: `norm(activation(input @ weight.T + bias) + residual)`, its weight packed in panels.
+
+A panel holds 16 columns of the product, which are 16 rows of the weight, step by step along `in`; the last one is
+filled up with zeros. The same panels serve every instruction set:
+
+    float32     (panels, in, 16)
+    bfloat16    (panels, in / 2, 16, 2)
+    int8        (panels, in / 4, 16, 4), with a scale and a sum of integers for each column
+
+Inputs meet int8 panels as integers, too: each row in steps of its own, from its largest magnitude, or all rows as
+`rounding` (2, in) says, `round(input * factor + shift) - shift`, where `sums` goes on with those of the integers times
+the shifts, which are whole numbers.
+
+With `gated`, the panels of the gate come first and those of its factor after them, each filled up for itself, and the
+result is `activation(gate) * factor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fxopt_cpu.operators.definition import Operator
+
+PANEL = 16
+# How many elements of a row of the weight lie side by side.
+TOGETHER = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}
+NORMS = ("none", "layer", "rms")
+
+_ACTIVATIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
+    "none": lambda x, alpha, beta: x,
+    "relu": lambda x, alpha, beta: F.relu(x),
+    "gelu": lambda x, alpha, beta: F.gelu(x),
+    "gelu_tanh": lambda x, alpha, beta: F.gelu(x, approximate="tanh"),
+    "silu": lambda x, alpha, beta: F.silu(x),
+    "tanh": lambda x, alpha, beta: torch.tanh(x),
+    "sigmoid": lambda x, alpha, beta: torch.sigmoid(x),
+    "hardswish": lambda x, alpha, beta: F.hardswish(x),
+    "hardtanh": lambda x, alpha, beta: F.hardtanh(x, alpha, beta),
+    "hardsigmoid": lambda x, alpha, beta: F.hardsigmoid(x),
+    "leaky_relu": lambda x, alpha, beta: F.leaky_relu(x, alpha),
+    "quick_gelu": lambda x, alpha, beta: x * torch.sigmoid(1.702 * x),
+    "elu": lambda x, alpha, beta: F.elu(x, alpha),
+    "mish": lambda x, alpha, beta: F.mish(x),
+}
+# The operators' argument `activation` is the place in this tuple.
+ACTIVATIONS = tuple(_ACTIVATIONS)
+
+
+def activate(value: Tensor, activation: int, alpha: float, beta: float) -> Tensor:
+    """Return the activation of a number, by torch's operators.
+
+    Example:
+        >>> activate(torch.tensor([-1.0, 9.0]), ACTIVATIONS.index("hardtanh"), 0.0, 6.0)
+        tensor([0., 6.])
+    """
+    return _ACTIVATIONS[_named(ACTIVATIONS, activation)](value, alpha, beta)
+
+
+def _named(names: tuple[str, ...], number: int) -> str:
+    if not 0 <= number < len(names):
+        raise RuntimeError(f"fxopt: found {number} for one of {', '.join(names)}, expected 0 to {len(names) - 1}")
+    return names[number]
+
+
+def normalize(value: Tensor, kind: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the norm of a number (`NORMS`) over the last dimension."""
+    name = _named(NORMS, kind)
+    if name == "layer":
+        return F.layer_norm(value, value.shape[-1:], weight, bias, eps)
+    if name == "rms":
+        value = value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps)
+        value = value if weight is None else value * weight
+        return value if bias is None else value + bias
+    return value
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Return the panels of a weight (out, in) in float32, bfloat16 or int8, in the weight's dtype.
+
+    Example:
+        >>> weight = torch.randn(20, 6)
+        >>> panels = pack(weight)
+        >>> panels.shape
+        torch.Size([2, 6, 16])
+        >>> torch.equal(unpack(panels, 20, 6), weight)
+        True
+    """
+    together = TOGETHER[weight.dtype]
+    features, depth = weight.shape
+    panels, steps = -(-features // PANEL), -(-depth // together)
+    padded = weight.new_zeros(panels * PANEL, steps * together)
+    padded[:features, :depth] = weight
+    packed = padded.view(panels, PANEL, steps, together).transpose(1, 2).contiguous()
+    return packed.squeeze(-1) if together == 1 else packed
+
+
+def unpack(panels: Tensor, features: int, depth: int) -> Tensor:
+    """Return the weight (features, depth) that was packed, bit for bit."""
+    rows = panels.view(*panels.shape[:3], TOGETHER[panels.dtype]).transpose(1, 2)
+    return rows.reshape(panels.shape[0] * PANEL, -1)[:features, :depth].contiguous()
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the int8 weight with one scale for each row, `weight ~ integers * scale[:, None]`.
+
+    Example:
+        >>> integers, scale = quantize(torch.tensor([[-2.54, 1.27], [0.0, 0.0]]))
+        >>> integers
+        tensor([[-127,   64],
+                [   0,    0]], dtype=torch.int8)
+    """
+    scale = weight.float().abs().amax(1) / 127 if weight.shape[1] else weight.new_zeros(weight.shape[0])
+    steps = weight.float() / torch.where(scale > 0, scale, 1.0)[:, None]
+    return steps.round().clamp(-127, 127).to(torch.int8), scale
+
+
+def pack_bytes(integers: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the panels, scales and sums of an int8 weight (out, in) with one scale for each row."""
+    panels = pack(integers)
+    padded = scale.new_zeros(panels.shape[0] * PANEL)
+    padded[: scale.shape[0]] = scale
+    return panels, padded, panels.sum((1, 3), dtype=torch.int32).flatten()
+
+
+def shifted_sums(panels: Tensor, shift: Tensor) -> Tensor:
+    """Return the sums of each column's integers times the shifts of the inputs, which are whole numbers."""
+    padded = torch.zeros(panels.shape[1] * TOGETHER[torch.int8], dtype=torch.int32)
+    padded[: len(shift)] = shift.to(torch.int32)
+    return (panels.to(torch.int32) * padded.view(-1, 1, TOGETHER[torch.int8])).sum((1, 3), dtype=torch.int32).flatten()
+
+
+def _reference(
+    input: Tensor,
+    panels: Tensor,
+    scale: Tensor | None,
+    sums: Tensor | None,
+    bias: Tensor | None,
+    features: int,
+    activation: int,
+    alpha: float,
+    beta: float,
+    residual: Tensor | None,
+    norm: int,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    eps: float,
+    gated: bool,
+    rounding: Tensor | None,
+) -> Tensor:
+    """Compute the product by torch's operators, with the kernel's rounding of rows to bfloat16 or int8."""
+    depth, halves = input.shape[-1], 2 if gated else 1
+    dtype = input.dtype
+    rows = input.to(torch.bfloat16).to(dtype) if panels.dtype == torch.bfloat16 else input
+    column_scale = None if scale is None else scale.to(dtype).view(halves, -1)[:, :features].flatten()
+    parts = [unpack(part, features, depth) for part in panels.chunk(halves)]
+    weight = torch.cat(parts).to(dtype)
+    if panels.dtype == torch.int8:
+        assert column_scale is not None
+        # Rows with NaN or infinity have no scale: they meet the weight as it is.
+        largest = input.abs().amax(-1, keepdim=True) if depth else input.new_zeros(*input.shape[:-1], 1)
+        finite = largest.isfinite()
+        if rounding is None:
+            row_scale = torch.where(finite & (largest > 0), largest / 127, 1.0)
+            rounded = (input / row_scale).round().clamp(-127, 127) * row_scale
+        else:
+            factor, shift = rounding.to(dtype)
+            input = input * factor
+            rounded = (input + shift).round().clamp(-127, 127) - shift
+        rows = torch.where(finite, rounded, input)
+        weight = weight * column_scale[:, None]
+    value = F.linear(rows, weight, None if bias is None else bias.to(dtype))
+    if gated:
+        gate, factor = value[..., :features], value[..., features:]
+        value = activate(gate, activation, alpha, beta) * factor
+    else:
+        value = activate(value, activation, alpha, beta)
+    value = value if residual is None else value + residual
+    return normalize(value, norm, norm_weight, norm_bias, eps)
+
+
+def _fake(
+    input: Tensor, panels: Tensor, scale: object, sums: object, bias: object, features: int, *rest: object
+) -> Tensor:
+    return input.new_empty(*input.shape[:-1], features)
+
+
+LINEAR = Operator(
+    "linear(Tensor input, Tensor panels, Tensor? scale, Tensor? sums, Tensor? bias, int features, int activation,"
+    " float alpha, float beta, Tensor? residual, int norm, Tensor? norm_weight, Tensor? norm_bias, float eps,"
+    " bool gated, Tensor? rounding) -> Tensor",
+    _fake,
+    _reference,
+)

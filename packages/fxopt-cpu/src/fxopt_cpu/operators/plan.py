@@ -1,0 +1,511 @@
+"""`fxopt::run`: many operators in one call, from a plan made for inputs of these shapes.
+
+A plan is a tensor of integers (floats as their bits): a format, the arena's size, about how many nanoseconds it takes
+(little work stays on one thread), how many inputs, outputs and weights there are, the shapes of inputs and outputs, and
+steps. A step is its kind, its sizes and strides, and operands, each as the tensor it lies in (0 the arena, then inputs,
+outputs and weights; -1 none) and the offset of its first element. `PlanBuilder` writes plans; `csrc/plan.cpp` checks
+every operand against the tensors of the call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fxopt_cpu.operators.definition import Operator
+from fxopt_cpu.operators.linear import PANEL, TOGETHER
+
+FORMAT = 2
+LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL = range(1, 8)
+OPERATIONS = ("copy", "add", "subtract", "multiply")
+FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
+MOST_TAPS = 4096  # of a window's side, as csrc/plan.cpp reads it
+ALIGNMENT = 16  # elements of the arena: 64 bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor of a plan: an input, a weight, what a step computed, or a view of one.
+
+    Attributes:
+        buffer: The place of what it lies in, among the builder's buffers.
+        layout: Shape, strides, offset and dtype, as a tensor on the device `meta`.
+    """
+
+    buffer: int
+    layout: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+        return tuple(self.layout.shape)
+
+    def view(self, *shape: int) -> Value:
+        """Return the same elements in another shape, as `Tensor.view` does."""
+        return Value(self.buffer, self.layout.view(*shape))
+
+    def narrow(self, dim: int, start: int, length: int) -> Value:
+        """Return a part of one dimension."""
+        return Value(self.buffer, self.layout.narrow(dim, start, length))
+
+    def transpose(self, first: int, second: int) -> Value:
+        """Return the elements with two dimensions exchanged."""
+        return Value(self.buffer, self.layout.transpose(first, second))
+
+    def permute(self, *dims: int) -> Value:
+        """Return the elements with the dimensions in this order."""
+        return Value(self.buffer, self.layout.permute(*dims))
+
+    def expand(self, *shape: int) -> Value:
+        """Return the elements repeated along dimensions of size 1, as `Tensor.expand` does."""
+        return Value(self.buffer, self.layout.expand(*shape))
+
+
+class Plan(NamedTuple):
+    """What `torch.ops.fxopt.run` takes after the inputs.
+
+    Attributes:
+        weights: The tensors that `PlanBuilder.weight` was given, in their order. Others of the same shapes may take
+            their places in a call.
+        steps: The plan.
+        arena: How many bytes results between the steps take.
+    """
+
+    weights: list[Tensor]
+    steps: Tensor
+    arena: int
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        """Compute the outputs."""
+        outputs: list[Tensor] = torch.ops.fxopt.run(inputs, self.weights, self.steps)
+        return outputs
+
+
+class _Buffer:
+    """What values lie in; `first` and `last` are the steps that write it and read it last."""
+
+    def __init__(self, kind: str, elements: int, first: int) -> None:
+        self.kind, self.elements, self.first, self.last = kind, elements, first, first
+        self.slot, self.offset = -1, 0
+
+
+def _bits(value: float) -> int:
+    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32).item())
+
+
+class PlanBuilder:
+    """Writes a plan: one method for each operator, which returns the value that the step computes.
+
+    Example:
+        >>> from fxopt_cpu.operators.linear import pack
+        >>> weight = torch.randn(8, 4)
+        >>> builder = PlanBuilder()
+        >>> value = builder.input(torch.empty(2, 4))
+        >>> product = builder.linear(value, builder.weight(pack(weight)), features=8)
+        >>> builder.output(builder.norm(product, eps=1e-5, kind=1))
+        >>> plan = builder.build()
+        >>> plan.steps.dtype, len(plan.weights), plan.arena
+        (torch.int64, 1, 64)
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[_Buffer] = []
+        self._inputs: list[Value] = []
+        self._outputs: list[Value] = []
+        self._weights: list[tuple[Tensor, Value]] = []
+        # Operands stand in a step as values, or None, and become two numbers each when the plan is built.
+        self._steps: list[list[int | Value | None]] = []
+        self._nanoseconds = 0.0
+
+    def input(self, like: Tensor) -> Value:
+        """Return the next input, of this shape and dtype; it is made contiguous if it is not."""
+        self._inputs.append(self._new("input", like.shape, like.dtype))
+        return self._inputs[-1]
+
+    def weight(self, tensor: Tensor) -> Value:
+        """Return a tensor that calls give beside the inputs; the same tensor is one weight."""
+        for known, value in self._weights:
+            if known is tensor:
+                return value
+        self._weights.append((tensor, self._new("weight", tensor.shape, tensor.dtype)))
+        return self._weights[-1][1]
+
+    def output(self, value: Value) -> None:
+        """Make a value the next output: a contiguous one."""
+        buffer = self._buffers[value.buffer]
+        if buffer.kind != "arena" or not value.layout.is_contiguous() or value.layout.numel() != buffer.elements:
+            value = self.elementwise(value)
+            buffer = self._buffers[value.buffer]
+        buffer.kind = "output"
+        self._outputs.append(value)
+
+    def linear(
+        self,
+        input: Value,
+        panels: Value,
+        *,
+        features: int,
+        scale: Value | None = None,
+        sums: Value | None = None,
+        bias: Value | None = None,
+        activation: int = 0,
+        alpha: float = 0.0,
+        beta: float = 0.0,
+        residual: Value | None = None,
+        norm: int = 0,
+        norm_weight: Value | None = None,
+        norm_bias: Value | None = None,
+        eps: float = 0.0,
+        gated: bool = False,
+        rounding: Value | None = None,
+    ) -> Value:
+        """`fxopt::linear`."""
+        depth = input.shape[-1]
+        rows, (input_stride, residual_stride) = _rows("linear", input, residual)
+        together = TOGETHER[panels.layout.dtype]
+        expected = (-(-features // PANEL) * (2 if gated else 1), -(-depth // together), PANEL)
+        if panels.shape[:3] != expected:
+            raise ValueError(
+                f"linear: panels have shape {panels.shape}, expected {expected} for {features} features of {depth}"
+            )
+        result = self._result((*input.shape[:-1], features))
+        numbers = [
+            list(TOGETHER.values()).index(together), rows, depth, features, activation, _bits(alpha), _bits(beta),
+            norm, _bits(eps), int(gated), int(rounding is not None), input_stride, residual_stride,
+        ]  # fmt: skip
+        operands = [input, panels, scale, sums, rounding, bias, residual, norm_weight, norm_bias, result]
+        self._step(LINEAR, numbers, operands, rows * math.prod(panels.shape))
+        return result
+
+    def attention(
+        self, query: Value, key: Value, value: Value, *, mask: Value | None = None, scale: float, causal: bool = False
+    ) -> Value:
+        """`fxopt::attention`."""
+        batch, heads, queries, size = query.shape
+        _, kv_heads, keys, value_size = value.shape
+        if key.shape != (batch, kv_heads, keys, size) or heads % kv_heads or value.shape[0] != batch:
+            shapes = f"{query.shape}, {key.shape} and {value.shape}"
+            raise ValueError(f"attention: query, key and value have shapes {shapes}, which do not belong together")
+        numbers = [batch, heads, kv_heads, queries, keys, size, value_size, int(causal), _bits(scale)]
+        for operand in (query, key, value):
+            if operand.layout.stride(3) != 1:
+                raise ValueError(f"attention: an operand has strides {operand.layout.stride()}, expected 1 as the last")
+            numbers += operand.layout.stride()[:3]
+        if mask is not None:
+            mask = mask.expand(batch, heads, queries, keys)
+        numbers += (0, 0, 0, 0) if mask is None else mask.layout.stride()
+        result = self._result((batch, queries, heads * value_size))
+        attended = mask is not None and mask.layout.dtype == torch.bool
+        operands: list[int | Value | None] = [query, key, value, int(attended), mask, result]
+        self._step(ATTENTION, numbers, operands, batch * heads * queries * keys * (size + value_size))
+        return result
+
+    def attention_merged(
+        self,
+        merged: Value,
+        heads: int,
+        kv_heads: int,
+        *,
+        mask: Value | None = None,
+        scale: float,
+        causal: bool = False,
+    ) -> Value:
+        """`fxopt::attention_merged`."""
+        batch, rows, width = merged.shape
+        each = merged.view(batch, rows, heads + 2 * kv_heads, width // (heads + 2 * kv_heads)).transpose(1, 2)
+        query, key, value = (
+            each.narrow(1, start, count)
+            for start, count in ((0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads))
+        )
+        return self.attention(query, key, value, mask=mask, scale=scale, causal=causal)
+
+    def norm(
+        self,
+        input: Value,
+        residual: Value | None = None,
+        *,
+        weight: Value | None = None,
+        bias: Value | None = None,
+        eps: float,
+        kind: int,
+    ) -> Value:
+        """`fxopt::norm`."""
+        return self._norm(input, residual, weight, bias, eps, kind, with_sum=False)[0]
+
+    def add_norm(
+        self,
+        input: Value,
+        residual: Value,
+        *,
+        weight: Value | None = None,
+        bias: Value | None = None,
+        eps: float,
+        kind: int,
+    ) -> tuple[Value, Value]:
+        """`fxopt::add_norm`."""
+        return self._norm(input, residual, weight, bias, eps, kind, with_sum=True)
+
+    def embedding_norm(
+        self,
+        ids: Sequence[Value],
+        tables: Sequence[Value],
+        *,
+        weight: Value | None = None,
+        bias: Value | None = None,
+        eps: float = 0.0,
+        kind: int,
+    ) -> Value:
+        """`fxopt::embedding_norm`."""
+        shape = _broadcast(*ids)
+        size = tables[0].shape[1]
+        result = self._result((*shape, size))
+        operands: list[int | Value | None] = [result, weight, bias]
+        views = [part.layout.expand(shape) for part in ids]
+        sizes, strides = _four(shape, [view.stride() for view in views])
+        for part, table, steps in zip(ids, tables, strides, strict=True):
+            if table.layout.stride(1) != 1 or table.shape[1] != size:
+                raise ValueError(
+                    f"embedding_norm: a table has shape {table.shape}, expected (entries, {size}), contiguous"
+                )
+            operands += [table.shape[0], table.layout.stride(0), *steps, part, table]
+        self._step(EMBEDDING, [*sizes, size, kind, _bits(eps), len(tables)], operands)
+        return result
+
+    def elementwise(
+        self,
+        a: Value,
+        b: Value | None = None,
+        operation: str = "copy",
+        *,
+        activation: int = 0,
+        alpha: float = 0.0,
+        beta: float = 0.0,
+    ) -> Value:
+        """Return the activation of `a`, or of its sum, difference or product with `b` (`OPERATIONS`), contiguous."""
+        shape = _broadcast(a) if b is None else _broadcast(a, b)
+        result = self._result(shape)
+        views = [operand.layout.expand(shape).stride() for operand in (a, a if b is None else b)]
+        sizes, strides = _four(shape, views)
+        numbers = [OPERATIONS.index(operation), activation, _bits(alpha), _bits(beta), *sizes, *strides[0], *strides[1]]
+        self._step(ELEMENTWISE, numbers, [a, b, result])
+        return result
+
+    def conv(
+        self,
+        input: Value,
+        panels: Value,
+        *,
+        features: int,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (1, 1),
+        padding: Sequence[int] = (0, 0, 0, 0),
+        dilation: Sequence[int] = (1, 1),
+        groups: int = 1,
+        bias: Value | None = None,
+        activation: int = 0,
+        alpha: float = 0.0,
+        beta: float = 0.0,
+        residual: Value | None = None,
+    ) -> Value:
+        """`fxopt::conv`: (images, channels, height, width), channels last in memory."""
+        taps, padded = math.prod(kernel), -(-features // PANEL) * PANEL
+        channels = input.shape[1]
+        expected = (taps, padded) if groups > 1 else (padded // PANEL, taps * channels, PANEL)
+        if panels.shape != expected or (groups > 1 and not groups == channels == features):
+            raise ValueError(
+                f"conv: panels have shape {panels.shape}, expected {expected} for {features} of {channels}"
+            )
+        # Few channels are copied anyway: they may lie one by one, as those of colour images do.
+        few = groups == 1 and channels < FEW_CHANNELS and taps > 1 and taps * channels <= MOST_COPIED
+        planes = few and input.layout.is_contiguous()
+        images, numbers, sizes = self._window(input, kernel, stride, padding, dilation, planes=planes)
+        result = self._result((input.shape[0], *sizes, features))
+        other = None if residual is None else self._channels_last(residual)
+        if other is not None and other.shape != result.shape:
+            raise ValueError(f"conv: the residual has the layout {other.shape}, expected {result.shape}")
+        numbers += [features, int(groups > 1), int(planes), activation, _bits(alpha), _bits(beta)]
+        products = math.prod(result.shape) * taps * (1 if groups > 1 else channels)
+        self._step(CONVOLUTION, numbers, [images, panels, bias, other, result], products)
+        return result.permute(0, 3, 1, 2)
+
+    def pool(
+        self,
+        input: Value,
+        *,
+        kernel: Sequence[int],
+        largest: bool,
+        stride: Sequence[int] = (1, 1),
+        padding: Sequence[int] = (0, 0, 0, 0),
+        dilation: Sequence[int] = (1, 1),
+        counts_padding: bool = True,
+    ) -> Value:
+        """Return the largest or the mean of each window of images (images, channels, height, width)."""
+        images, numbers, sizes = self._window(input, kernel, stride, padding, dilation)
+        result = self._result((input.shape[0], *sizes, input.shape[1]))
+        self._step(POOL, [*numbers, int(largest), int(counts_padding)], [images, result])
+        return result.permute(0, 3, 1, 2)
+
+    def _window(
+        self,
+        input: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        *,
+        planes: bool = False,
+    ) -> tuple[Value, list[int], list[int]]:
+        """Return images with the channels last, the numbers of a window over them, and the sizes that result."""
+        if max(kernel) > MOST_TAPS:
+            raise ValueError(f"the kernel is {tuple(kernel)}, expected at most {MOST_TAPS} on each side")
+        count, channels, *lengths = input.shape
+        sizes = [
+            (lengths[i] + padding[2 * i] + padding[2 * i + 1] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+            for i in range(2)
+        ]
+        if min(sizes) < 1:
+            raise ValueError(f"an operand has shape {input.shape}, which is smaller than the kernel {tuple(kernel)}")
+        numbers = [count, *lengths, channels, *kernel, *stride, *padding, *dilation]
+        return input if planes else self._channels_last(input), numbers, sizes
+
+    def _channels_last(self, value: Value) -> Value:
+        """Return images as (images, height, width, channels), contiguous."""
+        last = value.permute(0, 2, 3, 1)
+        return last if last.layout.is_contiguous() else self.elementwise(last)
+
+    def build(self) -> Plan:
+        """Return the plan: places in the arena by the steps between which a value lives."""
+        arena = self._place()
+        counts = [len(self._inputs), len(self._outputs), len(self._weights)]
+        numbers = [FORMAT, arena, int(self._nanoseconds), *counts]
+        for slot, value in enumerate((*self._inputs, *self._outputs, *(value for _, value in self._weights)), 1):
+            buffer = self._buffers[value.buffer]
+            if buffer.slot >= 0:
+                raise ValueError("output: a value is given twice, expected each once")
+            buffer.slot = slot
+            if slot <= counts[0] + counts[1]:
+                numbers += [len(value.shape), *value.shape]
+        for step in self._steps:
+            for part in step:
+                if part is None:
+                    numbers += [-1, 0]
+                elif isinstance(part, Value):
+                    buffer = self._buffers[part.buffer]
+                    numbers += [max(buffer.slot, 0), buffer.offset + int(part.layout.storage_offset())]
+                else:
+                    numbers.append(part)
+        weights = [tensor for tensor, _ in self._weights]
+        return Plan(weights, torch.tensor(numbers, dtype=torch.int64), arena * 4)
+
+    def _place(self) -> int:
+        """Give each buffer of the arena its offset, and return the arena's size, in elements."""
+        placed: list[_Buffer] = []
+        end = 0
+        # The largest first, each at the lowest place that nothing takes while it lives.
+        for buffer in sorted(self._buffers, key=lambda buffer: -buffer.elements):
+            if buffer.kind != "arena":
+                continue
+            others = [other for other in placed if other.first <= buffer.last and buffer.first <= other.last]
+            for other in sorted(others, key=lambda other: other.offset):
+                if buffer.offset + buffer.elements <= other.offset:
+                    break
+                buffer.offset = max(buffer.offset, other.offset + -(-other.elements // ALIGNMENT) * ALIGNMENT)
+            placed.append(buffer)
+            end = max(end, buffer.offset + buffer.elements)
+        return end
+
+    def _new(self, kind: str, shape: Sequence[int], dtype: torch.dtype) -> Value:
+        self._buffers.append(_Buffer(kind, math.prod(shape), len(self._steps)))
+        return Value(len(self._buffers) - 1, torch.empty(tuple(shape), dtype=dtype, device="meta"))
+
+    def _result(self, shape: Sequence[int]) -> Value:
+        return self._new("arena", shape, torch.float32)
+
+    def _step(
+        self, kind: int, numbers: Sequence[int], operands: Sequence[int | Value | None], products: int = 0
+    ) -> None:
+        for operand in operands:
+            if isinstance(operand, Value):
+                self._buffers[operand.buffer].last = len(self._steps)
+        self._steps.append([kind, *numbers, *operands])
+        self._nanoseconds += products / 50  # of one thread, roughly
+
+    def _norm(
+        self,
+        input: Value,
+        residual: Value | None,
+        weight: Value | None,
+        bias: Value | None,
+        eps: float,
+        kind: int,
+        *,
+        with_sum: bool,
+    ) -> tuple[Value, Value]:
+        rows, strides = _rows("norm", input, residual)
+        result = self._result(input.shape)
+        total = self._result(input.shape) if with_sum else None
+        numbers = [rows, input.shape[-1], kind, _bits(eps), *strides]
+        self._step(NORM, numbers, [input, residual, weight, bias, result, total])
+        return result, total or result
+
+
+def _rows(operator: str, *operands: Value | None) -> tuple[int, list[int]]:
+    """Return how many rows operands have, and from row to row how many elements each."""
+    strides = []
+    for operand in operands:
+        if operand is None:
+            strides.append(0)
+            continue
+        _, steps = _merged(operand.shape[:-1], [operand.layout.stride()[:-1]])
+        if len(steps[0]) > 1 or operand.layout.stride(-1) != 1:
+            raise ValueError(
+                f"{operator}: an operand has strides {operand.layout.stride()}, expected rows of one stride"
+            )
+        strides.append(steps[0][0] if steps[0] else operand.shape[-1])
+    first = operands[0]
+    assert first is not None
+    return math.prod(first.shape[:-1]), strides
+
+
+def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Return sizes and strides with dimensions that run on, in all of the operands, as one, and none of size 1."""
+    sizes: list[int] = []
+    kept: list[list[int]] = [[] for _ in strides]
+    for dim, size in enumerate(shape):
+        if size == 1:
+            continue
+        if sizes and all(known[-1] == operand[dim] * size for known, operand in zip(kept, strides, strict=True)):
+            sizes[-1] *= size
+            for known, operand in zip(kept, strides, strict=True):
+                known[-1] = operand[dim]
+        else:
+            sizes.append(size)
+            for known, operand in zip(kept, strides, strict=True):
+                known.append(operand[dim])
+    return sizes, kept
+
+
+def _four(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Return sizes and strides as those of four dimensions."""
+    sizes, kept = _merged(shape, strides)
+    if len(sizes) > 4:
+        raise ValueError(f"an operand of shape {tuple(shape)} has more than four dimensions that do not run on")
+    missing = 4 - len(sizes)
+    return [1] * missing + sizes, [[0] * missing + operand for operand in kept]
+
+
+def _broadcast(*values: Value) -> tuple[int, ...]:
+    shape = torch.broadcast_shapes(*(value.shape for value in values))  # type: ignore[no-untyped-call]  # torch's
+    return tuple(shape)
+
+
+def _unknown(*arguments: object) -> list[Tensor]:
+    raise RuntimeError("fxopt::run: the plan's numbers are not there; run the operators that it was made from instead")
+
+
+RUN = Operator("run(Tensor[] inputs, Tensor[] weights, Tensor plan) -> Tensor[]", _unknown, _unknown)

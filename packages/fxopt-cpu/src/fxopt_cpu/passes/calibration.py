@@ -1,0 +1,108 @@
+"""`calibrated`: calls with representative data, from which `quantize-linears` takes the ranges of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.overrides import TorchFunctionMode
+
+from fxopt_core import PreconditionError
+from fxopt_core.toolbox import type_text
+
+_KEY = "fxopt_calibration"  # in the meta of a graph module: the calls
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+@contextmanager
+def calibrated(graph_module: GraphModule, calls: Iterable[Any]) -> Iterator[GraphModule]:
+    """Give `QuantizeLinears(activations="static")` data, for passes that run on a graph module in the ``with`` block.
+
+    The pass makes the calls on the graph as it finds it, merged layers included, and notes between which numbers each
+    element of a layer's input lies. A hundred texts or images like those to come will do; texts without padding.
+
+    Args:
+        graph_module: what the pass is to change.
+        calls: the inputs of each call: a tensor, a tuple of arguments, a mapping of named ones, or a pair of both.
+
+    Raises:
+        PreconditionError: A call has another form.
+
+    >>> from fxopt_cpu import QuantizeLinears
+    >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU()).eval()
+    >>> graph_module = torch.fx.symbolic_trace(model)
+    >>> with calibrated(graph_module, [torch.randn(100, 256)]):
+    ...     graph_module = QuantizeLinears(activations="static")(graph_module)
+    >>> graph_module.get_submodule("0_quantized")
+    QuantizedLinear(in_features=256, out_features=512, bias=True, static)
+    """
+    found = [_call(each) for each in calls]
+    graph_module.meta[_KEY] = found
+    try:
+        yield graph_module
+    finally:
+        graph_module.meta.pop(_KEY, None)
+
+
+def _call(given: object) -> Call:
+    if isinstance(given, Tensor):
+        return (given,), {}
+    if isinstance(given, tuple):
+        both = len(given) == 2 and isinstance(given[0], tuple) and isinstance(given[1], Mapping)
+        return (given[0], given[1]) if both else (given, {})
+    if isinstance(given, Mapping):
+        return (), given
+    raise PreconditionError(
+        f"a call to calibrate with is {type_text(given)}, expected a tensor, a tuple of arguments, or a mapping of "
+        "arguments by name"
+    )
+
+
+def ranges_of(graph_module: GraphModule, depths: Mapping[int, int]) -> dict[int, Tensor]:
+    """Return the least and the largest of each element of what meets a weight (2, in), by the weight's ``id``.
+
+    Weights that no call reaches are left out. ``depths`` are the inputs' sizes, likewise by the weights' ``id``.
+
+    Raises:
+        PreconditionError: The graph module has no data.
+    """
+    calls: list[Call] | None = graph_module.meta.get(_KEY)
+    if not calls:
+        raise PreconditionError(
+            "activations='static' needs data to calibrate with: give fxopt.optimize(..., calibrate=...) some, or run "
+            "the pass within `with fxopt_cpu.calibrated(graph_module, calls):`"
+        )
+    graph_module.recompile()  # passes before this one have left outdated code
+    with torch.no_grad(), _Ranges(depths) as mode:
+        for args, kwargs in calls:
+            graph_module(*args, **kwargs)
+    found: dict[int, Tensor] = mode.found
+    return found
+
+
+class _Ranges(TorchFunctionMode):
+    """Notes the inputs of products: what stands before a weight among the arguments of a function."""
+
+    def __init__(self, depths: Mapping[int, int]) -> None:
+        super().__init__()
+        self.depths = depths
+        self.found: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note, and compute."""
+        values = (*args, *(kwargs or {}).values())
+        for input, weight in pairwise(values):
+            depth = self.depths.get(id(weight))
+            if depth is not None and isinstance(input, Tensor) and input.shape[-1:] == (depth,) and input.numel():
+                rows = input.detach().reshape(-1, depth)
+                ends = torch.stack((rows.amin(0), rows.amax(0))).float()
+                former = self.found.get(id(weight), ends)
+                self.found[id(weight)] = torch.stack(
+                    (torch.minimum(ends[0], former[0]), torch.maximum(ends[1], former[1]))
+                )
+        return func(*args, **(kwargs or {}))

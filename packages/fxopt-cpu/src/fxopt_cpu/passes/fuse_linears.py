@@ -1,0 +1,386 @@
+"""``norm(activation(x @ W.T + b) + r)`` -> ``panel_linear(x, r)``: a product and what follows it as one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from fxopt_core import Refusal
+from fxopt_cpu.layers.epilogue import Activation, Norm, activation_named
+from fxopt_cpu.layers.panel_linear import PanelLinear
+from fxopt_cpu.passes.layouts import layout_of, operation, source_of
+from fxopt_cpu.passes.matching import OWN_REASONS, is_float, kernels_refusal, parameter_of, sole_user, take_out
+from fxopt_rewrite import (
+    ActivationCall,
+    Editor,
+    ElementwiseCall,
+    GraphIndex,
+    LayerNormCall,
+    LinearCall,
+    Obstacle,
+    Piece,
+    ReversibleSitePass,
+    bare_module,
+    read_activation,
+    read_elementwise,
+    read_integer_linear,
+    read_layer_norm,
+    read_linear,
+    same_size,
+    same_sizes,
+    sharing_refusal,
+    tensor_facts,
+    tensors_refusal,
+)
+
+_SIGMOID_FACTOR = 1.702
+
+
+@dataclass(frozen=True, eq=False)
+class ProductSite:
+    """A call of a linear layer, and what is computed with it.
+
+    Attributes:
+        call: the layer.
+        input: its float32 input.
+        last: the node whose value is the result.
+        between: the other nodes that go, casts of the input among them.
+        gated: whether the result is the product of two halves.
+        activation: the activation of the product, or of the gate.
+        residual: the value that is added, or None.
+        norm: the norm at the end, or None.
+        again: the later calls of the same layer, if the graph calls it several times; all compute the same with it.
+    """
+
+    call: LinearCall
+    input: Node
+    last: Node
+    between: tuple[Node, ...] = ()
+    gated: bool = False
+    activation: Activation = field(default_factory=Activation)
+    residual: Node | None = None
+    norm: LayerNormCall | None = None
+    again: tuple[ProductSite, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The name of the layer."""
+        return self.call.label
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of all calls, one call after the other."""
+        return tuple(dict.fromkeys(node for each in self.calls for node in each.chain))
+
+    @property
+    def chain(self) -> tuple[Node, ...]:
+        """The nodes of this call: the layer first, the last one last."""
+        return tuple(dict.fromkeys((self.call.node, *self.between, self.last)))
+
+    @property
+    def calls(self) -> tuple[ProductSite, ...]:
+        """This call and the later ones."""
+        return (self, *self.again)
+
+
+class FuseLinears(ReversibleSitePass[ProductSite]):
+    """``norm(activation(x @ W.T + b) + r)`` -> ``panel_linear(x, r)``: a product and what follows it as one operator.
+
+    Whatever of this follows a linear layer goes with it, as long as nothing else reads the values between: one of ReLU,
+    GELU (both ways, and ``x * sigmoid(1.702 x)``), SiLU, tanh, sigmoid, hardswish, hardsigmoid, hardtanh, LeakyReLU and
+    ELU; or the product of two halves of a merged layer, of which the first is activated (SwiGLU, GeGLU); the sum with a
+    value of the same shape; a layer norm or RMS norm over the features. The layers are ``nn.Linear`` and its like in
+    float32, weights stored as (in, out), layers that `cast-to-bfloat16` has put between casts, and integer layers of
+    `quantize-linears`. See `PanelLinear` for the weight, of which only the panels stay.
+
+    A layer that the graph calls several times is packed once. What follows goes with it if it is the same after every
+    call; otherwise the norm stays where it is, or everything but the product.
+
+    Refused: other dtypes and devices, train mode, and tied or mutated tensors.
+
+    Source:
+        Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication,
+        https://doi.org/10.1145/1356052.1356053: panels that fit the registers, one after the other in memory.
+
+    Cost:
+        One call instead of up to five. The first call packs the weight: about as long as reading it twice. The panels
+        take the plain weight's place; where somebody else holds it, the original model say, they come on top.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.GELU()).eval()
+    >>> FuseLinears()(torch.fx.symbolic_trace(model)).get_submodule("0_panels")
+    PanelLinear(in_features=4, out_features=8, bias=True, activation=gelu)
+    """
+
+    reasons: ClassVar[Mapping[str, str]] = OWN_REASONS
+
+    def match(self, index: GraphIndex) -> Iterator[ProductSite | Refusal]:
+        """Yield the linear layers, with what follows them."""
+        layers: dict[tuple[Any, ...], list[ProductSite]] = {}
+        for node in index.nodes:
+            call = read_integer_linear(index, node) or read_linear(index, node, transposed=True)
+            if isinstance(call, Obstacle):
+                yield Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,))
+            elif call is not None:
+                site = _between_casts(index, ProductSite(call, call.input, node))
+                if isinstance(site, ProductSite):
+                    key = (call.module_name, call.transposed, *[(ref.key, id(ref.tensor)) for ref in call.tensors])
+                    layers.setdefault(key, []).append(site)
+                else:
+                    yield site
+        claimed: set[Node] = set()
+        for calls in layers.values():
+            site = _as_one(index, calls, claimed)
+            claimed.update(site.nodes)
+            yield site
+
+    def check(self, site: ProductSite, index: GraphIndex) -> Refusal | None:
+        """Refuse what the operator does not take, and shared, tied or mutated tensors."""
+        call, weight = site.call, site.call.weight.tensor
+        problem = _problem(call, weight)
+        if problem is not None:
+            return index.refuse(call.label, problem[0], f"linear `{call.label}` {problem[1]}", call.node)
+        for each in site.calls:
+            if index.effects.written_between(each.input, each.call.node, each.last):
+                what = f"`{each.input.name}` is written in place"
+                message = f"{what} between `{each.call.node.name}` and `{each.last.name}`"
+                return index.refuse(call.label, "mutated", message, each.call.node)
+        nodes = [each.call.node for each in site.calls]
+        refusal = tensors_refusal(call, index) or sharing_refusal(call, nodes, index)
+        return refusal or kernels_refusal(call.label, index, call.node)
+
+    def rewrite(self, site: ProductSite, edit: Editor) -> None:
+        """Insert one module with the same parameters, and drop what it replaces."""
+        call, norm = site.call, site.norm
+        module, pieces = _module(site), {}
+        full = call.module_name or call.weight.name
+        name = edit.add_module(full, f"{full.rpartition('.')[2]}_panels", module.train(call.training))
+        for each in site.calls:
+            inputs = [each.input] if each.residual is None else [each.input, each.residual]
+            made = edit.call_module(name, *inputs, before=each.last, like=each.chain[::-1])
+            take_out(edit, each.last, made, each.chain)
+        for ref in call.tensors:
+            key = "weight" if ref is call.weight else "scale" if ref is call.scale else "bias"
+            pieces[ref.key] = Piece(f"{name}.{key}", transposed=call.transposed and ref is call.weight)
+        edit.drop(call, pieces, twin=name)
+        if norm is not None and norm.tensors:  # one without went when its last call did
+            refs = {ref.key: Piece(f"{name}.norm_{key}") for key, ref in _norm_tensors(norm).items()}
+            edit.drop(norm, refs, twin=name)
+
+
+def _problem(call: LinearCall, weight: Tensor) -> tuple[str, str] | None:
+    """Return why a layer stays as it is, as (reason code, predicate)."""
+    if weight.device.type not in ("cpu", "meta"):
+        return "not-on-cpu", f"is on {weight.device}; the operators run on the CPU alone"
+    if call.training:
+        return "training", "is in train mode"
+    if call.scale is None and weight.dtype not in (torch.float32, torch.bfloat16):
+        return "unsupported-dtype", f"is {weight.dtype}; the operators take torch.float32, bfloat16 and int8"
+    if call.scale is not None and call.module is not None and getattr(call.module, "original_weight", None) is not None:
+        return "extra-state", "keeps its original weight, which the panels have no place for"
+    if weight.numel() == 0:
+        return "unsupported-call", "has a weight of no numbers"
+    return None
+
+
+def _between_casts(index: GraphIndex, site: ProductSite) -> ProductSite | Refusal:
+    """Return a site of float32 inputs and results: that of a layer in bfloat16 has the casts around it."""
+    call = site.call
+    if call.weight.tensor.dtype is not torch.bfloat16:
+        known = tensor_facts(site.input)
+        if known is not None and known.dtype is not torch.float32:
+            message = f"linear `{call.label}` takes values of {known.dtype}; the operators take torch.float32"
+            return index.refuse(call.label, "unsupported-dtype", message, call.node)
+        return site
+    before, after = site.input, sole_user(call.node)
+    source = before.args[0] if _casts(before, torch.bfloat16) else None
+    if after is None or not _casts(after, torch.float32) or not isinstance(source, Node) or not is_float(source):
+        message = f"linear `{call.label}` in bfloat16 is not between casts from and to float32"
+        return index.refuse(call.label, "unsupported-dtype", message, call.node)
+    return replace(site, input=source, last=after, between=(before,))
+
+
+def _as_one(index: GraphIndex, plain: list[ProductSite], claimed: set[Node]) -> ProductSite:
+    """Return the site of all calls of a layer, with as much of what follows as is the same after each of them.
+
+    What another layer has claimed stays out: the sum of two layers goes with the first.
+    """
+    fused = plain
+    for extend in (_with_gate, _with_activation, _with_residual):
+        fused = [extend(index, site) for site in fused]
+    for sites in ([_with_norm(index, site) for site in fused], fused):
+        norm, norms = sites[0].norm, [site.norm.node for site in sites if site.norm is not None]
+        alike = all(_epilogue(site) == _epilogue(sites[0]) and claimed.isdisjoint(site.chain) for site in sites)
+        apart = len({site.last for site in sites}) == len(sites)  # the sum of two of the calls is one node
+        if alike and apart and (norm is None or sharing_refusal(norm, norms, index) is None):
+            return replace(sites[0], again=tuple(sites[1:]))
+    return replace(plain[0], again=tuple(plain[1:]))
+
+
+def _epilogue(site: ProductSite) -> tuple[Any, ...]:
+    """Return what has to be equal for calls of one layer to become calls of one packed layer."""
+    norm = site.norm
+    its = None if norm is None else (norm.module_name, norm.eps, norm.centred, [id(ref.tensor) for ref in norm.tensors])
+    return site.gated, site.activation, site.residual is None, its
+
+
+def _casts(node: Node, dtype: torch.dtype) -> bool:
+    return node.op == "call_method" and node.target == "to" and node.args[1:] == (dtype,) and not node.kwargs
+
+
+def _extended(index: GraphIndex, site: ProductSite, last: Node, *others: Node, **settings: Any) -> ProductSite:
+    return replace(site, last=last, between=(*site.between, site.last, *others), **settings)
+
+
+def _with_activation(index: GraphIndex, site: ProductSite) -> ProductSite:
+    if site.gated:
+        return site
+    user = sole_user(site.last)
+    call = None if user is None else read_activation(index, user)
+    if isinstance(call, ActivationCall) and call.input is site.last:
+        activation = activation_named(call.name, call.settings)
+        if activation is not None and not index.effects.written_between(site.last, site.last, call.node):
+            return _extended(index, site, call.node, activation=activation)
+    return _with_quick_gelu(index, site)
+
+
+def _with_quick_gelu(index: GraphIndex, site: ProductSite) -> ProductSite:
+    """``x * sigmoid(1.702 * x)``."""
+    value = site.last
+    for product in value.users:
+        call = read_elementwise(product)
+        if not isinstance(call, ElementwiseCall) or call.operation != "mul" or call.inplace:
+            continue
+        other = call.right if call.left is value else call.left
+        inner = read_activation(index, other) if isinstance(other, Node) else None
+        if not isinstance(inner, ActivationCall) or inner.name != "sigmoid" or sole_user(inner.node) is not product:
+            continue
+        scaled = read_elementwise(inner.input)
+        if not isinstance(scaled, ElementwiseCall) or scaled.operation != "mul" or scaled.inplace:
+            continue
+        factors, readers = {scaled.left, scaled.right}, {product, scaled.node}
+        if factors == {value, _SIGMOID_FACTOR} and set(value.users) == readers:
+            return _extended(index, site, product, inner.node, inner.input, activation=Activation("quick_gelu"))
+    return site
+
+
+def _with_gate(index: GraphIndex, site: ProductSite) -> ProductSite:
+    """``activation(gate) * up`` of two halves of a layer."""
+    features = site.call.out_features
+    if features % 2 or site.between:
+        return site
+    halves: dict[int, Node] = {}
+    way: list[Node] = []
+    for user in site.last.users:
+        ends = list(user.users) if operation(index, user) in ("split", "chunk") else [user]
+        for end in ends:
+            cut, chain = _followed(index, end)
+            layout = layout_of(index, cut)
+            if layout is None or layout.base is not site.last or not same_size(layout.axes[-1].size, features // 2):
+                return site
+            if layout.axes[-1].stride != 1 or layout.offset in halves:
+                return site
+            halves[layout.offset] = cut
+            way += [user, *chain]
+    if set(halves) != {0, features // 2}:
+        return site
+    gate, up = halves[0], halves[features // 2]
+    after = sole_user(gate)
+    activated = None if after is None else read_activation(index, after)
+    if not isinstance(activated, ActivationCall) or activated.input is not gate or activated.inplace:
+        return site
+    activation, product = activation_named(activated.name, activated.settings), sole_user(activated.node)
+    call = None if product is None else read_elementwise(product)
+    if activation is None or not isinstance(call, ElementwiseCall) or call.operation != "mul" or call.inplace:
+        return site
+    if {call.left, call.right} != {activated.node, up} or sole_user(up) is not call.node:
+        return site
+    return _extended(index, site, call.node, *way, activated.node, gated=True, activation=activation)
+
+
+def _followed(index: GraphIndex, node: Node) -> tuple[Node, list[Node]]:
+    """Return the last of a chain of copies and slices that only one node reads each, and the chain."""
+    chain = [node]
+    while (user := sole_user(chain[-1])) is not None and operation(index, user) in ("clone", "contiguous"):
+        if source_of(index, user) is not chain[-1]:
+            break
+        chain.append(user)
+    return chain[-1], chain
+
+
+def _with_residual(index: GraphIndex, site: ProductSite) -> ProductSite:
+    user = sole_user(site.last)
+    call = None if user is None else read_elementwise(user)
+    if not isinstance(call, ElementwiseCall) or call.operation != "add" or call.alpha != 1:
+        return site
+    other = call.right if call.left is site.last else call.left
+    if not isinstance(other, Node) or other is site.last or (call.inplace and call.left is not site.last):
+        return site
+    mine, its = tensor_facts(site.last), tensor_facts(other)
+    if mine is None or its is None or not is_float(other) or not is_float(site.last):
+        return site
+    if not same_sizes(mine.shape, its.shape):
+        return site
+    if index.effects.written_between(site.last, site.last, call.node):
+        return site
+    return _extended(index, site, call.node, residual=other)
+
+
+def _with_norm(index: GraphIndex, site: ProductSite) -> ProductSite:
+    user = sole_user(site.last)
+    norm = None if user is None else read_layer_norm(index, user)
+    if not isinstance(norm, LayerNormCall) or norm.input is not site.last:
+        return site
+    features = site.call.out_features // 2 if site.gated else site.call.out_features
+    if norm.normalized_shape != (features,) or norm.training or tensors_refusal(norm, index) is not None:
+        return site
+    if any(ref.tensor.dtype is not torch.float32 for ref in norm.tensors):
+        return site
+    if index.effects.written_between(site.last, site.last, norm.node):
+        return site
+    return _extended(index, site, norm.node, norm=norm)
+
+
+def _norm_tensors(norm: LayerNormCall) -> dict[str, Any]:
+    return {key: ref for key, ref in (("weight", norm.weight), ("bias", norm.bias)) if ref is not None}
+
+
+def _module(site: ProductSite) -> PanelLinear:
+    """Return the layer, with the tensors of the call."""
+    call, norm = site.call, site.norm
+    settings: dict[str, Any] = {"activation": tuple(site.activation), "gated": site.gated}
+    if norm is not None:
+        eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+        settings["norm"] = tuple(Norm("layer" if norm.centred else "rms", eps))
+    rounding = None if call.module is None else call.module._buffers.get("rounding")
+    module = bare_module(
+        PanelLinear, call.in_features, call.out_features, bias=call.bias is not None,
+        integers=call.scale is not None, rounding=rounding is not None, **settings,
+    )  # fmt: skip
+    if call.scale is not None:
+        module.weight, module.scale = _buffer(call.weight.tensor), _buffer(call.scale.tensor)
+        if rounding is not None:
+            module.rounding = _buffer(rounding)
+    elif call.transposed:
+        weight = call.weight.tensor
+        with torch.inference_mode(False), torch.no_grad():
+            module.weight = nn.Parameter(weight.detach().t().contiguous(), weight.requires_grad)
+    else:
+        module.weight = parameter_of(call.weight.tensor)
+    if call.bias is not None:
+        module.bias = parameter_of(call.bias.tensor)
+    for key, ref in ({} if norm is None else _norm_tensors(norm)).items():
+        module.register_parameter(f"norm_{key}", parameter_of(ref.tensor))
+    return module
+
+
+def _buffer(tensor: Tensor) -> Tensor:
+    """Return a buffer for its new layer; one made in inference mode is copied, as it has no version."""
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False), torch.no_grad():
+        return tensor.clone()

@@ -1,0 +1,73 @@
+"""What the passes of this family share: neighbours of a call, and taking a matched site out of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxopt_core import Refusal
+from fxopt_cpu.library import isa
+from fxopt_rewrite import Editor, GraphIndex, is_python_number, tensor_facts
+
+OWN_REASONS = {
+    "no-kernels": "fxopt-cpu has no compiled library here: it was installed without a compiler, or for another "
+    "processor. Install its wheel, or a C++ compiler and CMake, and install it again; everything works without.",
+    "not-on-cpu": "The layer is on another device, and the pass is for CPUs. Move the model: `model.to('cpu')`.",
+    "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",
+}
+
+
+def kernels_refusal(label: str, index: GraphIndex, *nodes: Node) -> Refusal | None:
+    """Return a refusal where there is no library."""
+    if isa() is not None:
+        return None
+    return index.refuse(label, "no-kernels", f"`{label}` stays: fxopt-cpu has no compiled library here", *nodes)
+
+
+def sole_user(node: Node) -> Node | None:
+    """Return the only node that reads a value, or None if there are several, or none."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def is_float(node: Node) -> bool:
+    """Return whether a value is known to be a tensor of float32 on a CPU."""
+    facts = tensor_facts(node)
+    return facts is not None and facts.dtype is torch.float32 and (facts.device is None or facts.device.type == "cpu")
+
+
+def parameter_of(tensor: Tensor) -> torch.nn.Parameter:
+    """Return a parameter of a layer for its new form, without a copy.
+
+    One made in inference mode, by a fold say, is copied: it has no version, so that changes would go unnoticed.
+    """
+    assert isinstance(tensor, torch.nn.Parameter)  # the readers of layers accept nothing else
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.nn.Parameter(tensor.clone(), requires_grad=tensor.requires_grad)
+
+
+def take_out(edit: Editor, last: Node, replacement: Node, between: Iterable[Node]) -> None:
+    """Let users of the last node read its replacement, and take out what only it used: calls, modules and sizes."""
+    inputs = [value for node in (last, *between) for value in node.all_input_nodes]
+    edit.replace(last, replacement)
+    twin = str(replacement.target) if replacement.op == "call_module" else None
+    order = edit.index.position
+    for node in sorted(dict.fromkeys(between), key=lambda each: order.get(each, -1), reverse=True):
+        if node is not last and not node.users and not edit.is_stale([node]):
+            edit.erase(node)
+            edit.drop_unused(node, twin)
+    edit.drop_unused(last, twin)
+    while inputs:
+        node = inputs.pop()
+        is_size = node.op in ("call_function", "call_method") and (is_python_number(node) is True or _reads_shape(node))
+        if is_size and not node.users and not edit.is_stale([node]):
+            inputs += node.all_input_nodes
+            edit.erase(node)
+
+
+def _reads_shape(node: Node) -> bool:
+    return node.target is getattr and node.args[1:] == ("shape",)

@@ -1,0 +1,111 @@
+"""Operations next to a layer that oneDNN can compute with it: padding before it, a sum and an activation after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from fxopt_cpu.layers.activations import NONE, Activation, activation_of
+from fxopt_rewrite import ElementwiseCall, GraphIndex, read_elementwise, read_operation
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """The sum of a layer's result and another value.
+
+    Attributes:
+        node: the addition.
+        other: the other value.
+        last: whether nothing reads the memory of the other value later.
+    """
+
+    node: Node
+    other: Node
+    last: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Padding:
+    """Zeros around the last two dimensions.
+
+    Attributes:
+        node: the call.
+        input: the value that is padded.
+        sides: numbers of rows before and after, and of columns before and after.
+    """
+
+    node: Node
+    input: Node
+    sides: tuple[Pair, Pair]
+
+
+def sole_user(node: Node) -> Node | None:
+    """Return the only node that reads a value, or None if there are several, or none."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def activation_after(index: GraphIndex, node: Node) -> tuple[Node, Activation]:
+    """Return the activation of a value that nothing else reads, with its node; else the node itself and `NONE`."""
+    user = sole_user(node)
+    activation = activation_of(index, user, node) if user is not None else None
+    if user is None or activation is None or index.effects.written_between(node, node, user):
+        return node, NONE
+    return user, activation
+
+
+def sum_after(index: GraphIndex, node: Node) -> Sum | None:
+    """Return the addition of another tensor to a value that nothing else reads.
+
+    ``other.add_(value)`` does not count, since it writes into the other tensor.
+    """
+    user = sole_user(node)
+    call = None if user is None else read_elementwise(user)
+    if user is None or not isinstance(call, ElementwiseCall) or call.operation != "add" or call.alpha != 1:
+        return None
+    first, second = call.left, call.right
+    if not isinstance(first, Node) or not isinstance(second, Node) or first is second:
+        return None
+    if (call.inplace and first is not node) or index.effects.written_between(node, node, user):
+        return None
+    other = second if first is node else first
+    return Sum(user, other, _is_last(index, other, user))
+
+
+def _is_last(index: GraphIndex, value: Node, reader: Node) -> bool:
+    """Return whether a value owns its memory, and a node is the last to read it."""
+    effects = index.effects
+    if value.op not in ("call_function", "call_method", "call_module"):
+        return False
+    made = effects.effect(value)
+    if made.opaque or made.operation is None or (made.aliases and made.aliases != made.writes):
+        return False
+    for given in made.writes:  # an in-place operation returns its input: is that memory free?
+        if len(made.writes) > 1 or len(given.users) > 1 or not _is_last(index, given, value):
+            return False
+    others = [user for user in value.users if user is not reader]
+    return all(index.position[user] < index.position[reader] and value not in effects.aliases(user) for user in others)
+
+
+def padding_before(index: GraphIndex, node: Node) -> Padding | None:
+    """Return the zero padding that a node computes, if only one node reads the result."""
+    operation = read_operation(index, node)
+    if operation is None or operation.name != "pad" or operation.input is None or sole_user(node) is None:
+        return None
+    arguments = operation.arguments
+    zeros = arguments["mode"] == "constant" and arguments["value"] in (None, 0)
+    sides = _as_sides(arguments.get("pad")) if zeros else None
+    return None if sides is None else Padding(node, operation.input, sides)
+
+
+def _as_sides(pad: object) -> tuple[Pair, Pair] | None:
+    """Return torch's padding, last dimension first, as sides of rows and of columns."""
+    if not isinstance(pad, tuple) or len(pad) not in (2, 4):
+        return None
+    sizes = [size for size in (*pad, 0, 0)[:4] if isinstance(size, int) and size >= 0]
+    if len(sizes) < 4:
+        return None
+    left, right, top, bottom = sizes
+    return (top, bottom), (left, right)

@@ -1,0 +1,231 @@
+"""``activation(conv2d(pad(x)) + other)`` -> ``packed(x, other)``: one call of oneDNN's operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import nn
+from torch.fx import Node
+
+from fxopt_core import Refusal
+from fxopt_cpu.layers.activations import NONE, Activation
+from fxopt_cpu.layers.packed_conv import PackedConv2d, Pair
+from fxopt_cpu.layers.packed_layer import insert_packed, packing_refusal
+from fxopt_cpu.operators.onednn import OPERATOR_REASONS
+from fxopt_cpu.passes.channels_last_regions import Layouts
+from fxopt_cpu.passes.neighbours import Padding, Sum, activation_after, padding_before, sum_after
+from fxopt_rewrite import (
+    ConvolutionCall,
+    Editor,
+    GraphIndex,
+    Obstacle,
+    ReversibleSitePass,
+    read_convolution,
+    same_sizes,
+    tensor_facts,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ConvolutionSite:
+    """A 2-D convolution and the operations that are packed with it.
+
+    Attributes:
+        call: the convolution.
+        padding: the padding before it, or None.
+        sum: the addition after it, or None.
+        last: the node whose value the packed module computes.
+        activation: the activation at the end.
+        channels_last: whether its input is channels last.
+    """
+
+    call: ConvolutionCall
+    padding: Padding | None
+    sum: Sum | None
+    last: Node
+    activation: Activation
+    channels_last: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name of the convolution."""
+        return self.call.label
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The calls, in order."""
+        padding = [] if self.padding is None else [self.padding.node]
+        added = [] if self.sum is None else [self.sum.node]
+        return tuple(dict.fromkeys((*padding, self.call.node, *added, self.last)))
+
+    @property
+    def input(self) -> Node:
+        """Its input, before padding."""
+        return self.call.input if self.padding is None else self.padding.input
+
+
+class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
+    """``activation(conv2d(pad(x)) + other)`` -> ``packed(x, other)``: one call of oneDNN's operator.
+
+    Zero padding, the addition of a value of the same shape, and one of ReLU, ReLU6, hardtanh, hardswish, hardsigmoid,
+    SiLU, sigmoid, tanh, GELU and LeakyReLU are included if nothing else reads the values between them; after a sum, the
+    operator only takes ReLU. In a convolution, oneDNN's ReLU, hardtanh and hardsigmoid make a number of NaN, which the
+    record notes at each site. Parameters are unchanged: `PackedConv2d` packs a copy when it first runs. Refused: other
+    dtypes and devices, processors without the operators, and shared, tied and mutated tensors.
+
+    Args:
+        keep_nan: whether these, and hardswish, whose results above 1e37 differ, stay calls of torch's own.
+
+    Source:
+        ``torch.ops.mkldnn._convolution_pointwise``, which inductor calls on CPUs, too: oneDNN applies the
+        element-wise operation before it writes the result.
+
+    Cost:
+        One call instead of several, and no tensors between them. From the first call on, the module holds a packed
+        copy of the weight besides the parameter.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(3, 8, 3), nn.ReLU6()).eval()
+    >>> PackConvolutions()(torch.fx.symbolic_trace(model)).get_submodule("1_packed")
+    PackedConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), activation=hardtanh(0.0, 6.0))
+    """
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        **OPERATOR_REASONS,
+        "other-convolution": "Only plain convolutions over two dimensions are packed. Nothing to do: torch computes "
+        "the others.",
+        "padding-mode": "The convolution pads by reflection, replication or around the edge, and the operators pad "
+        "with zeros. Nothing to do: one operator cannot do both.",
+    }
+
+    def __init__(self, *, keep_nan: bool = False) -> None:
+        self.keep_nan = keep_nan
+
+    def match(self, index: GraphIndex) -> Iterator[ConvolutionSite | Refusal]:
+        """Yield the 2-D convolutions."""
+        taken: dict[Node, ConvolutionSite] = {}
+        sites: list[ConvolutionSite | Refusal] = []
+        for node in index.nodes:
+            call = read_convolution(index, node)
+            if isinstance(call, Obstacle) and _looks_like_conv2d(index, node):
+                sites.append(Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,)))
+            elif isinstance(call, ConvolutionCall) and call.dims == 2 and not call.transposed:
+                site = self._site(call, index)
+                if site.sum is not None and site.sum.node in taken:  # of two convolutions, the later one takes it
+                    sites[sites.index(taken[site.sum.node])] = self._site(taken[site.sum.node].call, index, alone=True)
+                if site.sum is not None:
+                    taken[site.sum.node] = site
+                sites.append(site)
+            elif isinstance(call, ConvolutionCall):
+                kind = f"{'transposed' if call.transposed else 'plain'} over {call.dims}"
+                message = f"convolution `{call.label}` is {kind} dimensions; expected a plain one over 2"
+                sites.append(index.refuse(call.label, "other-convolution", message, node))
+        layouts = Layouts(index, moving=True)
+        for each in _without_early_overwrites(sites, index):
+            last = isinstance(each, ConvolutionSite) and layouts.is_channels_last(each.call.node)
+            yield replace(each, channels_last=True) if isinstance(each, ConvolutionSite) and last else each
+
+    def check(self, site: ConvolutionSite, index: GraphIndex) -> Refusal | None:
+        """Refuse what oneDNN cannot compute, other padding than zeros, and shared, tied or mutated tensors."""
+        call = site.call
+        if call.padding_mode != "zeros":
+            message = f"convolution `{site.label}` has padding_mode={call.padding_mode!r}; oneDNN only pads with zeros"
+            return index.refuse(site.label, "padding-mode", message, call.node)
+        return packing_refusal(call, "convolution", index)
+
+    def rewrite(self, site: ConvolutionSite, edit: Editor) -> None:
+        """Insert one module with the same parameters, and drop what it replaces."""
+        if site.activation.hides_nan:
+            edit.note(f"oneDNN's {site.activation.name} makes a number of NaN")
+        if site.sum is None:
+            insert_packed(edit, _packed(site), site.call, site.nodes, [site.input], before=site.nodes[0])
+        else:
+            inputs = [site.input, site.sum.other]
+            insert_packed(edit, _packed(site), site.call, site.nodes, inputs, before=site.sum.node)
+
+    def _site(self, call: ConvolutionCall, index: GraphIndex, *, alone: bool = False) -> ConvolutionSite:
+        """Return a convolution with all that can be packed with it; ``alone``, without a sum."""
+        padding = padding_before(index, call.input) if isinstance(call.padding, tuple) else None
+        if padding is not None and index.effects.written_between(padding.node, padding.node, call.node):
+            padding = None
+        last, activation = self._activation_after(index, call.node)
+        found = None if alone or activation != NONE else sum_after(index, call.node)
+        if found is None or not _fits(call, padding, found, index):
+            return ConvolutionSite(call, padding, None, last, activation)
+        last, activation = self._activation_after(index, found.node)
+        if activation.name not in ("none", "relu"):
+            last, activation = found.node, NONE
+        return ConvolutionSite(call, padding, found, last, activation)
+
+    def _activation_after(self, index: GraphIndex, node: Node) -> tuple[Node, Activation]:
+        last, activation = activation_after(index, node)
+        return (node, NONE) if self.keep_nan and activation.alters_extremes else (last, activation)
+
+
+def _looks_like_conv2d(index: GraphIndex, node: Node) -> bool:
+    """Return whether a call that cannot be read is a 2-D convolution by its class or name."""
+    module = index.module_of(node)
+    if module is not None:
+        return isinstance(module, nn.Conv2d)
+    return "conv2d" in str(getattr(node.target, "__name__", ""))
+
+
+def _without_early_overwrites(
+    sites: list[ConvolutionSite | Refusal], index: GraphIndex
+) -> Iterator[ConvolutionSite | Refusal]:
+    """Yield sites; those whose result would overwrite a value that a site moved to its sum reads later do not."""
+    moved: dict[Node, int] = {}
+    for site in sites:
+        if isinstance(site, ConvolutionSite) and site.sum is not None:
+            moved.update((node, index.position[site.sum.node]) for node in site.nodes if node is not site.sum.node)
+    for site in sites:
+        if isinstance(site, ConvolutionSite) and site.sum is not None and site.sum.last:
+            here, readers = index.position[site.sum.node], (user for user in site.sum.other.users if user in moved)
+            if any(moved[reader] > here for reader in readers):
+                site = replace(site, sum=replace(site.sum, last=False))
+        yield site
+
+
+def _fits(call: ConvolutionCall, padding: Padding | None, found: Sum, index: GraphIndex) -> bool:
+    """Return whether a convolution may run at its sum instead, and the other value has the same shape."""
+    first, value = (call.node, call.input) if padding is None else (padding.node, padding.input)
+    if index.effects.written_between(value, first, found.node):
+        return False
+    mine, other = tensor_facts(call.node, call.weight.tensor), tensor_facts(found.other, call.weight.tensor)
+    return mine is not None and other is not None and same_sizes(mine.shape, other.shape)
+
+
+def _packed(site: ConvolutionSite) -> PackedConv2d:
+    """Return the packed module of a site, without its parameters."""
+    call, kernel = site.call, site.call.weight.tensor.shape[2:]
+    own = _padding_of(call)
+    outer = ((0, 0), (0, 0)) if site.padding is None else site.padding.sides
+    rows, columns = ((a[0] + b[0], a[1] + b[1]) for a, b in zip(own, outer, strict=True))
+    return PackedConv2d(
+        call.in_channels,
+        call.out_channels,
+        (kernel[0], kernel[1]),
+        stride=(call.stride[0], call.stride[1]),
+        padding=(rows, columns),
+        dilation=(call.dilation[0], call.dilation[1]),
+        groups=call.groups,
+        bias=call.bias is not None,
+        activation=site.activation,
+        channels_last=site.channels_last,
+        adds=site.sum is not None,
+        overwrites=site.sum is not None and site.sum.last and site.sum.other is not site.input,
+        device="meta",
+    )
+
+
+def _padding_of(call: ConvolutionCall) -> tuple[Pair, Pair]:
+    """Return a convolution's own padding, a pair for rows and a pair for columns."""
+    if isinstance(call.padding, tuple):
+        return (call.padding[0], call.padding[0]), (call.padding[1], call.padding[1])
+    if call.padding == "valid":
+        return (0, 0), (0, 0)
+    totals = [d * (k - 1) for d, k in zip(call.dilation, call.weight.tensor.shape[2:], strict=True)]
+    rows, columns = ((total // 2, total - total // 2) for total in totals)
+    return rows, columns

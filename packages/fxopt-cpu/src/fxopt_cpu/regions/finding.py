@@ -1,0 +1,121 @@
+"""Which nodes are a region: runs of layers with an operator, and of views and sums between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from fxopt_cpu.layers.attention import MergedAttention, RowAttention
+from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
+from fxopt_cpu.layers.panel_linear import PanelLinear
+from fxopt_cpu.passes.layouts import SPLITS, STEPS, operation
+from fxopt_cpu.passes.matching import is_float
+from fxopt_cpu.regions.images import activation_of, convolutions_fit, pooling_of
+from fxopt_rewrite import GraphIndex, is_python_number
+from fxopt_rewrite.toolbox import Region, is_fused_convolution, is_plain_module
+
+LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+ELEMENTWISE = {"add": "add", "sub": "subtract", "mul": "multiply"}
+VIEWS = frozenset(STEPS) - {"clone", "contiguous"} | SPLITS
+VIEW_MODULES = (nn.Flatten, nn.Unflatten)
+COPIES = frozenset({"clone", "contiguous"})
+CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
+CHECK = "_assert_tensor_metadata"  # of a dtype
+_FEWEST_LAYERS = 2  # fewer gain less than it costs to check that nothing has changed
+
+
+def regions_of(graph_module: GraphModule) -> Iterator[Region]:
+    """Yield the regions of a graph, in order; linear in the number of nodes.
+
+    >>> from fxopt_cpu import FuseLinears
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Softmax(-1), nn.Linear(4, 4)).eval()
+    >>> graph_module = FuseLinears()(torch.fx.symbolic_trace(model))
+    >>> [[node.name for node in region.nodes] for region in regions_of(graph_module)]
+    [['_0_panels', '_2_panels']]
+    """
+    index = GraphIndex(graph_module)
+    images = convolutions_fit(index)
+    if not images and not any(isinstance(module, PanelLinear) for module in index.modules.values()):
+        return
+    run: list[Node] = []
+    for node in index.nodes:
+        if _joins(index, node, images):
+            run.append(node)
+        elif node.op not in ("placeholder", "get_attr") or run:
+            yield from _regions(index, run)
+            run = []
+    yield from _regions(index, run)
+
+
+def _regions(index: GraphIndex, run: list[Node]) -> Iterator[Region]:
+    """Yield the regions of a run: it is cut where a number or a tuple is read outside of it."""
+    inside = set(run)
+    part: list[Node] = []
+    for node in run:
+        gives_tensor = operation(index, node) not in SPLITS and is_python_number(node) is not True
+        if gives_tensor or all(user in inside for user in node.users):
+            part.append(node)
+        else:
+            yield from _region(index, part)
+            part = []
+    yield from _region(index, part)
+
+
+def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
+    while nodes and not (_is_layer(index, nodes[0]) or operation(index, nodes[0]) in COPIES):
+        nodes = nodes[1:]
+    while nodes and not _is_layer(index, nodes[-1]):
+        nodes = nodes[:-1]
+    modules = [index.module_of(node) for node in nodes]
+    if sum(isinstance(each, PanelLinear) or is_fused_convolution(each) for each in modules) < _FEWEST_LAYERS:
+        return
+    region = Region.of(nodes)
+    inside = set(nodes)
+    for node in nodes:  # cut off by the trimming
+        tuples = operation(index, node) in SPLITS or is_python_number(node) is True
+        if tuples and not all(user in inside for user in node.users):
+            return
+    if region.outputs:
+        yield region
+
+
+def _is_layer(index: GraphIndex, node: Node) -> bool:
+    module = index.module_of(node)
+    return isinstance(module, LAYERS) or is_fused_convolution(module)
+
+
+def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
+    """Return whether a node's results follow from its inputs and tensors alone, and a plan may have it."""
+    if images and (pooling_of(index, node) is not None or activation_of(index, node) is not None):
+        return True
+    if node.op == "get_attr":
+        value = index.attribute_of(node)
+        if not isinstance(value, Tensor) or type(value) not in (Tensor, nn.Parameter):
+            return False
+        return value.dtype is torch.float32 and value.is_cpu
+    module = index.module_of(node)
+    is_view = isinstance(module, VIEW_MODULES) and len(node.args) == 1 and is_plain_module(module)
+    if module is not None and not is_view:
+        known = type(module) in (*LAYERS, *NORMS) or (images and is_fused_convolution(module))
+        return known and is_plain_module(module)
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return False
+    if is_python_number(node) is True:
+        return not index.effects.effect(node).opaque
+    name = operation(index, node)
+    if index.effects.aliases(node) and index.effects.written_between(node, node, index.nodes[-1]):
+        return False  # a plan would give a copy, which the write does not reach
+    if is_view:
+        return True
+    if name in ELEMENTWISE:
+        return len(node.args) == 2 and dict(node.kwargs) in ({}, {"alpha": 1})
+    if name == CHECK or name in CASTS:  # of float32 to float32
+        source = node.args[0] if node.args else None
+        return isinstance(source, Node) and is_float(source) and (name == CHECK or is_float(node))
+    memory = node.kwargs.get("memory_format", torch.contiguous_format)
+    usual = memory in (torch.contiguous_format, torch.preserve_format)
+    return name in VIEWS or (name in COPIES and (usual or (images and memory is torch.channels_last)))

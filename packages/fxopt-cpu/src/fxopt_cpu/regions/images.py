@@ -1,0 +1,163 @@
+"""Convolutions, pools and activations of images in regions, as steps of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from fxopt_cpu.layers.epilogue import CODES, Activation, activation_named
+from fxopt_cpu.library import isa
+from fxopt_cpu.operators.conv import pack_convolution, pack_depthwise
+from fxopt_cpu.operators.plan import PlanBuilder, Value
+from fxopt_cpu.passes.matching import is_float
+from fxopt_rewrite import ActivationCall, GraphIndex, read_activation, read_operation, tensor_facts
+from fxopt_rewrite.toolbox import FusedConvolution, is_fused_convolution
+
+Pair = tuple[int, int]
+_ONEDNN_NAMES: Mapping[tuple[str, str], str] = {("swish", ""): "silu", ("gelu", "tanh"): "gelu_tanh"}
+
+
+def fits(layer: FusedConvolution) -> bool:
+    """Return whether the operator computes a convolution, and at least as fast as oneDNN does."""
+    plain = type(layer.weight) is nn.Parameter and layer.weight.dtype is torch.float32 and layer.weight.is_cpu
+    depthwise = layer.groups == layer.in_channels == layer.out_channels
+    return plain and (layer.groups == 1 or depthwise) and layer.kernel_size[0] * layer.kernel_size[1] <= 256
+
+
+def convolutions_fit(index: GraphIndex) -> bool:
+    """Return whether a graph has convolutions, and the operator computes all of them: plans take all or none."""
+    found = [module for module in index.modules.values() if is_fused_convolution(module)]
+    return bool(found) and isa() not in (None, "portable") and all(map(fits, found))
+
+
+def activation_after(layer: FusedConvolution) -> Activation:
+    """Return the activation of a convolution by the names of the operators."""
+    name, numbers, variant = layer.activation
+    return Activation(_ONEDNN_NAMES.get((name, variant), name), *map(float, numbers))
+
+
+def convolve(builder: PlanBuilder, layer: FusedConvolution, panels: Value, bias: Value | None, *args: Value) -> Value:
+    """Add a convolution to a plan; the arguments are its input and, optionally, the value to add."""
+    input, residual = (*args, None)[:2]
+    assert input is not None
+    activation = activation_after(layer)
+    return builder.conv(
+        input, panels, features=layer.out_channels, kernel=layer.kernel_size, stride=layer.stride,
+        padding=(*layer.padding[0], *layer.padding[1]), dilation=layer.dilation, groups=layer.groups, bias=bias,
+        activation=CODES[activation.name], alpha=activation.alpha, beta=activation.beta, residual=residual,
+    )  # fmt: skip
+
+
+def panels_of(layer: FusedConvolution) -> torch.Tensor:
+    """Return the weight of a convolution as the operator reads it."""
+    weight = layer.weight.detach()
+    return pack_depthwise(weight) if layer.groups > 1 else pack_convolution(weight)
+
+
+class Pooling(NamedTuple):
+    """A pool.
+
+    Attributes:
+        input: the images.
+        largest: whether it is of the largest values, or of means.
+        kernel: its size; None for all of an image.
+        stride: of its windows.
+        padding: of rows and of columns.
+        dilation: of its windows.
+        counts_padding: whether means count zeros around the images.
+        keeps_sizes: whether the result has rows and columns.
+    """
+
+    input: Node
+    largest: bool
+    kernel: Pair | None = None
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    counts_padding: bool = True
+    keeps_sizes: bool = True
+
+
+def pooling_of(index: GraphIndex, node: Node) -> Pooling | None:
+    """Return the pool that a node computes; None for anything else, and for sizes that the graph computes."""
+    call = read_operation(index, node)
+    source = None if call is None else call.input
+    if call is None or source is None or not is_float(source) or _rank(source) != 4:
+        return None
+    arguments = call.arguments
+    if call.name == "mean":
+        dims = arguments.get("dim")
+        both = isinstance(dims, tuple) and sorted(dim % 4 for dim in dims if isinstance(dim, int)) == [2, 3]
+        return (
+            Pooling(source, False, keeps_sizes=arguments["keepdim"] is True)
+            if both and not arguments["dtype"]
+            else None
+        )
+    if call.name == "adaptive_avg_pool2d":
+        return Pooling(source, False) if _pair(arguments["output_size"]) == (1, 1) else None
+    return _windows(source, call.name == "max_pool2d", arguments) if call.name in ("max_pool2d", "avg_pool2d") else None
+
+
+def _windows(source: Node, largest: bool, settings: Mapping[str, Any]) -> Pooling | None:
+    kernel = _pair(settings["kernel_size"])
+    stride = _pair(settings.get("stride") or kernel)
+    padding, dilation = _pair(settings.get("padding") or 0), _pair(settings.get("dilation") or 1)
+    if settings.get("return_indices") or settings.get("ceil_mode") or settings.get("divisor_override"):
+        return None
+    if kernel is None or stride is None or padding is None or dilation is None:
+        return None
+    counts = settings.get("count_include_pad") is not False
+    return Pooling(source, largest, kernel, stride, padding, dilation, counts)
+
+
+def _pair(value: object) -> Pair | None:
+    if isinstance(value, int):
+        return value, value
+    whole = isinstance(value, list | tuple) and all(type(each) is int for each in value)
+    if not whole or len(value) not in (1, 2):  # type: ignore[arg-type]  # a list or tuple
+        return None
+    return value[0], value[-1]  # type: ignore[index]
+
+
+def _rank(node: Node) -> int | None:
+    facts = tensor_facts(node)
+    return None if facts is None else facts.rank
+
+
+def pool(builder: PlanBuilder, found: Pooling, input: Value) -> Value:
+    """Add a pool to a plan."""
+    rows, columns = found.padding
+    kernel = found.kernel or (input.shape[2], input.shape[3])
+    made = builder.pool(
+        input, kernel=kernel, largest=found.largest, stride=found.stride, padding=(rows, rows, columns, columns),
+        dilation=found.dilation, counts_padding=found.counts_padding,
+    )  # fmt: skip
+    return made if found.keeps_sizes else made.permute(0, 2, 3, 1).view(made.shape[0], made.shape[1])
+
+
+def activation_of(index: GraphIndex, node: Node) -> Activation | None:
+    """Return the activation that a node computes of a value that is its own, if it works in place; else None."""
+    call = read_activation(index, node)
+    if not isinstance(call, ActivationCall) or not is_float(call.input):
+        return None
+    fresh = len(call.input.users) == 1 and call.input.op == "call_module" and not index.effects.aliases(call.input)
+    return None if call.inplace and not fresh else activation_named(call.name, call.settings)
+
+
+def elementwise(builder: PlanBuilder, one: Value, other: Value | None, kind: str, activation: Activation) -> Value:
+    """Add an operation of elements to a plan: of images with the channels last, in their order."""
+    settings: dict[str, Any] = {
+        "activation": CODES[activation.name], "alpha": activation.alpha, "beta": activation.beta,
+    }  # fmt: skip
+    images = [
+        each for each in (one, other) if each is not None and len(each.shape) == 4 and not each.layout.is_contiguous()
+    ]
+    if not images or any(each is not None and len(each.shape) != 4 for each in (one, other)):
+        return builder.elementwise(one, other, kind, **settings)
+    last = [None if each is None else each.permute(0, 2, 3, 1) for each in (one, other)]
+    assert last[0] is not None
+    return builder.elementwise(last[0], last[1], kind, **settings).permute(0, 3, 1, 2)

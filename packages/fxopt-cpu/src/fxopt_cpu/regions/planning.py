@@ -1,0 +1,225 @@
+"""The plan of a region for inputs of one kind: its nodes are run once, on sizes and strides alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from fxopt_cpu.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
+from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation
+from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
+from fxopt_cpu.layers.panel_linear import PanelLinear
+from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
+from fxopt_cpu.passes.layouts import operation
+from fxopt_cpu.regions import images, strides
+from fxopt_cpu.regions.finding import COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS
+from fxopt_cpu.regions.strides import called
+from fxopt_rewrite import GraphIndex
+from fxopt_rewrite.toolbox import Region, is_fused_convolution
+
+
+class UnplannableError(Exception):
+    """A plan has no step for a call of this kind, which the layers hand to torch's functions."""
+
+
+class Planned(NamedTuple):
+    """The plan of a region, with the strides that the nodes would give.
+
+    Attributes:
+        plan: the plan.
+        results: shape and strides of each output; None where it is contiguous, as plans give it.
+    """
+
+    plan: Plan
+    results: tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...]
+
+    def finish(self, outputs: list[Tensor]) -> list[Tensor]:
+        """Return the outputs of a call with their strides."""
+        pairs = zip(outputs, self.results, strict=True)
+        return [each if result is None else each.as_strided(*result) for each, result in pairs]
+
+
+def plan_of(
+    graph_module: GraphModule, region: Region, values: Sequence[Any], panels: dict[object, Tensor]
+) -> Planned | None:
+    """Return the plan of a region for inputs of these shapes, strides and dtypes; None where there is none.
+
+    The layers are packed, if they were not; convolutions into `panels`, which all plans of a region share.
+    """
+    index, builder = GraphIndex(graph_module), PlanBuilder()
+    made: dict[Node, Any] = {}
+    for node, value in zip(region.inputs, values, strict=True):
+        made[node] = builder.input(value) if isinstance(value, Tensor) else value
+    try:
+        for node in region.nodes:
+            made[node] = _Step(index, builder, made, panels).of(node)
+        strided = strides.layouts_of(index, region, values, made)
+        results = []
+        for node in region.outputs:
+            order, result = strides.order_of(strided[node])
+            builder.output(made[node].permute(*order))
+            results.append(result)
+        return Planned(builder.build(), tuple(results))
+    except (UnplannableError, ValueError, RuntimeError, IndexError, TypeError):
+        return None
+
+
+class _Step:
+    """Adds what a node computes to a plan."""
+
+    def __init__(
+        self, index: GraphIndex, builder: PlanBuilder, made: Mapping[Node, Any], panels: dict[object, Tensor]
+    ) -> None:
+        self.index, self.builder, self.made, self.panels = index, builder, made, panels
+
+    def of(self, node: Node) -> Any:
+        """Return the value of a node, or the number."""
+        args: Any = map_arg(node.args, self.made.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, self.made.__getitem__)
+        if node.op == "get_attr":
+            return self.builder.weight(self._tensor(self.index.attribute_of(node)))
+        pooling = images.pooling_of(self.index, node)
+        if pooling is not None:
+            return images.pool(self.builder, pooling, self.made[pooling.input])
+        activation = images.activation_of(self.index, node)
+        if activation is not None:
+            return images.elementwise(self.builder, self.made[node.all_input_nodes[0]], None, "copy", activation)
+        module = self.index.module_of(node)
+        if module is not None:
+            if kwargs:
+                raise UnplannableError
+            if type(module) in VIEW_MODULES:
+                return self._view(module, args, kwargs)
+            return self._layer(module, *args)
+        name = operation(self.index, node)
+        if name in ELEMENTWISE:
+            return self._elementwise(ELEMENTWISE[name], *args)
+        if name not in VIEWS | COPIES and args and isinstance(args[0], Value):
+            _need(args[0].layout.dtype is torch.float32)
+            return args[0]  # a cast to its own dtype, or a check of it
+        if name in COPIES:
+            kept = args[0].layout.is_contiguous() or kwargs.get("memory_format") is torch.channels_last
+            return args[0] if kept else self.builder.elementwise(args[0])
+        if args and type(args[0]) is tuple:  # one of the parts that a split gives
+            return called(node, args, kwargs)
+        if name in VIEWS and any(isinstance(each, Value) for each in args):
+            return self._view(node, args, kwargs)
+        return called(node, _layouts(args), _layouts(kwargs))  # sizes
+
+    def _view(self, call: Node | nn.Module, args: Any, kwargs: Any) -> Any:
+        source = args[0]
+        found = called(call, _layouts(args), _layouts(kwargs))
+        views = found if isinstance(found, tuple | list) else (found,)
+        _need(all(each.dtype is source.layout.dtype for each in views))
+        place = source.layout.untyped_storage()._cdata
+        if any(each.untyped_storage()._cdata != place for each in views):  # a reshape that copies
+            source = self.builder.elementwise(source)
+            return self._view(call, (source, *args[1:]), kwargs)
+        made = tuple(Value(source.buffer, each) for each in views)
+        return made if isinstance(found, tuple | list) else made[0]
+
+    def _elementwise(self, kind: str, one: Any, other: Any) -> Value:
+        one, other = (
+            each if isinstance(each, Value) else self.builder.weight(torch.tensor([float(each)]))
+            for each in (one, other)
+        )
+        _need(one.layout.dtype is torch.float32 and other.layout.dtype is torch.float32)
+        return images.elementwise(self.builder, one, other, kind, Activation())
+
+    def _tensor(self, tensor: object) -> Tensor:
+        _need(isinstance(tensor, Tensor) and tensor.dtype is torch.float32 and tensor.is_cpu)
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def _weight(self, tensor: Tensor | None) -> Value | None:
+        return None if tensor is None else self.builder.weight(tensor)
+
+    def _layer(self, module: nn.Module, *args: Value) -> Value:
+        _need(all(each.layout.numel() > 0 for each in args))
+        if isinstance(module, PanelLinear):
+            return self._linear(module, *args)
+        if is_fused_convolution(module):
+            _need(all(len(each.shape) == 4 and each.layout.dtype is torch.float32 for each in args))
+            _need(args[0].shape[1] == module.in_channels)
+            if module not in self.panels:
+                self.panels[module] = images.panels_of(module)
+            panels = self.builder.weight(self.panels[module])
+            return images.convolve(self.builder, module, panels, self._weight(module.bias), *args)
+        if isinstance(module, EmbeddingNorm):
+            _need(all(each.layout.dtype is torch.int64 for each in args))
+            tables = [self.builder.weight(self._tensor(held)) for held in module.tables]
+            (name, eps), (weight, bias) = module._norm, (module.weight, module.bias)
+            norm: dict[str, Any] = {"weight": self._weight(weight), "bias": self._weight(bias)}
+            return self.builder.embedding_norm(args, tables, **norm, eps=eps, kind=NORM_CODES[name])
+        if isinstance(module, MergedAttention | RowAttention):
+            return self._attention(module, *args)
+        _need(all(each.layout.dtype is torch.float32 for each in args))
+        _need(all(each.shape == args[0].shape for each in args))
+        if isinstance(module, SumNorm):
+            (name, eps), bias = module._norm, module.bias
+        else:
+            assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
+            _need(tuple(module.normalized_shape) == args[0].shape[-1:])
+            name = "layer" if isinstance(module, nn.LayerNorm) else "rms"
+            eps = torch.finfo(torch.float32).eps if module.eps is None else module.eps
+            bias = module.bias if isinstance(module, nn.LayerNorm) else None
+        for tensor in (module.weight, bias):
+            _need(tensor is None or self._tensor(tensor) is tensor)
+        norm = {"weight": self._weight(module.weight), "bias": self._weight(bias)}
+        return self.builder.norm(*args, **norm, eps=eps, kind=NORM_CODES[name])
+
+    def _linear(self, module: PanelLinear, input: Value, residual: Value | None = None) -> Value:
+        operands = module.operands()
+        if operands is None or input.shape[-1] != module.in_features or input.layout.dtype is not torch.float32:
+            raise UnplannableError
+        _need(residual is None or residual.shape == (*input.shape[:-1], module.features))
+        panels, scale, sums, rounding, bias, norm_weight, norm_bias = (self._weight(each) for each in operands)
+        assert panels is not None
+        (activation, alpha, beta), (norm, eps) = module._activation, module._norm
+        return self.builder.linear(
+            self._rows(input), panels, features=module.features, scale=scale, sums=sums, rounding=rounding,
+            bias=bias, activation=CODES[activation], alpha=alpha, beta=beta, residual=None if residual is None else
+            self._rows(residual), norm=NORM_CODES[norm], norm_weight=norm_weight, norm_bias=norm_bias, eps=eps,
+            gated=module.gated,
+        )  # fmt: skip
+
+    def _rows(self, value: Value) -> Value:
+        """Return a value whose rows have one stride."""
+        layout = value.layout
+        try:
+            layout.view(-1, layout.shape[-1])
+        except RuntimeError:
+            return self.builder.elementwise(value)
+        return value if layout.stride(-1) == 1 else self.builder.elementwise(value)
+
+    def _attention(self, module: MergedAttention | RowAttention, *args: Value) -> Value:
+        settings: dict[str, Any] = {"scale": module.scale, "causal": module.causal}
+        count = 1 if isinstance(module, MergedAttention) else 3
+        operands, mask = args[:count], args[count] if len(args) > count else None
+        _need(mask is None or mask.layout.dtype in (torch.bool, torch.float32))
+        _need(all(each.layout.dtype is torch.float32 and each.layout.stride(-1) == 1 for each in operands))
+        if isinstance(module, MergedAttention):
+            _need(len(operands[0].shape) == 3)
+            return self.builder.attention_merged(operands[0], module.heads, module.kv_heads, mask=mask, **settings)
+        _need(len(operands[0].shape) == 4 and operands[0].shape[-1] <= LARGEST_HEAD)
+        query, key, value = operands
+        return self.builder.attention(query, key, value, mask=mask, **settings)
+
+
+def _need(fits: bool) -> None:
+    if not fits:
+        raise UnplannableError
+
+
+def _layouts(values: Any) -> Any:
+    """Return arguments with tensors on the meta device for values."""
+    if isinstance(values, Value):
+        return values.layout
+    if isinstance(values, dict):
+        return {key: _layouts(value) for key, value in values.items()}
+    return type(values)(map(_layouts, values)) if type(values) in (list, tuple) else values

@@ -1,0 +1,98 @@
+"""The strides that the nodes of a region would give their values, so that a plan gives its outputs the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from fxopt_cpu.passes.layouts import operation
+from fxopt_cpu.regions.finding import CASTS, CHECK, LAYERS, NORMS
+from fxopt_rewrite import GraphIndex
+from fxopt_rewrite.toolbox import Region, is_fused_convolution
+
+_FORMATS = {False: torch.contiguous_format, True: torch.channels_last}
+
+
+def layouts_of(
+    index: GraphIndex, region: Region, values: Sequence[Any], made: Mapping[Node, Any]
+) -> Mapping[Node, Any]:
+    """Return the values of a region as eager mode strides them, on the device `meta`.
+
+    Args:
+        index: facts about the graph.
+        region: the region.
+        values: its inputs.
+        made: what a plan makes of its nodes: their shapes are known.
+    """
+    found: dict[Node, Any] = {
+        node: _on_meta(value) if isinstance(value, Tensor) else value
+        for node, value in zip(region.inputs, values, strict=True)
+    }
+    for node in region.nodes:
+        found[node] = _layout(index, node, found, made[node])
+    return found
+
+
+def order_of(layout: Tensor) -> tuple[list[int], tuple[tuple[int, ...], tuple[int, ...]] | None]:
+    """Return the order in which a value's dimensions lie in memory, with its shape and strides if not contiguous.
+
+    Memory between the elements, as of a slice, is left out.
+
+    >>> order_of(torch.empty(2, 3, 4, 5, device="meta").to(memory_format=torch.channels_last))
+    ([0, 2, 3, 1], ((2, 3, 4, 5), (60, 1, 15, 3)))
+    """
+
+    def order() -> list[int]:
+        return sorted(range(layout.dim()), key=layout.stride().__getitem__, reverse=True)
+
+    if not layout.permute(order()).is_contiguous():
+        layout = torch.empty_like(layout)
+    plain = layout.stride() == torch.empty(layout.shape, device="meta").stride()
+    return order(), None if plain else (tuple(layout.shape), layout.stride())
+
+
+def called(call: Node | nn.Module, args: Any, kwargs: Any) -> Any:
+    """Return what a module, or the function or method of a node, gives."""
+    if isinstance(call, Node) and call.op == "call_method":
+        return getattr(args[0], str(call.target))(*args[1:], **kwargs)
+    target: Any = call.target if isinstance(call, Node) else call
+    return target(*args, **kwargs)
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any) -> Any:
+    args: Any = map_arg(node.args, found.__getitem__)
+    kwargs: Any = map_arg(node.kwargs, found.__getitem__)
+    module = index.module_of(node)
+    if node.op == "get_attr":
+        return _on_meta(index.attribute_of(node))  # type: ignore[arg-type]  # regions read nothing else
+    if is_fused_convolution(module):
+        last = any(map(_is_channels_last, (args[0], module.weight)))
+        return torch.empty(made.shape, device="meta", memory_format=_FORMATS[last])
+    if isinstance(module, (*LAYERS, *NORMS)):
+        return torch.empty(made.shape, device="meta")
+    if module is not None:  # a pool, an activation or a view
+        return module(*args, **kwargs)
+    if type(made) in (int, float, bool):
+        return made
+    # What a region has of casts and checks gives its input.
+    return args[0] if operation(index, node) in (*CASTS, CHECK) else called(node, args, kwargs)
+
+
+def _is_channels_last(images: Tensor) -> bool:
+    """Return whether strides say so, as torch decides: also where there is one channel, or one pixel."""
+    least = 0
+    for dim in (1, 3, 2, 0):
+        stride = images.stride(dim)
+        if stride < max(least, 1) or (dim == 0 and least == images.stride(1)):
+            return False
+        least = stride * max(images.shape[dim], 1)
+    return True

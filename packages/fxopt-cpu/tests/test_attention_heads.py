@@ -1,0 +1,239 @@
+"""`FuseAttention`: every way in which models bring heads to attention and back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_core import history, registry, undo
+from fxopt_cpu import FuseAttention, MergedAttention, RowAttention, isa
+from fxopt_testing import assert_rewrites
+from fxopt_testing.rewrites import graph_of, refused
+
+pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
+B, L, H, E = 2, 7, 4, 16
+
+
+def _three_narrows(x: Tensor) -> tuple[Tensor, ...]:
+    parts = [x.narrow(-1, place * H * E, H * E).clone() for place in range(3)]
+    return tuple(part.view(x.shape[0], x.shape[1], -1, E).transpose(1, 2) for part in parts)
+
+
+def _five_dimensions(x: Tensor) -> tuple[Tensor, ...]:
+    each = x.reshape(x.shape[0], x.shape[1], 3, H, E).permute(2, 0, 3, 1, 4)
+    return each[0], each[1], each[2]
+
+
+def _chunks(x: Tensor) -> tuple[Tensor, ...]:
+    parts: Any = x.chunk(3, -1)
+    return tuple(parts[place].unflatten(-1, (H, E)).permute(0, 2, 1, 3) for place in range(3))
+
+
+def _heads_first(x: Tensor) -> tuple[Tensor, ...]:
+    heads: Any = x.view(x.shape[0], x.shape[1], 3 * H, E).transpose(1, 2)
+    each = heads.split(H, 1)
+    return each[0], each[1], each[2]
+
+
+def _interleaved(x: Tensor) -> tuple[Tensor, ...]:
+    """Each head has its query, key and value beside one another, as in GPT-NeoX: no merged operator."""
+    each = x.view(x.shape[0], x.shape[1], H, 3 * E).transpose(1, 2)
+    return tuple(each.narrow(-1, place * E, E) for place in range(3))
+
+
+def _joined(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 1, 3).contiguous().flatten(2)
+
+
+def _apart(x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Attend(nn.Module):
+    def __init__(self, before: Callable[..., Any], after: Callable[..., Any], **settings: Any) -> None:
+        super().__init__()
+        self.before, self.after, self.settings = before, after, settings
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        query, key, value = self.before(x)
+        heads = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **self.settings)
+        found: Tensor = self.after(heads)
+        return found
+
+
+def _fused(model: nn.Module, *inputs: Tensor, form: Any = "modules") -> GraphModule:
+    """Return a fused graph, all that a rewrite has to keep being checked before."""
+    assert_rewrites(FuseAttention(), model, *inputs, count=1, form=form, gradients=False, again=False)
+    graph_module = graph_of(model, form, *inputs)
+    FuseAttention()(graph_module)
+    return graph_module
+
+
+X = torch.randn(B, L, 3 * H * E)
+MASKS = {
+    "none": (),
+    "bool": (torch.rand(B, 1, L, L) > 0.3,),
+    "bool by column": (torch.rand(1, 1, 1, L) > 0.3,),
+    "summand": (torch.randn(B, H, L, L),),
+    "summand of one head": (torch.randn(1, 1, L, L),),
+}
+
+
+@pytest.mark.parametrize("form", ["functions", "export-dynamic"])
+@pytest.mark.parametrize("after", [_joined, _flat, _apart])
+@pytest.mark.parametrize("before", [_three_narrows, _five_dimensions, _chunks, _heads_first, _interleaved])
+def test_views_of_a_merged_product(before: Any, after: Any, form: Any) -> None:
+    model = Attend(before, after).eval()
+    found = _fused(model, X, form=form)
+    kinds = {type(module) for module in found.modules()} & {MergedAttention, RowAttention}
+    assert kinds == {RowAttention if before is _interleaved else MergedAttention}
+    if after is _joined and before is not _interleaved and form == "export-dynamic":
+        calls = [node for node in found.graph.nodes if node.op.startswith("call") and "sym_size" not in node.name]
+        assert len([node for node in calls if "guards" not in node.name]) == 1
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+def test_masks_and_causality(mask: tuple[Tensor, ...], causal: bool) -> None:
+    if mask and causal:
+        pytest.skip("torch refuses both")
+    model = Attend(_three_narrows, _joined, is_causal=causal, scale=0.3).eval()
+    found = _fused(model, X, *mask)
+    with torch.no_grad():
+        torch.testing.assert_close(found(X, *mask), model(X, *mask), atol=1e-5, rtol=1e-4)
+
+
+class Grouped(nn.Module):
+    """Separate queries, and keys and values that several heads share."""
+
+    def __init__(self, repeats: str) -> None:
+        super().__init__()
+        self.repeats = repeats
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        inputs: tuple[Any, ...] = (q, k, v)
+        query, key, value = (each.unflatten(-1, (-1, E)).transpose(1, 2) for each in inputs)
+        if self.repeats == "expand":
+            shape = (B, 2, H // 2, L, E)
+            key, value = (each[:, :, None].expand(shape).reshape(B, H, L, E) for each in (key, value))
+        return _joined(F.scaled_dot_product_attention(query, key, value, enable_gqa=self.repeats == "flag"))
+
+
+@pytest.mark.parametrize("repeats", ["expand", "flag"])
+def test_grouped_heads(repeats: str) -> None:
+    q, kv = torch.randn(B, L, H * E), (torch.randn(B, L, 2 * E), torch.randn(B, L, 2 * E))
+    model = Grouped(repeats).eval()
+    found = _fused(model, q, *kv)
+    assert not [node for node in found.graph.nodes if "expand" in node.name]
+    with torch.no_grad():
+        torch.testing.assert_close(found(q, *kv), model(q, *kv), atol=1e-5, rtol=1e-4)
+
+
+def test_other_dtypes_are_left_alone() -> None:
+    found = assert_rewrites(FuseAttention(), Attend(_chunks, _joined).eval(), X.double(), count=0)
+    assert [reason for _, reason in refused(found)] == ["unsupported-dtype"]
+
+
+class Beside(nn.Module):
+    """Attention between values of different batches or heads, and what is made of it."""
+
+    def __init__(self, heads: tuple[int, int] = (H, H), after: Callable[[Tensor], Tensor] = _joined) -> None:
+        super().__init__()
+        self.heads, self.after = heads, after
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        pairs = zip((query, key), self.heads, strict=True)
+        parts = [x.view(*x.shape[:-1], n, x.shape[-1] // n).transpose(1, 2) for x, n in pairs]
+        return self.after(F.scaled_dot_product_attention(parts[0], parts[1], parts[1]))
+
+
+@pytest.mark.parametrize(("heads", "batches"), [((H, H), (1, B)), ((H, H), (B, 1)), ((1, H), (B, B))])
+@torch.no_grad()
+def test_batches_and_heads_broadcast_as_in_torch(heads: tuple[int, int], batches: tuple[int, int]) -> None:
+    model = Beside(heads, after=lambda rows: rows.transpose(1, 2).flatten(2))
+    inputs = [torch.randn(batch, L, count * E) for batch, count in zip(batches, heads, strict=True)]
+    graph_module = FuseAttention()(torch.export.export(model, tuple(inputs)).module())
+    torch.testing.assert_close(graph_module(*inputs), model(*inputs))
+
+
+@torch.no_grad()
+def test_a_batch_that_is_repeated_afterwards_is_not_part_of_the_call() -> None:
+    model = Beside(after=lambda rows: _flat(rows).unsqueeze(1).expand(-1, 3, -1, -1).reshape(3 * B, L, H * E))
+    x = torch.randn(B, L, H * E)
+    graph_module = FuseAttention()(torch.export.export(model, (x, x)).module())
+    torch.testing.assert_close(graph_module(x, x), model(x, x))
+
+
+@torch.no_grad()
+def test_a_batch_that_is_repeated_before_is_not_part_of_the_call() -> None:
+    class Repeated(nn.Module):
+        def forward(self, merged: Tensor) -> Tensor:
+            repeated = merged.unsqueeze(1).expand(B, 3, L, 3 * H * E).reshape(3 * B, L, 3 * H * E)
+            query, key, value = _chunks(repeated)
+            return _joined(F.scaled_dot_product_attention(query, key, value))
+
+    x = torch.randn(B, L, 3 * H * E)
+    graph_module = FuseAttention()(torch.export.export(Repeated(), (x,)).module())
+    torch.testing.assert_close(graph_module(x), Repeated()(x))
+
+
+@torch.no_grad()
+def test_a_view_of_another_dtype_is_not_part_of_the_call() -> None:
+    model, x = Beside(after=lambda rows: _flat(rows).view(torch.int32)), torch.randn(B, L, H * E)
+    assert FuseAttention()(torch.export.export(model, (x, x)).module())(x, x).dtype is torch.int32
+
+
+@torch.no_grad()
+def test_an_empty_batch_gives_an_empty_result() -> None:
+    assert MergedAttention(H, H, scale=1.0, causal=False)(torch.zeros(0, L, 3 * H * E)).shape == (0, L, H * E)
+
+
+class WrittenOut(nn.Module):
+    """Attention whose keys are transposed by one permutation, or whose heads lie in the first of three dimensions."""
+
+    def __init__(self, *, flat: bool) -> None:
+        super().__init__()
+        self.flat = flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length = x.shape[0], x.shape[1]
+        parts: Any = x.chunk(3, -1)
+        query, key, value = (parts[place].reshape(rows, length, H, E) for place in range(3))
+        query, key, value = query.transpose(1, 2), key.permute(0, 2, 3, 1), value.transpose(1, 2)
+        if self.flat:
+            query, value = (each.reshape(rows * H, length, E) for each in (query, value))
+            key = key.reshape(rows * H, E, length)
+        heads = torch.softmax(torch.matmul(query, key) / 4, -1) @ value
+        found: Tensor = heads.reshape(rows, H, length, E).transpose(1, 2).reshape(rows, length, -1)
+        return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("flat", [False, True])
+def test_an_earlier_rewrite_is_taken_back_where_only_torch_is_left_and_slow(flat: bool) -> None:
+    pytest.importorskip("fxopt_simplify")
+    model = WrittenOut(flat=flat).eval()
+    graph_module = graph_of(model, "functions", X)
+    before = [node.name for node in graph_module.graph.nodes]
+    both = registry().pipeline("fuse-scaled-dot-product-attention,fuse-attention")
+    both(graph_module)
+    names = [node.name for node in graph_module.graph.nodes]
+    assert ("attention" in names) is not flat
+    assert not any("scaled_dot_product" in name for name in names)
+    notes = [rewrite.note for rewrite in history(graph_module)[-1].rewrites]
+    assert any("written out again" in note for note in notes) is flat
+    torch.testing.assert_close(graph_module(X), model(X))
+    assert [node.name for node in both(copy.deepcopy(graph_module)).graph.nodes] == names
+    undo(graph_module)
+    assert [node.name for node in graph_module.graph.nodes] == before

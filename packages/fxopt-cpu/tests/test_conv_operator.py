@@ -1,0 +1,170 @@
+"""`fxopt::conv` computes what torch does in float64, for every instruction set of this processor."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fxopt_cpu.library import ISAS, isa, limit_isa
+from fxopt_cpu.operators.conv import CONV, pack_convolution, pack_depthwise
+from fxopt_cpu.operators.linear import ACTIVATIONS, activate
+
+HAS = ISAS[: ISAS.index(isa() or "portable") + 1]
+
+
+@pytest.fixture(params=ISAS, autouse=True)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    name: str = request.param
+    if name not in HAS or isa() is None:
+        pytest.skip(f"this processor, or this build, has no kernels for {name}")
+    assert limit_isa(name) == name
+    yield name
+    limit_isa(HAS[-1])
+
+
+Case = tuple[Tensor, Tensor, Tensor | None, tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+
+
+def drawn(seed: int) -> Case:
+    """Input, weight, bias, stride, padding, dilation and groups."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    images, channels = draw.choice((0, 1, 1, 2, 3)), draw.choice((1, 2, 3, 7, 8, 16, 24, 33, 70))
+    kernel = draw.choice(((1, 1), (3, 3), (3, 3), (5, 5), (1, 3), (4, 2), (7, 7)))
+    stride, dilation = (draw.choice((1, 1, 2, 3)), draw.choice((1, 2))), (draw.choice((1, 1, 2)), 1)
+    padding = tuple(draw.randint(0, 3) for _ in range(4))
+    sizes = [dilation[i] * (kernel[i] - 1) + 1 + draw.randint(0, 18) for i in range(2)]
+    depthwise = draw.random() < 0.5 and channels > 1
+    features = channels if depthwise else draw.choice((1, 5, 16, 30, 64, 100, 130))
+    weight = torch.randn(features, 1 if depthwise else channels, *kernel)
+    bias = torch.randn(features) if draw.random() < 0.7 else None
+    return torch.randn(images, channels, *sizes), weight, bias, stride, padding, dilation, channels if depthwise else 1
+
+
+def computed(case: Case, activation: str = "none", residual: Tensor | None = None) -> Tensor:
+    x, weight, bias, stride, padding, dilation, groups = case
+    panels = pack_depthwise(weight) if groups > 1 else pack_convolution(weight)
+    options = (len(weight), weight.shape[2:], stride, padding, dilation, groups)
+    result: Tensor = torch.ops.fxopt.conv(x, panels, bias, *options, ACTIVATIONS.index(activation), 0.1, 0.9, residual)
+    return result
+
+
+def expected(case: Case, activation: str = "none", residual: Tensor | None = None) -> Tensor:
+    x, weight, bias, stride, (top, bottom, left, right), dilation, groups = case
+    padded = F.pad(x.double(), (left, right, top, bottom))
+    value = F.conv2d(padded, weight.double(), None if bias is None else bias.double(), stride, 0, dilation, groups)
+    value = value if residual is None else value + residual
+    return activate(value, ACTIVATIONS.index(activation), 0.1, 0.9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn_convolutions(seed: int) -> None:
+    case = drawn(seed)
+    shape = expected(case).shape
+    residual = torch.randn(shape) if seed % 2 else None
+    activation = ACTIVATIONS[seed % len(ACTIVATIONS)]
+    found = computed(case, activation, residual)
+    torch.testing.assert_close(found.double(), expected(case, activation, residual), rtol=1e-5, atol=1e-4)
+    assert found.is_contiguous(memory_format=torch.channels_last) or not found.numel()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_each_number_of_threads_gives_the_same_bits(threads: int) -> None:
+    torch.manual_seed(0)
+    large: Case = (torch.randn(2, 24, 40, 41), torch.randn(70, 24, 3, 3), None, (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    deep: Case = (torch.randn(2, 200, 40, 41), torch.randn(200, 1, 3, 3), None, (1, 1), (1, 1, 1, 1), (1, 1), 200)
+    former = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        results = [computed(case) for case in (large, deep)]
+    finally:
+        torch.set_num_threads(former)
+    for case, found in zip((large, deep), results, strict=True):
+        torch.testing.assert_close(found.double(), expected(case), rtol=1e-5, atol=1e-4)
+        assert torch.equal(found[:1], computed((case[0][:1], *case[1:]))), "an image depends on the others"
+
+
+def test_strided_and_contiguous_inputs_give_the_same() -> None:
+    case = drawn(3)
+    x = case[0] if case[0].numel() else torch.randn(2, *case[0].shape[1:])
+    wide = torch.randn(2 * x.shape[0], *x.shape[1:])
+    wide[::2] = x
+    for other in (
+        x.contiguous(memory_format=torch.channels_last),
+        wide[::2],
+        x.transpose(2, 3).contiguous().transpose(2, 3),
+    ):
+        assert torch.equal(computed((other, *case[1:])), computed((x, *case[1:])))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("groups", [1, 16])
+@pytest.mark.parametrize("activation", ["none", "relu", "hardtanh", "hardswish", "silu"])
+def test_nan_and_infinity_come_out_as_in_eager(value: float, groups: int, activation: str) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 16, 9, 9), torch.randn(16, 16 // groups, 3, 3)
+    x[0, 3, 4, 4] = value
+    case: Case = (x, weight, None, (1, 1), (1, 1, 1, 1), (1, 1), groups)
+    eager = F.conv2d(x, weight, padding=1, groups=groups)
+    wanted = activate(eager, ACTIVATIONS.index(activation), 0.1, 0.9)
+    torch.testing.assert_close(computed(case, activation), wanted, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input": torch.randn(1, 8, 9, 9).double()}, "input is Double, expected Float"),
+        ({"input": torch.randn(8, 9, 9)}, "input has 3 dimensions, expected 4"),
+        ({"panels": torch.randn(1, 72, 8)}, r"panels have shape \(1, 72, 8\), expected \(1, 72, 16\)"),
+        ({"bias": torch.randn(9)}, r"bias has shape \(9\), expected 8 elements"),
+        ({"kernel": (3,)}, r"kernel is \(3\), expected 2 numbers of at least 1"),
+        ({"padding": (1, 1)}, r"padding is \(1, 1\), expected 4 numbers"),
+        ({"padding": (0, 0, 0, 0), "dilation": (5, 5)}, "padded less than the kernel"),
+        ({"groups": 2}, "groups is 2 for 8 channels and 8 features"),
+        ({"activation": 99}, "activation is 99, expected 0 to 13"),
+        ({"residual": torch.randn(1, 8, 9, 8)}, r"residual has shape \(1, 8, 9, 8\), expected \(1, 8, 9, 9\)"),
+        ({"input": torch.randn(1, 0, 9, 9)}, r"input has shape \(1, 0, 9, 9\), expected at least one channel"),
+        ({"features": 2**62}, f"features is {2**62}, expected 1 to {2**40}"),
+        ({"padding": (2**31 - 1, 0, 2**31 - 1, 0)}, "have a product that is too large"),
+        ({"stride": (0, 1)}, r"stride is \(0, 1\), expected 2 numbers of at least 1"),
+    ],
+)
+def test_wrong_operands_are_named(change: dict[str, object], message: str) -> None:
+    given: dict[str, object] = {
+        "input": torch.randn(1, 8, 9, 9), "panels": pack_convolution(torch.randn(8, 8, 3, 3)), "bias": None,
+        "features": 8, "kernel": (3, 3), "stride": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "groups": 1,
+        "activation": 0, "alpha": 0.0, "beta": 0.0, "residual": None,
+    }  # fmt: skip
+    with pytest.raises(RuntimeError, match=f"fxopt::conv: .*{message}"):
+        torch.ops.fxopt.conv(*(given | change).values())
+
+
+def test_the_reference_and_the_fake_agree_with_the_kernel() -> None:
+    for seed in range(8):
+        x, weight, bias, stride, padding, dilation, groups = drawn(seed)
+        panels = pack_depthwise(weight) if groups > 1 else pack_convolution(weight)
+        given = (
+            x,
+            panels,
+            bias,
+            len(weight),
+            list(weight.shape[2:]),
+            stride,
+            padding,
+            dilation,
+            groups,
+            1,
+            0.0,
+            0.0,
+            None,
+        )
+        found = torch.ops.fxopt.conv(*given)
+        torch.testing.assert_close(found, CONV.reference(*given), rtol=1e-4, atol=1e-4)
+        fake = CONV.fake(x.to("meta"), *given[1:])
+        assert (fake.shape, fake.dtype) == (found.shape, found.dtype)
+        assert fake.stride() == found.stride() or not found.numel()

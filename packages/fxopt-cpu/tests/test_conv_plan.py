@@ -1,0 +1,89 @@
+"""Plans convolve and pool as the single operators and torch do."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fxopt_cpu.library import isa
+from fxopt_cpu.operators.conv import pack_convolution, pack_depthwise
+from fxopt_cpu.operators.linear import ACTIVATIONS
+from fxopt_cpu.operators.plan import PlanBuilder
+
+pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_block_of_convolutions_with_a_residual_sum_and_a_mean(memory_format: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    wide, deep, narrow = nn.Conv2d(12, 40, 1), nn.Conv2d(40, 40, 3, padding=1, groups=40), nn.Conv2d(40, 12, 1)
+    x = torch.randn(2, 12, 9, 11).contiguous(memory_format=memory_format)
+    relu6, relu = ACTIVATIONS.index("hardtanh"), ACTIVATIONS.index("relu")
+    builder = PlanBuilder()
+    given = builder.input(x)
+    images = builder.elementwise(given.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    weights = [builder.weight(pack(each.weight.detach())) for pack, each in (
+        (pack_convolution, wide), (pack_depthwise, deep), (pack_convolution, narrow),
+    )]  # fmt: skip
+    biases = [builder.weight(each.bias.detach()) for each in (wide, deep, narrow) if each.bias is not None]
+    value = builder.conv(
+        images, weights[0], features=40, kernel=(1, 1), bias=biases[0], activation=relu6, alpha=0.0, beta=6.0
+    )
+    value = builder.conv(
+        value, weights[1], features=40, kernel=(3, 3), padding=(1, 1, 1, 1), groups=40, bias=biases[1],
+        activation=relu6, alpha=0.0, beta=6.0,
+    )  # fmt: skip
+    value = builder.conv(
+        value, weights[2], features=12, kernel=(1, 1), bias=biases[2], residual=images, activation=relu
+    )
+    builder.output(value)
+    builder.output(builder.pool(value, kernel=(9, 11), largest=False))
+    plan = builder.build()
+    with torch.no_grad():
+        found, mean = plan(x)
+        expected = F.relu(narrow(F.relu6(deep(F.relu6(wide(x))))) + x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mean, expected.mean((2, 3), keepdim=True), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drawn_pools(seed: int) -> None:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    kernel, stride = (draw.randint(1, 4), draw.randint(1, 4)), (draw.randint(1, 3), draw.randint(1, 3))
+    pad = (draw.randint(0, kernel[0] // 2), draw.randint(0, kernel[1] // 2))
+    x = torch.randn(draw.randint(1, 2), draw.choice((1, 5, 16, 40)), draw.randint(4, 12), draw.randint(4, 12))
+    if seed % 3 == 0:
+        x[0, 0, 1, 1] = float("nan")
+    largest, counts = seed % 2 == 0, draw.random() < 0.5
+    builder = PlanBuilder()
+    padding = (pad[0], pad[0], pad[1], pad[1])
+    builder.output(
+        builder.pool(
+            builder.input(x), kernel=kernel, stride=stride, padding=padding, largest=largest, counts_padding=counts
+        )
+    )
+    (found,) = builder.build()(x)
+    if largest:
+        expected = F.max_pool2d(x, kernel, stride, pad)
+    else:
+        expected = F.avg_pool2d(x, kernel, stride, pad, count_include_pad=counts)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_wrong_operands_are_named() -> None:
+    builder = PlanBuilder()
+    images = builder.input(torch.empty(1, 8, 4, 4))
+    panels = builder.weight(pack_convolution(torch.randn(8, 8, 3, 3)))
+    with pytest.raises(ValueError, match=r"conv: panels have shape \(1, 72, 16\), expected \(1, 8, 16\) for 8 of 8"):
+        builder.conv(images, panels, features=8, kernel=(1, 1))
+    with pytest.raises(ValueError, match=r"shape \(1, 8, 4, 4\), which is smaller than the kernel \(7, 7\)"):
+        builder.pool(images, kernel=(7, 7), largest=True)
+    with pytest.raises(ValueError, match=r"the kernel is \(1, 5000\), expected at most 4096"):
+        builder.pool(builder.input(torch.empty(1, 8, 1, 5000)), kernel=(1, 5000), largest=False)
+    with pytest.raises(ValueError, match=r"the residual has the layout \(1, 4, 4, 8\), expected \(1, 2, 2, 8\)"):
+        builder.conv(images, panels, features=8, kernel=(3, 3), residual=images)

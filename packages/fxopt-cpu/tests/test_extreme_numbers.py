@@ -1,0 +1,127 @@
+"""NaN, infinity and the largest numbers come out where torch has them, or the record says that they do not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxopt_core import history
+from fxopt_cpu import Activation, FuseRegions, PackConvolutions, PackedConv2d, PackedLinear, PackLinears
+from fxopt_cpu.programs import dispatch, programs
+from fxopt_tools import verify
+
+ACTIVATIONS = {
+    "none": Activation(),
+    "relu": Activation("relu"),
+    "relu6": Activation("hardtanh", (0.0, 6.0)),
+    "hardtanh": Activation("hardtanh", (-1.0, 1.0)),
+    "hardswish": Activation("hardswish"),
+    "hardsigmoid": Activation("hardsigmoid"),
+    "silu": Activation("swish"),
+    "sigmoid": Activation("sigmoid"),
+    "tanh": Activation("tanh"),
+    "gelu": Activation("gelu", (), "none"),
+    "gelu_tanh": Activation("gelu", (), "tanh"),
+    "leaky_relu": Activation("leaky_relu", (0.01,)),
+}
+MODULES: dict[str, nn.Module] = {
+    "relu": nn.ReLU(),
+    "relu6": nn.ReLU6(),
+    "hardtanh": nn.Hardtanh(),
+    "hardswish": nn.Hardswish(),
+    "hardsigmoid": nn.Hardsigmoid(),
+    "silu": nn.SiLU(),
+    "gelu": nn.GELU(),
+    "leaky_relu": nn.LeakyReLU(),
+}
+EXTREMES = [math.nan, math.inf, -math.inf, 3e38, -3e38, 1e30, -1e30, 1e4, -1e4]
+
+
+def rows() -> Tensor:
+    x = torch.zeros(len(EXTREMES), 16)
+    x[:, 0] = torch.tensor(EXTREMES)
+    return x
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS.values(), ids=ACTIVATIONS)
+@pytest.mark.parametrize("pointwise", [False, True], ids=["linear", "convolution by rows"])
+@torch.no_grad()
+def test_linear_layers_keep_extreme_numbers(activation: Activation, pointwise: bool) -> None:
+    x = rows()
+    layer: PackedLinear | PackedConv2d
+    if pointwise:
+        layer = PackedConv2d(16, 16, (1, 1), bias=False, activation=activation)
+        x = x[:, :, None, None].expand(-1, -1, 2, 2).contiguous(memory_format=torch.channels_last)
+    else:
+        layer = PackedLinear(16, 16, bias=False, activation=activation)
+    layer.weight.zero_()
+    layer.weight[:, 0] = 1
+    found, expected = layer(x), activation(x[:, :1].expand_as(x).contiguous())
+    assert layer.packing._packed is not None
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def conv_net(activation: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), activation, nn.Conv2d(8, 4, 3, groups=2), activation).eval()
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("pixel", [math.nan, -math.inf])
+@torch.no_grad()
+def test_convolutions_keep_them_by_an_option(name: str, pixel: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first call on, programs included."""
+    monkeypatch.setattr(programs._Attempt, "_fastest", lambda self, programs: programs[0] if programs else None)
+    net, x = conv_net(MODULES[name]), torch.randn(2, 3, 9, 9)
+    x[0, 1, 4, 4] = pixel
+    graph_module = FuseRegions()(PackConvolutions(keep_nan=True)(torch.fx.symbolic_trace(net)))
+    expected = net(x)
+    for _ in range(4):
+        torch.testing.assert_close(graph_module(x), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert not [rewrite.note for record in history(graph_module) for rewrite in record.rewrites if rewrite.note]
+
+
+@torch.no_grad()
+def test_the_record_says_what_hides_nan() -> None:
+    net, x = conv_net(nn.ReLU()), torch.randn(2, 3, 9, 9)
+    graph_module = PackConvolutions()(torch.fx.symbolic_trace(net))
+    x[0, 1, 4, 4] = math.nan
+    assert net(x).isnan().any()
+    assert not graph_module(x).isnan().any()
+    notes = [rewrite.note for rewrite in history(graph_module)[0].rewrites]
+    assert notes == ["oneDNN's relu makes a number of NaN"] * 2
+
+
+@torch.no_grad()
+def test_programs_of_linear_layers_keep_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN Graph hides it: such a program is not taken."""
+    monkeypatch.setattr(programs._Attempt, "_fastest", lambda self, programs: programs[0] if programs else None)
+    net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16), nn.ReLU6(), nn.Linear(16, 8)).eval()
+    graph_module, x = FuseRegions()(PackLinears()(torch.fx.symbolic_trace(net))), torch.randn(12, 16)
+    for _ in range(4):
+        graph_module(x)
+    x[3, 2] = math.nan
+    torch.testing.assert_close(graph_module(x), net(x), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_verify_sees_programs(monkeypatch: pytest.MonkeyPatch, wrong: bool) -> None:
+    """They are what runs from the second call on."""
+    monkeypatch.setattr(programs._Attempt, "_fastest", lambda self, programs: programs[0] if programs else None)
+    if wrong:
+        made = programs.make_program
+
+        def made_wrong(*arguments: Any) -> Any:
+            program = made(*arguments)
+            return None if program is None else lambda *given: tuple(1.01 * each for each in program(*given))
+
+        monkeypatch.setattr(dispatch, "make_program", made_wrong)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3)).eval()
+    graph_module = FuseRegions()(PackConvolutions()(torch.fx.symbolic_trace(net)))
+    report = verify(net, graph_module, torch.randn(2, 3, 9, 9))
+    assert dispatch.programs_of(graph_module)
+    assert report.passed != wrong
+    assert ("after several calls" in str(report)) == wrong

@@ -1,0 +1,347 @@
+"""`FuseLinears`: what goes with a product, what does not, and that nothing is lost on the way back."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fxopt_cpu.passes.matching as matching
+from fxopt_checkpoints import load_original_state_dict, original_state_dict
+from fxopt_core import undo
+from fxopt_cpu import FuseLinears, PanelLinear, PlanRegions, isa
+from fxopt_cpu.layers.epilogue import CODES, Activation
+from fxopt_cpu.operators.plan import PlanBuilder
+from fxopt_testing import assert_rewrites
+from fxopt_testing.rewrites import FORMS, graph_of, refused
+
+pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
+X = torch.randn(3, 16)
+
+
+def _layers(graph_module: nn.Module) -> list[PanelLinear]:
+    return [module for module in graph_module.modules() if isinstance(module, PanelLinear)]
+
+
+def _runs(graph_module: nn.Module, model: nn.Module, *inputs: Tensor) -> None:
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(graph_module(*inputs), model(*inputs), atol=1e-5, rtol=1e-4)
+
+
+class Quick(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+@pytest.mark.parametrize(
+    ("activation", "name"),
+    [
+        (nn.ReLU(), "relu"), (nn.ReLU6(), "hardtanh(0, 6)"), (nn.GELU(), "gelu"), (nn.GELU("tanh"), "gelu_tanh"),
+        (nn.SiLU(), "silu"), (nn.Tanh(), "tanh"), (nn.Sigmoid(), "sigmoid"), (nn.Hardswish(), "hardswish"),
+        (nn.Hardsigmoid(), "hardsigmoid"), (nn.Hardtanh(-2.0, 1.0), "hardtanh(-2, 1)"), (Quick(), "quick_gelu"),
+        (nn.LeakyReLU(0.2), "leaky_relu(0.2, 0)"), (nn.ELU(0.5), "elu(0.5, 0)"), (nn.Softplus(), "none"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_activations(activation: nn.Module, name: str) -> None:
+    model = nn.Sequential(nn.Linear(16, 33), activation).eval()
+    graph_module = graph_of(model, "modules", X)
+    FuseLinears()(graph_module)
+    assert [str(layer.activation) for layer in _layers(graph_module)] == [name]
+    _runs(graph_module, model, X)
+
+
+class Block(nn.Module):
+    """A product, a sum and a norm after it, as in an encoder."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(16, 16), norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.norm(self.dense(x) + x)
+        return result
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("norm", [nn.LayerNorm(16), nn.RMSNorm(16, eps=1e-6)], ids=lambda norm: type(norm).__name__)
+def test_a_sum_and_a_norm_go_along(form: Any, norm: nn.Module) -> None:
+    model = Block(norm).eval()
+    nn.init.normal_(norm.weight)  # type: ignore[arg-type]
+    found = assert_rewrites(FuseLinears(), model, X, count=1, form=form, others=[(torch.randn(7, 16),)])
+    (layer,) = _layers(found)
+    assert layer.norm.name == ("layer" if isinstance(norm, nn.LayerNorm) else "rms")
+    _runs(found, model, X)
+    assert not [node for node in found.graph.nodes if node.target in ("dense", "norm")]
+
+
+class Gated(nn.Module):
+    def __init__(self, activation: nn.Module, split: str) -> None:
+        super().__init__()
+        self.both, self.down, self.activation, self.split = nn.Linear(16, 48), nn.Linear(24, 16), activation, split
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.both(x)
+        if self.split == "chunk":
+            halves: Any = both.chunk(2, -1)
+            gate, up = halves[0], halves[1]
+        else:
+            gate, up = both.narrow(-1, 0, 24).clone(), both.narrow(-1, 24, 24)
+        result: Tensor = self.down(up * self.activation(gate)) + x
+        return result
+
+
+@pytest.mark.parametrize("split", ["chunk", "narrow"])
+@pytest.mark.parametrize("activation", [nn.SiLU(), nn.GELU()], ids=str)
+def test_gates(activation: nn.Module, split: str) -> None:
+    model = Gated(activation, split).eval()
+    found = assert_rewrites(FuseLinears(), model, X, count=2)
+    assert [layer.gated for layer in _layers(found)] == [True, False]
+    assert len([node for node in found.graph.nodes if node.op.startswith("call")]) == 2
+    _runs(found, model, X)
+
+
+class Twice(nn.Module):
+    """Values between are read elsewhere, so that the layers stay apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.norm = nn.Linear(16, 16), nn.Linear(16, 8), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        total = self.one(x) + x
+        product = self.other(self.norm(total))
+        return total, F.relu(product) + product.mean()
+
+
+def test_values_that_others_read_stay() -> None:
+    model = Twice().eval()
+    found = assert_rewrites(FuseLinears(), model, X, count=2)
+    one, other = _layers(found)
+    assert one.norm.name == "none" and other.activation == Activation()
+
+
+class Broadcast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        result: Tensor = self.dense(x) + y
+        return result
+
+
+@pytest.mark.parametrize("shape", [(8,), (1, 8), (2, 3, 8)])
+def test_sums_that_broadcast_stay(shape: tuple[int, ...]) -> None:
+    model, y = Broadcast().eval(), torch.randn(*shape)
+    found = assert_rewrites(FuseLinears(), model, X, y, count=1)
+    assert any(node.op == "call_function" for node in found.graph.nodes)
+    _runs(found, model, X, y)
+
+
+def test_transposed_weights() -> None:
+    model = nn.Module()
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(16, 5)), nn.Parameter(torch.randn(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.addmm(self.bias, x, self.weight)
+
+    model = Product().eval()
+    found = assert_rewrites(FuseLinears(), model, X, count=1)
+    _runs(found, model, X)
+
+
+def test_checkpoints_go_both_ways_while_weights_are_panels() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(nn.LayerNorm(16)), nn.Linear(16, 5)).eval()
+    values = {key: value.clone() for key, value in model.state_dict().items()}
+    graph_module = graph_of(model, "modules", X)
+    FuseLinears()(graph_module)
+    expected = model(X).detach()
+    del model
+    with torch.no_grad():
+        graph_module(X)
+    found = original_state_dict(graph_module)
+    assert found.keys() == values.keys()
+    assert all(torch.equal(found[key], values[key]) for key in values)
+    del found
+    load_original_state_dict(graph_module, {key: value * 2 for key, value in values.items()})
+    with torch.no_grad():
+        assert not torch.allclose(graph_module(X), expected)
+    load_original_state_dict(graph_module, values)
+    with torch.no_grad():
+        torch.testing.assert_close(graph_module(X), expected)
+    undo(graph_module)
+    assert all(torch.equal(value, values[key]) for key, value in graph_module.state_dict().items())
+
+
+class Repeated(nn.Module):
+    """The same layers several times, as in ALBERT; the last product is followed by something else each time."""
+
+    def __init__(self, times: int = 3, affine: bool = True) -> None:
+        super().__init__()
+        self.times, self.block = times, Block(nn.LayerNorm(16, elementwise_affine=affine))
+        self.up, self.activation, self.down = nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place in range(self.times):
+            x = self.down(self.activation(self.up(self.block(x))))
+            x = torch.relu(x) if place else torch.tanh(x)
+        return x
+
+
+@pytest.mark.parametrize(("form", "affine"), [*((form, True) for form in FORMS), ("modules", False)])
+def test_a_layer_that_is_called_several_times_is_packed_once(form: Any, affine: bool) -> None:
+    model = Repeated(affine=affine).eval()
+    found = assert_rewrites(FuseLinears(), model, X, count=3, form=form, others=[(torch.randn(7, 16),)])
+    assert not refused(found)
+    made = [(str(layer.activation), layer.norm.name) for layer in _layers(found)]
+    assert sorted(made) == [("gelu", "none"), ("none", "layer"), ("none", "none")]
+    assert sum(isinstance(found.get_submodule(str(node.target)), PanelLinear)
+               for node in found.graph.nodes if node.op == "call_module") == 9  # fmt: skip
+    _runs(found, model, X)
+    if "export" not in form:  # torch's guards do not pickle
+        _runs(pickle.loads(pickle.dumps(found)), model, X)
+    _runs(PlanRegions()(found), model, X)
+
+
+CASES: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
+    "norm elsewhere": lambda m, x, one, two: m.norm(one) + m.norm(two) * m.norm(x),
+    "norm of two layers": lambda m, x, one, two: m.plain(one) * m.plain(m.other(two)),
+    "one residual": lambda m, x, one, two: (one + x) * torch.relu(two),
+    "one norm": lambda m, x, one, two: torch.relu(m.norm(torch.relu(one))) * torch.relu(two),
+    "sum of both": lambda m, x, one, two: m.norm(one + two),
+}
+
+
+class Pair(nn.Module):
+    """Two calls of one layer, and what a case does with them."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case, self.layer, self.other = case, nn.Linear(16, 16), nn.Linear(16, 16)
+        self.norm, self.plain = nn.LayerNorm(16), nn.LayerNorm(16, elementwise_affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return CASES[self.case](self, x, self.layer(x), self.layer(x * 2))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_differs_between_the_calls_stays(case: str) -> None:
+    model = Pair(case).eval()
+    found = graph_of(model, "modules", X)
+    before = str(found.graph)
+    FuseLinears()(found)
+    shared = found.get_submodule("layer_panels")
+    assert isinstance(shared, PanelLinear)
+    assert (str(shared.activation), shared.norm.name) == ("relu" if case == "one norm" else "none", "none")
+    assert not refused(found)
+    _runs(found, model, X)
+    undo(found)
+    assert str(found.graph) == before
+    assert found.get_submodule("layer").weight is not None
+
+
+def test_checkpoints_of_shared_layers_go_both_ways() -> None:
+    model = Repeated().eval()
+    values = {key: value.clone() for key, value in model.state_dict().items()}
+    graph_module = FuseLinears()(graph_of(model, "modules", X))
+    with torch.no_grad():
+        expected, _ = model(X), graph_module(X)
+    found = original_state_dict(graph_module)
+    assert found.keys() == values.keys()
+    assert all(torch.equal(found[key], values[key]) for key in values)
+    other = Repeated().eval()
+    load_original_state_dict(graph_module, other.state_dict())
+    _runs(graph_module, other, X)
+    load_original_state_dict(graph_module, values)
+    with torch.no_grad():
+        torch.testing.assert_close(graph_module(X), expected)
+    undo(graph_module)
+    assert all(torch.equal(value, values[key]) for key, value in graph_module.state_dict().items())
+
+
+class Reader(nn.Module):
+    """Reads the weight of a layer on its own, as one that computes with the layer in Python would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(self.layer(x)) @ self.layer.weight
+        return result
+
+
+def test_shared_layers_that_something_else_reads_stay() -> None:
+    graph_module = graph_of(Reader().eval(), "modules", X)
+    FuseLinears()(graph_module)
+    assert set(refused(graph_module)) == {("layer", "tied-parameter")}
+    model = nn.Sequential(nn.Linear(16, 16), nn.Identity(), nn.ReLU()).eval()
+    model[1] = model[0]
+    graph_module = torch.fx.symbolic_trace(model)
+    graph_module.alias = graph_module.get_submodule("0")
+    FuseLinears()(graph_module)
+    assert refused(graph_module) == [("0", "shared-module")]
+
+
+def test_what_is_left_alone() -> None:
+    tied = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).eval()
+    tied[1].weight = tied[0].weight
+    cases = [
+        (tied, "tied-parameter"),
+        (nn.Sequential(nn.Linear(16, 4)).double().eval(), "unsupported-dtype"),
+        (nn.Sequential(nn.Linear(16, 4)).train(), "training"),
+    ]
+    for model, reason in cases:
+        graph_module = graph_of(model, "modules", X.to(next(model.parameters()).dtype))
+        FuseLinears()(graph_module)
+        assert {found for _, found in refused(graph_module)} == {reason}
+
+
+def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "isa", lambda: None)
+    graph_module = graph_of(nn.Sequential(nn.Linear(16, 4)).eval(), "modules", X)
+    FuseLinears()(graph_module)
+    assert refused(graph_module) == [("0", "no-kernels")]
+
+
+def test_integer_layers_round_inputs_by_their_ranges() -> None:
+    """After copies and conversions too, in a plan, and when the ranges change."""
+    torch.manual_seed(0)
+    layer = PanelLinear(16, 20, integers=True, rounding=True, activation=("gelu",)).eval()
+    layer.weight, layer.scale = torch.randint(-127, 128, (20, 16), dtype=torch.int8), torch.rand(20) / 100
+    layer.rounding = torch.stack((torch.rand(16) * 30 + 20, torch.randint(-200, 200, (16,)).float()))
+    rounding = layer.rounding.clone()
+    factor, shift = rounding
+    x = (torch.randint(-127, 128, (5, 16)) - shift) / factor
+
+    def expected(x: Tensor) -> Tensor:
+        steps = (x * factor + shift).round().clamp(-127, 127) - shift
+        return F.gelu(F.linear(steps, layer.weight * layer.scale[:, None], layer.bias))
+
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(layer(x), expected(x), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(layer(3 * x), expected(3 * x), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(copy.deepcopy(layer)(x), expected(x), atol=1e-4, rtol=1e-4)
+        builder, names = PlanBuilder(), ("panels", "scale", "sums", "rounding", "bias")
+        value, held = builder.input(x), zip(names, layer.operands() or (), strict=False)
+        weights: dict[str, Any] = {name: builder.weight(each) for name, each in held if each is not None}
+        builder.output(builder.linear(value, **weights, features=20, activation=CODES["gelu"]))
+        torch.testing.assert_close(builder.build()(x)[0], layer(x), atol=0, rtol=0)
+        before = layer.bfloat16().float()(x)
+        assert torch.equal(layer.rounding, rounding)
+        layer.rounding[0] *= 0.5
+        assert not torch.equal(layer(x), before)

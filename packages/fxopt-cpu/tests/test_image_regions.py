@@ -1,0 +1,183 @@
+"""Convolutional models run as plans: convolutions, pools, sums, gates and activations in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_capture import capture
+from fxopt_core import registry
+from fxopt_cpu import PlanRegions
+from fxopt_cpu.library import ISAS, isa
+from fxopt_cpu.regions.finding import regions_of
+from fxopt_cpu.regions.running import plans_of
+from fxopt_rewrite import infer_shapes, refresh
+
+pytest.importorskip("fxopt_cpu")
+pytestmark = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
+
+PACKED = "fold-batch-norm,convert-to-channels-last,pack-convolutions,plan-regions"
+
+
+class Block(nn.Module):
+    """A stem, an inverted bottleneck with a gate, a residual sum, and a head."""
+
+    def __init__(self, groups: int = 24) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.wide, self.deep = nn.Conv2d(8, 24, 1), nn.Conv2d(24, 24, 3, padding=1, groups=groups)
+        self.squeeze, self.excite, self.narrow = nn.Conv2d(24, 6, 1), nn.Conv2d(6, 24, 1), nn.Conv2d(24, 8, 1)
+        self.pool, self.head = nn.MaxPool2d(3, 2, 1), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores."""
+        x = self.pool(F.relu6(self.norm(self.stem(x))))
+        y = F.hardswish(self.deep(F.silu(self.wide(x))))
+        y = y * F.hardsigmoid(self.excite(F.relu(self.squeeze(y.mean((2, 3), keepdim=True)))))
+        x = x + self.narrow(y)
+        scores: Tensor = self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return scores
+
+
+def planned(model: nn.Module, x: Tensor) -> GraphModule:
+    return registry().pipeline(PACKED)(capture(model, (x,)))
+
+
+@pytest.fixture
+def images() -> Callable[..., Tensor]:
+    return lambda *sizes: torch.randn(*sizes)
+
+
+@torch.no_grad()
+def test_a_model_with_every_kind_of_step_is_one_plan() -> None:
+    model = Block().eval()
+    graph_module = planned(model, torch.randn(2, 3, 32, 32))
+    for size in ((2, 3, 32, 32), (1, 3, 32, 32), (3, 3, 32, 32)):
+        x = torch.randn(*size)
+        for each in (x, x.contiguous(memory_format=torch.channels_last)):
+            for _ in range(3):
+                torch.testing.assert_close(graph_module(each), model(each), rtol=1e-4, atol=1e-5)
+    assert len(plans_of(graph_module)) == 3
+    x[0, 0, 3, 3] = torch.nan
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["in place", "past torch", "replaced"])
+def test_changes_of_weights_are_seen(how: str) -> None:
+    model, x = Block().eval(), torch.randn(2, 3, 32, 32)
+    graph_module = planned(model, x)
+    for _ in range(3):
+        graph_module(x)
+    layer = next(module for name, module in graph_module.named_modules() if name.endswith("wide_packed"))
+    if how == "in place":
+        layer.get_parameter("weight").mul_(2.0)
+    elif how == "past torch":
+        layer.get_parameter("weight").data.mul_(2.0)
+        refresh(graph_module)
+    else:
+        layer.register_parameter("weight", nn.Parameter(layer.get_parameter("weight") * 2.0))
+    expected = Block().eval()
+    expected.load_state_dict(model.state_dict())
+    if how != "replaced" or torch.equal(expected.wide.weight, model.wide.weight):
+        expected.wide.weight.copy_(layer.get_parameter("weight"))
+    for _ in range(4):
+        torch.testing.assert_close(graph_module(x), expected(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_grouped_convolutions_leave_all_of_a_graph_to_onednn() -> None:
+    model, x = Block(groups=4).eval(), torch.randn(2, 3, 32, 32)
+    graph_module = planned(model, x)
+    for _ in range(3):
+        torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    assert not plans_of(graph_module)
+
+
+@torch.no_grad()
+def test_undo_gives_the_code_back() -> None:
+    model, x = Block().eval(), torch.randn(2, 3, 32, 32)
+    graph_module = registry().pipeline(PACKED.removesuffix(",plan-regions"))(capture(model, (x,)))
+    before = graph_module.code
+    PlanRegions()(graph_module)
+    assert "run_plan" in graph_module.code
+    PlanRegions()(graph_module, reverse=True)
+    assert graph_module.code == before
+
+
+@torch.no_grad()
+def test_plans_for_many_sizes_share_one_copy_of_the_weights() -> None:
+    model = Block().eval()
+    graph_module = planned(model, torch.randn(2, 3, 32, 32))
+    for count in (1, 2, 3):
+        for _ in range(2):
+            graph_module(torch.randn(count, 3, 32, 32))
+    plans = plans_of(graph_module)
+    places = [{weight.data_ptr() for weight in plan.weights if weight.numel() > 1} for plan in plans]
+    assert len(places) == 3
+    assert places[0] == places[1] == places[2]
+
+
+@torch.no_grad()
+def test_the_conversion_of_images_is_part_of_the_region() -> None:
+    graph_module = planned(Block().eval(), torch.randn(2, 3, 32, 32))
+    (region,) = regions_of(graph_module)
+    assert region.nodes[0].target is torch.ops.aten.contiguous.default
+
+
+@torch.no_grad()
+def test_means_of_images_too_large_for_a_window_run_by_torch() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)).eval()
+    x = torch.randn(2, 1, 2, 5000)
+    graph_module = planned(model, x)
+    for _ in range(3):
+        torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    assert not plans_of(graph_module)  # a plan would be given up at each call
+
+
+def test_modules_of_traces_are_in_regions_as_functions_are() -> None:
+    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3), nn.AdaptiveAvgPool2d(1)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 4)).eval()
+    x = torch.randn(2, 3, 20, 20)
+    for graph_module in (capture(model, x), infer_shapes(torch.fx.symbolic_trace(model), x)):
+        optimized = registry().pipeline("cpu-inference")(graph_module)
+        (region,) = regions_of(optimized)
+        assert len([node for node in region.nodes if "packed" in node.name or "panels" in node.name]) == 4
+        with torch.no_grad():
+            for rows in (2, 3, 1):
+                x = torch.randn(rows, 3, 20, 20)
+                torch.testing.assert_close(optimized(x), model(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("example", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("weights", [torch.contiguous_format, torch.channels_last])
+def test_each_call_has_the_strides_of_eager_and_the_bits_of_the_first(
+    weights: torch.memory_format, example: torch.memory_format
+) -> None:
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 1, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            y = self.one(x)
+            z = F.relu(y)
+            return y, self.other(z), z.flatten(2).transpose(1, 2), F.max_pool2d(z, 2)
+
+    model: nn.Module = Returns().eval()
+    model.to(memory_format=weights)  # type: ignore[call-overload]  # torch declares none with a format alone
+    graph_module = planned(model, torch.randn(2, 3, 8, 8).to(memory_format=example))
+    for rows in (2, 1):
+        x = torch.randn(rows, 3, 8, 10).to(memory_format=example)
+        wanted, first = model(x), graph_module(x)
+        for _ in range(3):
+            found = graph_module(x)
+            assert [each.stride() for each in found] == [each.stride() for each in wanted]
+            torch.testing.assert_close(found, first, rtol=0, atol=0)
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,120 @@
+"""Values that share memory with others, in regions and in what is fused: writes reach all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fxopt_core import registry
+from fxopt_cpu import FuseLinears, PlanRegions, isa
+from fxopt_cpu.regions.running import plans_of
+from fxopt_rewrite import infer_shapes
+
+pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
+
+
+class Layers(nn.Module):
+    """Layers, and what is done with their values."""
+
+    def __init__(self, computes: Callable[..., Any]) -> None:
+        super().__init__()
+        self.one, self.two, self.other = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(8, 16)
+        self.computes = computes
+
+    def forward(self, x: Tensor) -> Any:
+        return self.computes(self, x)
+
+
+def _input_through_a_view(model: Any, x: Tensor) -> Any:
+    y = model.one(x)
+    view = x.view(-1, 16)
+    z = model.two(y)
+    view.add_(1)
+    return z, x
+
+
+def _view_of_a_result(model: Any, x: Tensor) -> Any:
+    y = model.one(x)
+    view = y.view(-1, 16)
+    z = model.two(y)
+    y.add_(1)
+    return z, view
+
+
+def _no_copy(model: Any, x: Tensor) -> Any:
+    y = model.one(x)
+    same, cast = x.contiguous(), y.to(torch.float32)
+    z = model.two(y)
+    same.add_(1)
+    cast.mul_(2)
+    return z, x, y
+
+
+def _bits(model: Any, x: Tensor) -> Any:
+    y = model.one(x)
+    bits = y.view(torch.int32)
+    return model.two(y), bits >> 31
+
+
+def _parts(model: Any, x: Tensor) -> Any:
+    parts = model.one(x).split([8, 8], -1)
+    first, second = parts[0], parts[1]
+    return model.other(first) * second.sum()
+
+
+@pytest.mark.parametrize("computes", [_input_through_a_view, _view_of_a_result, _no_copy, _bits, _parts])
+@torch.no_grad()
+def test_a_region_computes_what_its_nodes_do(computes: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    model, x = Layers(computes).eval(), torch.randn(2, 5, 16)
+    graph_module = PlanRegions()(FuseLinears()(torch.export.export(model, (x,)).module()))
+    for _ in range(3):
+        mine, its = x.clone(), x.clone()
+        torch.testing.assert_close(graph_module(mine), model(its))
+        torch.testing.assert_close(mine, its)
+
+
+@torch.no_grad()
+def test_the_parts_of_a_split_are_read_in_a_plan() -> None:
+    model, x = Layers(_parts).eval(), torch.randn(2, 5, 16)
+    graph_module = PlanRegions()(FuseLinears()(torch.fx.symbolic_trace(model)))
+    for _ in range(2):
+        torch.testing.assert_close(graph_module(x), model(x))
+    assert len(plans_of(graph_module)) == 1
+
+
+@torch.no_grad()
+def test_a_value_that_is_scaled_in_place_is_no_quick_gelu() -> None:
+    def scaled(model: Any, x: Tensor) -> Tensor:
+        y: Tensor = model.one(x)
+        gate = torch.sigmoid(y.mul_(1.702))
+        return y * gate
+
+    model, x = Layers(scaled).eval(), torch.randn(4, 16)
+    torch.testing.assert_close(FuseLinears()(torch.fx.symbolic_trace(model))(x), model(x))
+
+
+@torch.no_grad()
+def test_what_reads_a_value_that_identity_passes_on_sees_the_activation_in_place() -> None:
+    pytest.importorskip("fxopt_cpu")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other, self.same = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Identity()
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.one(x)
+            z = F.relu(self.same(y), inplace=True)
+            return self.other(z), self.other(y), y
+
+    model, x = Model().eval(), torch.randn(1, 3, 9, 9)
+    traced = infer_shapes(torch.fx.symbolic_trace(model), x)
+    graph_module = registry().pipeline("convert-to-channels-last,pack-convolutions,plan-regions")(traced)
+    for _ in range(3):
+        torch.testing.assert_close(graph_module(x), model(x), atol=1e-5, rtol=1e-4)

@@ -1,0 +1,371 @@
+"""`PackedConv2d`: the operator where it computes the same, and torch's own convolution everywhere else."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fxopt_cpu import Activation, PackedConv2d
+from fxopt_cpu.layers import packed_conv
+from fxopt_cpu.layers.activations import RELU, RELU6
+from fxopt_cpu.operators.onednn import pack_convolution
+
+X = (2, 4, 9, 8)
+ACTIVATIONS: list[tuple[Activation, Callable[[Tensor], Tensor]]] = [
+    (Activation(), lambda x: x),
+    (RELU, F.relu),
+    (RELU6, F.relu6),
+    (Activation("hardtanh", (-0.5, 0.25)), lambda x: F.hardtanh(x, -0.5, 0.25)),
+    (Activation("hardswish"), F.hardswish),
+    (Activation("hardsigmoid"), F.hardsigmoid),
+    (Activation("swish"), F.silu),
+    (Activation("sigmoid"), torch.sigmoid),
+    (Activation("tanh"), torch.tanh),
+    (Activation("gelu", (), "none"), F.gelu),
+    (Activation("gelu", (), "tanh"), lambda x: F.gelu(x, approximate="tanh")),
+    (Activation("leaky_relu", (0.2,)), lambda x: F.leaky_relu(x, 0.2)),
+]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stride": {"stride": (2, 1)},
+    "padding": {"padding": ((1, 1), (2, 2))},
+    "dilation": {"dilation": (2, 1)},
+    "groups": {"groups": 2},
+    "depthwise": {"groups": 4},
+    "no bias": {"bias": False},
+    "more zeros after": {"padding": ((0, 1), (1, 2)), "stride": (2, 2)},
+    "more zeros before": {"padding": ((2, 0), (1, 0)), "stride": (2, 2)},
+    "zeros after, big stride": {"padding": ((0, 2), (0, 1)), "stride": (3, 3)},
+}
+
+
+def made(**options: Any) -> PackedConv2d:
+    """A convolution of 4 to 8 channels with random weights."""
+    conv = PackedConv2d(4, 8, (3, 2), **options).eval()
+    for parameter in conv.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return conv
+
+
+def expected(conv: PackedConv2d, x: Tensor, other: Tensor | None = None) -> Tensor:
+    """What torch computes, from the plain parameters."""
+    (top, bottom), (left, right) = conv.padding
+    x = F.pad(x, (left, right, top, bottom))
+    y = F.conv2d(x, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
+    return conv.activation(y if other is None else y + other)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the operators that were called, in order."""
+    called: list[str] = []
+    for name in ("CONVOLUTION", "SUM", "SUM_INTO"):
+        operator = getattr(packed_conv, name)
+
+        def recorded(*args: Any, _operator: Any = operator, _name: str = name) -> Any:
+            called.append(_name)
+            return _operator(*args)
+
+        monkeypatch.setattr(packed_conv, name, recorded)
+    return called
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("setting", SETTINGS)
+@torch.no_grad()
+def test_every_setting_computes_what_torch_does(setting: str, last: bool, calls: list[str]) -> None:
+    conv = made(**SETTINGS[setting])
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    for shape in (X, (1, 4, 9, 8), (3, 4, 7, 13), X):
+        x = torch.randn(shape).contiguous(memory_format=memory_format)
+        y = conv(x)
+        torch.testing.assert_close(y, expected(conv, x))
+        assert y.is_contiguous(memory_format=memory_format)
+    assert calls == ["CONVOLUTION"] * 4
+
+
+@pytest.mark.parametrize(("activation", "function"), ACTIVATIONS, ids=lambda value: str(value)[:20])
+@torch.no_grad()
+def test_every_activation_goes_along(
+    activation: Activation, function: Callable[[Tensor], Tensor], calls: list[str]
+) -> None:
+    conv, x = made(activation=activation), torch.randn(X)
+    plain = function(F.conv2d(x, conv.weight, conv.bias))
+    torch.testing.assert_close(conv(x), plain)
+    assert calls == ["CONVOLUTION"]
+    conv.train()
+    torch.testing.assert_close(activation(F.conv2d(x, conv.weight, conv.bias)), plain)
+
+
+@pytest.mark.parametrize(("activation", "function"), ACTIVATIONS[:3], ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize("setting", ["plain", "no bias", "more zeros after"])
+@torch.no_grad()
+def test_a_sum_goes_along(setting: str, activation: Activation, function: Callable[[Tensor], Tensor]) -> None:
+    conv, x = made(activation=activation, **SETTINGS[setting]), torch.randn(X)
+    plain = PackedConv2d.__call__(made(**SETTINGS[setting]), x)
+    for shape in (plain.shape, (8, 1, 1), (1, 8, 1, 1)):
+        other = torch.randn(shape)
+        torch.testing.assert_close(conv(x, other), expected(conv, x, other))
+    other = torch.randn(plain.shape, dtype=torch.float64)
+    assert conv(x, other).dtype == torch.float64
+
+
+@torch.no_grad()
+def test_a_sum_is_written_over_the_other_value_only_where_told(calls: list[str]) -> None:
+    x = torch.randn(X).contiguous(memory_format=torch.channels_last)
+    for overwrites in (False, True):
+        conv = made(overwrites=overwrites, activation=RELU)
+        other = torch.randn_like(conv(x))
+        before, wanted = other.clone(), expected(conv, x, other)
+        y = conv(x, other)
+        torch.testing.assert_close(y, wanted)
+        assert (y.data_ptr() == other.data_ptr()) == overwrites
+        assert torch.equal(other, before) != overwrites
+    assert calls == ["CONVOLUTION", "SUM", "CONVOLUTION", "SUM_INTO"]
+    other = torch.randn(other.shape)  # of another memory format
+    before, wanted = other.clone(), expected(conv, x, other)
+    torch.testing.assert_close(conv(x, other), wanted)
+    assert torch.equal(other, before)
+
+
+@torch.no_grad()
+def test_bfloat16() -> None:
+    conv, x = made(activation=RELU).bfloat16(), torch.randn(X).bfloat16()
+    y = conv(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), expected(conv, x).float(), rtol=2e-2, atol=2e-2)
+
+
+@torch.no_grad()
+def test_the_weight_is_packed_once_and_anew_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[Tensor] = []
+
+    def recorded(weight: Tensor, *settings: Any) -> Tensor:
+        packed.append(weight)
+        return pack_convolution(weight, *settings)
+
+    monkeypatch.setattr(packed_conv, "pack_convolution", recorded)
+    conv, x = made(), torch.randn(X)
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: conv.weight.mul_(2),
+        lambda: setattr(conv, "weight", nn.Parameter(torch.randn_like(conv.weight))),
+        lambda: conv.load_state_dict({"weight": torch.randn_like(conv.weight), "bias": torch.zeros(8)}),
+        lambda: conv.load_state_dict(made().state_dict(), assign=True),
+        lambda: setattr(conv.weight, "data", torch.randn_like(conv.weight)),
+        lambda: conv.bfloat16().float(),
+    ]
+    for count, change in enumerate(changes):
+        change()
+        for shape in (X, (1, *X[1:]), X):
+            x = torch.randn(shape)
+            torch.testing.assert_close(conv(x), expected(conv, x))
+        assert len(packed) == count + 1
+    conv.get_parameter("bias").mul_(2)  # is read each time
+    torch.testing.assert_close(conv(x), expected(conv, x))
+    assert len(packed) == len(changes)
+
+
+@torch.no_grad()
+def test_packing_keeps_no_old_weight_alive() -> None:
+    conv = made()
+    conv(torch.randn(X))
+    old = weakref.ref(conv.weight)
+    conv.weight = nn.Parameter(torch.randn_like(conv.weight))
+    assert old() is None
+
+
+@torch.no_grad()
+def test_many_shapes_are_not_all_remembered() -> None:
+    conv = made()
+    for height in range(3, 140):
+        conv(torch.randn(1, 4, height, 3))
+    assert len(conv.packing.plans) <= 64
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda conv: pickle.loads(pickle.dumps(conv))])
+@torch.no_grad()
+def test_copies_and_pickles_hold_plain_weights_alone(again: Callable[[PackedConv2d], PackedConv2d]) -> None:
+    conv, x = made(activation=RELU6, padding=((0, 1), (0, 1))), torch.randn(X)
+    size = len(pickle.dumps(conv))
+    y = conv(x)
+    assert len(pickle.dumps(conv)) == size
+    assert list(conv.state_dict()) == ["weight", "bias"]
+    other = again(conv)
+    assert not other.packing.plans
+    assert torch.equal(other(x), y)
+    other.weight.zero_()
+    assert torch.equal(conv(x), y)
+    assert str(other) == str(conv)
+
+
+def test_gradients_are_those_of_the_plain_convolution(calls: list[str]) -> None:
+    conv, x = made(activation=RELU, padding=((1, 1), (1, 1))), torch.randn(X, requires_grad=True)
+    conv(x).square().sum().backward()
+    found = [x.grad, conv.weight.grad, conv.bias.grad if conv.bias is not None else None]
+    given = [tensor for tensor in (x, conv.weight, conv.bias) if tensor is not None]
+    leaf, weight, bias = (tensor.detach().requires_grad_() for tensor in given)
+    F.relu(F.conv2d(leaf, weight, bias, padding=1)).square().sum().backward()  # type: ignore[no-untyped-call]  # so it is in torch
+    for mine, theirs in zip(found, (leaf.grad, weight.grad, bias.grad), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert calls == []
+    conv.requires_grad_(False)
+    conv(x.detach())
+    assert calls == ["CONVOLUTION"]
+    assert conv(x).requires_grad
+
+
+def under_autocast(conv: PackedConv2d, x: Tensor) -> Any:
+    with torch.autocast("cpu"):
+        y = conv(x)
+    assert y.dtype == torch.bfloat16
+    return y.float()
+
+
+def under_jvp(conv: PackedConv2d, x: Tensor) -> Any:
+    y, tangent = torch.func.jvp(conv, (x,), (torch.ones_like(x),))[:2]
+    assert tangent.abs().sum() > 0
+    return y
+
+
+def under_a_mode(conv: PackedConv2d, x: Tensor) -> Any:
+    with FlopCounterMode(display=False) as flops:
+        y = conv(x)
+    assert flops.get_total_flops() > 0
+    return y
+
+
+def without_onednn(conv: PackedConv2d, x: Tensor) -> Any:
+    with torch.backends.mkldnn.flags(enabled=False):
+        return conv(x)
+
+
+def exported(conv: PackedConv2d, x: Tensor) -> Any:
+    program = torch.export.export(conv, (x,), strict=False)
+    assert "mkldnn" not in str(program.graph)
+    return program.module()(x)
+
+
+def jit_traced(conv: PackedConv2d, x: Tensor) -> Any:
+    traced: Any = torch.jit.trace(conv, x, check_trace=False)  # type: ignore[no-untyped-call]  # so it is in torch
+    return traced(x)
+
+
+WAYS: dict[str, Callable[[PackedConv2d, Tensor], Any]] = {
+    "autocast": under_autocast,
+    "vmap": lambda conv, x: torch.vmap(conv)(x[:, None])[:, 0],
+    "jvp": under_jvp,
+    "mode": under_a_mode,
+    "switched off": without_onednn,
+    "unbatched": lambda conv, x: torch.stack([conv(each) for each in x]),
+    "compiled": lambda conv, x: torch.compile(conv, backend="eager", fullgraph=True)(x),
+    "exported": exported,
+    "fx": lambda conv, x: torch.fx.symbolic_trace(conv, {"other": None})(x),
+    "jit": jit_traced,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:TF32 acceleration:UserWarning")
+@torch.no_grad()
+def test_what_watches_or_differentiates_sees_the_plain_convolution(way: str, calls: list[str]) -> None:
+    conv, x = made(activation=RELU), torch.randn(X)
+    tolerance = 2e-2 if way == "autocast" else 1e-5
+    torch.testing.assert_close(WAYS[way](conv, x), expected(conv, x), rtol=tolerance, atol=tolerance)
+    assert calls == []
+
+
+@torch.no_grad()
+def test_no_values_and_no_batch_go_the_plain_way(calls: list[str]) -> None:
+    conv = made()
+    assert conv(torch.randn(0, 4, 9, 8)).shape == (0, 8, 7, 7)
+    meta = copy.deepcopy(conv).to("meta")
+    assert meta(torch.empty(X, device="meta")).is_meta
+    assert calls == []
+    conv(torch.randn(X))
+    assert calls == ["CONVOLUTION"]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 9, 8), (2, 4, 1, 1), (4,), (1, 2, 4, 9, 8)])
+@torch.no_grad()
+def test_wrong_inputs_are_refused_as_torch_does(shape: tuple[int, ...]) -> None:
+    conv = made()
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            conv(torch.randn(shape))
+        conv(torch.randn(X))
+    with pytest.raises(RuntimeError):
+        conv(torch.randn(X, dtype=torch.float64))
+
+
+def test_weights_of_inference_mode_cannot_be_watched_and_are_not_packed(calls: list[str]) -> None:
+    with torch.inference_mode():
+        conv, x = made(), torch.randn(X)
+        torch.testing.assert_close(conv(x), expected(conv, x))
+        assert calls == []
+    conv = made()
+    with torch.inference_mode():
+        torch.testing.assert_close(conv(x), expected(conv, x))
+    assert calls == ["CONVOLUTION"]
+
+
+@pytest.mark.parametrize("lacks", ["library", "operator", "bfloat16"])
+@torch.no_grad()
+def test_a_processor_without_the_operators(lacks: str, monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
+    conv, x = made(), torch.randn(X)
+    if lacks == "library":
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    elif lacks == "operator":
+        monkeypatch.setattr("fxopt_cpu.operators.onednn._NEEDED", ("_there_is_no_such_operator",))
+    else:
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+        conv, x = conv.bfloat16(), x.bfloat16()
+    torch.testing.assert_close(conv(x), expected(conv, x))
+    assert calls == []
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("channels", [8, 2])
+@pytest.mark.parametrize("shape", [(2, 4, 5, 3), (1, 4, 1, 1), (3, 4, 1, 1), (1, 4, 1, 2)])
+@torch.no_grad()
+def test_one_element_at_a_time_is_a_linear_layer(
+    shape: tuple[int, ...], channels: int, last: bool, calls: list[str]
+) -> None:
+    conv = PackedConv2d(4, channels, (1, 1), activation=RELU6)
+    for parameter in conv.parameters():
+        nn.init.normal_(parameter)
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    for _ in range(2):
+        x = torch.randn(shape).contiguous(memory_format=memory_format)
+        y = conv(x)
+        torch.testing.assert_close(y, expected(conv, x))
+        assert y.is_contiguous(memory_format=memory_format)
+        conv.weight.mul_(2)
+    other = torch.randn(1, channels, 1, 1)
+    convolves = channels < 4 and shape != (1, 4, 1, 1)  # few results are shared among threads by the convolution
+    assert calls == ["CONVOLUTION"] * (2 * convolves)
+    torch.testing.assert_close(conv(x, other), expected(conv, x, other))
+
+
+@torch.no_grad()
+def test_parameters_of_other_sizes_never_reach_the_operators(calls: list[str]) -> None:
+    conv, x = made(), torch.randn(X)
+    conv(x)
+    conv.bias = nn.Parameter(torch.zeros(3))
+    with pytest.raises(RuntimeError):
+        conv(x)
+    conv.bias = nn.Parameter(torch.ones(16)[::2])
+    torch.testing.assert_close(conv(x), expected(conv, x))
+    conv.weight = nn.Parameter(torch.randn(6, 4, 3, 2))
+    conv.bias = nn.Parameter(torch.zeros(6))
+    assert conv(x).shape == (2, 6, 7, 7)
+    assert calls == ["CONVOLUTION"]

@@ -1,0 +1,378 @@
+"""Plans: the same bits as the operators one by one, arenas whose parts do not overlap, and plans that are wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxopt_cpu.library import isa
+from fxopt_cpu.operators.linear import pack, pack_bytes, quantize
+from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
+
+pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
+EPSILON = 1e-5
+ops = torch.ops.fxopt
+
+
+class Layer:
+    """One layer of an encoder, by operators one by one and as steps of a plan."""
+
+    def __init__(self, width: int, hidden: int, heads: int, dtype: torch.dtype) -> None:
+        self.width, self.heads = width, heads
+        self.products = [
+            self.packed(a, b, dtype) for a, b in ((3 * width, width), (width, width), (hidden, width), (width, hidden))
+        ]
+        self.norms = [(torch.randn(width), torch.randn(width)) for _ in range(2)]
+
+    @staticmethod
+    def packed(features: int, depth: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        weight, bias = torch.randn(features, depth) * depth**-0.5, torch.randn(features)
+        if dtype == torch.int8:
+            return (*pack_bytes(*quantize(weight)), bias)
+        return pack(weight.to(dtype)), None, None, bias
+
+    def one_by_one(self, value: Tensor, mask: Tensor | None) -> Tensor:
+        def linear(
+            which: int, operand: Tensor, activation: int = 0, residual: Tensor | None = None, norm: int = 0
+        ) -> Tensor:
+            panels, scale, sums, bias = self.products[which]
+            weight, shift = self.norms[which // 2] if norm else (None, None)
+            result: Tensor = ops.linear(
+                operand,
+                panels,
+                scale,
+                sums,
+                bias,
+                bias.numel(),
+                activation,
+                0.0,
+                0.0,
+                residual,
+                norm,
+                weight,
+                shift,
+                EPSILON,
+                False,
+                None,
+            )
+            return result
+
+        attended = ops.attention_merged(linear(0, value), self.heads, self.heads, mask, 0.2, False)
+        value = linear(1, attended, residual=value, norm=1)
+        return linear(3, linear(2, value, activation=2), residual=value, norm=1)
+
+    def steps(self, builder: PlanBuilder, value: Value, mask: Value | None) -> Value:
+        def linear(
+            which: int, operand: Value, activation: int = 0, residual: Value | None = None, norm: int = 0
+        ) -> Value:
+            panels, scale, sums, bias = (
+                None if part is None else builder.weight(part) for part in self.products[which]
+            )
+            weight, shift = (builder.weight(part) for part in self.norms[which // 2]) if norm else (None, None)
+            assert panels is not None
+            return builder.linear(
+                operand,
+                panels,
+                features=self.products[which][3].numel(),
+                scale=scale,
+                sums=sums,
+                bias=bias,
+                activation=activation,
+                residual=residual,
+                norm=norm,
+                norm_weight=weight,
+                norm_bias=shift,
+                eps=EPSILON,
+            )
+
+        attended = builder.attention_merged(linear(0, value), self.heads, self.heads, mask=mask, scale=0.2)
+        value = linear(1, attended, residual=value, norm=1)
+        return linear(3, linear(2, value, activation=2), residual=value, norm=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("batch, rows", [(1, 1), (1, 16), (3, 37)])
+def test_an_encoder_gives_the_bits_of_its_operators(
+    instructions: str, batch: int, rows: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    words, places, layers = torch.randn(90, 48), torch.randn(64, 48), [Layer(48, 100, 3, dtype) for _ in range(3)]
+    ids, mask = torch.randint(90, (batch, rows)), torch.rand(batch, 1, 1, rows) > 0.2
+    order, weight = torch.arange(rows), torch.randn(48)
+    builder = PlanBuilder()
+    first, second = builder.input(ids), builder.input(mask)
+    value = builder.embedding_norm(
+        [first, builder.weight(order)],
+        [builder.weight(words), builder.weight(places)],
+        weight=builder.weight(weight),
+        eps=EPSILON,
+        kind=1,
+    )
+    expected = ops.embedding_norm([ids, order], [words, places], weight, None, EPSILON, 1)
+    for layer in layers:
+        value, expected = layer.steps(builder, value, second), layer.one_by_one(expected, mask)
+    builder.output(value)
+    builder.output(builder.elementwise(value.narrow(1, 0, 1), activation=5))
+    plan = builder.build()
+    for _ in range(2):
+        result, pooled = plan(ids, mask)
+        assert torch.equal(result, expected)
+        torch.testing.assert_close(pooled, expected[:, :1].tanh())
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(plan(ids, mask)[0], expected)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(plan(ids.t().contiguous().t(), mask)[0], expected)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_that_share_steps_change_nothing(instructions: str, two_threads: None) -> None:
+    torch.manual_seed(0)
+    layers = [Layer(128, 512, 4, dtype) for dtype in (torch.float32, torch.int8)]
+    builder = PlanBuilder()
+    value = builder.input(torch.empty(2, 40, 128))
+    for layer in layers:
+        value = layer.steps(builder, value, None)
+    builder.output(value)
+    plan = builder.build()
+    inputs = [torch.randn(2, 40, 128) for _ in range(3)]
+    exact = [layers[1].one_by_one(layers[0].one_by_one(each, None), None) for each in inputs]
+
+    def often(which: int) -> bool:
+        return all(torch.equal(plan(inputs[which])[0], exact[which]) for _ in range(20))
+
+    assert often(0)
+    with ThreadPoolExecutor(3) as callers:
+        assert all(callers.map(often, range(3)))
+
+
+def test_errors_of_steps_that_threads_share_come_out(two_threads: None) -> None:
+    builder = PlanBuilder()
+    value, ids = builder.input(torch.empty(200, 512)), builder.input(torch.empty(3, dtype=torch.int64))
+    value = builder.linear(value, builder.weight(pack(torch.randn(512, 512))), features=512)
+    rows = builder.embedding_norm([ids], [builder.weight(torch.randn(5, 512))], kind=0)
+    builder.output(builder.elementwise(value.narrow(0, 0, 3), rows, "add"))
+    plan = builder.build()
+    for _ in range(20):
+        with pytest.raises(RuntimeError, match="index out of range in self: 5 in a table of 5 entries"):
+            plan(torch.randn(200, 512), torch.tensor([0, 1, 5]))
+    assert plan(torch.randn(200, 512), torch.tensor([0, 1, 4]))[0].shape == (3, 512)
+
+
+def test_weights_of_a_call_are_read_anew() -> None:
+    weight = torch.randn(4)
+    builder = PlanBuilder()
+    builder.output(builder.elementwise(builder.input(torch.empty(3, 4)), builder.weight(weight), "multiply"))
+    plan = builder.build()
+    value = torch.randn(3, 4)
+    weight += 1
+    assert torch.equal(plan(value)[0], value * weight)
+    other = torch.randn(4)
+    assert torch.equal(plan._replace(weights=[other])(value)[0], value * other)
+
+
+def test_elementwise_steps_take_any_strides(instructions: str) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 5, 3, 7), torch.randn(5, 1, 7)
+    builder = PlanBuilder()
+    first, second = builder.input(a), builder.weight(b)
+    for operation in ("add", "subtract", "multiply"):
+        builder.output(builder.elementwise(first, second, operation, activation=1))
+    builder.output(first.transpose(1, 3))
+    builder.output(builder.elementwise(first.transpose(1, 2).narrow(3, 2, 4), activation=5))
+    builder.output(second.expand(6, 5, 1, 7))
+    added, less, times, copied, tanh, repeated = builder.build()(a)
+    for result, expected in ((added, a + b), (less, a - b), (times, a * b)):
+        assert torch.equal(result, expected.relu())
+    assert torch.equal(copied, a.transpose(1, 3)) and copied.is_contiguous()
+    torch.testing.assert_close(tanh, a.transpose(1, 2)[..., 2:6].tanh())
+    assert torch.equal(repeated, b.expand(6, 5, 1, 7))
+
+
+def test_norms_attention_of_views_and_inputs_as_outputs(instructions: str) -> None:
+    torch.manual_seed(0)
+    query, both, bias = torch.randn(2, 9, 4 * 16), torch.randn(2, 30, 2 * 2 * 16), torch.randn(1, 4, 9, 30)
+    builder = PlanBuilder()
+    a, b, c = (builder.input(each) for each in (query, both, bias))
+    heads = b.view(2, 30, 4, 16).transpose(1, 2)
+    key, value = heads.narrow(1, 0, 2), heads.narrow(1, 2, 2)
+    rows = builder.attention(a.view(2, 9, 4, 16).transpose(1, 2), key, value, mask=c, scale=0.3)
+    normed, total = builder.add_norm(rows, a, eps=EPSILON, kind=2)
+    last = builder.norm(total.narrow(1, 3, 1), eps=EPSILON, kind=1)
+    for each in (a, total, normed, last):
+        builder.output(each)
+    plan = builder.build()
+    outputs = plan(query, both, bias)
+    split = both.view(2, 30, 4, 16).transpose(1, 2)
+    expected = ops.attention(query.view(2, 9, 4, 16).transpose(1, 2), split[:, :2], split[:, 2:], bias, 0.3, False)
+    expected_normed, expected_total = ops.add_norm(expected, query, None, None, EPSILON, 2)
+    expected_last = ops.norm(expected_total[:, 3:4], None, None, None, EPSILON, 1)
+    for result, exact in zip(outputs, (query, expected_total, expected_normed, expected_last), strict=True):
+        assert torch.equal(result, exact)
+    assert outputs[0].data_ptr() != query.data_ptr()
+
+
+def test_an_arena_larger_than_what_threads_keep() -> None:
+    builder = PlanBuilder()
+    value = builder.input(torch.empty(1500, 3000))
+    for _ in range(3):
+        value = builder.elementwise(value, value, "add")
+    builder.output(builder.elementwise(value, activation=0))
+    plan = builder.build()
+    ones = torch.ones(1500, 3000)
+    assert plan.arena == 2 * 1500 * 3000 * 4  # of three sums, two live at a time
+    assert plan(ones)[0].eq(8).all()
+
+
+def encoder() -> tuple[Plan, list[Tensor]]:
+    torch.manual_seed(0)
+    ids, mask = torch.randint(20, (2, 5)), torch.zeros(2, 1, 1, 5)
+    builder = PlanBuilder()
+    first, second = builder.input(ids), builder.input(mask)
+    value = builder.embedding_norm([first], [builder.weight(torch.randn(20, 32))], eps=EPSILON, kind=1)
+    value = Layer(32, 64, 2, torch.float32).steps(builder, value, second)
+    builder.output(builder.norm(value, eps=EPSILON, kind=1))
+    return builder.build(), [ids, mask]
+
+
+def test_wrong_calls_are_named() -> None:
+    plan, inputs = encoder()
+    ids, mask = inputs
+    for arguments, message in (
+        (([ids], plan.weights, plan.steps), "1 inputs and 13 weights, the plan takes 2 and 13"),
+        (([ids[:1], mask], plan.weights, plan.steps), r"input 0 has shape \(1, 5\), the plan was made for \(2, 5\)"),
+        (([ids.int(), mask], plan.weights, plan.steps), "operand of Int, expected Long"),
+        (
+            (inputs, [plan.weights[0][:3], *plan.weights[1:]], plan.steps),
+            "operand of 640 elements from 0 on, where there are 96",
+        ),
+        ((inputs, plan.weights, plan.steps.int()), "plan is Int, expected Long"),
+        ((inputs, plan.weights, plan.steps[:-3]), "the plan ends within step"),
+        ((inputs, plan.weights, plan.steps[1:]), "the plan is of another format"),
+        (([ids + 20, mask], plan.weights, plan.steps), "index out of range in self: .* in a table of 20 entries"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops.run(*arguments)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_changed_plans_raise_or_stay_within_their_memory(seed: int) -> None:
+    """Under AddressSanitizer, this is what shows that nothing is read out of bounds."""
+    plan, inputs = encoder()
+    draw = random.Random(seed)
+    steps = plan.steps.clone()
+    for _ in range(draw.choice([1, 1, 2, 5])):
+        at = draw.randrange(len(steps))
+        steps[at] = draw.choice(
+            [-1, 0, 1, 2, 7, 33, 1000, 2**20, 2**40, 2**62, -(2**63), int(steps[at]) + 1, int(steps[at]) * 2]
+        )
+    with contextlib.suppress(RuntimeError, MemoryError):
+        ops.run(inputs, plan.weights, steps)
+
+
+def test_a_plan_that_rounds_rows_takes_no_rounding() -> None:
+    builder, (ints, factors, totals) = PlanBuilder(), pack_bytes(*quantize(torch.randn(16, 8)))
+    packed = ints, factors, torch.cat([totals, torch.zeros_like(totals)]), torch.tensor([[1.0], [0.0]]).repeat(1, 8)
+    panels, scale, sums, rounding = map(builder.weight, packed)
+    value = builder.input(torch.empty(2, 8))
+    builder.output(builder.linear(value, panels, features=16, scale=scale, sums=sums, rounding=rounding))
+    plan = builder.build()
+    at = 12 + 11  # behind the header and two shapes, and the numbers of the step before it
+    assert plan.steps[at] == 1 and plan(torch.zeros(2, 8))[0].eq(0).all()
+    plan.steps[at] = 0
+    with pytest.raises(RuntimeError, match="step 0 of the plan rounds rows, and has an operand that rounds them"):
+        plan(torch.zeros(2, 8))
+
+
+def test_builders_refuse_what_no_step_can_take() -> None:
+    builder = PlanBuilder()
+    value = builder.input(torch.empty(2, 3, 4))
+    with pytest.raises(ValueError, match="panels have shape"):
+        builder.linear(value, builder.weight(pack(torch.zeros(8, 5))), features=8)
+    with pytest.raises(ValueError, match="expected rows of one stride"):
+        builder.norm(value.transpose(0, 1), eps=EPSILON, kind=1)
+    heads = builder.input(torch.empty(1, 2, 3, 4))
+    with pytest.raises(ValueError, match="do not belong together"):
+        builder.attention(heads, heads.narrow(3, 0, 2), heads, scale=1.0)
+    with pytest.raises(ValueError, match="expected 1 as the last"):
+        builder.attention(heads.transpose(2, 3), heads.transpose(2, 3), heads.transpose(2, 3), scale=1.0)
+    with pytest.raises(ValueError, match="more than four dimensions"):
+        builder.elementwise(builder.input(torch.empty(2, 3, 2, 3, 2, 3)).transpose(0, 5).transpose(1, 3))
+
+
+@pytest.mark.parametrize("batch, rows", [(1, 16), (2, 11)])
+def test_a_plan_written_by_hand_computes_what_bert_does(instructions: str, batch: int, rows: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 99,
+    }
+    model = transformers.BertModel(transformers.BertConfig(**sizes)).eval()
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter.data, std=0.2, mean=float("LayerNorm.weight" in name))
+    ids, types, attended = torch.randint(99, (batch, rows)), torch.randint(2, (batch, rows)), torch.ones(batch, rows)
+    attended[-1, -3:] = 0
+
+    builder = PlanBuilder()
+    words, kinds, mask = (builder.input(each) for each in (ids, types, attended.bool()[:, None, None]))
+
+    def norm(layer: torch.nn.LayerNorm) -> tuple[Value, Value]:
+        return builder.weight(layer.weight.detach()), builder.weight(layer.bias.detach())
+
+    def linear(value: Value, *layers: torch.nn.Linear, residual: Value | None = None, normed: object = None) -> Value:
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        bias = builder.weight(torch.cat([layer.bias.detach() for layer in layers]))
+        scale, shift = norm(normed) if isinstance(normed, torch.nn.LayerNorm) else (None, None)
+        return builder.linear(
+            value,
+            builder.weight(pack(weight)),
+            features=weight.shape[0],
+            bias=bias,
+            activation=2 if layers[0].out_features == sizes["intermediate_size"] else 0,
+            residual=residual,
+            norm=int(normed is not None),
+            norm_weight=scale,
+            norm_bias=shift,
+            eps=1e-12,
+        )
+
+    part = model.embeddings
+    tables = [
+        layer.weight.detach() for layer in (part.word_embeddings, part.token_type_embeddings, part.position_embeddings)
+    ]
+    scale, shift = norm(part.LayerNorm)
+    places = builder.weight(torch.arange(rows))
+    value = builder.embedding_norm(
+        [words, kinds, places], [builder.weight(table) for table in tables], weight=scale, bias=shift, eps=1e-12, kind=1
+    )
+    for layer in model.encoder.layer:
+        own, output = layer.attention.self, layer.attention.output
+        heads = builder.attention_merged(linear(value, own.query, own.key, own.value), 4, 4, mask=mask, scale=0.25)
+        value = linear(heads, output.dense, residual=value, normed=output.LayerNorm)
+        hidden = linear(value, layer.intermediate.dense)
+        value = linear(hidden, layer.output.dense, residual=value, normed=layer.output.LayerNorm)
+    builder.output(value)
+    plan = builder.build()
+    with torch.no_grad():
+        expected = model(ids, attended, types).last_hidden_state
+        (result,) = plan(ids, types, attended.bool()[:, None, None])
+    torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-4)

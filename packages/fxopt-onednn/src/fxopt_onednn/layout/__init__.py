@@ -1,1 +1,0 @@
-"""Memory layout of images, and the removal of calls that change nothing."""
