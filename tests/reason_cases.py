@@ -18,7 +18,6 @@ from reason_changes import (
     nearly_no_variance,
     not_parametrized,
     nothing,
-    packed,
     parametrized,
     pruned,
     pruned_for_good,
@@ -79,7 +78,7 @@ from torch import nn
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import Transformation
-from fxopt_cpu import ConvertToChannelsLast, PackConvolutions, PackLinears, QuantizeLinears
+from fxopt_cpu import ConvertToChannelsLast, FuseLinears, PackConvolutions
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
 from fxopt_simplify import EliminateDeadCode, FuseScaledDotProductAttention, RemoveNoOps
@@ -88,8 +87,9 @@ FORMS = ("modules", "functions", "export")
 MERGE, BIAS, DIVIDE = MergeLinears(), FuseBiasInLinear(), ChangeTrueDivToMulByInverse()
 FOLD, FOLD_DENSE, FOLD_TRANSPOSED = FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), FuseBatchNormInConvTranspose()
 
-INT8, INT8_BUT_ONE = QuantizeLinears(min_weights=1), QuantizeLinears(min_weights=1, keep_last=1)
-PACK, PACK_DENSE, LAST = PackConvolutions(), PackLinears(), ConvertToChannelsLast()
+INT8 = FuseLinears(weights="int8", min_weights=1)
+INT8_BUT_ONE = FuseLinears(weights="int8", min_weights=1, keep_last=1)
+PACK, PACK_DENSE, LAST = PackConvolutions(), FuseLinears(), ConvertToChannelsLast()
 
 DECOMPOSED = "aten._native_batch_norm_legit_no_training.default"
 
@@ -224,8 +224,7 @@ _OF_OPERATORS = [
     Case("unsupported-dtype", PACK, Convolution, ("conv",), nn.Module.double, nn.Module.float, dtype=torch.float64),
     Case("unsupported-dtype", PACK_DENSE, Dense, ("dense",), nn.Module.half, nn.Module.float, dtype=torch.float16),
     Case("kept", INT8_BUT_ONE, Dense, ("dense",), mend=without_weight, mended_by=INT8),
-    Case("too-small", QuantizeLinears(), Dense, ("dense",), mend=without_weight, mended_by=INT8),
-    Case("packed", INT8, Dense, ("dense",), packed, without_weight, form="whole", mended_form="modules"),
+    Case("too-small", FuseLinears(weights="int8"), Dense, ("dense",), mend=without_weight, mended_by=INT8),
     Case("padding-mode", PACK, Convolution, ("conv",), set_to("conv.padding_mode", "reflect")),
     *_in_all_forms("more-conversions", LAST, Convolution, ("conv",)),
     *_in_all_forms("other-convolution", PACK, OverTime, ("conv",)),

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
-from fxopt_cpu import PackedLinear
-
 Change = Callable[[Any], object]
 
 
@@ -142,13 +140,6 @@ def merge_adapter(model: Any) -> None:
     with torch.no_grad():
         layer.weight += adapted.lora_B["default"].weight @ adapted.lora_A["default"].weight
     model.k = layer
-
-
-def packed(model: Any) -> None:
-    """Pack a layer by hand."""
-    model.dense = PackedLinear(model.dense.in_features, model.dense.out_features)
-    for parameter in model.dense.parameters():
-        nn.init.zeros_(parameter)
 
 
 def without_weight(model: Any) -> None:

@@ -30,13 +30,10 @@ from fxopt_cpu import (
     EmbeddingNorm,
     MergedAttention,
     PackedConv2d,
-    PackedLinear,
     PanelLinear,
-    QuantizedLinear,
     RowAttention,
     SumNorm,
 )
-from fxopt_cpu.layers.activations import Activation
 from fxopt_cpu.library import OPERATORS, isa
 from fxopt_cpu.operators.conv import pack_convolution, pack_depthwise
 from fxopt_cpu.operators.linear import pack, pack_bytes, quantize, shifted_sums
@@ -241,12 +238,10 @@ def model() -> GraphModule:
         "norm": (SumNorm(8, ("layer", 1e-5), weight=True), torch.randn(2, 3, 8)),
         "embedding": (EmbeddingNorm((5, 3), 8, ("layer", 1e-5)), torch.zeros(2, 1, 4).long()),
         "conv": (
-            PackedConv2d(3, 4, (3, 3), stride=(2, 1), padding=((1, 1), (0, 1)), activation=Activation("relu")),
+            PackedConv2d(3, 4, (3, 3), stride=(2, 1), padding=((1, 1), (0, 1)), activation=("relu",)),
             (torch.randn(1, 3, 9, 9),),
         ),
         "pointwise": (PackedConv2d(3, 4, (1, 1)), (torch.randn(1, 3, 9, 9),)),
-        "packed": (PackedLinear(8, 6, activation=Activation("leaky_relu", (0.1,))), (torch.randn(9, 8),)),
-        "quantized": (QuantizedLinear(8, 6, static=True), (torch.randn(3, 8),)),
         "tables": (ShapeTables.of(tables, ["size"]), (5,)),
     }
     graph, root, results = Graph(), nn.Module(), []

@@ -33,7 +33,7 @@ def test_torch_finds_the_backend_by_its_name() -> None:
 def packed(net: nn.Module) -> int:
     """Return how many layers were packed, by the kernels where they are installed."""
     found = rewrites(net)
-    return found.get("fuse-linears", 0) + found.get("pack-linears", 0)
+    return found.get("fuse-linears", 0)
 
 
 def test_without_options_the_pipeline_fits_the_device() -> None:

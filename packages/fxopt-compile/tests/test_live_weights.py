@@ -168,7 +168,7 @@ def test_parameters_that_are_views_of_one_tensor() -> None:
 def test_quantized_weights_are_made_again() -> None:
     """Passes that approximate keep their promise for the new weights."""
     net, x = Attention(64).eval(), torch.randn(4, 20, 64)
-    fast = compiled(net, "quantize-linears{min-weights=0}")
+    fast = compiled(net, "fuse-linears{weights='int8' min-weights=0}")
     with torch.no_grad():
         for _ in range(2):
             for _ in range(3):

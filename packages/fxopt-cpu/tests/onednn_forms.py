@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from fxopt_core import ReversibleTransformation, iter_nodes
-from fxopt_cpu import PackedConv2d, PackedLinear
+from fxopt_cpu import PackedConv2d
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of
@@ -55,9 +55,9 @@ def check(
     return graph_module
 
 
-def packed(graph_module: GraphModule) -> list[PackedConv2d | PackedLinear]:
+def packed(graph_module: GraphModule) -> list[PackedConv2d]:
     """Return the packed layers, in order."""
-    return [module for module in graph_module.modules() if isinstance(module, PackedConv2d | PackedLinear)]
+    return [module for module in graph_module.modules() if isinstance(module, PackedConv2d)]
 
 
 def operations(graph_module: GraphModule) -> list[str]:

@@ -132,25 +132,6 @@ def test_linear_layers_between_residual_sums_are_no_region() -> None:
     assert_computes(graph_module, model, x)
 
 
-@pytest.mark.parametrize("chosen", [0, 1])
-@torch.no_grad()
-def test_linear_layers_without_a_convolution(chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[int] = []
-
-    def choose(attempt: object, programs: list[Any]) -> Any:
-        found.append(len(programs))
-        return programs[chosen]
-
-    monkeypatch.setattr(programs._Attempt, "_fastest", choose)
-    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(3))).eval(), torch.randn(1, 4)
-    graph_module = prepared(model, x)
-    for _ in range(3):
-        assert_computes(graph_module, model, x)
-    assert (found, len(programs_of(graph_module))) == ([2], 1)
-    few = prepared(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval(), x)
-    assert "run_region" not in few.code
-
-
 @pytest.mark.parametrize("fails", ["traced", "wrong", "slower", "missing"])
 @torch.no_grad()
 def test_without_a_program_that_is_right_and_faster_the_layers_run(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:

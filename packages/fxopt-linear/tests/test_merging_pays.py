@@ -242,4 +242,4 @@ def test_it_runs_with_the_real_measurement() -> None:
     (record,) = history(graph_module)
     assert len(record.rewrites) + len(record.refusals) == 2
     texts = [*(each.note for each in record.rewrites), *(each.message for each in record.refusals)]
-    assert all("speed-up" in text for text in texts)
+    assert all("speed-up" in text or "no ratio" in text for text in texts)  # none on a busy machine

@@ -112,7 +112,7 @@ def test_optimize_captures_transforms_and_verifies(model: Model) -> None:
     keys = list(model.state_dict())
     graph_module = optimize(model, (x,))
     kinds = [type(module) for module in graph_module.children() if list(module.parameters())]
-    assert set(kinds) == {fxopt.PackedConv2d, fxopt.PackedLinear if fxopt.isa() is None else fxopt.PanelLinear}
+    assert set(kinds) == {fxopt.PackedConv2d, nn.Linear if fxopt.isa() is None else fxopt.PanelLinear}
     torch.testing.assert_close(graph_module(x), model(x))
     torch.testing.assert_close(graph_module(x[:1]), model(x[:1]))
     assert list(model.state_dict()) == keys
@@ -123,7 +123,7 @@ def test_what_is_not_for_inference_on_a_cpu_gets_the_pipeline_for_everywhere(mod
     elsewhere = copy.deepcopy(model).train(), copy.deepcopy(model).to("meta")
     assert [default_pipeline(each) for each in elsewhere] == ["inference"] * 2
     graph_module = optimize(torch.fx.symbolic_trace(copy.deepcopy(model).train()), (torch.randn(3, 3, 6, 6),))
-    assert not any(isinstance(module, fxopt.PackedLinear) for module in graph_module.modules())
+    assert not any(isinstance(module, fxopt.PanelLinear) for module in graph_module.modules())
 
 
 def test_optimize_keeps_the_sizes_of_images_dynamic_where_asked() -> None:

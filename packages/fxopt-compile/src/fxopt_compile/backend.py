@@ -25,7 +25,7 @@ from fxopt_compile.settings import Settings
 from fxopt_core.errors import FxoptError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.records import Record, Refusal
-from fxopt_core.values.names import known_class
+from fxopt_core.passes.undo import promise_of
 from fxopt_rewrite.effects.analysis import Effects
 from fxopt_rewrite.watching import State, Watched, on_refresh, state_of
 
@@ -171,11 +171,7 @@ class LiveGraph:
     def _compare(self, binding: Binding, values: Sequence[Any], inputs: Sequence[Any]) -> Any:
         """Run the rewritten graph, and dynamo's own on copies."""
         self._is_verified = self._is_wrong = True
-        promises = (
-            getattr(known_class(record.transformation), "promised_sqnr", None)
-            for record in self.records
-            if record.changed
-        )
+        promises = (promise_of(record) for record in self.records if record.changed)
         promised = min((each for each in promises if each is not None), default=None)
         original = self._graph_module.forward
         result = check_same(original, lambda: binding.call(*inputs), values, self.name, promised)

@@ -1,30 +1,24 @@
 """fxopt passes for CPU inference: packed layers, operators of our own, regions that run as one call."""
 
-from fxopt_cpu.layers.activations import Activation
 from fxopt_cpu.layers.attention import MergedAttention, RowAttention
+from fxopt_cpu.layers.epilogue import Activation
 from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_cpu.layers.packed_conv import PackedConv2d
-from fxopt_cpu.layers.packed_linear import PackedLinear
 from fxopt_cpu.layers.panel_linear import PanelLinear
-from fxopt_cpu.layers.quantized_linear import QuantizedLinear
 from fxopt_cpu.library import isa
 from fxopt_cpu.passes.calibration import calibrated
-from fxopt_cpu.passes.cast_to_bfloat16 import CastToBfloat16
 from fxopt_cpu.passes.channels_last import ConvertToChannelsLast
 from fxopt_cpu.passes.fuse_attention import FuseAttention
 from fxopt_cpu.passes.fuse_linears import FuseLinears
 from fxopt_cpu.passes.fuse_norms import FuseNorms
 from fxopt_cpu.passes.pack_convolutions import PackConvolutions
-from fxopt_cpu.passes.pack_linears import PackLinears
 from fxopt_cpu.passes.plan_regions import PlanRegions
-from fxopt_cpu.passes.quantize_linears import QuantizeLinears
 from fxopt_cpu.programs.fuse_regions import FuseRegions
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Activation",
-    "CastToBfloat16",
     "ConvertToChannelsLast",
     "EmbeddingNorm",
     "FuseAttention",
@@ -33,13 +27,9 @@ __all__ = [
     "FuseRegions",
     "MergedAttention",
     "PackConvolutions",
-    "PackLinears",
     "PackedConv2d",
-    "PackedLinear",
     "PanelLinear",
     "PlanRegions",
-    "QuantizeLinears",
-    "QuantizedLinear",
     "RowAttention",
     "SumNorm",
     "calibrated",

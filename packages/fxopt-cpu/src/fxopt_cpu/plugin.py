@@ -22,11 +22,8 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
         cpu.FuseLinears,
         cpu.ConvertToChannelsLast,
         cpu.PackConvolutions,
-        cpu.PackLinears,
         cpu.PlanRegions,
         cpu.FuseRegions,
-        cpu.QuantizeLinears,
-        cpu.CastToBfloat16,
     )
 
 
@@ -34,20 +31,20 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
 def fxopt_pipelines() -> Mapping[str, str]:
     """Return the pipelines for models on a CPU, which run passes of fxopt-simplify, fxopt-norm and fxopt-linear first.
 
-    Those that approximate round what has been merged, and do all of ``cpu-inference`` with the rest.
+    Those that approximate round the linear layers that are worth it, and leave the others in float32.
     """
     prepared = "remove-no-ops,fuse-products,fold-batch-norm,simplify,fuse-activations,merge-linears"
-    packed = "convert-to-channels-last,pack-convolutions,pack-linears,plan-regions,fuse-regions"
-    ways = {
-        "cpu-inference-int8": "quantize-linears",
-        "cpu-inference-int8-static": "quantize-linears{activations='static'}",
-        "cpu-inference-bf16": "cast-to-bfloat16{join-linears=False}",
+    fused = "fuse-scaled-dot-product-attention,fuse-attention,fuse-norms"
+    packed = "fuse-linears,convert-to-channels-last,pack-convolutions,plan-regions,fuse-regions"
+    rounded = {
+        "int8": "fuse-linears{weights='int8'}",
+        "int8-static": "fuse-linears{weights='int8' activations='static'}",
+        "bf16": "fuse-linears{weights='bfloat16'}",
     }
-    rounded = {name: f"fuse-products,fold-batch-norm,merge-linears,{way},cpu-inference" for name, way in ways.items()}
     return {
-        "kernels": "fuse-scaled-dot-product-attention,fuse-attention,fuse-norms,fuse-linears",
-        "cpu-inference": f"{prepared},kernels,{packed}",
-        **rounded,
+        "kernels": f"{fused},fuse-linears",
+        "cpu-inference": f"{prepared},{fused},{packed}",
+        **{f"cpu-inference-{name}": f"{prepared},{fused},{first},{packed}" for name, first in rounded.items()},
     }
 
 
@@ -59,5 +56,5 @@ def fxopt_layers() -> Iterable[type[nn.Module]]:
     attention = cpu.MergedAttention, cpu.RowAttention
     return (
         *(cpu.PanelLinear, *attention, cpu.SumNorm, cpu.EmbeddingNorm),
-        *(cpu.PackedConv2d, cpu.PackedLinear, cpu.QuantizedLinear),
+        cpu.PackedConv2d,
     )

@@ -137,8 +137,8 @@ def kinds_between(before: DrawnGraph, after: DrawnGraph) -> Kinds:
 def kinds_text(kinds: Kinds) -> str:
     """Return the largest differences in a line, or "unchanged".
 
-    >>> kinds_text((("Linear", 37, 0), ("PackedLinear", 0, 25), ("add", 3, 3)))
-    'Linear 37 -> 0, PackedLinear 0 -> 25'
+    >>> kinds_text((("Linear", 37, 0), ("PanelLinear", 0, 25), ("add", 3, 3)))
+    'Linear 37 -> 0, PanelLinear 0 -> 25'
     """
     changed = [f"{kind} {old} -> {new}" for kind, old, new in kinds if old != new]
     more = ["..."] if len(changed) > _MOST_KINDS else []

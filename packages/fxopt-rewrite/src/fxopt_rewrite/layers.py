@@ -67,8 +67,8 @@ def _state_problem(module: nn.Module) -> tuple[str, str] | None:
     own: frozenset[str] = getattr(type(module), "own_parameters", _OWN_PARAMETERS)
     own_buffers: frozenset[str] = getattr(type(module), "own_buffers", _OWN_BUFFERS)
     strange = [key for key in (*module._parameters, *module._buffers) if key not in own | own_buffers]
-    misplaced = [key for key in module._buffers if key in own]
-    misplaced += [key for key in module._parameters if key in own_buffers]
+    misplaced = [key for key in module._buffers if key in own - own_buffers]
+    misplaced += [key for key in module._parameters if key in own_buffers - own]
     if misplaced:
         kind = "parameter" if misplaced[0] in own else "buffer"
         return "not-a-parameter", f"has a `{misplaced[0]}` that is no {kind}"

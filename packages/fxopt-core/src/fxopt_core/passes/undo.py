@@ -29,9 +29,9 @@ from fxopt_core.passes.context import Run, current_frame, current_snapshot
 from fxopt_core.passes.instruments import PassRun, active_instruments, current_run, inside
 from fxopt_core.passes.options import construct
 from fxopt_core.passes.record import as_undone
-from fxopt_core.passes.transformation import ReversibleTransformation
+from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.state.snapshot import Snapshot
-from fxopt_core.values.names import find_class
+from fxopt_core.values.names import find_class, known_class
 
 
 def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphModule:
@@ -191,6 +191,21 @@ def _pass_of(record: Record) -> ReversibleTransformation:
     if not isinstance(transformation, ReversibleTransformation) or transformation.signature != record.signature:
         raise undo_error(record.pass_name, "its pass has options that a record cannot hold", remedy)
     return transformation
+
+
+def promise_of(record: Record) -> float | None:
+    """Return the signal-to-noise ratio, in dB, that a recorded pass promises with its options; None if it does not.
+
+    A pass that cannot be made here from its record promises nothing.
+    """
+    cls = known_class(record.transformation)
+    if cls is None or not issubclass(cls, Transformation):
+        return None
+    try:
+        made: object = construct(cls, dict(record.options))
+    except Exception:  # options of another version, say: what the class says
+        made = cls
+    return getattr(made, "promised_sqnr", None)
 
 
 class RecordedPass(ReversibleTransformation):

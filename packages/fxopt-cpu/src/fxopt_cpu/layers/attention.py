@@ -124,6 +124,6 @@ def _takes_mask(mask: Tensor | None) -> bool:
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """Return the rows by torch's own functions."""
-    grouped = query.shape[1] != key.shape[1] and query.shape[1] % key.shape[1] == 0
+    grouped = 0 < key.shape[1] != query.shape[1] and query.shape[1] % key.shape[1] == 0
     settings: dict[str, Any] = {"attn_mask": mask, "scale": scale, "is_causal": causal, "enable_gqa": grouped}
     return F.scaled_dot_product_attention(query, key, value, **settings).transpose(1, 2).flatten(2)

@@ -44,6 +44,9 @@ class Activation(NamedTuple):
         return self.name if self == (self.name, 0.0, 0.0) else f"{self.name}({self.alpha:g}, {self.beta:g})"
 
 
+NONE = Activation()
+
+
 def activation_named(name: str, settings: Mapping[str, Any]) -> Activation | None:
     """Return an activation by the operation and the settings that `read_activation` gives; None if there is none.
 

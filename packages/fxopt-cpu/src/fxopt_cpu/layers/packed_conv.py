@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxopt_cpu.layers.activations import NONE, Activation
+from fxopt_cpu.layers.epilogue import NONE
 from fxopt_cpu.layers.packed_layer import PackedLayer, bias_fits, runs_by_onednn
-from fxopt_cpu.layers.packed_linear import run_linear
-from fxopt_cpu.operators.onednn import CONVOLUTION, SUM, SUM_INTO, pack_convolution, pack_linear, why_unsupported
+from fxopt_cpu.operators import onednn
 from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient
 
 Pair = tuple[int, int]
@@ -60,13 +59,13 @@ class PackedConv2d(PackedLayer):
         dilation: of rows and columns.
         groups: number of groups of channels.
         bias: whether it has a bias.
-        activation: the activation of the sum.
+        activation: name and numbers of the activation of the sum, as `Activation` has them.
         channels_last: whether results are always channels last, as the operator returns them.
         adds: whether it is called with a value to add.
         overwrites: whether the result may overwrite ``other``, because nothing reads that later. It does if ``other``
             is channels last.
 
-    >>> conv = PackedConv2d(1, 1, (1, 1), activation=Activation("relu"))
+    >>> conv = PackedConv2d(1, 1, (1, 1), activation=("relu",))
     >>> with torch.no_grad():
     ...     _ = conv.weight.fill_(2.0), conv.bias.fill_(-3.0)
     ...     conv(torch.tensor([[[[1.0, 2.0]]]])), conv(torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 1), 5.0))
@@ -86,7 +85,7 @@ class PackedConv2d(PackedLayer):
         dilation: Pair = (1, 1),
         groups: int = 1,
         bias: bool = True,
-        activation: Activation = NONE,
+        activation: tuple[Any, ...] = (),
         channels_last: bool = False,
         adds: bool = False,
         overwrites: bool = False,
@@ -107,6 +106,9 @@ class PackedConv2d(PackedLayer):
         # A 1x1 convolution is a linear layer. Its operator has less overhead, but uses threads worse for few results.
         self._pointwise = (self.kernel_size, stride, groups, padding) == ((1, 1), (1, 1), 1, ((0, 0), (0, 0)))
         self._by_rows = self._pointwise and not self.adds and self.out_channels >= self.in_channels
+        unary = onednn.unary_of(*self._activation)
+        fused = unary is not None and (not self._by_rows or onednn.fuses_in_rows(self.activation.name))
+        self._unary, self._activates = (unary, True) if fused and unary else (onednn.NONE, False)
 
     def check_attributes(self) -> None:
         """Raise a ValueError where a file has set what no operator takes; settings that follow from others are made."""
@@ -145,8 +147,10 @@ class PackedConv2d(PackedLayer):
         if other is not None:
             return self._sum(input, other, packed, bias, plan)
         if plan.pad is not None or plan.crop is not None:
-            return self._in_format(self._unevenly_padded(input, packed, bias, plan, self._unary), input)
+            result = self._unevenly_padded(input, packed, bias, plan, self._unary)
+            return self._in_format(result if self._activates else self.activation(result), input)
         result = self._run_operator(input, packed, bias, plan, self._unary)
+        result = result if self._activates else self.activation(result)
         return result if self.channels_last else self._in_format(result, input)
 
     def _sum(self, input: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan) -> Tensor:
@@ -157,14 +161,15 @@ class PackedConv2d(PackedLayer):
             and plan.pad is None
             and plan.crop is None
         )
-        if not fits or self._by_rows or self._unary[0] not in ("none", "relu"):
-            result = self._in_format(self._unevenly_padded(input, packed, bias, plan, NONE), input)
+        name = self.activation.name
+        if not fits or self._by_rows or name not in ("none", "relu"):
+            result = self._in_format(self._unevenly_padded(input, packed, bias, plan, onednn.NONE), input)
             return self.activation(result + other)
-        after = "relu" if self._unary[0] == "relu" else None
+        after = "relu" if name == "relu" else None
         operands = (packed, bias, plan.padding, *self._operands, "add", None, after, (), None)
         if self.overwrites and not torch.is_grad_enabled() and other.is_contiguous(memory_format=torch.channels_last):
-            return self._in_format(SUM_INTO(other, input, *operands), input)
-        return self._in_format(SUM(input, other, *operands), input)
+            return self._in_format(onednn.SUM_INTO(other, input, *operands), input)
+        return self._in_format(onednn.SUM(input, other, *operands), input)
 
     def _run_operator(
         self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
@@ -173,11 +178,12 @@ class PackedConv2d(PackedLayer):
         result: Tensor
         if plan.one_row:
             row = F.linear(input.view(1, -1), self.weight.view(self.out_channels, -1), bias)
-            result = Activation(*unary)(row).view(plan.output)
+            row = row if unary is onednn.NONE else self.activation(row)
+            result = row.view(plan.output)
         elif self._by_rows:
-            result = run_linear(input.permute(0, 2, 3, 1), packed, bias, unary).permute(0, 3, 1, 2)
+            result = onednn.LINEAR(input.permute(0, 2, 3, 1), packed, bias, *unary).permute(0, 3, 1, 2)
         else:
-            result = CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *unary)
+            result = onednn.CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *unary)
         return result
 
     def _unevenly_padded(
@@ -227,16 +233,16 @@ class PackedConv2d(PackedLayer):
         self.packing.clear()
         expected = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
         unfit = weight.shape != expected or not bias_fits(bias, weight)
-        if unfit or weight.is_inference() or why_unsupported(weight.dtype, weight.device) is not None:
+        if unfit or weight.is_inference() or onednn.why_unsupported(weight.dtype, weight.device) is not None:
             return None
         plan = self._plan(input.shape)
         if not weight.is_cpu or plan is None:
             return None
         if self._by_rows:
             matrix = weight.view(self.out_channels, self.in_channels)
-            packed = pack_linear(matrix, math.prod(plan.output) // self.out_channels)
+            packed = onednn.pack_linear(matrix, math.prod(plan.output) // self.out_channels)
         else:
-            packed = pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape))
+            packed = onednn.pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape))
         return self.packing.keep(weight, bias, packed)
 
     def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from fxopt_core import Refusal
 from fxopt_cpu._torch import mkldnn_enabled
-from fxopt_cpu.layers.activations import Activation, check_activation
+from fxopt_cpu.layers.epilogue import Activation, Norm, check_epilogue
 from fxopt_cpu.operators.onednn import why_unsupported
 from fxopt_rewrite import (
     ConvolutionCall,
@@ -31,6 +31,7 @@ from fxopt_rewrite.toolbox import runs_plainly
 
 PlanT = TypeVar("PlanT")
 _MOST_PLANS = 64
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Packing(Generic[PlanT]):
@@ -111,16 +112,18 @@ class PackedLayer(nn.Module):
     bias: nn.Parameter | None
     _packing: Packing[Any]
 
-    def __init__(self, shape: Sequence[int], activation: Activation, *, bias: bool, device: Any, dtype: Any) -> None:
+    def __init__(
+        self, shape: Sequence[int], activation: tuple[Any, ...], *, bias: bool, device: Any, dtype: Any
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
         own_bias = nn.Parameter(torch.empty(shape[0], device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", own_bias)
-        self._unary: tuple[Any, ...] = tuple(activation)  # plain data, as the operators take it and archives write it
+        self._activation: tuple[Any, ...] = tuple(Activation(*activation))  # plain data, as archives write it
 
     def check_attributes(self) -> None:
         """Raise a ValueError where a file has set what no operator takes."""
-        check_activation(self.activation)
+        check_epilogue(self.activation, Norm())
 
     @property
     def packing(self) -> Packing[Any]:
@@ -134,7 +137,7 @@ class PackedLayer(nn.Module):
     @property
     def activation(self) -> Activation:
         """The activation of the result."""
-        return Activation(*self._unary)
+        return Activation(*self._activation)
 
     def forget_derived(self) -> None:
         """Drop the packed copy, and what else was made of the weight; the next call makes it again."""

@@ -22,6 +22,7 @@ from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradien
 LINEAR = without_gradient(torch.ops.fxopt.linear.default)
 _FLOAT = torch.float32
 _TAKEN = (torch.float32, torch.bfloat16, torch.int8)
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +56,8 @@ class PanelLinear(nn.Module):
     ``x`` is (..., in_features), ``weight`` (out_features, in_features) in float32 or bfloat16, a parameter, or in int8,
     a buffer beside ``scale`` (out_features,). Then inputs are rounded row by row, or by a buffer ``rounding``
     (2, in_features): ``x * factor + shift``. A gated layer has the rows of both factors in its weight, the gate's
-    first, and ``out_features`` counts both. Inputs and results are float32 in all of them.
+    first, and ``out_features`` counts both. Inputs and results are float32; those of a layer in int8 may be bfloat16 or
+    float16, too.
 
     The first call that computes without gradients packs the weight, and drops the plain one if nothing else refers to
     it; whatever reads it afterwards gets it back, bit for bit (`Thawing`). What the operator does not take goes to
@@ -83,8 +85,8 @@ class PanelLinear(nn.Module):
 
     __slots__ = ("_panels",)
     only_computes = True
-    own_parameters: ClassVar = frozenset({"weight", "bias", "norm_weight", "norm_bias"})
-    own_buffers: ClassVar = frozenset({"scale", "rounding"})
+    own_parameters: ClassVar = frozenset({"weight", "bias", "norm_weight", "norm_bias", "original_weight"})
+    own_buffers: ClassVar = frozenset({"weight", "scale", "rounding"})
 
     weight: Any  # a parameter, or a buffer of integers
     scale: Tensor
@@ -92,6 +94,8 @@ class PanelLinear(nn.Module):
     bias: nn.Parameter | None
     norm_weight: nn.Parameter | None
     norm_bias: nn.Parameter | None
+    original_weight: nn.Parameter
+    """The weight before it was rounded, where the pass was told to keep it."""
     _panels: Panels | None
 
     def __init__(
@@ -154,6 +158,9 @@ class PanelLinear(nn.Module):
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the result for an input, and the value that is added before the norm."""
+        if "scale" in self._buffers and type(input) is Tensor and input.dtype in _HALVES:
+            wide = None if residual is None else residual.float()
+            return self.forward(input.float(), wide).to(input.dtype)
         if (
             not runs_plainly()
             or not is_plain_tensor(input, _FLOAT)

@@ -26,6 +26,7 @@ from torch import Tensor
 from fxopt_cpu.operators.definition import Operator
 
 PANEL = 16
+LARGEST = 127  # of the integers of a weight, or of an input
 # How many elements of a row of the weight lie side by side.
 TOGETHER = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}
 NORMS = ("none", "layer", "rms")
@@ -104,8 +105,15 @@ def unpack(panels: Tensor, features: int, depth: int) -> Tensor:
     return rows.reshape(panels.shape[0] * PANEL, -1)[:features, :depth].contiguous()
 
 
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the int8 weight with one scale for each row, `weight ~ integers * scale[:, None]`.
+def quantize(weight: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the integers (out, in) of a weight, and one scale for each row of it (out,), in float32.
+
+    ``weight[i, j]`` is about ``scale[i] * integer[i, j]``, with ``scale[i]`` the largest magnitude in row ``i`` divided
+    by 127, and integers from -127 to 127: no zero point, so that zero is exact. Key maps name this function.
+
+    Args:
+        weight: (out, in).
+        transposed: whether it is (in, out) instead.
 
     Example:
         >>> integers, scale = quantize(torch.tensor([[-2.54, 1.27], [0.0, 0.0]]))
@@ -113,9 +121,11 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
         tensor([[-127,   64],
                 [   0,    0]], dtype=torch.int8)
     """
-    scale = weight.float().abs().amax(1) / 127 if weight.shape[1] else weight.new_zeros(weight.shape[0])
-    steps = weight.float() / torch.where(scale > 0, scale, 1.0)[:, None]
-    return steps.round().clamp(-127, 127).to(torch.int8), scale
+    matrix = weight.detach().t() if transposed else weight.detach()
+    largest = matrix.abs().amax(1).float() if matrix.shape[1] else matrix.new_zeros(len(matrix)).float()
+    scale = torch.where(largest > 0, largest / LARGEST, 1.0).clamp_min(torch.finfo(torch.float32).tiny)
+    integers = (matrix.float() / scale.unsqueeze(1)).round_().clamp_(-LARGEST, LARGEST)
+    return integers.to(torch.int8).contiguous(), scale
 
 
 def pack_bytes(integers: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:

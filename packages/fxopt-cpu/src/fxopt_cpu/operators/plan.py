@@ -188,7 +188,7 @@ class PlanBuilder:
         """`fxopt::attention`."""
         batch, heads, queries, size = query.shape
         _, kv_heads, keys, value_size = value.shape
-        if key.shape != (batch, kv_heads, keys, size) or heads % kv_heads or value.shape[0] != batch:
+        if key.shape != (batch, kv_heads, keys, size) or not kv_heads or heads % kv_heads or value.shape[0] != batch:
             shapes = f"{query.shape}, {key.shape} and {value.shape}"
             raise ValueError(f"attention: query, key and value have shapes {shapes}, which do not belong together")
         numbers = [batch, heads, kv_heads, queries, keys, size, value_size, int(causal), _bits(scale)]

@@ -1,4 +1,4 @@
-"""`calibrated`: calls with representative data, from which `quantize-linears` takes the ranges of inputs."""
+"""`calibrated`: calls with representative data, from which `fuse-linears` takes the ranges of inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 @contextmanager
 def calibrated(graph_module: GraphModule, calls: Iterable[Any]) -> Iterator[GraphModule]:
-    """Give `QuantizeLinears(activations="static")` data, for passes that run on a graph module in the ``with`` block.
+    """Give `FuseLinears` data for ``activations="static"``, where it runs on a graph module in the ``with`` block.
 
     The pass makes the calls on the graph as it finds it, merged layers included, and notes between which numbers each
     element of a layer's input lies. A hundred texts or images like those to come will do; texts without padding.
@@ -33,13 +33,13 @@ def calibrated(graph_module: GraphModule, calls: Iterable[Any]) -> Iterator[Grap
     Raises:
         PreconditionError: A call has another form.
 
-    >>> from fxopt_cpu import QuantizeLinears
+    >>> from fxopt_cpu import FuseLinears
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU()).eval()
     >>> graph_module = torch.fx.symbolic_trace(model)
     >>> with calibrated(graph_module, [torch.randn(100, 256)]):
-    ...     graph_module = QuantizeLinears(activations="static")(graph_module)
-    >>> graph_module.get_submodule("0_quantized")
-    QuantizedLinear(in_features=256, out_features=512, bias=True, static)
+    ...     graph_module = FuseLinears(weights="int8", activations="static")(graph_module)
+    >>> graph_module.get_submodule("0_panels")
+    PanelLinear(in_features=256, out_features=512, bias=True, activation=gelu, static)
     """
     found = [_call(each) for each in calls]
     graph_module.meta[_KEY] = found

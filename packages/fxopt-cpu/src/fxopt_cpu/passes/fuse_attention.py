@@ -13,7 +13,7 @@ from torch.fx import Node
 from fxopt_core import Refusal
 from fxopt_cpu.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
 from fxopt_cpu.passes.layouts import SPLITS, Axis, Layout, heads, layout_of, operation, source_of, step
-from fxopt_cpu.passes.matching import OWN_REASONS, kernels_refusal, sole_user, take_out
+from fxopt_cpu.passes.matching import REASONS, kernels_refusal, sole_user, take_out
 from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, read_operation, same_size, tensor_facts
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -80,7 +80,7 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
     MergedAttention(heads=2, kv_heads=2, scale=0.25, causal=False)
     """
 
-    reasons: ClassVar[Mapping[str, str]] = OWN_REASONS
+    reasons: ClassVar[Mapping[str, str]] = REASONS
 
     def match(self, index: GraphIndex) -> Iterator[AttentionSite]:
         """Yield the calls of attention."""

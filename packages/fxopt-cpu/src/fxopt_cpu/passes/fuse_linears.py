@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -10,11 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from fxopt_core import Refusal
+from fxopt_core import PassOptionError, Refusal
 from fxopt_cpu.layers.epilogue import Activation, Norm, activation_named
 from fxopt_cpu.layers.panel_linear import PanelLinear
+from fxopt_cpu.operators.linear import quantize
+from fxopt_cpu.operators.rounding import lost, narrowed, static
+from fxopt_cpu.passes import linear_weights
+from fxopt_cpu.passes.calibration import ranges_of
 from fxopt_cpu.passes.layouts import layout_of, operation, source_of
-from fxopt_cpu.passes.matching import OWN_REASONS, is_float, kernels_refusal, parameter_of, sole_user, take_out
+from fxopt_cpu.passes.matching import REASONS, is_float, kernels_refusal, parameter_of, sole_user, take_out
 from fxopt_rewrite import (
     ActivationCall,
     Editor,
@@ -28,7 +32,6 @@ from fxopt_rewrite import (
     bare_module,
     read_activation,
     read_elementwise,
-    read_integer_linear,
     read_layer_norm,
     read_linear,
     same_size,
@@ -55,6 +58,8 @@ class ProductSite:
         residual: the value that is added, or None.
         norm: the norm at the end, or None.
         again: the later calls of the same layer, if the graph calls it several times; all compute the same with it.
+        left_out: by which option the pass leaves it alone, as a predicate; None if it does not.
+        ends: the least and largest value of each element of its input, (2, in); None where they are not known.
     """
 
     call: LinearCall
@@ -66,6 +71,8 @@ class ProductSite:
     residual: Node | None = None
     norm: LayerNormCall | None = None
     again: tuple[ProductSite, ...] = ()
+    left_out: str | None = None
+    ends: Tensor | None = None
 
     @property
     def label(self) -> str:
@@ -95,13 +102,36 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
     GELU (both ways, and ``x * sigmoid(1.702 x)``), SiLU, tanh, sigmoid, hardswish, hardsigmoid, hardtanh, LeakyReLU and
     ELU; or the product of two halves of a merged layer, of which the first is activated (SwiGLU, GeGLU); the sum with a
     value of the same shape; a layer norm or RMS norm over the features. The layers are ``nn.Linear`` and its like in
-    float32, weights stored as (in, out), layers that `cast-to-bfloat16` has put between casts, and integer layers of
-    `quantize-linears`. See `PanelLinear` for the weight, of which only the panels stay.
+    float32, weights stored as (in, out) among them. See `PanelLinear` for the weight, of which only the panels stay.
 
     A layer that the graph calls several times is packed once. What follows goes with it if it is the same after every
     call; otherwise the norm stays where it is, or everything but the product.
 
-    Refused: other dtypes and devices, train mode, and tied or mutated tensors.
+    With ``weights="bfloat16"`` or ``"int8"``, weights are rounded, and inputs at each call: the pass approximates, by
+    no more than `promised_sqnr`. An int8 weight has one scale for each output channel and no zero point; an input has
+    one for each row, a token say, so that a result depends on its row alone; or, with ``activations="static"``, each
+    element has a range that data have shown (`calibrated`): what lies beyond is cut off, and an element that is large
+    in all rows, as some are in transformers, does not coarsen the others. Results have the dtype of the input.
+
+    Refused: other dtypes and devices, train mode, tied or mutated tensors, and bfloat16 where the processor has no
+    instructions for it.
+
+    Args:
+        weights: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+        activations: ``"dynamic"``, by rows, or ``"static"``; for int8.
+        where: glob pattern over full module names; layers with other names are left alone.
+        keep: glob patterns; layers with such names are left alone.
+        keep_first: how many layers are left alone at the beginning, where rounding errors run through the whole model.
+        keep_last: how many are left alone at the end: a classifier, say.
+        min_weights: the least number of weights of a layer in int8: with fewer, rounding the input takes longer than
+            the product gains.
+        keep_originals: whether the former weights are kept beside those in bfloat16 or int8, so that the pass can be
+            undone and the original ``state_dict`` be had.
+
+    Raises:
+        PassOptionError: ``weights`` or ``activations`` is something else, or a count is negative.
+        PreconditionError: ``activations`` is ``"static"``, and there are no data.
+        NotReversibleError: It is to be undone, weights were rounded, and ``keep_originals`` is off.
 
     Source:
         Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication,
@@ -109,41 +139,84 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
 
     Cost:
         One call instead of up to five. The first call packs the weight: about as long as reading it twice. The panels
-        take the plain weight's place; where somebody else holds it, the original model say, they come on top.
+        take the plain weight's place; where somebody else holds it, the original model say, they come on top. In
+        bfloat16 they take half of the memory, in int8 a quarter.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.GELU()).eval()
     >>> FuseLinears()(torch.fx.symbolic_trace(model)).get_submodule("0_panels")
     PanelLinear(in_features=4, out_features=8, bias=True, activation=gelu)
     """
 
-    reasons: ClassVar[Mapping[str, str]] = OWN_REASONS
+    reasons: ClassVar[Mapping[str, str]] = {**REASONS, **linear_weights.REASONS}
+    arithmetic = (quantize, static, narrowed, lost)
+
+    def __init__(
+        self,
+        *,
+        weights: str = "float32",
+        activations: str = "dynamic",
+        where: str = "*",
+        keep: Sequence[str] = (),
+        keep_first: int = 0,
+        keep_last: int = 0,
+        min_weights: int = 128 * 128,
+        keep_originals: bool = False,
+    ) -> None:
+        if isinstance(keep, str) or min(keep_first, keep_last) < 0:
+            found = f"keep={keep!r}, keep_first={keep_first!r}, keep_last={keep_last!r}"
+            raise PassOptionError(f"FuseLinears takes patterns as keep, and counts from 0 on, not {found}")
+        if weights not in linear_weights.KINDS or activations not in ("dynamic", "static"):
+            raise PassOptionError(
+                f"FuseLinears takes 'float32', 'bfloat16' or 'int8' as weights, and 'dynamic' or 'static' as "
+                f"activations, not weights={weights!r}, activations={activations!r}"
+            )
+        self.weights, self.activations = weights, activations
+        self.where = where
+        self.keep = tuple(keep)
+        self.keep_first, self.keep_last = keep_first, keep_last
+        self.min_weights = min_weights
+        self.keep_originals = keep_originals
+        # Facts about this one.
+        self.preserves_computation = weights == "float32"  # type: ignore[misc]
+        self.promised_sqnr = linear_weights.PROMISED_SQNR.get(weights)  # type: ignore[misc]
+        self.reversible = keep_originals or weights == "float32"  # type: ignore[misc]
 
     def match(self, index: GraphIndex) -> Iterator[ProductSite | Refusal]:
         """Yield the linear layers, with what follows them."""
         layers: dict[tuple[Any, ...], list[ProductSite]] = {}
         for node in index.nodes:
-            call = read_integer_linear(index, node) or read_linear(index, node, transposed=True)
+            call = read_linear(index, node, transposed=True)
             if isinstance(call, Obstacle):
                 yield Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,))
             elif call is not None:
-                site = _between_casts(index, ProductSite(call, call.input, node))
-                if isinstance(site, ProductSite):
-                    key = (call.module_name, call.transposed, *[(ref.key, id(ref.tensor)) for ref in call.tensors])
-                    layers.setdefault(key, []).append(site)
-                else:
-                    yield site
+                key = (call.module_name, call.transposed, *[(ref.key, id(ref.tensor)) for ref in call.tensors])
+                layers.setdefault(key, []).append(ProductSite(call, call.input, node))
+        ranges: dict[int, Tensor] = {}
+        if self._is_static:
+            calls = [sites[0].call for sites in layers.values()]
+            ranges = ranges_of(index.graph_module, {id(each.weight.tensor): each.in_features for each in calls})
         claimed: set[Node] = set()
-        for calls in layers.values():
-            site = _as_one(index, calls, claimed)
-            claimed.update(site.nodes)
-            yield site
+        ends = self.keep_first, self.keep_last
+        for place, sites in enumerate(layers.values()):
+            after, call = len(layers) - 1 - place, sites[0].call
+            left_out = linear_weights.left_out(call.label, place, after, self.where, self.keep, ends)
+            site = sites[0] if left_out is not None else _as_one(index, sites, claimed)
+            claimed.update(() if left_out is not None else site.nodes)
+            yield replace(site, left_out=left_out, ends=ranges.get(id(call.weight.tensor)))
+
+    @property
+    def _is_static(self) -> bool:
+        return self.weights == "int8" and self.activations == "static"
 
     def check(self, site: ProductSite, index: GraphIndex) -> Refusal | None:
         """Refuse what the operator does not take, and shared, tied or mutated tensors."""
-        call, weight = site.call, site.call.weight.tensor
-        problem = _problem(call, weight)
+        call = site.call
+        problem = self._problem(site)
         if problem is not None:
             return index.refuse(call.label, problem[0], f"linear `{call.label}` {problem[1]}", call.node)
+        if self.weights != "float32" and not linear_weights.is_finite(call.weight.tensor):
+            message = f"`{call.weight.name}` of `{call.label}` holds NaN or infinite values"
+            return index.refuse(call.label, "out-of-range", message, call.node)
         for each in site.calls:
             if index.effects.written_between(each.input, each.call.node, each.last):
                 what = f"`{each.input.name}` is written in place"
@@ -153,55 +226,72 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
         refusal = tensors_refusal(call, index) or sharing_refusal(call, nodes, index)
         return refusal or kernels_refusal(call.label, index, call.node)
 
+    def _problem(self, site: ProductSite) -> tuple[str, str] | None:
+        """Return why a layer is left alone, as (reason code, predicate)."""
+        if site.left_out is not None:
+            return "filtered" if site.left_out.startswith("does not match") else "kept", site.left_out
+        unfit = linear_weights.unfit(site.call, self.weights)
+        if unfit is not None:
+            return unfit
+        known, size = tensor_facts(site.input), site.call.weight.tensor.numel()
+        if self.weights != "int8" and known is not None and known.dtype is not torch.float32:
+            return "unsupported-dtype", f"takes values of {known.dtype}; the operators take torch.float32"
+        if self.weights == "int8" and size < self.min_weights:
+            return "too-small", f"has {size} weights, fewer than min_weights={self.min_weights}"
+        if self._is_static and (site.ends is None or not site.ends.isfinite().all()):
+            return "no-range", "was not reached by the calls of the calibration, or by numbers that are not finite"
+        return None
+
     def rewrite(self, site: ProductSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
         call, norm = site.call, site.norm
-        module, pieces = _module(site), {}
+        module, pieces = self._module(site), {}
         full = call.module_name or call.weight.name
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_panels", module.train(call.training))
         for each in site.calls:
             inputs = [each.input] if each.residual is None else [each.input, each.residual]
             made = edit.call_module(name, *inputs, before=each.last, like=each.chain[::-1])
             take_out(edit, each.last, made, each.chain)
-        for ref in call.tensors:
-            key = "weight" if ref is call.weight else "scale" if ref is call.scale else "bias"
-            pieces[ref.key] = Piece(f"{name}.{key}", transposed=call.transposed and ref is call.weight)
+        if self.weights == "float32":
+            pieces[call.weight.key] = Piece(f"{name}.weight", transposed=call.transposed)
+        else:
+            edit.derived(linear_weights.derived(call, self.weights, site.ends, name))
+            if self.keep_originals:
+                pieces[call.weight.key] = Piece(f"{name}.original_weight")
+        if call.bias is not None:
+            pieces[call.bias.key] = Piece(f"{name}.bias")
         edit.drop(call, pieces, twin=name)
         if norm is not None and norm.tensors:  # one without went when its last call did
             refs = {ref.key: Piece(f"{name}.norm_{key}") for key, ref in _norm_tensors(norm).items()}
             edit.drop(norm, refs, twin=name)
 
-
-def _problem(call: LinearCall, weight: Tensor) -> tuple[str, str] | None:
-    """Return why a layer stays as it is, as (reason code, predicate)."""
-    if weight.device.type not in ("cpu", "meta"):
-        return "not-on-cpu", f"is on {weight.device}; the operators run on the CPU alone"
-    if call.training:
-        return "training", "is in train mode"
-    if call.scale is None and weight.dtype not in (torch.float32, torch.bfloat16):
-        return "unsupported-dtype", f"is {weight.dtype}; the operators take torch.float32, bfloat16 and int8"
-    if call.scale is not None and call.module is not None and getattr(call.module, "original_weight", None) is not None:
-        return "extra-state", "keeps its original weight, which the panels have no place for"
-    if weight.numel() == 0:
-        return "unsupported-call", "has a weight of no numbers"
-    return None
-
-
-def _between_casts(index: GraphIndex, site: ProductSite) -> ProductSite | Refusal:
-    """Return a site of float32 inputs and results: that of a layer in bfloat16 has the casts around it."""
-    call = site.call
-    if call.weight.tensor.dtype is not torch.bfloat16:
-        known = tensor_facts(site.input)
-        if known is not None and known.dtype is not torch.float32:
-            message = f"linear `{call.label}` takes values of {known.dtype}; the operators take torch.float32"
-            return index.refuse(call.label, "unsupported-dtype", message, call.node)
-        return site
-    before, after = site.input, sole_user(call.node)
-    source = before.args[0] if _casts(before, torch.bfloat16) else None
-    if after is None or not _casts(after, torch.float32) or not isinstance(source, Node) or not is_float(source):
-        message = f"linear `{call.label}` in bfloat16 is not between casts from and to float32"
-        return index.refuse(call.label, "unsupported-dtype", message, call.node)
-    return replace(site, input=source, last=after, between=(before,))
+    def _module(self, site: ProductSite) -> PanelLinear:
+        """Return the layer, with the tensors of the call."""
+        call, norm, is_int8 = site.call, site.norm, self.weights == "int8"
+        settings: dict[str, Any] = {"activation": tuple(site.activation), "gated": site.gated}
+        if norm is not None:
+            eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+            settings["norm"] = tuple(Norm("layer" if norm.centred else "rms", eps))
+        module = bare_module(
+            PanelLinear, call.in_features, call.out_features, bias=call.bias is not None,
+            integers=is_int8, rounding=is_int8 and site.ends is not None, **settings,
+        )  # fmt: skip
+        weight = call.weight.tensor
+        if self.weights != "float32":
+            for key, tensor in linear_weights.rounded(call, self.weights, site.ends).items():
+                setattr(module, key, tensor)
+            if self.keep_originals:
+                module.original_weight = parameter_of(weight)
+        elif call.transposed:
+            with torch.inference_mode(False), torch.no_grad():
+                module.weight = nn.Parameter(weight.detach().t().contiguous(), weight.requires_grad)
+        else:
+            module.weight = parameter_of(weight)
+        if call.bias is not None:
+            module.bias = parameter_of(call.bias.tensor)
+        for key, ref in ({} if norm is None else _norm_tensors(norm)).items():
+            module.register_parameter(f"norm_{key}", parameter_of(ref.tensor))
+        return module
 
 
 def _as_one(index: GraphIndex, plain: list[ProductSite], claimed: set[Node]) -> ProductSite:
@@ -226,10 +316,6 @@ def _epilogue(site: ProductSite) -> tuple[Any, ...]:
     norm = site.norm
     its = None if norm is None else (norm.module_name, norm.eps, norm.centred, [id(ref.tensor) for ref in norm.tensors])
     return site.gated, site.activation, site.residual is None, its
-
-
-def _casts(node: Node, dtype: torch.dtype) -> bool:
-    return node.op == "call_method" and node.target == "to" and node.args[1:] == (dtype,) and not node.kwargs
 
 
 def _extended(index: GraphIndex, site: ProductSite, last: Node, *others: Node, **settings: Any) -> ProductSite:
@@ -347,40 +433,3 @@ def _with_norm(index: GraphIndex, site: ProductSite) -> ProductSite:
 
 def _norm_tensors(norm: LayerNormCall) -> dict[str, Any]:
     return {key: ref for key, ref in (("weight", norm.weight), ("bias", norm.bias)) if ref is not None}
-
-
-def _module(site: ProductSite) -> PanelLinear:
-    """Return the layer, with the tensors of the call."""
-    call, norm = site.call, site.norm
-    settings: dict[str, Any] = {"activation": tuple(site.activation), "gated": site.gated}
-    if norm is not None:
-        eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-        settings["norm"] = tuple(Norm("layer" if norm.centred else "rms", eps))
-    rounding = None if call.module is None else call.module._buffers.get("rounding")
-    module = bare_module(
-        PanelLinear, call.in_features, call.out_features, bias=call.bias is not None,
-        integers=call.scale is not None, rounding=rounding is not None, **settings,
-    )  # fmt: skip
-    if call.scale is not None:
-        module.weight, module.scale = _buffer(call.weight.tensor), _buffer(call.scale.tensor)
-        if rounding is not None:
-            module.rounding = _buffer(rounding)
-    elif call.transposed:
-        weight = call.weight.tensor
-        with torch.inference_mode(False), torch.no_grad():
-            module.weight = nn.Parameter(weight.detach().t().contiguous(), weight.requires_grad)
-    else:
-        module.weight = parameter_of(call.weight.tensor)
-    if call.bias is not None:
-        module.bias = parameter_of(call.bias.tensor)
-    for key, ref in ({} if norm is None else _norm_tensors(norm)).items():
-        module.register_parameter(f"norm_{key}", parameter_of(ref.tensor))
-    return module
-
-
-def _buffer(tensor: Tensor) -> Tensor:
-    """Return a buffer for its new layer; one made in inference mode is copied, as it has no version."""
-    if not tensor.is_inference():
-        return tensor
-    with torch.inference_mode(False), torch.no_grad():
-        return tensor.clone()

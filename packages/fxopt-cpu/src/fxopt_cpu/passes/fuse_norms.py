@@ -13,7 +13,7 @@ from fxopt_core import Refusal
 from fxopt_cpu.layers.epilogue import Norm
 from fxopt_cpu.layers.norms import MOST_TABLES, EmbeddingNorm, SumNorm
 from fxopt_cpu.passes.layouts import operation
-from fxopt_cpu.passes.matching import OWN_REASONS, is_float, kernels_refusal, parameter_of, sole_user, take_out
+from fxopt_cpu.passes.matching import REASONS, is_float, kernels_refusal, parameter_of, sole_user, take_out
 from fxopt_rewrite import (
     Editor,
     ElementwiseCall,
@@ -93,7 +93,7 @@ class FuseNorms(ReversibleSitePass[NormSite]):
     SumNorm(4, rms, eps=1e-06)
     """
 
-    reasons: ClassVar[Mapping[str, str]] = OWN_REASONS
+    reasons: ClassVar[Mapping[str, str]] = REASONS
 
     def match(self, index: GraphIndex) -> Iterator[NormSite]:
         """Yield sums of embeddings, and norms that are written out."""

@@ -12,12 +12,15 @@ from fxopt_core import Refusal
 from fxopt_cpu.library import isa
 from fxopt_rewrite import Editor, GraphIndex, is_python_number, tensor_facts
 
-OWN_REASONS = {
+REASONS = {
     "no-kernels": "fxopt-cpu has no compiled library here: it was installed without a compiler, or for another "
     "processor. Install its wheel, or a C++ compiler and CMake, and install it again; everything works without.",
     "not-on-cpu": "The layer is on another device, and the pass is for CPUs. Move the model: `model.to('cpu')`.",
     "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",
+    "no-operators": "This build of torch, or this processor, has no operators for the layer. Nothing to do: it runs "
+    "as it is.",
 }
+"""What the codes mean that passes of this family share."""
 
 
 def kernels_refusal(label: str, index: GraphIndex, *nodes: Node) -> Refusal | None:

@@ -6,8 +6,16 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from fxopt_cpu.layers.activations import NONE, Activation, activation_of
-from fxopt_rewrite import ElementwiseCall, GraphIndex, read_elementwise, read_operation
+from fxopt_cpu.layers.epilogue import NONE, Activation, activation_named
+from fxopt_cpu.passes.matching import sole_user
+from fxopt_rewrite import (
+    ActivationCall,
+    ElementwiseCall,
+    GraphIndex,
+    read_activation,
+    read_elementwise,
+    read_operation,
+)
 
 Pair = tuple[int, int]
 
@@ -42,16 +50,17 @@ class Padding:
     sides: tuple[Pair, Pair]
 
 
-def sole_user(node: Node) -> Node | None:
-    """Return the only node that reads a value, or None if there are several, or none."""
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
 def activation_after(index: GraphIndex, node: Node) -> tuple[Node, Activation]:
-    """Return the activation of a value that nothing else reads, with its node; else the node itself and `NONE`."""
+    """Return the activation of a value that nothing else reads, with its node; else the node itself and `NONE`.
+
+    Modules have to be torch's own, without hooks. In-place forms count too: they overwrite the result of the layer.
+    """
     user = sole_user(node)
-    activation = activation_of(index, user, node) if user is not None else None
-    if user is None or activation is None or index.effects.written_between(node, node, user):
+    call = None if user is None else read_activation(index, user)
+    if user is None or not isinstance(call, ActivationCall) or call.input is not node:
+        return node, NONE
+    activation = activation_named(call.name, call.settings)
+    if activation is None or index.effects.written_between(node, node, user):
         return node, NONE
     return user, activation
 

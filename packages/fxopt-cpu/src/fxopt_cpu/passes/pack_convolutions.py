@@ -10,11 +10,12 @@ from torch import nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_cpu.layers.activations import NONE, Activation
+from fxopt_cpu.layers.epilogue import NONE, Activation
 from fxopt_cpu.layers.packed_conv import PackedConv2d, Pair
 from fxopt_cpu.layers.packed_layer import insert_packed, packing_refusal
-from fxopt_cpu.operators.onednn import OPERATOR_REASONS
+from fxopt_cpu.operators.onednn import ALTER_EXTREMES, HIDE_NAN
 from fxopt_cpu.passes.channels_last_regions import Layouts
+from fxopt_cpu.passes.matching import REASONS
 from fxopt_cpu.passes.neighbours import Padding, Sum, activation_after, padding_before, sum_after
 from fxopt_rewrite import (
     ConvolutionCall,
@@ -69,11 +70,11 @@ class ConvolutionSite:
 class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
     """``activation(conv2d(pad(x)) + other)`` -> ``packed(x, other)``: one call of oneDNN's operator.
 
-    Zero padding, the addition of a value of the same shape, and one of ReLU, ReLU6, hardtanh, hardswish, hardsigmoid,
-    SiLU, sigmoid, tanh, GELU and LeakyReLU are included if nothing else reads the values between them; after a sum, the
-    operator only takes ReLU. In a convolution, oneDNN's ReLU, hardtanh and hardsigmoid make a number of NaN, which the
-    record notes at each site. Parameters are unchanged: `PackedConv2d` packs a copy when it first runs. Refused: other
-    dtypes and devices, processors without the operators, and shared, tied and mutated tensors.
+    Zero padding, the addition of a value of the same shape, and an activation (those of `FuseLinears`) are included if
+    nothing else reads the values between them; after a sum, the operator only takes ReLU. In a convolution, oneDNN's
+    ReLU, hardtanh and hardsigmoid make a number of NaN, which the record notes at each site. Parameters are unchanged:
+    `PackedConv2d` packs a copy when it first runs. Refused: other dtypes and devices, processors without the operators,
+    and shared, tied and mutated tensors.
 
     Args:
         keep_nan: whether these, and hardswish, whose results above 1e37 differ, stay calls of torch's own.
@@ -89,11 +90,11 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
     >>> import torch
     >>> model = nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(3, 8, 3), nn.ReLU6()).eval()
     >>> PackConvolutions()(torch.fx.symbolic_trace(model)).get_submodule("1_packed")
-    PackedConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), activation=hardtanh(0.0, 6.0))
+    PackedConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), activation=hardtanh(0, 6))
     """
 
     reasons: ClassVar[Mapping[str, str]] = {
-        **OPERATOR_REASONS,
+        **REASONS,
         "other-convolution": "Only plain convolutions over two dimensions are packed. Nothing to do: torch computes "
         "the others.",
         "padding-mode": "The convolution pads by reflection, replication or around the edge, and the operators pad "
@@ -137,7 +138,7 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
 
     def rewrite(self, site: ConvolutionSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
-        if site.activation.hides_nan:
+        if site.activation.name in HIDE_NAN:
             edit.note(f"oneDNN's {site.activation.name} makes a number of NaN")
         if site.sum is None:
             insert_packed(edit, _packed(site), site.call, site.nodes, [site.input], before=site.nodes[0])
@@ -161,7 +162,7 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
 
     def _activation_after(self, index: GraphIndex, node: Node) -> tuple[Node, Activation]:
         last, activation = activation_after(index, node)
-        return (node, NONE) if self.keep_nan and activation.alters_extremes else (last, activation)
+        return (node, NONE) if self.keep_nan and activation.name in ALTER_EXTREMES else (last, activation)
 
 
 def _looks_like_conv2d(index: GraphIndex, node: Node) -> bool:
@@ -212,7 +213,7 @@ def _packed(site: ConvolutionSite) -> PackedConv2d:
         dilation=(call.dilation[0], call.dilation[1]),
         groups=call.groups,
         bias=call.bias is not None,
-        activation=site.activation,
+        activation=tuple(site.activation),
         channels_last=site.channels_last,
         adds=site.sum is not None,
         overwrites=site.sum is not None and site.sum.last and site.sum.other is not site.input,

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fxopt_cpu.layers.packed_conv import PackedConv2d
-from fxopt_cpu.layers.packed_layer import PackedLayer
-from fxopt_cpu.operators.onednn import HOOKS
+from fxopt_cpu.layers.packed_layer import HOOKS, PackedLayer
 from fxopt_cpu.passes.memory_formats import CHANGES_STRIDES, CHOOSES_STRIDES, PRESERVES_FORMAT, reads_sizes
 from fxopt_rewrite import GraphIndex, is_python_number, read_operation
 from fxopt_rewrite.toolbox import Region

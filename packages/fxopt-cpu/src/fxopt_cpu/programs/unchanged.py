@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.nn.modules import module as global_hooks
 
-from fxopt_cpu.layers.packed_layer import PackedLayer
-from fxopt_cpu.operators.onednn import HOOKS
+from fxopt_cpu.layers.packed_layer import HOOKS, PackedLayer
 from fxopt_rewrite import Watched
 
 _generation = attrgetter("generation")

@@ -18,7 +18,6 @@ from fxopt_rewrite import ActivationCall, GraphIndex, read_activation, read_oper
 from fxopt_rewrite.toolbox import FusedConvolution, is_fused_convolution
 
 Pair = tuple[int, int]
-_ONEDNN_NAMES: Mapping[tuple[str, str], str] = {("swish", ""): "silu", ("gelu", "tanh"): "gelu_tanh"}
 
 
 def fits(layer: FusedConvolution) -> bool:
@@ -36,8 +35,7 @@ def convolutions_fit(index: GraphIndex) -> bool:
 
 def activation_after(layer: FusedConvolution) -> Activation:
     """Return the activation of a convolution by the names of the operators."""
-    name, numbers, variant = layer.activation
-    return Activation(_ONEDNN_NAMES.get((name, variant), name), *map(float, numbers))
+    return Activation(*layer.activation)
 
 
 def convolve(builder: PlanBuilder, layer: FusedConvolution, panels: Value, bias: Value | None, *args: Value) -> Value:

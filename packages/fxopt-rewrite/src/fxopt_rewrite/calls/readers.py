@@ -14,7 +14,7 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from fxopt_rewrite.calls.operation import Operation, module_tensor, plain_input, read_call, read_layer
+from fxopt_rewrite.calls.operation import Operation, module_tensor, read_call, read_layer
 from fxopt_rewrite.calls.records import (
     ActivationCall,
     BatchNormCall,
@@ -182,24 +182,6 @@ def _fitting(call: LinearCall) -> LinearCall | Obstacle:
         message = f"`{bias.name}` has shape {found}, expected {expected}; it is broadcast over the result"
         return Obstacle(call.label, "unsupported-call", message)
     return call
-
-
-def read_integer_linear(index: GraphIndex, node: Node) -> LinearCall | Obstacle | None:
-    """Read a layer that computes ``x @ (scale * weight).T + bias``, the weight in int8, both of them buffers.
-
-    Its class says so by an attribute ``integer_weight = True``, so that one family may make such layers, and another
-    one may compute them in its own way. The call has a ``scale``.
-    """
-    module, name = index.module_of(node), str(node.target)
-    if module is None or not getattr(type(module), "integer_weight", False):
-        return None
-    value = plain_input(node, module, (type(module),))
-    if isinstance(value, Obstacle):
-        return value
-    weight, bias, scale = (module_tensor(module, name, key) for key in ("weight", "bias", "scale"))
-    if weight is None or scale is None:
-        return Obstacle(name, "not-a-parameter", f"module `{name}` has no integers, or no scale")
-    return LinearCall(node, value, weight, bias, module, name, module.training, scale=scale)
 
 
 _CONVOLUTIONS = frozenset(f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)) | {"convolution"}

@@ -83,17 +83,15 @@ class LinearCall(ParameterisedCall):
 
     Attributes:
         transposed: whether the weight is (in_features, out_features) instead, as in ``Conv1D`` of GPT-2.
-        scale: factors of the rows of a weight of integers, (out_features,); None for other weights.
     """
 
     weight: TensorRef
     transposed: bool = False
-    scale: TensorRef | None = None
 
     @property
     def tensors(self) -> tuple[TensorRef, ...]:
         """The tensors that it uses."""
-        return tuple(ref for ref in (self.weight, self.scale, self.bias) if ref is not None)
+        return tuple(ref for ref in (self.weight, self.bias) if ref is not None)
 
     @property
     def in_features(self) -> int:

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import FxoptError, PreconditionError, Record, registry
 from fxopt_core.ledger.records import ledger_of
+from fxopt_core.passes.undo import promise_of
 from fxopt_core.values.names import known_class
 from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME
 
@@ -27,7 +28,7 @@ class Bounds:
         rtol: relative tolerance, or None for that of the dtype.
         atol: absolute tolerance, or None for that of the dtype.
         sqnr: the least signal-to-noise ratio in dB, which replaces both tolerances; None if they apply.
-        source: where the ratio comes from: "as stated", or "promised by quantize-linears".
+        source: where the ratio comes from: "as stated", or "promised by fuse-linears".
     """
 
     rtol: float | None = None
@@ -49,13 +50,17 @@ class Bounds:
         """
         if self.stated:
             return self
-        one, other = (Counter(map(_identity, records)) for records in (_applied(before), _applied(after)))
-        promises = {path: (name, _promise(path)) for path, name, _ in {**(one - other), **(other - one)}}
-        promises = {path: named for path, named in promises.items() if named[1] is not None}
+        both = [[*_applied(before)], [*_applied(after)]]
+        one, other = (Counter(map(_identity, records)) for records in both)
+        differ = {**(one - other), **(other - one)}
+        made = {_identity(record): record for records in both for record in records if _identity(record) in differ}
+        promises = {
+            (record.pass_name, promised) for record in made.values() if (promised := _promise(record)) is not None
+        }
         if not promises:
             return self
-        noise = sum(10 ** (-(promised or 0) / 10) for _, promised in promises.values())
-        names = " and ".join(sorted({name for name, _ in promises.values()}))
+        noise = sum(10 ** (-promised / 10) for _, promised in promises)
+        names = " and ".join(sorted({name for name, _ in promises}))
         return Bounds(sqnr=-10 * math.log10(noise), source=f"promised by {names}")
 
 
@@ -104,9 +109,9 @@ def _identity(record: Record) -> tuple[str, str, str]:
     return record.transformation, record.pass_name, record.signature
 
 
-def _promise(path: str) -> float | None:
-    """Return what the pass of a class promises; None if it does not approximate, or is not installed here."""
-    if known_class(path) is None:
+def _promise(record: Record) -> float | None:
+    """Return what a pass promises; None if it does not approximate, or is not installed here."""
+    if known_class(record.transformation) is None:
         registry().available()  # plugins are imported on first use
-    promised = getattr(known_class(path), "promised_sqnr", None)
+    promised = promise_of(record)
     return promised if _is_amount(promised) else None

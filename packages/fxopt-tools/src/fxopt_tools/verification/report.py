@@ -44,7 +44,7 @@ class OutputReport:
         tolerance: what was allowed, before scaling; None if values must be equal, or the ratio decides.
         tolerance_source: where it comes from: "of float32", that of the dtype; "of bfloat16, in which the original
             computes", since that is coarser; "as stated" by the caller; or of the ratio,
-            "as stated" or "promised by quantize-linears".
+            "as stated" or "promised by fuse-linears".
         problem: what is wrong, or None.
         excused: a difference beyond the tolerance that the original's own rounding explains; or None.
         unseen: why no number in it was compared, such as "has no elements"; or None.

@@ -39,8 +39,8 @@ def operations_of(graph_module: GraphModule) -> Counter[str]:
 def operations_text(operations: Iterable[tuple[str, int, int]]) -> str:
     """Return what changed in a line, or "unchanged".
 
-    >>> operations_text([("Linear", 37, 0), ("PackedLinear", 0, 25), ("add", 3, 3)])
-    'Linear 37 -> 0, PackedLinear 0 -> 25'
+    >>> operations_text([("Linear", 37, 0), ("PanelLinear", 0, 25), ("add", 3, 3)])
+    'Linear 37 -> 0, PanelLinear 0 -> 25'
     """
     changed = [f"{kind} {old} -> {new}" for kind, old, new in operations if old != new]
     return ", ".join(changed[:6] + ["..."] * (len(changed) > 6)) or "unchanged"

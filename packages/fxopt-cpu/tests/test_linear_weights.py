@@ -1,9 +1,10 @@
-"""`QuantizeLinears`: which layers it takes and leaves alone, and what becomes of checkpoints, archives and undo."""
+"""`FuseLinears` with weights in int8 and bfloat16: which layers, and what becomes of checkpoints, archives and undo."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,17 @@ from torch.fx import GraphModule
 from fxopt_capture import capture, load, save
 from fxopt_checkpoints import key_map, load_original_state_dict, original_state_dict
 from fxopt_core import FxoptError, NotReversibleError, PassOptionError, compose, history, undo
-from fxopt_cpu import QuantizedLinear, QuantizeLinears, calibrated
+from fxopt_core.passes.undo import promise_of
+from fxopt_cpu import FuseLinears, PanelLinear, PlanRegions, calibrated, isa
+from fxopt_cpu.passes import matching
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import FORMS, fingerprint, graph_of, refusals, refused, structure
 
-SMALL = QuantizeLinears(min_weights=1)
-KEEPING = QuantizeLinears(min_weights=1, keep_originals=True)
+pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
+SMALL = FuseLinears(weights="int8", min_weights=1)
+KEEPING = FuseLinears(weights="int8", min_weights=1, keep_originals=True)
+NARROW = FuseLinears(weights="bfloat16")
+for_bfloat16 = pytest.mark.skipif(isa() != "avx512bf16", reason="the processor has no instructions for bfloat16")
 X = torch.randn(5, 16)
 
 
@@ -47,8 +53,8 @@ class Transposed(nn.Module):
         return torch.addmm(self.bias, x, self.weight)
 
 
-def layers(graph_module: nn.Module) -> list[QuantizedLinear]:
-    return [module for module in graph_module.modules() if isinstance(module, QuantizedLinear)]
+def layers(graph_module: nn.Module) -> list[PanelLinear]:
+    return [module for module in graph_module.modules() if isinstance(module, PanelLinear)]
 
 
 @torch.no_grad()
@@ -99,7 +105,7 @@ def test_narrow_models_keep_their_dtype(dtype: torch.dtype) -> None:
 def test_layers_of_meta_models_take_no_memory(kwargs: dict[str, Any]) -> None:
     with torch.device("meta"):
         model = Mlp().eval()
-    graph_module = QuantizeLinears(**kwargs)(torch.fx.symbolic_trace(model))
+    graph_module = FuseLinears(weights="int8", **kwargs)(torch.fx.symbolic_trace(model))
     assert all(tensor.is_meta for tensor in graph_module.state_dict().values())
 
 
@@ -116,14 +122,16 @@ def test_layers_of_meta_models_take_no_memory(kwargs: dict[str, Any]) -> None:
     ids=str,
 )
 def test_options_leave_layers_as_they_are(options: dict[str, Any], left: list[tuple[str, str]]) -> None:
-    graph_module = QuantizeLinears(**{"min_weights": 1, **options})(torch.fx.symbolic_trace(Mlp().eval()))
+    graph_module = FuseLinears(**{"weights": "int8", "min_weights": 1, **options})(
+        torch.fx.symbolic_trace(Mlp().eval())
+    )
     assert refused(graph_module) == left
     assert len(layers(graph_module)) == 3 - len(left)
 
 
 def test_an_outlier_in_one_row_leaves_the_others_as_they_are(tmp_path: Path) -> None:
     model = Mlp().eval()
-    graph_module, x = QuantizeLinears(min_weights=1)(capture(model, (X,))), X.clone()
+    graph_module, x = FuseLinears(weights="int8", min_weights=1)(capture(model, (X,))), X.clone()
     with torch.no_grad():
         before = graph_module(x)
         x[0, 0] = 1e5
@@ -137,10 +145,10 @@ def test_an_outlier_in_one_row_leaves_the_others_as_they_are(tmp_path: Path) -> 
 @pytest.mark.parametrize("options", [{"keep": "up"}, {"keep_first": -1}, {"keep_last": -2}], ids=str)
 def test_impossible_options_are_errors(options: dict[str, Any]) -> None:
     with pytest.raises(PassOptionError, match="keep"):
-        QuantizeLinears(**options)
+        FuseLinears(**options)
 
 
-def test_what_cannot_be_quantized_is_refused() -> None:
+def test_what_cannot_be_rounded_is_refused() -> None:
     dense = [nn.Linear(4, 4) for _ in range(8)]
     model = nn.Sequential(*dense).eval()
     model[1].weight = model[0].weight
@@ -173,9 +181,15 @@ class Twice(nn.Module):
         return self.dense(self.dense(x))
 
 
-def test_a_layer_that_is_called_twice_is_refused() -> None:
-    graph_module = SMALL(torch.fx.symbolic_trace(Twice().eval()), expect=0)
-    assert {reason for _, reason in refused(graph_module)} == {"shared-module"}
+def test_a_layer_that_is_called_twice_is_rounded_once() -> None:
+    model = Twice().eval()
+    graph_module = SMALL(torch.fx.symbolic_trace(model), expect=1)
+    assert sqnr(graph_module, model, X[:, :8]) > 30
+
+
+def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "isa", lambda: None)
+    assert {reason for _, reason in refused(SMALL(torch.fx.symbolic_trace(Mlp().eval())))} == {"no-kernels"}
 
 
 def test_a_model_in_train_mode_is_refused_as_a_whole() -> None:
@@ -207,7 +221,7 @@ def test_without_the_originals_there_is_no_way_back() -> None:
         lambda module: SMALL(module, reverse=True),
         lambda module: compose(SMALL, SMALL)(module, reverse=True),
     ):
-        with pytest.raises(NotReversibleError, match="quantize-linears"):
+        with pytest.raises(NotReversibleError, match="fuse-linears"):
             way(graph_module)
     assert len(layers(graph_module)) == 3
 
@@ -238,12 +252,12 @@ def test_the_key_map_names_the_arithmetic() -> None:
     (step, *_) = (
         step for step in key_map(SMALL(torch.fx.symbolic_trace(Mlp().eval()))).steps if hasattr(step, "function")
     )
-    assert step.function == "fxopt_cpu.operators.rounding:quantized"
+    assert step.function == "fxopt_cpu.operators.linear:quantize"
 
 
 def test_a_quantized_model_takes_a_quarter_in_files() -> None:
     model = nn.Sequential(nn.Linear(256, 1024, bias=False)).eval()
-    graph_module = QuantizeLinears()(torch.fx.symbolic_trace(model))
+    graph_module = FuseLinears(weights="int8")(torch.fx.symbolic_trace(model))
     sizes = [sum(t.numel() * t.element_size() for t in m.state_dict().values()) for m in (graph_module, model)]
     assert sizes[0] < 0.26 * sizes[1]
 
@@ -252,7 +266,7 @@ def test_a_quantized_model_takes_a_quarter_in_files() -> None:
 
 
 @pytest.mark.parametrize("transformation", [SMALL, KEEPING], ids=["alone", "keeping"])
-def test_copies_pickles_and_archives_compute_the_same(transformation: QuantizeLinears, tmp_path: Path) -> None:
+def test_copies_pickles_and_archives_compute_the_same(transformation: FuseLinears, tmp_path: Path) -> None:
     graph_module = transformation(capture(Mlp().eval(), (X,)))
     expected = graph_module(X)
     save(graph_module, tmp_path / "quantized.fxopt")
@@ -283,14 +297,106 @@ def test_a_veto_leaves_everything_as_it_was() -> None:
     assert not history(graph_module)
 
 
-def test_the_accuracy_is_promised() -> None:
-    promised = QuantizeLinears.promised_sqnr
-    assert promised is not None and not QuantizeLinears.preserves_computation
+@pytest.mark.parametrize("transformation", [SMALL, pytest.param(NARROW, marks=for_bfloat16)], ids=["int8", "bfloat16"])
+def test_the_accuracy_is_promised(transformation: FuseLinears) -> None:
+    promised = transformation.promised_sqnr
+    assert promised is not None and not transformation.preserves_computation
+    assert FuseLinears().promised_sqnr is None and FuseLinears().preserves_computation
     model = Mlp().eval()
-    assert sqnr(SMALL(GraphModule(model, torch.fx.Tracer().trace(model))), model) > promised
+    graph_module = transformation(GraphModule(model, torch.fx.Tracer().trace(model)))
+    assert sqnr(graph_module, model) > promised
+    (record,) = history(graph_module)
+    assert promise_of(record) == promised
+    assert promise_of(replace(record, transformation="elsewhere:Pass")) is None
 
 
-STATIC = QuantizeLinears(min_weights=1, activations="static")
+# --- bfloat16
+
+
+@for_bfloat16
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("model", [Mlp, Transposed])
+def test_weights_in_bfloat16(form: Form, model: type[nn.Module]) -> None:
+    """Biases, inputs and results stay in float32; checkpoints are rounded when loaded; originals are kept if asked."""
+    found, other = model().eval(), model().eval()
+    graph_module = NARROW(graph_of(found, form, X))
+    for layer in layers(graph_module):
+        assert layer.weight.dtype is torch.bfloat16 and (layer.bias is None or layer.bias.dtype is torch.float32)
+    assert graph_module(X).dtype is torch.float32
+    assert sqnr(graph_module, found) > 40
+    load_original_state_dict(graph_module, other.state_dict())
+    assert sqnr(graph_module, other) > 40
+    with pytest.raises(NotReversibleError, match="fuse-linears"):
+        undo(graph_module)
+    graph_module = graph_of(found, form, X)
+    before = structure(graph_module)
+    FuseLinears(weights="bfloat16", keep_originals=True)(graph_module)
+    assert all(torch.equal(value, found.state_dict()[key]) for key, value in original_state_dict(graph_module).items())
+    undo(graph_module)
+    assert structure(graph_module) == before
+
+
+@for_bfloat16
+def test_layers_in_bfloat16_already_and_masks_stay_as_they_are() -> None:
+    graph_module = NARROW(torch.fx.symbolic_trace(Mlp().eval().bfloat16()), expect=0)
+    assert {reason for _, reason in refused(graph_module)} == {"unsupported-dtype"}
+
+
+@for_bfloat16
+def test_gradients_reach_the_input_of_layers_in_bfloat16() -> None:
+    x = X.clone().requires_grad_()
+    NARROW(graph_of(Mlp().eval(), "modules", X))(x).sum().backward()
+    assert x.grad is not None and x.grad.dtype == torch.float32
+
+
+# --- What reaches a layer
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_a_value_that_is_not_finite_stays_in_its_row(value: float) -> None:
+    model = Mlp().eval()
+    graph_module, x = SMALL(torch.fx.symbolic_trace(model)), X.clone()
+    with torch.no_grad():
+        before = graph_module(X)
+        x[1, 2] = value
+        found = graph_module(x)
+        assert not found[1].isfinite().any()
+        assert torch.equal(found[[0, 2, 3, 4]], before[[0, 2, 3, 4]])
+        assert model(x)[1].isnan().tolist() == found[1].isnan().tolist()
+
+
+@torch.no_grad()
+def test_the_largest_products_do_not_saturate() -> None:
+    layer = nn.Linear(64, 96).eval()
+    layer.weight.fill_(1.0)
+    found = SMALL(torch.fx.symbolic_trace(nn.Sequential(layer)))(torch.full((8, 64), 3.0))
+    torch.testing.assert_close(found, layer(torch.full((8, 64), 3.0)), rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_zero_weights_and_zero_inputs_are_exact() -> None:
+    layer = nn.Linear(64, 96).eval()
+    layer.weight[3] = 0.0
+    model = nn.Sequential(layer)
+    graph_module = SMALL(torch.fx.symbolic_trace(model))
+    assert torch.equal(graph_module(torch.zeros(2, 64)), model(torch.zeros(2, 64)))
+    assert torch.equal(graph_module(torch.ones(2, 64))[:, 3], model(torch.ones(2, 64))[:, 3])
+
+
+@torch.no_grad()
+def test_a_changed_weight_is_rounded_anew_in_a_plan_too() -> None:
+    model = Mlp().eval()
+    graph_module = PlanRegions()(SMALL(graph_of(model, "modules", X)))
+    before = graph_module(X)
+    for layer in layers(graph_module):
+        layer.scale.mul_(2)
+    assert not torch.equal(graph_module(X), before)
+    for layer in layers(graph_module):
+        layer.scale.div_(2)
+    assert torch.equal(graph_module(X), before)
+
+
+STATIC = FuseLinears(weights="int8", min_weights=1, activations="static")
 UNEVEN = torch.randn(400, 16) * torch.logspace(-1, 1.5, 16) + torch.randn(16) * 3
 """Inputs of which some elements are large in all rows, as in transformers."""
 
@@ -323,7 +429,7 @@ def test_static_ranges_need_calls_that_reach_the_layer() -> None:
     with pytest.raises(FxoptError, match="a call to calibrate with is"), calibrated(graph_module, [3]):
         pass
     with pytest.raises(PassOptionError, match="'dynamic' or 'static'"):
-        QuantizeLinears(activations="fixed")
+        FuseLinears(activations="fixed")
 
 
 def test_static_layers_are_saved_and_copied_and_refuse_other_weights(tmp_path: Path) -> None:
@@ -343,6 +449,6 @@ def test_static_layers_are_saved_and_copied_and_refuse_other_weights(tmp_path: P
         load_original_state_dict(graph_module, model.state_dict())
     graph_module = capture(model, (X,))
     with calibrated(graph_module, [X]):
-        QuantizeLinears(min_weights=1, activations="static", keep_originals=True)(graph_module)
+        FuseLinears(weights="int8", min_weights=1, activations="static", keep_originals=True)(graph_module)
     undo(graph_module)
     assert torch.equal(graph_module(X), model(X))
