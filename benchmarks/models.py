@@ -35,13 +35,13 @@ def small_convolutions() -> Subject:
     return randomised(model), torch.randn(1, 3, 32, 32)
 
 
-def from_timm(name: str) -> Subject | Absent:
+def from_timm(name: str, size: int = 224) -> Subject | Absent:
     """A model of timm without its trained weights, which no package carries; its speed does not depend on them."""
     timm = timm_or_absent()
     if isinstance(timm, Absent):
         return timm
     torch.manual_seed(0)
-    return randomised(timm.create_model(name, pretrained=False)), torch.randn(1, 3, 224, 224)
+    return randomised(timm.create_model(name, pretrained=False)), torch.randn(1, 3, size, size)
 
 
 def efficientnet_lite0() -> Subject | Absent:

@@ -12,7 +12,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 from time import perf_counter, process_time
 
@@ -98,6 +98,19 @@ class Measured:
         low, middle, high = quantiles(values, n=4, method="inclusive")
         return cls(middle, unit, low, high)
 
+    @property
+    def spread(self) -> float:
+        """The quartiles' distance over the median; 0 where there are none.
+
+        >>> Measured(4.0, "s", 3.5, 4.5).spread
+        0.25
+        """
+        return 0.0 if self.low is None or self.high is None else (self.high - self.low) / self.median
+
+    def steady(self, most: float = 0.15) -> Measured | Absent:
+        """Return the value, or that it spreads too far to be one."""
+        return self if self.spread <= most else Absent(f"spread {self.spread:.0%}")
+
     @classmethod
     def ratio(cls, slow: Sequence[float], fast: Sequence[float]) -> Measured:
         """Return how many times longer the one took, round by round.
@@ -169,6 +182,13 @@ class Table:
                     f"row {row.label!r} of table {self.title!r} has {len(row.cells) + 1} cells, expected "
                     f"{len(self.columns)}: {', '.join(self.columns)}"
                 )
+
+    def beside(self, earlier: Table | None) -> Table:
+        """Return the table with those rows of an earlier one that were not measured again."""
+        if earlier is None or earlier.columns != self.columns:
+            return self
+        rows = {row.label: row for row in (*earlier.rows, *self.rows)}
+        return replace(self, rows=tuple(rows.values()))
 
 
 Topic = Callable[[Settings], Iterable[Table]]

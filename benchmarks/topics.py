@@ -16,6 +16,7 @@ from benchmarks import (
     memory,
     merging,
     passes,
+    plans,
 )
 from benchmarks.suite import Topic
 
@@ -25,6 +26,7 @@ TOPICS: Mapping[str, Topic] = {
     "folding": folding.tables,
     "cpu-inference": cpu_inference.tables,
     "encoders": encoders.tables,
+    "plans": plans.tables,
     "merging": merging.tables,
     "memory": memory.tables,
     "passes": passes.tables,
