@@ -69,10 +69,10 @@ class Timed:
 class Worker:
     """A process with an engine, which sleeps until it is asked."""
 
-    def __init__(self, make: Make, threads: int, *, busy: bool = False) -> None:
+    def __init__(self, make: Make, threads: int, clock: Clock) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, there = context.Pipe()
-        self.process = context.Process(target=serve, args=(make, threads, busy, there), daemon=True)
+        self.process = context.Process(target=serve, args=(make, threads, clock, there))
         self.process.start()
         there.close()  # so that the end of the process is the end of the pipe
 
@@ -104,20 +104,21 @@ class Worker:
         self.process.join()
 
 
-def rounds_apart(makes: Mapping[str, Make], settings: Settings, threads: int) -> dict[str, Timed | Absent]:
+def rounds_apart(makes: Mapping[str, Make], settings: Settings, device: str = "cpu") -> dict[str, Timed | Absent]:
     """Prepare each engine in a process of its own, and measure all in shuffled rounds, after one that is not counted.
 
     Args:
         makes: what prepares the engines, by name.
-        settings: how many rounds, which clock, the seed of the order.
-        threads: of each engine.
+        settings: how many rounds, the threads of each engine, which clock, the seed of the order.
+        device: what the engines compute on.
     """
     drawn = random.Random(settings.seed)
     found: dict[str, list[float]] = {name: [] for name in makes}
     with ExitStack() as stack:
-        workers = {name: Worker(make, threads, busy=settings.busy) for name, make in makes.items()}
-        for worker in workers.values():
-            stack.callback(worker.end)
+        workers: dict[str, Worker] = {}
+        for name, make in makes.items():
+            workers[name] = Worker(make, settings.threads, settings.clock(device))
+            stack.callback(workers[name].end)
         states = {name: worker.prepared() for name, worker in workers.items()}
         for _ in range(1 + settings.rounds):
             for name in drawn.sample([*makes], len(makes)):
@@ -134,13 +135,12 @@ def rounds_apart(makes: Mapping[str, Make], settings: Settings, threads: int) ->
     }
 
 
-def serve(make: Make, threads: int, busy: bool, pipe: Connection) -> None:
+def serve(make: Make, threads: int, clock: Clock, pipe: Connection) -> None:
     """Prepare an engine and answer with its note; then answer each number of seconds with those of one call."""
     os.setsid()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")  # peers warn of deprecations of their own
     set_threads(threads)
-    clock = Settings(busy=busy).clock("cpu")
     with torch.no_grad():
         try:
             ready = make()

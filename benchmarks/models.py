@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -55,13 +56,13 @@ def efficientnet_lite0() -> Subject | Absent:
 
 
 CONVOLUTIONAL: Mapping[str, Maker] = {
-    "MobileNetV2": lambda: from_timm("mobilenetv2_100"),
-    "ResNet-50": lambda: from_timm("resnet50"),
+    "MobileNetV2": partial(from_timm, "mobilenetv2_100"),
+    "ResNet-50": partial(from_timm, "resnet50"),
     "EfficientNet-Lite0": efficientnet_lite0,
-    "MobileNetV3-Large": lambda: from_timm("mobilenetv3_large_100"),
-    "ConvNeXt-Tiny": lambda: from_timm("convnext_tiny"),
-    "ResNet-18": lambda: from_timm("resnet18"),
-    "RegNetY-400MF": lambda: from_timm("regnety_004"),
+    "MobileNetV3-Large": partial(from_timm, "mobilenetv3_large_100"),
+    "ConvNeXt-Tiny": partial(from_timm, "convnext_tiny"),
+    "ResNet-18": partial(from_timm, "resnet18"),
+    "RegNetY-400MF": partial(from_timm, "regnety_004"),
 }
 SMALL: Mapping[str, Maker] = {"three convolutions": small_convolutions}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import fxopt
@@ -12,8 +13,8 @@ from benchmarks import varied
 from benchmarks.apart import Ready, Timed, rounds_apart
 from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table
 
-TEXT = """One call in float32, {threads}{clock}. `plans only` is `cpu-inference` without `fuse-regions`, `programs \
-only` without `plan-regions`, `layers only` without both. Each engine runs in a process of its own, and is verified \
+TEXT = """One call in float32. {note} `plans only` is `cpu-inference` without `fuse-regions`, `programs \
+only` without `plan-regions`, `layers only` without both. Each cell has a process of its own, and is verified \
 before it is timed. Speeds are times as fast as eager; a value whose quartiles are more than 15 % of it apart is not \
 shown. The last column says where plans have less than {least:g} times the speed of the best other column."""
 PLANS, PROGRAMS = "plan-regions", "fuse-regions"
@@ -25,16 +26,16 @@ def tables(settings: Settings) -> Iterator[Table]:
     """A table for each kind of model, with one thread, and with as many as are set."""
     ways = ways_of(fxopt.registry().pipelines()["cpu-inference"])
     for threads in sorted({1, settings.threads}):
-        note = "1 thread" if threads == 1 else f"{threads} threads"
+        given = replace(settings, threads=threads)
         for kind, makers in (varied.QUICK if settings.quick else varied.PLANS).items():
-            title = f"{kind}, {note}"
+            title = f"{kind}, {threads} threads" if threads > 1 else kind
             labels = [label for label in makers if settings.wants(f"{label}, {title}")]
             if title in settings.known:
                 yield settings.known[title]
             elif labels:
-                text = TEXT.format(threads=note, clock=", CPU time" if settings.busy else "", least=LEAST)
+                text = TEXT.format(note=given.note, least=LEAST)
                 columns = ("", "eager, 1 call", *ways, "plans, programs", "plans are slower")
-                yield Table(title, columns, tuple(rows(labels, ways, settings, threads)), text)
+                yield Table(title, columns, tuple(rows(labels, ways, given)), text)
 
 
 def ways_of(pipeline: str) -> dict[str, str]:
@@ -48,12 +49,12 @@ def ways_of(pipeline: str) -> dict[str, str]:
     return {way: ",".join(text for name, text in passes if name not in LEFT_OUT[way]) for way in ways}
 
 
-def rows(labels: Iterable[str], ways: Mapping[str, str], settings: Settings, threads: int) -> Iterator[Row]:
+def rows(labels: Iterable[str], ways: Mapping[str, str], settings: Settings) -> Iterator[Row]:
     """Measure models in all ways, a row for each."""
     for label in labels:
-        print(f"{label}: threads {threads}", file=sys.stderr, flush=True)
+        print(f"{label}: {settings.note}", file=sys.stderr, flush=True)
         makes = {way: partial(optimized, label, pipeline) for way, pipeline in ways.items()}
-        found = rounds_apart({"eager": partial(eager, label), **makes}, settings, threads)
+        found = rounds_apart({"eager": partial(eager, label), **makes}, settings)
         default = found["default"]
         regions = default.note["regions"] if isinstance(default, Timed) else ""
         yield Row(label, (*cells(found), regions, slower(found)))

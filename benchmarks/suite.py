@@ -1,8 +1,9 @@
 """What every topic is written with: settings, tables of cells, and timers that treat all peers alike.
 
 A topic yields tables. A row of a table is a list of cells: text, a whole number, a `Measured` value with its unit and
-spread, or `Absent` with the reason why there is none. What is compared is measured in one process and in the same
-rounds, each with all candidates in an order that is drawn anew, so that the machine's other work meets all alike.
+spread, or `Absent` with the reason why there is none. What is compared is measured in the same rounds, each with all
+candidates in an order that is drawn anew, so that the machine's other work meets all alike: in one process, or, where
+engines have pools of threads, each in its own (`benchmarks.apart`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Settings:
     @property
     def note(self) -> str:
         """What a table has to say of its seconds."""
-        return "CPU time of one thread." if self.busy else f"{self.threads} threads."
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return "CPU time of one thread." if self.busy else f"{threads}."
 
     def fewer_rounds(self, most: int) -> int:
         """Return the number of rounds for what takes long: at most so many."""

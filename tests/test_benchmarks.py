@@ -64,7 +64,7 @@ def test_engines_apart_are_measured_in_rounds_and_failures_are_told() -> None:
         "dies": partial(os._exit, 3),
         "absent": partial(Absent, "not installed"),
     }
-    found = rounds_apart(makes, Settings(rounds=2), 1)
+    found = rounds_apart(makes, Settings(rounds=2, threads=1))
     slow, fast = found["slow"], found["fast"]
     assert isinstance(slow, Timed)
     assert isinstance(fast, Timed)
