@@ -151,8 +151,8 @@ def serve(make: Make, threads: int, clock: Clock, pipe: Connection) -> None:
             ready = Absent.because(error)
         gc.collect()
         gc.freeze()
-        pipe.send(ready if isinstance(ready, Absent) else ready.note)
-        with suppress(EOFError):  # whoever asks has done
+        with suppress(EOFError, BrokenPipeError):  # whoever asks has done
+            pipe.send(ready if isinstance(ready, Absent) else ready.note)
             while not isinstance(ready, Absent):
                 pipe.send(one_call(ready.task, pipe.recv(), clock))
 

@@ -52,12 +52,17 @@ def ways_of(pipeline: str) -> dict[str, str]:
 def rows(labels: Iterable[str], ways: Mapping[str, str], settings: Settings) -> Iterator[Row]:
     """Measure models in all ways, a row for each."""
     for label in labels:
-        print(f"{label}: {settings.note}", file=sys.stderr, flush=True)
-        makes = {way: partial(optimized, label, pipeline) for way, pipeline in ways.items()}
-        found = rounds_apart({"eager": partial(eager, label), **makes}, settings)
+        found = measured(label, ways, settings)
         default = found["default"]
         regions = default.note["regions"] if isinstance(default, Timed) else ""
         yield Row(label, (*cells(found), regions, slower(found)))
+
+
+def measured(label: str, ways: Mapping[str, str], settings: Settings) -> dict[str, Timed | Absent]:
+    """Measure a model in eager mode and after some pipelines."""
+    print(f"{label}: {settings.note}", file=sys.stderr, flush=True)
+    makes = {way: partial(optimized, label, pipeline) for way, pipeline in ways.items()}
+    return rounds_apart({"eager": partial(eager, label), **makes}, settings)
 
 
 def eager(label: str) -> Ready | Absent:

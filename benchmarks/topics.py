@@ -15,6 +15,7 @@ from benchmarks import (
     loading,
     memory,
     merging,
+    never_slower,
     passes,
     plans,
 )
@@ -27,6 +28,7 @@ TOPICS: Mapping[str, Topic] = {
     "cpu-inference": cpu_inference.tables,
     "encoders": encoders.tables,
     "plans": plans.tables,
+    "never-slower": never_slower.tables,
     "merging": merging.tables,
     "memory": memory.tables,
     "passes": passes.tables,

@@ -247,15 +247,33 @@ PLANS: Mapping[str, Mapping[str, Maker]] = {
         "ViT-S/16, 4 blocks, 224": timm("vit_small_patch16_224"),
     },
 }
+"""The models of the topic `plans`, a table for each kind."""
+MORE: Mapping[str, Maker] = {
+    **{
+        name: timm(name)
+        for name in (
+            "resnet18", "efficientnet_b0", "mobilenetv4_conv_small", "ghostnet_100", "densenet121", "mobilevit_xxs",
+            "edgenext_xx_small", "fastvit_t8", "levit_128s", "deit_tiny_patch16_224", "tinynet_e",
+            "hardcorenas_a", "lcnet_050", "starnet_s1", "repghostnet_050", "poolformer_s12",
+        )
+    },
+    **{
+        f"{kind}, 2 layers, 64 tokens": partial(text, kind, 64, num_hidden_layers=2, **_SMALL)
+        for kind in ("Roberta", "Albert", "Electra", "MPNet", "ModernBert")
+    },
+    "DistilBert, 2 layers, 64 tokens": partial(text, "DistilBert", 64, n_layers=2, dim=384, hidden_dim=1536),
+    "T5Encoder, 2 layers, 64 tokens": partial(text, "T5Encoder", 64, num_layers=2),
+    "Llama, 2 layers, 64 tokens": partial(text, "Llama", 64, num_hidden_layers=2, use_cache=False, **_SMALL),
+}  # fmt: skip
+"""What the topic `never-slower` has besides."""
 QUICK: Mapping[str, Mapping[str, Maker]] = {
     "Small": {
         "three convolutions": partial(images, small_convolutions),
         "two-scale decoder, 32": partial(own, TwoScales, 1, 3, 32, 32),
     }
 }
-"""The models of the topic `plans`, a table for each kind."""
 
 
 def made(label: str) -> Given | Absent:
     """Make a model by its label."""
-    return next(makers[label] for makers in (*PLANS.values(), *QUICK.values()) if label in makers)()
+    return next(makers[label] for makers in (*PLANS.values(), *QUICK.values(), MORE) if label in makers)()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.apart import Make, Ready, Timed, rounds_apart
+from benchmarks.never_slower import least
 from benchmarks.page import PAGE, page, shown
 from benchmarks.peak_memory import peak_of
 from benchmarks.plans import slower, ways_of
@@ -21,7 +22,7 @@ from benchmarks.suite import Absent, Measured, Row, Settings, Table, shuffled_ro
 from benchmarks.topics import TOPICS
 
 import fxopt
-from benchmarks import machine, summary
+from benchmarks import machine, summary, varied
 
 ROOT = Path(__file__).parent.parent
 MEBIBYTE = 2**20
@@ -95,6 +96,16 @@ def test_plans_are_slower_than_the_best_other_way_that_is_steady() -> None:
     assert slower(found | {"layers only": Timed((1.0, 1.9) * 4, {})}) == ""
     assert slower(found | {"plans only": Timed((1.0, 2.0) * 4, {})}) == "not known"
     assert slower({"eager": found["eager"], "default": Timed((5.0,) * 8, {})}) == "0.80 of eager"
+
+
+def test_errors_are_listed_before_slow_models_and_unsteady_ones_are_not() -> None:
+    assert least([Measured(1.2, "x"), Measured(0.9, "x"), Absent("spread 40%")]) == 0.9
+    assert least([Measured(1.2, "x"), Absent("wrong results")]) == 0
+
+
+def test_every_model_has_one_label() -> None:
+    labels = [label for makers in (*varied.PLANS.values(), *varied.QUICK.values(), varied.MORE) for label in makers]
+    assert len(labels) == len(set(labels))
 
 
 def test_a_table_keeps_earlier_rows_that_were_not_measured_again() -> None:
