@@ -96,17 +96,20 @@ def cells(found: Mapping[str, Timed | Absent]) -> tuple[Cell, ...]:
 def slower(found: Mapping[str, Timed | Absent]) -> Cell:
     """Return the speed of plans in parts of that of the best other way, if it is too little; else nothing.
 
-    Plans are those of `plans only`, or of the default pipeline where it has no programs. Ways whose speed is not steady
-    do not count.
+    Plans are those of `plans only`, or of the default pipeline where it has no programs. Where a speed is not steady,
+    only a loss to another way is known.
     """
     eagerly, name = found["eager"], "plans only" if "plans only" in found else "default"
     plans = found[name]
     if isinstance(eagerly, Absent) or isinstance(plans, Absent):
         return "not known"
-    speeds = {way: each.ratio(eagerly) for way, each in found.items() if isinstance(each, Timed)}
-    if isinstance(speeds.pop(name).steady(), Absent):
+    timed = {way: each for way, each in found.items() if isinstance(each, Timed)}
+    speeds = {way: each.ratio(eagerly).steady() for way, each in timed.items()}
+    steady = {way: speed.median for way, speed in speeds.items() if isinstance(speed, Measured)}
+    if steady.pop(name, None) is None:
         return "not known"
-    best = max((way for way, speed in speeds.items() if speed.spread <= 0.15), key=lambda way: speeds[way].median)
-    other = found[best]
-    ratio = plans.ratio(other) if isinstance(other, Timed) else Measured(1.0)
-    return f"{ratio.median:.2f} of {best}" if ratio.median < LEAST else ""
+    best = max(steady, key=steady.__getitem__)
+    ratio = plans.ratio(timed[best]).median
+    if ratio < LEAST:
+        return f"{ratio:.2f} of {best}"
+    return "" if len(steady) + 1 == len(timed) else "not known"
