@@ -60,9 +60,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--busy", action="store_true", help="one thread and its processor seconds, where others work too"
     )
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="efficiency: tables with such titles")
+    only = "efficiency: tables with such titles; plans, never-slower: such models"
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help=only)
     parser.add_argument("--seconds", type=float, help="efficiency: of one pass of a row: 1, or 0.1 if quick")
-    parser.add_argument("--resume", action="store_true", help="efficiency: measure what the file lacks")
+    parser.add_argument(
+        "--resume", action="store_true", help="efficiency, plans: measure the tables that the file lacks"
+    )
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of JSON files (default: docs/benchmarks)")
     parser.add_argument("--page", action="store_true", help="write the page from the files, and measure nothing")
     options = parser.parse_args(arguments)
@@ -98,7 +101,7 @@ def measure(name: str, options: argparse.Namespace) -> Results | None:
     tables, results = {table.title: table for table in there}, None
     for table in TOPICS[name](settings):
         print(markdown(table), flush=True)
-        tables[table.title] = table
+        tables[table.title] = table.beside(tables.get(table.title)) if options.only else table
         run = {
             "on": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "rounds": str(settings.rounds),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from benchmarks.folding import compared
 from benchmarks.models import CONVOLUTIONAL, SMALL
 from benchmarks.runners import INFERENCE, INFERENCE_ON_GPU
-from benchmarks.suite import Settings, Table, set_threads
+from benchmarks.suite import Settings, Table
 
 _TWICE = "eager, a copy"
 
@@ -23,16 +23,12 @@ def tables(settings: Settings) -> Iterator[Table]:
     for device in settings.devices:
         runners = INFERENCE if device == "cpu" else INFERENCE_ON_GPU
         for name, maker in models.items():
-            yield compared(name, maker(), runners, settings, device)
+            yield compared(name, maker, runners, settings, device)
     name, maker = next(iter(models.items()))
     ways = {way: runner for way, runner in INFERENCE.items() if way != _TWICE and "folded" not in way}
-    set_threads(2)
-    try:
-        with busy_core():
-            table = compared(name, maker(), ways, settings)
-    finally:
-        set_threads(settings.threads)
-    text = f"{table.text} Two threads, and another program keeps one of the cores busy."
+    with busy_core():
+        table = compared(name, maker, ways, replace(settings, threads=2))
+    text = f"{table.text} Another program keeps one of the cores busy."
     yield replace(table, title=f"{name}, one core busy", text=text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,14 +15,16 @@ import torch
 from torch import Tensor, nn
 
 import fxopt
+from benchmarks.apart import Ready, rounds_apart
+from benchmarks.folding import cells
 from benchmarks.models import timm_or_absent
 from benchmarks.peers import peer
 from benchmarks.runners import onnx_session, openvino_request
-from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task, set_threads, shuffled_rounds, tried
+from benchmarks.suite import Absent, Row, Settings, Table, Task
 
 COLUMNS = ("", "one call", "times as fast as eager", "least cosine")
-TEXT = """{inputs}, {threads}. The cosine compares the mean over positions with eager's; the lowest of the batch is \
-shown."""
+TEXT = """{inputs}. {threads} Each row has a process of its own. The cosine compares the mean over positions with \
+eager's; the lowest of the batch is shown."""
 SENTENCES = (
     "A man is eating a bowl of pasta.",
     "Someone has spaghetti for lunch, and a glass of water with it.",
@@ -65,38 +67,28 @@ Runner = Callable[[Regime], Task]
 
 def tables(settings: Settings) -> Iterator[Table]:
     """A table for each model and size."""
-    for title, maker in (SMALL if settings.quick else REGIMES).items():
+    for name, maker in (SMALL if settings.quick else REGIMES).items():
         regime = maker()
         if isinstance(regime, Absent):
-            yield Table(title, COLUMNS, (Row(title, (regime,) * 3),))
+            yield Table(name, COLUMNS, (Row(name, (regime,) * 3),))
             continue
-        set_threads(regime.threads)
-        try:
-            yield compared(regime, settings)
-        finally:
-            set_threads(settings.threads)
+        given = replace(settings, threads=regime.threads)
+        title, text = regime.title, TEXT.format(inputs=regime.described, threads=given.note)
+        del regime  # each worker makes its own
+        found = rounds_apart({way: partial(prepared, maker, runner) for way, runner in RUNNERS.items()}, given)
+        rows = tuple(Row(way, cells(timed, found["eager"], "cosine")) for way, timed in found.items())
+        yield Table(title, COLUMNS, rows, text)
 
 
-def compared(regime: Regime, settings: Settings) -> Table:
-    """The ways to run one model, in the same rounds."""
-    tasks = {way: tried(partial(runner, regime)) for way, runner in RUNNERS.items()}
-    running = {way: task for way, task in tasks.items() if not isinstance(task, Absent)}
-    seconds = shuffled_rounds(
-        running, settings.rounds, sample_seconds=0.05, clock=settings.clock("cpu"), seed=settings.seed
-    )
-    with torch.no_grad():
-        expected = pooled(regime.model(**regime.inputs))
-    rows = []
-    for way, task in tasks.items():
-        cells: tuple[Cell, ...] = (task,) * 3 if isinstance(task, Absent) else ()
-        if not isinstance(task, Absent):
-            with torch.no_grad():
-                cosine = torch.cosine_similarity(pooled(task()), expected).min().item()
-            speed = Measured.of(seconds[way]), Measured.ratio(seconds["eager"], seconds[way])
-            cells = (*speed, f"{cosine:.5f}")
-        rows.append(Row(way, cells))
-    threads = "1 thread" if regime.threads == 1 else f"{regime.threads} threads"
-    return Table(regime.title, COLUMNS, tuple(rows), TEXT.format(inputs=regime.described, threads=threads))
+def prepared(maker: Maker, runner: Runner) -> Ready | Absent:
+    """A model run in one way, and the cosine of its output."""
+    regime = maker()
+    if isinstance(regime, Absent):
+        return regime
+    expected = pooled(regime.model(**regime.inputs))
+    task = runner(regime)
+    cosine = torch.cosine_similarity(pooled(task()), expected).min().item()
+    return Ready(task, {"cosine": f"{cosine:.5f}"})
 
 
 def pooled(output: Any) -> Tensor:

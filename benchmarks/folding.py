@@ -8,12 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.models import CONVOLUTIONAL, SMALL, Maker, Subject, batch_norm_mlp
+from benchmarks.apart import Ready, Timed, rounds_apart
+from benchmarks.models import CONVOLUTIONAL, SMALL, Maker, batch_norm_mlp
 from benchmarks.runners import FOLDING, Runner
-from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task, shuffled_rounds, tried
+from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, Task
 
 COLUMNS = ("", "one call", "times as fast as eager", "largest relative error")
-TEXT = """One input of {size}, float32. {note}"""
+TEXT = """One input of {size}, float32. {note} Each row has a process of its own."""
 
 
 def tables(settings: Settings) -> Iterator[Table]:
@@ -25,36 +26,36 @@ def tables(settings: Settings) -> Iterator[Table]:
         models |= {name: CONVOLUTIONAL[name] for name in ("MobileNetV2", "ResNet-50", "EfficientNet-Lite0")}
     for device in settings.devices:
         for name, maker in models.items():
-            yield compared(name, maker(), FOLDING, settings, device)
+            yield compared(name, maker, FOLDING, settings, device)
 
 
-def compared(
-    name: str, subject: Subject | Absent, runners: Mapping[str, Runner], settings: Settings, device: str = "cpu"
-) -> Table:
-    """The ways to run one model on a device, in the same rounds."""
-    title = name if device == "cpu" else f"{name} on a GPU"
+def compared(name: str, maker: Maker, runners: Mapping[str, Runner], settings: Settings, device: str = "cpu") -> Table:
+    """The ways to run one model on a device, in the same rounds, each in a process of its own."""
+    makes = {way: partial(prepared, maker, runner, device) for way, runner in runners.items()}
+    found = rounds_apart(makes, settings, device)
+    eager = found["eager"]
+    rows = tuple(Row(way, cells(timed, eager, "error")) for way, timed in found.items())
+    text = "" if isinstance(eager, Absent) else TEXT.format(size=eager.note["size"], note=settings.note)
+    return Table(name if device == "cpu" else f"{name} on a GPU", COLUMNS, rows, text)
+
+
+def prepared(maker: Maker, runner: Runner, device: str) -> Ready | Absent:
+    """A model run in one way, and the error of its output."""
+    subject = maker()
     if isinstance(subject, Absent):
-        return Table(title, COLUMNS, (Row(title, (subject,) * 3),))
+        return subject
     model, x = subject[0].to(device), subject[1].to(device)
-    tasks = {way: tried(partial(runner, model, x)) for way, runner in runners.items()}
-    running = {way: task for way, task in tasks.items() if not isinstance(task, Absent)}
-    seconds = shuffled_rounds(
-        running, settings.rounds, sample_seconds=0.05, clock=settings.clock(device), seed=settings.seed
-    )
-    with torch.no_grad():
-        expected = model(x)
-    rows = []
-    for way, task in tasks.items():
-        cells: tuple[Cell, ...] = (task,) * 3 if isinstance(task, Absent) else ()
-        if not isinstance(task, Absent):
-            cells = (
-                Measured.of(seconds[way]),
-                Measured.ratio(seconds["eager"], seconds[way]),
-                f"{relative_error(expected, task):.1e}",
-            )
-        rows.append(Row(way, cells))
-    text = TEXT.format(size=" x ".join(map(str, x.shape)), note=settings.note)
-    return Table(title, COLUMNS, tuple(rows), text)
+    expected = model(x)
+    task = runner(model, x)
+    size = " x ".join(map(str, x.shape))
+    return Ready(task, {"error": f"{relative_error(expected, task):.1e}", "size": size})
+
+
+def cells(timed: Timed | Absent, eager: Timed | Absent, note: str) -> tuple[Cell, ...]:
+    """The seconds of a call, times as fast as eager, and a note."""
+    if isinstance(timed, Absent):
+        return (timed,) * 3
+    return Measured.of(timed.seconds), eager if isinstance(eager, Absent) else timed.ratio(eager), timed.note[note]
 
 
 def relative_error(expected: Tensor, task: Task) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -35,13 +36,13 @@ def small_convolutions() -> Subject:
     return randomised(model), torch.randn(1, 3, 32, 32)
 
 
-def from_timm(name: str) -> Subject | Absent:
+def from_timm(name: str, size: int = 224) -> Subject | Absent:
     """A model of timm without its trained weights, which no package carries; its speed does not depend on them."""
     timm = timm_or_absent()
     if isinstance(timm, Absent):
         return timm
     torch.manual_seed(0)
-    return randomised(timm.create_model(name, pretrained=False)), torch.randn(1, 3, 224, 224)
+    return randomised(timm.create_model(name, pretrained=False)), torch.randn(1, 3, size, size)
 
 
 def efficientnet_lite0() -> Subject | Absent:
@@ -55,13 +56,13 @@ def efficientnet_lite0() -> Subject | Absent:
 
 
 CONVOLUTIONAL: Mapping[str, Maker] = {
-    "MobileNetV2": lambda: from_timm("mobilenetv2_100"),
-    "ResNet-50": lambda: from_timm("resnet50"),
+    "MobileNetV2": partial(from_timm, "mobilenetv2_100"),
+    "ResNet-50": partial(from_timm, "resnet50"),
     "EfficientNet-Lite0": efficientnet_lite0,
-    "MobileNetV3-Large": lambda: from_timm("mobilenetv3_large_100"),
-    "ConvNeXt-Tiny": lambda: from_timm("convnext_tiny"),
-    "ResNet-18": lambda: from_timm("resnet18"),
-    "RegNetY-400MF": lambda: from_timm("regnety_004"),
+    "MobileNetV3-Large": partial(from_timm, "mobilenetv3_large_100"),
+    "ConvNeXt-Tiny": partial(from_timm, "convnext_tiny"),
+    "ResNet-18": partial(from_timm, "resnet18"),
+    "RegNetY-400MF": partial(from_timm, "regnety_004"),
 }
 SMALL: Mapping[str, Maker] = {"three convolutions": small_convolutions}
 

@@ -20,7 +20,8 @@ What fxopt costs and gains, measured beside other tools.
 `nox -s benchmarks` measures everything on your machine, `nox -s benchmarks -- folding merging` these topics;
 `--quick` tests the code on tiny models. The [comparison](comparison.md) explains the numbers and compares features.
 
-- All tools run in the same process and the same rounds, in random order.
+- All tools of a table run in the same rounds, in random order: each in a process of its own where the table says so,
+  elsewhere in one process.
 - Times are medians over the rounds, with quartiles in parentheses. Ratios are taken within rounds; above 1 is faster.
 - The second row of a table, where it is a copy of the first, shows the noise.
 - Compare within one table only: topics ran at different times, on a machine with other work.

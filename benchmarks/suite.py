@@ -1,8 +1,9 @@
 """What every topic is written with: settings, tables of cells, and timers that treat all peers alike.
 
 A topic yields tables. A row of a table is a list of cells: text, a whole number, a `Measured` value with its unit and
-spread, or `Absent` with the reason why there is none. What is compared is measured in one process and in the same
-rounds, each with all candidates in an order that is drawn anew, so that the machine's other work meets all alike.
+spread, or `Absent` with the reason why there is none. What is compared is measured in the same rounds, each with all
+candidates in an order that is drawn anew, so that the machine's other work meets all alike: in one process, or, where
+engines have pools of threads, each in its own (`benchmarks.apart`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 from time import perf_counter, process_time
 
@@ -63,7 +64,8 @@ class Settings:
     @property
     def note(self) -> str:
         """What a table has to say of its seconds."""
-        return "CPU time of one thread." if self.busy else f"{self.threads} threads."
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return "CPU time of one thread." if self.busy else f"{threads}."
 
     def fewer_rounds(self, most: int) -> int:
         """Return the number of rounds for what takes long: at most so many."""
@@ -97,6 +99,19 @@ class Measured:
             return cls(median(values), unit)
         low, middle, high = quantiles(values, n=4, method="inclusive")
         return cls(middle, unit, low, high)
+
+    @property
+    def spread(self) -> float:
+        """The quartiles' distance over the median; 0 where there are none.
+
+        >>> Measured(4.0, "s", 3.5, 4.5).spread
+        0.25
+        """
+        return 0.0 if self.low is None or self.high is None else (self.high - self.low) / self.median
+
+    def steady(self, most: float = 0.15) -> Measured | Absent:
+        """Return the value, or that it spreads too far to be one."""
+        return self if self.spread <= most else Absent(f"spread {self.spread:.0%}")
 
     @classmethod
     def ratio(cls, slow: Sequence[float], fast: Sequence[float]) -> Measured:
@@ -169,6 +184,13 @@ class Table:
                     f"row {row.label!r} of table {self.title!r} has {len(row.cells) + 1} cells, expected "
                     f"{len(self.columns)}: {', '.join(self.columns)}"
                 )
+
+    def beside(self, earlier: Table | None) -> Table:
+        """Return the table with those rows of an earlier one that were not measured again."""
+        if earlier is None or earlier.columns != self.columns:
+            return self
+        rows = {row.label: row for row in (*earlier.rows, *self.rows)}
+        return replace(self, rows=tuple(rows.values()))
 
 
 Topic = Callable[[Settings], Iterable[Table]]

@@ -15,7 +15,9 @@ from benchmarks import (
     loading,
     memory,
     merging,
+    never_slower,
     passes,
+    plans,
 )
 from benchmarks.suite import Topic
 
@@ -25,6 +27,8 @@ TOPICS: Mapping[str, Topic] = {
     "folding": folding.tables,
     "cpu-inference": cpu_inference.tables,
     "encoders": encoders.tables,
+    "plans": plans.tables,
+    "never-slower": never_slower.tables,
     "merging": merging.tables,
     "memory": memory.tables,
     "passes": passes.tables,

@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.apart import Make, Ready, Timed, rounds_apart
+from benchmarks.never_slower import least
 from benchmarks.page import PAGE, page, shown
 from benchmarks.peak_memory import peak_of
+from benchmarks.plans import slower, ways_of
 from benchmarks.results import FOLDER, Results, read, read_all, write
-from benchmarks.suite import Absent, Measured, Row, Table, shuffled_rounds
+from benchmarks.suite import Absent, Measured, Row, Settings, Table, shuffled_rounds
 from benchmarks.topics import TOPICS
 
-from benchmarks import machine, summary
+import fxopt
+from benchmarks import machine, summary, varied
 
 ROOT = Path(__file__).parent.parent
 MEBIBYTE = 2**20
@@ -49,6 +55,70 @@ def test_rounds_give_the_seconds_of_one_call_in_every_round() -> None:
     assert seconds["slow"] == pytest.approx([0.5] * 5)
     assert seconds["fast"] == pytest.approx([0.001] * 5)
     assert Measured.ratio(seconds["slow"], seconds["fast"]).median == pytest.approx(500)
+
+
+def test_engines_apart_are_measured_in_rounds_and_failures_are_told() -> None:
+    makes: dict[str, Make] = {
+        "slow": partial(Ready, partial(time.sleep, 0.04), {"kind": "sleeper"}),
+        "fast": partial(Ready, partial(time.sleep, 0.01), {}),
+        "raises": partial(Ready, partial(int, "text"), {}),
+        "dies": partial(os._exit, 3),
+        "absent": partial(Absent, "not installed"),
+    }
+    found = rounds_apart(makes, Settings(rounds=2, threads=1))
+    slow, fast = found["slow"], found["fast"]
+    assert isinstance(slow, Timed)
+    assert isinstance(fast, Timed)
+    assert slow.note == {"kind": "sleeper"}
+    assert len(slow.seconds) == 2
+    assert fast.ratio(slow).median > 1.5
+    assert found["raises"] == Absent("ValueError: invalid literal for int() with base 10: 'text'")
+    assert found["dies"] == Absent("its process ended with 3")
+    assert found["absent"] == Absent("not installed")
+
+
+def test_a_pipeline_without_programs_has_two_ways() -> None:
+    assert ways_of("pack{a=1,b=2},plan-regions,fuse-regions") == {
+        "default": "pack{a=1,b=2},plan-regions,fuse-regions",
+        "plans only": "pack{a=1,b=2},plan-regions",
+        "programs only": "pack{a=1,b=2},fuse-regions",
+        "layers only": "pack{a=1,b=2}",
+    }
+    assert [*ways_of("pack,plan-regions")] == ["default", "layers only"]
+
+
+def test_plans_are_slower_than_the_best_other_way_that_is_steady() -> None:
+    found: dict[str, Timed | Absent] = {"eager": Timed((4.0,) * 8, {}), "plans only": Timed((2.0,) * 8, {})}
+    assert slower(found) == ""
+    assert slower(found | {"layers only": Timed((1.5,) * 8, {}), "programs only": Absent("raises")}) == (
+        "0.75 of layers only"
+    )
+    unsteady = Timed((1.0, 1.9) * 4, {})
+    assert slower(found | {"layers only": unsteady}) == "not known"
+    assert slower(found | {"layers only": unsteady, "programs only": Timed((1.5,) * 8, {})}) == "0.75 of programs only"
+    assert slower(found | {"plans only": Timed((1.0, 2.0) * 4, {})}) == "not known"
+    assert slower({"eager": found["eager"], "default": Timed((5.0,) * 8, {})}) == "0.80 of eager"
+
+
+def test_errors_are_listed_before_slow_models_and_unsteady_ones_are_not() -> None:
+    assert least([Measured(1.2, "x"), Measured(0.9, "x"), Absent("spread 40%")]) == 0.9
+    assert least([Measured(1.2, "x"), Absent("wrong results")]) == 0
+
+
+def test_every_model_has_one_label() -> None:
+    labels = [label for makers in (*varied.PLANS.values(), *varied.QUICK.values(), varied.MORE) for label in makers]
+    assert len(labels) == len(set(labels))
+
+
+def test_a_table_keeps_earlier_rows_that_were_not_measured_again() -> None:
+    earlier, later = (
+        Table("title", ("", "a"), tuple(Row(label, (text,)) for label in labels))
+        for labels, text in (("xy", "old"), ("yz", "new"))
+    )
+    assert [(row.label, *row.cells) for row in later.beside(earlier).rows] == [
+        ("x", "old"), ("y", "new"), ("z", "new"),
+    ]  # fmt: skip
+    assert later.beside(Table("title", ("", "b"), ())) == later
 
 
 def test_results_come_back_from_their_file(tmp_path: Path) -> None:
@@ -144,3 +214,12 @@ def test_the_suite_runs(tmp_path: Path) -> None:
     assert results.run["quick"] == "yes"
     assert "| all | 5 | 5 of 5 (" in done.stdout
     assert PAGE.read_bytes() == before
+
+
+def test_plans_are_compared(tmp_path: Path) -> None:
+    done = run_suite("plans", "--only", "three convolutions", "--rounds", "1", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (table,) = read(tmp_path / "plans.json").tables
+    assert [row.label for row in table.rows] == ["three convolutions"]
+    ways = 1 + len(ways_of(fxopt.registry().pipelines()["cpu-inference"]))
+    assert all(isinstance(cell, Measured) for cell in table.rows[0].cells[:ways]), table.rows[0]

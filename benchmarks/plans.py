@@ -1,0 +1,115 @@
+"""Whether plans pay: `cpu-inference` as it is, with plans or programs or neither, each in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import fxopt
+from benchmarks import varied
+from benchmarks.apart import Ready, Timed, rounds_apart
+from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table
+
+TEXT = """One call in float32. {note} `plans only` is `cpu-inference` without `fuse-regions`, `programs \
+only` without `plan-regions`, `layers only` without both. Each cell has a process of its own, and is verified \
+before it is timed. Speeds are times as fast as eager; a value whose quartiles are more than 15 % of it apart is not \
+shown. The last column says where plans have less than {least:g} times the speed of the best other column."""
+PLANS, PROGRAMS = "plan-regions", "fuse-regions"
+LEFT_OUT = {"default": (), "plans only": (PROGRAMS,), "programs only": (PLANS,), "layers only": (PLANS, PROGRAMS)}
+LEAST = 0.97
+
+
+def tables(settings: Settings) -> Iterator[Table]:
+    """A table for each kind of model, with one thread, and with as many as are set."""
+    ways = ways_of(fxopt.registry().pipelines()["cpu-inference"])
+    for threads in sorted({1, settings.threads}):
+        given = replace(settings, threads=threads)
+        for kind, makers in (varied.QUICK if settings.quick else varied.PLANS).items():
+            title = f"{kind}, {threads} threads" if threads > 1 else kind
+            labels = [label for label in makers if settings.wants(f"{label}, {title}")]
+            if title in settings.known:
+                yield settings.known[title]
+            elif labels:
+                text = TEXT.format(note=given.note, least=LEAST)
+                columns = ("", "eager, 1 call", *ways, "plans, programs", "plans are slower")
+                yield Table(title, columns, tuple(rows(labels, ways, given)), text)
+
+
+def ways_of(pipeline: str) -> dict[str, str]:
+    """Return the pipeline, and the same without some of its passes; a pipeline that makes no programs in two ways only.
+
+    >>> ways_of("pack-linears,plan-regions")
+    {'default': 'pack-linears,plan-regions', 'layers only': 'pack-linears'}
+    """
+    passes = [(text.partition("{")[0], text) for text in re.split(r",(?![^{]*\})", pipeline)]
+    ways = LEFT_OUT if PROGRAMS in dict(passes) else ("default", "layers only")
+    return {way: ",".join(text for name, text in passes if name not in LEFT_OUT[way]) for way in ways}
+
+
+def rows(labels: Iterable[str], ways: Mapping[str, str], settings: Settings) -> Iterator[Row]:
+    """Measure models in all ways, a row for each."""
+    for label in labels:
+        found = measured(label, ways, settings)
+        default = found["default"]
+        regions = default.note["regions"] if isinstance(default, Timed) else ""
+        yield Row(label, (*cells(found), regions, slower(found)))
+
+
+def measured(label: str, ways: Mapping[str, str], settings: Settings) -> dict[str, Timed | Absent]:
+    """Measure a model in eager mode and after some pipelines."""
+    print(f"{label}: {settings.note}", file=sys.stderr, flush=True)
+    makes = {way: partial(optimized, label, pipeline) for way, pipeline in ways.items()}
+    return rounds_apart({"eager": partial(eager, label), **makes}, settings)
+
+
+def eager(label: str) -> Ready | Absent:
+    """The model as it is."""
+    given = varied.made(label)
+    return given if isinstance(given, Absent) else Ready(partial(given[0], *given[1]), {})
+
+
+def optimized(label: str, pipeline: str) -> Ready | Absent:
+    """The model after a pipeline, if it computes what the model does."""
+    given = varied.made(label)
+    if isinstance(given, Absent):
+        return given
+    model, args = given
+    found = fxopt.optimize(model, args, pipeline=pipeline, verify=False)
+    if not fxopt.verify(model, found, args):
+        return Absent("wrong results")
+    counts = {record.pass_name: len(record.rewrites) for record in fxopt.history(found)}
+    return Ready(partial(found, *args), {"regions": ", ".join(str(counts.get(name, 0)) for name in (PLANS, PROGRAMS))})
+
+
+def cells(found: Mapping[str, Timed | Absent]) -> tuple[Cell, ...]:
+    """The seconds of eager, and the speeds of the others."""
+    eagerly, *others = found.values()
+    if isinstance(eagerly, Absent):
+        return (eagerly,) * len(found)
+    speeds = (each if isinstance(each, Absent) else each.ratio(eagerly).steady() for each in others)
+    return (Measured.of(eagerly.seconds).steady(), *speeds)
+
+
+def slower(found: Mapping[str, Timed | Absent]) -> Cell:
+    """Return the speed of plans in parts of that of the best other way, if it is too little; else nothing.
+
+    Plans are those of `plans only`, or of the default pipeline where it has no programs. Where a speed is not steady,
+    only a loss to another way is known.
+    """
+    eagerly, name = found["eager"], "plans only" if "plans only" in found else "default"
+    plans = found[name]
+    if isinstance(eagerly, Absent) or isinstance(plans, Absent):
+        return "not known"
+    timed = {way: each for way, each in found.items() if isinstance(each, Timed)}
+    speeds = {way: each.ratio(eagerly).steady() for way, each in timed.items()}
+    steady = {way: speed.median for way, speed in speeds.items() if isinstance(speed, Measured)}
+    if steady.pop(name, None) is None:
+        return "not known"
+    best = max(steady, key=steady.__getitem__)
+    ratio = plans.ratio(timed[best]).median
+    if ratio < LEAST:
+        return f"{ratio:.2f} of {best}"
+    return "" if len(steady) + 1 == len(timed) else "not known"
