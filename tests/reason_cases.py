@@ -78,7 +78,7 @@ from torch import nn
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import Transformation
-from fxopt_cpu import ConvertToChannelsLast, FuseLinears, PackConvolutions
+from fxopt_cpu import FuseConvolutions, FuseLinears
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
 from fxopt_simplify import EliminateDeadCode, FuseScaledDotProductAttention, RemoveNoOps
@@ -89,7 +89,7 @@ FOLD, FOLD_DENSE, FOLD_TRANSPOSED = FuseBatchNorm2dInConv2d(), FuseBatchNorm1dIn
 
 INT8 = FuseLinears(weights="int8", min_weights=1)
 INT8_BUT_ONE = FuseLinears(weights="int8", min_weights=1, keep_last=1)
-PACK, PACK_DENSE, LAST = PackConvolutions(), FuseLinears(), ConvertToChannelsLast()
+PACK, PACK_DENSE = FuseConvolutions(), FuseLinears()
 
 DECOMPOSED = "aten._native_batch_norm_legit_no_training.default"
 
@@ -226,7 +226,6 @@ _OF_OPERATORS = [
     Case("kept", INT8_BUT_ONE, Dense, ("dense",), mend=without_weight, mended_by=INT8),
     Case("too-small", FuseLinears(weights="int8"), Dense, ("dense",), mend=without_weight, mended_by=INT8),
     Case("padding-mode", PACK, Convolution, ("conv",), set_to("conv.padding_mode", "reflect")),
-    *_in_all_forms("more-conversions", LAST, Convolution, ("conv",)),
     *_in_all_forms("other-convolution", PACK, OverTime, ("conv",)),
 ]
 _OF_NO_USE = [

@@ -57,7 +57,9 @@ def check(
 
 def packed(graph_module: GraphModule) -> list[PackedConv2d]:
     """Return the packed layers, in order."""
-    return [module for module in graph_module.modules() if isinstance(module, PackedConv2d)]
+    calls = [node for node in iter_nodes(graph_module.graph) if node.op == "call_module"]
+    modules = [graph_module.get_submodule(str(node.target)) for node in calls]
+    return [module for module in modules if isinstance(module, PackedConv2d)]
 
 
 def operations(graph_module: GraphModule) -> list[str]:

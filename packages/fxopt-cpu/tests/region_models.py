@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_cpu import FuseRegions, PackConvolutions
+from fxopt_cpu import FuseConvolutions, FuseRegions
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of
 
@@ -34,4 +34,4 @@ class Net(nn.Module):
 
 def prepared(model: nn.Module, *inputs: Tensor, form: Form = "modules") -> GraphModule:
     """Return a graph with packed layers and regions."""
-    return FuseRegions()(PackConvolutions()(graph_of(model, form, *inputs)))
+    return FuseRegions()(FuseConvolutions()(graph_of(model, form, *inputs)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fxopt_core import history
-from fxopt_cpu import Activation, FuseRegions, PackConvolutions, PackedConv2d
+from fxopt_cpu import Activation, FuseConvolutions, FuseRegions, PackedConv2d
 from fxopt_cpu.programs import dispatch, programs
 from fxopt_tools import verify
 
@@ -71,7 +71,7 @@ def test_convolutions_keep_them_by_an_option(name: str, pixel: float, monkeypatc
     monkeypatch.setattr(programs._Attempt, "_fastest", lambda self, programs: programs[0] if programs else None)
     net, x = conv_net(MODULES[name]), torch.randn(2, 3, 9, 9)
     x[0, 1, 4, 4] = pixel
-    graph_module = FuseRegions()(PackConvolutions(keep_nan=True)(torch.fx.symbolic_trace(net)))
+    graph_module = FuseRegions()(FuseConvolutions(keep_nan=True)(torch.fx.symbolic_trace(net)))
     expected = net(x)
     for _ in range(4):
         torch.testing.assert_close(graph_module(x), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
@@ -81,7 +81,7 @@ def test_convolutions_keep_them_by_an_option(name: str, pixel: float, monkeypatc
 @torch.no_grad()
 def test_the_record_says_what_hides_nan() -> None:
     net, x = conv_net(nn.ReLU()), torch.randn(2, 3, 9, 9)
-    graph_module = PackConvolutions()(torch.fx.symbolic_trace(net))
+    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(net))
     x[0, 1, 4, 4] = math.nan
     assert net(x).isnan().any()
     assert not graph_module(x).isnan().any()
@@ -102,7 +102,7 @@ def test_verify_sees_programs(monkeypatch: pytest.MonkeyPatch, wrong: bool) -> N
 
         monkeypatch.setattr(dispatch, "make_program", made_wrong)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3)).eval()
-    graph_module = FuseRegions()(PackConvolutions()(torch.fx.symbolic_trace(net)))
+    graph_module = FuseRegions()(FuseConvolutions()(torch.fx.symbolic_trace(net)))
     report = verify(net, graph_module, torch.randn(2, 3, 9, 9))
     assert dispatch.programs_of(graph_module)
     assert report.passed != wrong

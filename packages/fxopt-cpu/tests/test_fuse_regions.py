@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_core import ReversibleTransformation, compose, history, undo
-from fxopt_cpu import FuseRegions, PackConvolutions
+from fxopt_cpu import FuseConvolutions, FuseRegions
 from fxopt_cpu.programs import dispatch, programs
 from fxopt_cpu.programs.dispatch import programs_of
 from fxopt_cpu.programs.fuse_regions import Fusing
@@ -49,7 +49,7 @@ def net() -> tuple[nn.Module, GraphModule, Tensor]:
 def test_results_effects_gradients_and_undo() -> None:
     x = torch.randn(X)
     model = Net().eval()
-    passes = compose(PackConvolutions(), FuseRegions())
+    passes = compose(FuseConvolutions(), FuseRegions())
     assert isinstance(passes, ReversibleTransformation)
     others = [(torch.randn(batch, *X[1:]),) for batch in (1, 0)]
     graph_module = check(passes, model, x, sites=5, others=others)
@@ -203,7 +203,7 @@ def test_saved_is_what_was_saved_before(net: tuple[nn.Module, GraphModule, Tenso
 @torch.no_grad()
 def test_undo_gives_the_code_back() -> None:
     x = torch.randn(X)
-    graph_module = PackConvolutions()(graph_of(Net().eval(), "modules", x))
+    graph_module = FuseConvolutions()(graph_of(Net().eval(), "modules", x))
     before, code, generator = structure(graph_module), graph_module.code, type(graph_module.graph._codegen)
     for backwards in (undo, lambda g: FuseRegions()(g, reverse=True)):
         FuseRegions()(graph_module)

@@ -21,7 +21,7 @@ from fxopt_rewrite import infer_shapes, refresh
 pytest.importorskip("fxopt_cpu")
 pytestmark = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
 
-PACKED = "fold-batch-norm,convert-to-channels-last,pack-convolutions,plan-regions"
+PACKED = "fold-batch-norm,fuse-convolutions,plan-regions"
 
 
 class Block(nn.Module):
@@ -124,10 +124,10 @@ def test_plans_for_many_sizes_share_one_copy_of_the_weights() -> None:
 
 
 @torch.no_grad()
-def test_the_conversion_of_images_is_part_of_the_region() -> None:
+def test_a_model_of_convolutions_is_one_region() -> None:
     graph_module = planned(Block().eval(), torch.randn(2, 3, 32, 32))
     (region,) = regions_of(graph_module)
-    assert region.nodes[0].target is torch.ops.aten.contiguous.default
+    assert region.nodes[0].target == "stem_folded_packed"
 
 
 @torch.no_grad()

@@ -115,6 +115,6 @@ def test_what_reads_a_value_that_identity_passes_on_sees_the_activation_in_place
 
     model, x = Model().eval(), torch.randn(1, 3, 9, 9)
     traced = infer_shapes(torch.fx.symbolic_trace(model), x)
-    graph_module = registry().pipeline("convert-to-channels-last,pack-convolutions,plan-regions")(traced)
+    graph_module = registry().pipeline("fuse-convolutions,plan-regions")(traced)
     for _ in range(3):
         torch.testing.assert_close(graph_module(x), model(x), atol=1e-5, rtol=1e-4)

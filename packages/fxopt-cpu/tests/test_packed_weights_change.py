@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torch.utils import swap_tensors
 from torch.utils.dlpack import from_dlpack
 
-from fxopt_cpu import FuseRegions, PackConvolutions
+from fxopt_cpu import FuseConvolutions, FuseRegions
 from fxopt_cpu.programs import programs
 from fxopt_cpu.programs.dispatch import programs_of
 from fxopt_rewrite import refresh
@@ -37,7 +37,7 @@ class Net(nn.Module):
 def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[GraphModule, Net]:
     """A model that has run until everything is packed, and the same weights, plain."""
     net = Net().eval()
-    graph_module = PackConvolutions()(torch.fx.symbolic_trace(net))
+    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(net))
     if request.param == "programs":
         monkeypatch.setattr(programs._Attempt, "_fastest", lambda self, programs: programs[0] if programs else None)
         graph_module = FuseRegions()(graph_module)

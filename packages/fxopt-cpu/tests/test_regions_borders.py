@@ -11,7 +11,7 @@ from region_models import Net, X, prepared
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_cpu import Activation, FuseRegions, PackConvolutions, PackedConv2d
+from fxopt_cpu import Activation, FuseConvolutions, FuseRegions, PackedConv2d
 from fxopt_cpu.programs import programs
 from fxopt_cpu.programs.dispatch import programs_of
 from fxopt_cpu.programs.fusible import regions_of
@@ -55,7 +55,7 @@ def test_opaque_modules_and_changing_numbers_stay_outside() -> None:
         def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
             return isinstance(m, Opaque) or super().is_leaf_module(m, module_qualified_name)
 
-    graph_module = FuseRegions()(PackConvolutions()(GraphModule(model, Tracer().trace(model))))
+    graph_module = FuseRegions()(FuseConvolutions()(GraphModule(model, Tracer().trace(model))))
     for count in range(4):
         x = torch.randn(X)
         found, expected = graph_module(x), model(x)

@@ -11,7 +11,7 @@ from onednn_forms import assert_computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_cpu import FuseRegions, PackConvolutions, PackedConv2d
+from fxopt_cpu import FuseConvolutions, FuseRegions, PackedConv2d
 from fxopt_cpu.programs import programs
 from fxopt_cpu.programs.dispatch import programs_of
 from fxopt_testing.forms import Form
@@ -42,7 +42,7 @@ class Pair(nn.Module):
 
 
 def traced(model: nn.Module) -> GraphModule:
-    return FuseRegions()(PackConvolutions()(torch.fx.symbolic_trace(model.eval())))
+    return FuseRegions()(FuseConvolutions()(torch.fx.symbolic_trace(model.eval())))
 
 
 def run_until_fused(model: nn.Module, *inputs: Tensor) -> GraphModule:

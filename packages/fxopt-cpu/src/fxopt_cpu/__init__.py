@@ -7,11 +7,10 @@ from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.library import isa
 from fxopt_cpu.passes.calibration import calibrated
-from fxopt_cpu.passes.channels_last import ConvertToChannelsLast
 from fxopt_cpu.passes.fuse_attention import FuseAttention
+from fxopt_cpu.passes.fuse_convolutions import FuseConvolutions
 from fxopt_cpu.passes.fuse_linears import FuseLinears
 from fxopt_cpu.passes.fuse_norms import FuseNorms
-from fxopt_cpu.passes.pack_convolutions import PackConvolutions
 from fxopt_cpu.passes.plan_regions import PlanRegions
 from fxopt_cpu.programs.fuse_regions import FuseRegions
 
@@ -19,14 +18,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Activation",
-    "ConvertToChannelsLast",
     "EmbeddingNorm",
     "FuseAttention",
+    "FuseConvolutions",
     "FuseLinears",
     "FuseNorms",
     "FuseRegions",
     "MergedAttention",
-    "PackConvolutions",
     "PackedConv2d",
     "PanelLinear",
     "PlanRegions",

@@ -20,8 +20,7 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
         cpu.FuseAttention,
         cpu.FuseNorms,
         cpu.FuseLinears,
-        cpu.ConvertToChannelsLast,
-        cpu.PackConvolutions,
+        cpu.FuseConvolutions,
         cpu.PlanRegions,
         cpu.FuseRegions,
     )
@@ -35,7 +34,7 @@ def fxopt_pipelines() -> Mapping[str, str]:
     """
     prepared = "remove-no-ops,fuse-products,fold-batch-norm,simplify,fuse-activations,merge-linears"
     fused = "fuse-scaled-dot-product-attention,fuse-attention,fuse-norms"
-    packed = "fuse-linears,convert-to-channels-last,pack-convolutions,plan-regions,fuse-regions"
+    packed = "fuse-linears,fuse-convolutions,plan-regions,fuse-regions"
     rounded = {
         "int8": "fuse-linears{weights='int8'}",
         "int8-static": "fuse-linears{weights='int8' activations='static'}",

@@ -30,6 +30,7 @@ class FusedConvolution(Protocol):
     padding: tuple[Pair, Pair]
     dilation: Pair
     groups: int
+    memory_format: str
 
     @property
     def activation(self) -> tuple[Any, ...]:

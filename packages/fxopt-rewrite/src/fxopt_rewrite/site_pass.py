@@ -61,6 +61,9 @@ class SitePass(Transformation, Generic[SiteT]):
     def rewrite(self, site: SiteT, edit: Editor) -> None:
         """Rewrite a legal site."""
 
+    def settle(self, edit: Editor) -> None:
+        """Complete new modules by what their neighbours have become, once all sites are rewritten."""
+
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Match, check and rewrite; return the same graph module."""
         run = current_run()
@@ -88,6 +91,7 @@ class SitePass(Transformation, Generic[SiteT]):
             refusals, rewritten = self._round(index, edit, ask)
         for refusal in refusals:
             edit.refuse(refusal)
+        self.settle(edit)
         edit.finish()
 
     def _round(self, index: GraphIndex, edit: Editor, ask: _Asking) -> tuple[list[Refusal], int]:

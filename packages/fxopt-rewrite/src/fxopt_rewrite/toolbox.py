@@ -12,7 +12,7 @@ from fxopt_rewrite.conv_layers import FusedConvolution, is_fused_convolution
 from fxopt_rewrite.dtypes import dtype_kind
 from fxopt_rewrite.effects.modules import is_plain_module
 from fxopt_rewrite.effects.same_views import is_view
-from fxopt_rewrite.fast_paths import is_plain_tensor, needs_gradient, runs_plainly
+from fxopt_rewrite.fast_paths import is_plain_tensor, needs_gradient, runs_in_transform, runs_plainly
 from fxopt_rewrite.layers import module_with
 from fxopt_rewrite.module_rows import check_settings, check_targets, check_values
 from fxopt_rewrite.ops.names import MISSING, argument, aten_overloads
@@ -52,6 +52,7 @@ __all__ = [
     "owner_of",
     "plain_name",
     "read_call",
+    "runs_in_transform",
     "runs_plainly",
     "start_branching",
     "stop_branching",

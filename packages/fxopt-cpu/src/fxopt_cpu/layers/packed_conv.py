@@ -14,9 +14,10 @@ from torch import Tensor
 from fxopt_cpu.layers.epilogue import NONE
 from fxopt_cpu.layers.packed_layer import PackedLayer, bias_fits, runs_by_onednn
 from fxopt_cpu.operators import onednn
-from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient
+from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_in_transform
 
 Pair = tuple[int, int]
+_FORMATS = ("preserve", "contiguous", "channels_last")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class PackedConv2d(PackedLayer):
 
     The operator runs where it computes the same: on dense float32 or bfloat16 CPU tensors, where no gradient is needed
     and nothing intercepts the call (``torch.compile``, ``torch.export``, ``torch.func``, autocast, modes). Everything
-    else goes to torch's own ``conv2d``. The result has the memory format of the input.
+    else goes to torch's own ``conv2d``.
 
     Args:
         in_channels: number of channels of the input.
@@ -60,7 +61,8 @@ class PackedConv2d(PackedLayer):
         groups: number of groups of channels.
         bias: whether it has a bias.
         activation: name and numbers of the activation of the sum, as `Activation` has them.
-        channels_last: whether results are always channels last, as the operator returns them.
+        memory_format: of results, "channels_last" as the operator returns them, "contiguous", or "preserve": that of
+            the input.
         adds: whether it is called with a value to add.
         overwrites: whether the result may overwrite ``other``, because nothing reads that later. It does if ``other``
             is channels last.
@@ -86,7 +88,7 @@ class PackedConv2d(PackedLayer):
         groups: int = 1,
         bias: bool = True,
         activation: tuple[Any, ...] = (),
-        channels_last: bool = False,
+        memory_format: str = "preserve",
         adds: bool = False,
         overwrites: bool = False,
         device: torch.device | str | None = None,
@@ -96,7 +98,7 @@ class PackedConv2d(PackedLayer):
         super().__init__(shape, activation, bias=bias, device=device, dtype=dtype)
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.channels_last, self.adds, self.overwrites = channels_last, adds, overwrites
+        self.memory_format, self.adds, self.overwrites = memory_format, adds, overwrites
         self._prepare()
 
     def _prepare(self) -> None:
@@ -115,7 +117,9 @@ class PackedConv2d(PackedLayer):
         super().check_attributes()
         sizes = {"kernel_size": (1, 1), "stride": (1, 1), "dilation": (1, 1), "padding": ((0, 0), (0, 0))}
         check_settings(self, in_channels=1, out_channels=0, groups=1, **sizes)
-        check_settings(self, channels_last=bool, adds=bool, overwrites=bool)
+        check_settings(self, adds=bool, overwrites=bool)
+        if self.memory_format not in _FORMATS:
+            raise ValueError(f"memory_format is {self.memory_format!r:.40}, expected one of {', '.join(_FORMATS)}")
         self._prepare()
 
     @property
@@ -151,7 +155,7 @@ class PackedConv2d(PackedLayer):
             return self._in_format(result if self._activates else self.activation(result), input)
         result = self._run_operator(input, packed, bias, plan, self._unary)
         result = result if self._activates else self.activation(result)
-        return result if self.channels_last else self._in_format(result, input)
+        return self._in_format(result, input)
 
     def _sum(self, input: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan) -> Tensor:
         """Return the activation of a sum; the operator needs equal shapes, and ReLU or no activation."""
@@ -198,11 +202,11 @@ class PackedConv2d(PackedLayer):
         return result[:, :, row : row + height, column : column + width]
 
     def _in_format(self, result: Tensor, input: Tensor) -> Tensor:
-        """Return a result of the operator, channels last or in the memory format of the input."""
-        last = torch.channels_last
-        if self.channels_last or (input.is_contiguous(memory_format=last) and not input.is_contiguous()):
-            return result.contiguous(memory_format=last)
-        return result.contiguous()
+        """Return a result of the operator in the memory format that it is to have."""
+        is_last = self.memory_format == "channels_last"
+        if self.memory_format == "preserve":
+            is_last = input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
+        return result.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
 
     def _plain(self, input: Tensor, other: Tensor | None) -> Tensor:
         """Return the result of torch's own functions."""
@@ -211,7 +215,10 @@ class PackedConv2d(PackedLayer):
         padded = input if even else F.pad(input, (*columns, *rows))
         padding = (rows[0], columns[0]) if even else (0, 0)
         result = F.conv2d(padded, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
-        return self.activation(result if other is None else result + other)
+        result = self.activation(result if other is None else result + other)
+        if self.memory_format == "channels_last" and isinstance(result, Tensor) and result.dim() == 4:  # type: ignore[redundant-expr]  # a Proxy while fx traces
+            return result if runs_in_transform() else result.contiguous(memory_format=torch.channels_last)
+        return result.contiguous() if self.memory_format == "contiguous" else result
 
     def by_torch(self) -> Callable[..., Tensor]:
         """Return a function that computes the same with torch's own, the current weights as constants."""
@@ -272,7 +279,7 @@ class PackedConv2d(PackedLayer):
         shown += f", dilation={self.dilation}" if self.dilation != (1, 1) else ""
         shown += f", groups={self.groups}" if self.groups != 1 else ""
         shown += ", bias=False" if self.bias is None else ""
-        shown += ", channels_last=True" if self.channels_last else ""
+        shown += "" if self.memory_format == "preserve" else f", memory_format={self.memory_format}"
         shown += ", overwrites=True" if self.overwrites else ""
         return shown if self.activation == NONE else f"{shown}, activation={self.activation}"
 

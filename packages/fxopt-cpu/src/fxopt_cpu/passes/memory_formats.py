@@ -1,4 +1,4 @@
-"""How operations treat the memory format of their input: which preserve it, and which choose their own."""
+"""How operations treat the memory format of their input, and which values may be channels last."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import torch
 from torch import SymInt
 from torch.fx import Node
 
-from fxopt_rewrite import TensorFacts, same_size, tensor_facts
+from fxopt_cpu.layers.attention import MergedAttention, RowAttention
+from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
+from fxopt_cpu.layers.packed_conv import PackedConv2d
+from fxopt_cpu.layers.panel_linear import PanelLinear
+from fxopt_rewrite import GraphIndex, TensorFacts, is_python_number, same_size, tensor_facts
 
 _ELEMENTWISE = """
 abs acos add addcdiv addcmul asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max
@@ -43,6 +47,7 @@ MAY_COPY = frozenset({"flatten", "reshape", "nn.Flatten", "contiguous", "to"})
 """Operations that return a view or a copy, depending on strides."""
 
 CHOOSES_STRIDES = {"linear", "nn.Linear", "addmm", "layer_norm", "nn.LayerNorm", "native_layer_norm", "contiguous"}
+CHOOSES_STRIDES |= {"matmul", "mm", "bmm"}
 """Operations whose result has the same strides for any strides of the input."""
 
 _READS_SIZES = frozenset(
@@ -53,6 +58,48 @@ _READS_SIZES = frozenset(
 def reads_sizes(node: Node, operation: str | None) -> bool:
     """Return whether a node only reads sizes, dtype or device."""
     return (node.args[1] if node.target is getattr else operation) in _READS_SIZES
+
+
+_LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
+
+
+def may_be_channels_last(node: Node, index: GraphIndex) -> list[Node] | None:
+    """Return what else changes its strides if a value becomes channels last; None if a reader may compute otherwise.
+
+    A view that would become a copy is such a reader where what it views is written later.
+    """
+    found: dict[Node, None] = {}
+    waiting = [node]
+    while waiting:
+        value = waiting.pop()
+        for user in value.users:
+            follows = _follows(value, user, index)
+            if follows is None:
+                return None
+            if follows and user not in found:
+                found[user] = None
+                waiting.append(user)
+    return list(found)
+
+
+def _follows(value: Node, user: Node, index: GraphIndex) -> bool | None:
+    """Return whether the strides of a reader's result follow from those of a value; None if more of it may."""
+    module = index.module_of(user)
+    if isinstance(module, PackedConv2d):
+        return module.memory_format == "preserve"
+    if isinstance(module, _LAYERS):
+        return False
+    if user.op == "output":
+        return None
+    effect = index.effects.effect(user)
+    plain = None if effect.operation is None else effect.operation.removesuffix("_")
+    if reads_sizes(user, effect.operation) or (user.op == "call_function" and is_python_number(user)):
+        return False
+    if plain in MAY_COPY and index.effects.written_between(value, user, index.nodes[-1]):
+        return None
+    if plain in CHOOSES_STRIDES:
+        return None if effect.writes else False
+    return True if plain in PRESERVES_FORMAT or plain in CHANGES_STRIDES else None
 
 
 def is_ambiguous(facts: TensorFacts) -> bool:

@@ -37,9 +37,9 @@ class FuseRegions(ReversibleTransformation):
         to thirty runs of the model.
 
     >>> import torch
-    >>> from fxopt_cpu import PackConvolutions
+    >>> from fxopt_cpu import FuseConvolutions
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.ReLU()).eval()
-    >>> print(FuseRegions()(PackConvolutions()(torch.fx.symbolic_trace(model))).code.strip())
+    >>> print(FuseRegions()(FuseConvolutions()(torch.fx.symbolic_trace(model))).code.strip())
     def forward(self, input):
         input_1 = input
         outputs = run_region(self, '_0_packed', '_0_packed', input_1)

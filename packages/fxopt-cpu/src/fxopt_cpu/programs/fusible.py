@@ -21,9 +21,9 @@ _KNOWN = PRESERVES_FORMAT | CHANGES_STRIDES | CHOOSES_STRIDES | {"view", "view_a
 def regions_of(graph_module: GraphModule) -> Iterator[Region]:
     """Yield the regions of a graph, in order; linear in the number of nodes.
 
-    >>> from fxopt_cpu import PackConvolutions
+    >>> from fxopt_cpu import FuseConvolutions
     >>> model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.Conv2d(1, 1, 1)).eval()
-    >>> graph_module = PackConvolutions()(torch.fx.symbolic_trace(model))
+    >>> graph_module = FuseConvolutions()(torch.fx.symbolic_trace(model))
     >>> [[node.name for node in region.nodes] for region in regions_of(graph_module)]
     [['_0_packed', '_2'], ['_4_packed']]
     """

@@ -75,7 +75,8 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
     if node.op == "get_attr":
         return _on_meta(index.attribute_of(node))  # type: ignore[arg-type]  # regions read nothing else
     if is_fused_convolution(module):
-        last = any(map(_is_channels_last, (args[0], module.weight)))
+        follows = module.memory_format == "preserve" and any(map(_is_channels_last, (args[0], module.weight)))
+        last = follows or module.memory_format == "channels_last"
         return torch.empty(made.shape, device="meta", memory_format=_FORMATS[last])
     if isinstance(module, (*LAYERS, *NORMS)):
         return torch.empty(made.shape, device="meta")

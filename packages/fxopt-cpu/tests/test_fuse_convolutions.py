@@ -1,4 +1,4 @@
-"""`PackConvolutions`: which convolutions, what goes along with them, and what has to stay."""
+"""`FuseConvolutions`: which convolutions, what goes along with them, and what has to stay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onednn_forms import FORMS, assert_computes, check, operations, packed
 from torch import Tensor, nn
 
 from fxopt_core import history
-from fxopt_cpu import ConvertToChannelsLast, PackConvolutions
+from fxopt_cpu import FuseConvolutions
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of, refused
@@ -49,7 +49,7 @@ ACTIVATIONS = [
 def test_an_activation_goes_along(form: Form, activation: nn.Module) -> None:
     layer = conv()
     model = nn.Sequential(layer, activation).eval()
-    found = check(PackConvolutions(), model, X, sites=1, form=form, others=OTHERS)
+    found = check(FuseConvolutions(), model, X, sites=1, form=form, others=OTHERS)
     assert [name for name in operations(found) if name != "GuardsFn"] == ["PackedConv2d"]
     assert list(found.state_dict()) == ["0_packed.weight", "0_packed.bias"]
     assert found.state_dict()["0_packed.weight"].data_ptr() == layer.weight.data_ptr()
@@ -70,7 +70,7 @@ CALLS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_every_form_of_call_is_read(call: str) -> None:
     function, shown = CALLS[call]
-    found = check(PackConvolutions(), Computes(function, conv=conv()), X, sites=1)
+    found = check(FuseConvolutions(), Computes(function, conv=conv()), X, sites=1)
     assert [str(layer.activation) for layer in packed(found)] == [shown]
 
 
@@ -86,7 +86,7 @@ NOT_ALONG: dict[str, Callable[[Any, Tensor], Any]] = {
 
 @pytest.mark.parametrize("case", NOT_ALONG)
 def test_what_does_not_go_along_stays(case: str) -> None:
-    found = check(PackConvolutions(), Computes(NOT_ALONG[case], conv=conv()), X, sites=1)
+    found = check(FuseConvolutions(), Computes(NOT_ALONG[case], conv=conv()), X, sites=1)
     assert [str(layer.activation) for layer in packed(found)] == ["none"]
 
 
@@ -132,12 +132,12 @@ def test_a_sum_goes_along_where_it_may(form: Form, case: str, last: bool) -> Non
     model = Computes(function, **layers)
     if last:
         found = infer_shapes(torch.fx.symbolic_trace(model), X) if form == "modules" else graph_of(model, form, X)
-        PackConvolutions()(ConvertToChannelsLast()(found))
+        FuseConvolutions()(found)
         with torch.no_grad():
             assert_computes(found, model, X)
             assert_computes(found, model, X.contiguous(memory_format=torch.channels_last))
     else:
-        found = check(PackConvolutions(), model, X, sites=len(shown), form=form, others=OTHERS)
+        found = check(FuseConvolutions(), model, X, sites=len(shown), form=form, others=OTHERS)
     assert [str(layer.activation) for layer in packed(found)] == shown
 
 
@@ -156,7 +156,7 @@ OVERWRITES = {
 @pytest.mark.parametrize("case", OVERWRITES)
 def test_a_sum_is_written_over_what_nothing_reads_any_more(case: str) -> None:
     layers = {"one": nn.Conv2d(3, 3, 3, padding=1), "two": nn.Conv2d(3, 3, 3, padding=1)}
-    found = PackConvolutions()(graph_of(Computes(SUMS[case][0], **layers), "modules", X))
+    found = FuseConvolutions()(graph_of(Computes(SUMS[case][0], **layers), "modules", X))
     modules = [getattr(found, f"{name}_packed", None) for name in ("one", "two")]
     assert tuple(getattr(module, "overwrites", False) for module in modules) == OVERWRITES[case]
 
@@ -177,7 +177,7 @@ PADDINGS: dict[str, tuple[nn.Module, dict[str, Any], bool]] = {
 def test_zeros_before_a_convolution_go_along(case: str) -> None:
     padding, options, along = PADDINGS[case]
     model = nn.Sequential(padding, conv(**options)).eval()
-    found = check(PackConvolutions(), model, X, sites=1, others=OTHERS)
+    found = check(FuseConvolutions(), model, X, sites=1, others=OTHERS)
     assert len([name for name in operations(found) if name != "GuardsFn"]) == (1 if along else 2)
 
 
@@ -185,12 +185,12 @@ def test_zeros_before_a_convolution_go_along(case: str) -> None:
 @pytest.mark.parametrize("padding", ["same", "valid", 1, (1, 2)])
 def test_padding_of_every_kind(padding: Any) -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, (4, 3), padding=padding, dilation=(1, 2), bias=False)).eval()
-    check(PackConvolutions(), model, X, sites=1, others=OTHERS)
+    check(FuseConvolutions(), model, X, sites=1, others=OTHERS)
 
 
 def test_padded_values_that_are_read_elsewhere_stay() -> None:
     model = Computes(lambda m, x: (lambda y: (m.conv(y), y))(F.pad(x, (1, 1, 1, 1))), conv=conv())
-    found = check(PackConvolutions(), model, X, sites=1)
+    found = check(FuseConvolutions(), model, X, sites=1)
     assert [layer.padding for layer in packed(found)] == [((0, 0), (0, 0))]
 
 
@@ -204,21 +204,21 @@ WRITTEN: dict[str, Callable[[Any, Tensor], Any]] = {
 @pytest.mark.parametrize("case", WRITTEN)
 def test_values_that_are_written_between(case: str) -> None:
     model = Computes(WRITTEN[case], one=nn.Conv2d(3, 3, 3, padding=1))
-    check(PackConvolutions(), model, X, sites=1)
+    check(FuseConvolutions(), model, X, sites=1)
 
 
 def test_a_rectifier_that_serves_twice_is_kept_as_long_as_something_calls_it() -> None:
     model = Computes(lambda m, x: m.act(m.two(m.act(m.one(x)))), one=conv(), two=nn.Conv2d(6, 3, 1), act=nn.ReLU())
-    found = check(PackConvolutions(), model, X, sites=2)
+    found = check(FuseConvolutions(), model, X, sites=2)
     assert not hasattr(found, "act")
     model = Computes(lambda m, x: m.act(m.one(m.act(x))), one=conv(), act=nn.ReLU())
-    assert hasattr(check(PackConvolutions(), model, X, sites=1), "act")
+    assert hasattr(check(FuseConvolutions(), model, X, sites=1), "act")
 
 
 def test_rectifiers_with_hooks_stay() -> None:
     hooked = nn.ReLU()
     hooked.register_forward_hook(lambda module, args, output: output * 3)
-    found = check(PackConvolutions(), nn.Sequential(conv(), hooked), X, sites=1)
+    found = check(FuseConvolutions(), nn.Sequential(conv(), hooked), X, sites=1)
     assert hasattr(found, "1")
 
 
@@ -231,7 +231,7 @@ def test_what_is_refused_and_why() -> None:
         a=hooked, b=conv(padding=1, padding_mode="reflect"), c=shared, d=tied, e=other, f=conv().double(),
     )  # fmt: skip
     graph_module = torch.fx.symbolic_trace(model)
-    PackConvolutions()(graph_module)
+    FuseConvolutions()(graph_module)
     assert not history(graph_module)[-1].rewrites
     assert refused(graph_module) == [
         ("a", "hooks"), ("b", "padding-mode"), ("c", "shared-module"), ("c", "shared-module"),
@@ -241,14 +241,14 @@ def test_what_is_refused_and_why() -> None:
 
 def test_other_dimensions_are_refused() -> None:
     model = nn.Sequential(nn.Conv3d(3, 4, 1), nn.Flatten(2), nn.Conv1d(4, 4, 1), nn.ConvTranspose1d(4, 2, 1))
-    graph_module = PackConvolutions()(torch.fx.symbolic_trace(model), expect=0)
+    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(model), expect=0)
     assert refused(graph_module) == [(name, "other-convolution") for name in "023"]
 
 
 def test_a_processor_without_the_operators_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     graph_module = torch.fx.symbolic_trace(nn.Sequential(conv(), nn.ReLU()))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    PackConvolutions()(graph_module)
+    FuseConvolutions()(graph_module)
     (refusal,) = history(graph_module)[-1].refusals
     assert (refusal.site, refusal.reason) == ("0", "no-operators")
     assert "`0`" in refusal.message
@@ -267,7 +267,7 @@ def test_another_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_parameters_are_those_of_before_with_their_flags() -> None:
     layer = conv()
     layer.weight.requires_grad_(False)
-    graph_module = PackConvolutions()(torch.fx.symbolic_trace(nn.Sequential(layer, nn.ReLU()).train()))
+    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(nn.Sequential(layer, nn.ReLU()).train()))
     (found,) = packed(graph_module)
     assert found.training
     assert found.weight is layer.weight
@@ -275,5 +275,5 @@ def test_the_parameters_are_those_of_before_with_their_flags() -> None:
 
 
 def test_meta_modules_are_rewritten_without_memory() -> None:
-    graph_module = PackConvolutions()(torch.fx.symbolic_trace(nn.Sequential(conv(), nn.ReLU()).to("meta")), expect=1)
+    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(nn.Sequential(conv(), nn.ReLU()).to("meta")), expect=1)
     assert graph_module(X.to("meta")).is_meta

@@ -14,8 +14,8 @@ from fxopt_cpu.layers.epilogue import NONE, Activation
 from fxopt_cpu.layers.packed_conv import PackedConv2d, Pair
 from fxopt_cpu.layers.packed_layer import insert_packed, packing_refusal
 from fxopt_cpu.operators.onednn import ALTER_EXTREMES, HIDE_NAN
-from fxopt_cpu.passes.channels_last_regions import Layouts
 from fxopt_cpu.passes.matching import REASONS
+from fxopt_cpu.passes.memory_formats import format_of, is_ambiguous, may_be_channels_last
 from fxopt_cpu.passes.neighbours import Padding, Sum, activation_after, padding_before, sum_after
 from fxopt_rewrite import (
     ConvolutionCall,
@@ -39,7 +39,6 @@ class ConvolutionSite:
         sum: the addition after it, or None.
         last: the node whose value the packed module computes.
         activation: the activation at the end.
-        channels_last: whether its input is channels last.
     """
 
     call: ConvolutionCall
@@ -47,7 +46,6 @@ class ConvolutionSite:
     sum: Sum | None
     last: Node
     activation: Activation
-    channels_last: bool = False
 
     @property
     def label(self) -> str:
@@ -67,14 +65,20 @@ class ConvolutionSite:
         return self.call.input if self.padding is None else self.padding.input
 
 
-class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
+class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
     """``activation(conv2d(pad(x)) + other)`` -> ``packed(x, other)``: one call of oneDNN's operator.
 
     Zero padding, the addition of a value of the same shape, and an activation (those of `FuseLinears`) are included if
     nothing else reads the values between them; after a sum, the operator only takes ReLU. In a convolution, oneDNN's
     ReLU, hardtanh and hardsigmoid make a number of NaN, which the record notes at each site. Parameters are unchanged:
-    `PackedConv2d` packs a copy when it first runs. Refused: other dtypes and devices, processors without the operators,
-    and shared, tied and mutated tensors.
+    `PackedConv2d` packs a copy when it first runs.
+
+    oneDNN computes convolutions channels last, and converts other images before and after each one. So a convolution
+    leaves its result channels last where every reader computes the same from it: other convolutions, operations on
+    images and sums of their values. One whose result is returned or viewed gives the strides of before, if they are
+    known (`infer_shapes`).
+
+    Refused: other dtypes and devices, processors without the operators, and shared, tied and mutated tensors.
 
     Args:
         keep_nan: whether these, and hardswish, whose results above 1e37 differ, stay calls of torch's own.
@@ -89,7 +93,7 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
 
     >>> import torch
     >>> model = nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(3, 8, 3), nn.ReLU6()).eval()
-    >>> PackConvolutions()(torch.fx.symbolic_trace(model)).get_submodule("1_packed")
+    >>> FuseConvolutions()(torch.fx.symbolic_trace(model)).get_submodule("1_packed")
     PackedConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), activation=hardtanh(0, 6))
     """
 
@@ -123,10 +127,7 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
                 kind = f"{'transposed' if call.transposed else 'plain'} over {call.dims}"
                 message = f"convolution `{call.label}` is {kind} dimensions; expected a plain one over 2"
                 sites.append(index.refuse(call.label, "other-convolution", message, node))
-        layouts = Layouts(index, moving=True)
-        for each in _without_early_overwrites(sites, index):
-            last = isinstance(each, ConvolutionSite) and layouts.is_channels_last(each.call.node)
-            yield replace(each, channels_last=True) if isinstance(each, ConvolutionSite) and last else each
+        yield from _without_early_overwrites(sites, index)
 
     def check(self, site: ConvolutionSite, index: GraphIndex) -> Refusal | None:
         """Refuse what oneDNN cannot compute, other padding than zeros, and shared, tied or mutated tensors."""
@@ -140,11 +141,21 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
         """Insert one module with the same parameters, and drop what it replaces."""
         if site.activation.name in HIDE_NAN:
             edit.note(f"oneDNN's {site.activation.name} makes a number of NaN")
-        if site.sum is None:
-            insert_packed(edit, _packed(site), site.call, site.nodes, [site.input], before=site.nodes[0])
-        else:
-            inputs = [site.input, site.sum.other]
-            insert_packed(edit, _packed(site), site.call, site.nodes, inputs, before=site.sum.node)
+        inputs = [site.input] if site.sum is None else [site.input, site.sum.other]
+        before = site.nodes[0] if site.sum is None else site.sum.node
+        insert_packed(edit, _packed(site), site.call, site.nodes, inputs, before=before)
+
+    def settle(self, edit: Editor) -> None:
+        """Let results stay channels last where every reader, as it is now, may have them so."""
+        index = GraphIndex(edit.index.graph_module)
+        for node in reversed(index.nodes):
+            module = index.module_of(node)
+            if isinstance(module, PackedConv2d) and module.memory_format != "channels_last":
+                others = may_be_channels_last(node, index)
+                if others is not None:
+                    module.memory_format = "channels_last"
+                    for each in (node, *others):  # whose strides are others now
+                        edit.undescribed(each)
 
     def _site(self, call: ConvolutionCall, index: GraphIndex, *, alone: bool = False) -> ConvolutionSite:
         """Return a convolution with all that can be packed with it; ``alone``, without a sum."""
@@ -163,6 +174,13 @@ class PackConvolutions(ReversibleSitePass[ConvolutionSite]):
     def _activation_after(self, index: GraphIndex, node: Node) -> tuple[Node, Activation]:
         last, activation = activation_after(index, node)
         return (node, NONE) if self.keep_nan and activation.name in ALTER_EXTREMES else (last, activation)
+
+
+def _format(site: ConvolutionSite) -> str:
+    """Return the memory format of a site's result, whatever its input has become; "preserve" where it is not known."""
+    facts = tensor_facts(site.last)
+    alike = facts is not None and is_ambiguous(facts)  # then the input decides
+    return format_of(site.input if alike else site.last) or "preserve"
 
 
 def _looks_like_conv2d(index: GraphIndex, node: Node) -> bool:
@@ -214,7 +232,7 @@ def _packed(site: ConvolutionSite) -> PackedConv2d:
         groups=call.groups,
         bias=call.bias is not None,
         activation=tuple(site.activation),
-        channels_last=site.channels_last,
+        memory_format=_format(site),
         adds=site.sum is not None,
         overwrites=site.sum is not None and site.sum.last and site.sum.other is not site.input,
         device="meta",
