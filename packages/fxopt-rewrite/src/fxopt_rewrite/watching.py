@@ -64,6 +64,16 @@ class Watched:
         same = state_of(tensors) == self._state and not any(map(is_gone, self._storages))
         return same and b"".join(self._words) == self._numbers  # read last: the memory is theirs
 
+    @classmethod
+    def joined(cls, parts: Iterable[Watched]) -> Watched:
+        """Return one for the tensors of several, one after the other, each as it was at its moment."""
+        made = cls(())
+        for part in parts:
+            for name in ("_state", "_references", "_storages", "_words"):
+                getattr(made, name).extend(getattr(part, name))
+            made._numbers += part._numbers
+        return made
+
     def are(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these are the tensors, changed or not."""
         return list(map(id, tensors)) == [each for each, *_ in self._state]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
+from fxopt_core.changes import changed
 from fxopt_core.errors import FxoptError
 from fxopt_core.gc_pause import collector_paused
 from fxopt_core.state.containers import CONTAINERS, MOSTLY_EMPTY, Containers, put_back
@@ -418,7 +419,8 @@ class Snapshot:
             *((each, each.restore_flags) for each in tensors),
             *((each, each.restore) for each in modules),
         ]
-        with collector_paused(), _raw_tensors():
+        with collector_paused(), _raw_tensors(), ExitStack() as after:
+            after.callback(changed)
             for module in modules:
                 module.revive()
             for state, step in steps:

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from fxopt_cpu.layers.thawing import Layer
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_plainly
@@ -18,7 +19,7 @@ LARGEST_HEAD = 256
 _FLOAT = torch.float32
 
 
-class _Attention(nn.Module):
+class _Attention(Layer):
     """What both have: settings that are plain data, and no parameters."""
 
     only_computes = True

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt_cpu.layers.epilogue import NORM_CODES, Activation, Norm, check_epilogue
+from fxopt_cpu.layers.thawing import Layer
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_plainly
@@ -20,7 +21,7 @@ _FLOAT = torch.float32
 MOST_TABLES = 8
 
 
-class SumNorm(nn.Module):
+class SumNorm(Layer):
     """``norm(x)`` or ``norm(x + residual)``: a layer norm or RMS norm over the last dimension.
 
     Args:
@@ -66,7 +67,7 @@ class SumNorm(nn.Module):
         return f"{self.features}, {self._norm[0]}, eps={self._norm[1]:g}"
 
 
-class EmbeddingNorm(nn.Module):
+class EmbeddingNorm(Layer):
     """``norm(tables[0][ids[0]] + tables[1][ids[1]] + ...)``: rows of several tables, and their norm.
 
     The sizes of ``ids`` broadcast. The norm is over the last dimension, or absent.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from fxopt_cpu.layers.epilogue import NONE
 from fxopt_cpu.layers.packed_layer import PackedLayer, bias_fits, runs_by_onednn
+from fxopt_cpu.layers.thawing import Packed, Thawing, thawing
 from fxopt_cpu.operators import onednn
+from fxopt_cpu.operators.conv import unpack_convolution, unpack_depthwise
+from fxopt_rewrite import Watched
 from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_in_transform
 
 Pair = tuple[int, int]
@@ -37,6 +41,17 @@ class ConvolutionPlan:
     pad: tuple[int, ...] | None = None
     crop: Pair | None = None
     one_row: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class ConvolutionPanels(Packed):
+    """A weight as plans read it.
+
+    Attributes:
+        panels: the weight.
+    """
+
+    panels: Tensor
 
 
 class PackedConv2d(PackedLayer):
@@ -74,6 +89,8 @@ class PackedConv2d(PackedLayer):
     (tensor([[[[0., 1.]]]]), tensor([[[[4.]]]]))
     """
 
+    __slots__ = ("_panels",)
+    _panels: ConvolutionPanels | None
     is_fused_convolution = True  # as `fxopt_rewrite.conv_layers.FusedConvolution` says
 
     def __init__(
@@ -251,6 +268,50 @@ class PackedConv2d(PackedLayer):
         else:
             packed = onednn.pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape))
         return self.packing.keep(weight, bias, packed)
+
+    def packed(self, pack: Callable[[Any], Tensor] | None = None) -> ConvolutionPanels | None:
+        """Return the weight as plans read it, while it has not changed; then what a function packs, or None.
+
+        The plain weight is dropped as that of `PanelLinear` is, but not where calls of this layer have packed it, too.
+        """
+        held = self.holder
+        packed: ConvolutionPanels | None = getattr(self, "_panels", None)
+        if packed is not None and packed.stands_for(held, drops=self.drops):
+            return packed
+        self._panels = None
+        if pack is not None:
+            self.packing.clear()
+            panels = pack(self)
+            self._panels = ConvolutionPanels(
+                Watched([held["weight"]]), {"weight": partial(self._unpacked, panels)}, panels
+            )
+        return self._panels
+
+    @property
+    def holder(self) -> Thawing:
+        """The dictionary that has the weight."""
+        return thawing(self, "_parameters")
+
+    @property
+    def drops(self) -> bool:
+        """Whether the plain weight may be dropped."""
+        return self.packing.is_empty and (self.groups == 1 or self.in_channels == self.out_channels == self.groups)
+
+    def _unpacked(self, panels: Tensor) -> Tensor:
+        """Return the plain weight."""
+        if self.groups == 1:
+            weight = unpack_convolution(panels, self.out_channels, self.in_channels, self.kernel_size)
+        else:
+            weight = unpack_depthwise(panels, self.out_channels, self.kernel_size)
+        return weight.clone(memory_format=torch.contiguous_format)
+
+    def forget_derived(self) -> None:
+        """Drop what was made of the weight."""
+        super().forget_derived()
+        held = self._parameters
+        if isinstance(held, Thawing):
+            held.thaw()
+        self._panels = None
 
     def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
         """Return how to compute inputs of a shape; None for shapes that torch refuses, and for empty tensors."""

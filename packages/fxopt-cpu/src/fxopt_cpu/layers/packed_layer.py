@@ -15,6 +15,7 @@ from torch.fx import Node
 from fxopt_core import Refusal
 from fxopt_cpu._torch import mkldnn_enabled
 from fxopt_cpu.layers.epilogue import Activation, Norm, check_epilogue
+from fxopt_cpu.layers.thawing import Layer
 from fxopt_cpu.operators.onednn import why_unsupported
 from fxopt_rewrite import (
     ConvolutionCall,
@@ -62,6 +63,11 @@ class Packing(Generic[PlanT]):
         self._bias: tuple[Tensor | None, int] = (None, 0)
         self._packed: Tensor | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no packed weight."""
+        return self._packed is None
+
     def packed(self, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Return the packed copy of a weight; None if there is none, the weight has changed, or the bias is another."""
         former, place = self._bias  # its numbers are read at each call
@@ -100,7 +106,7 @@ class Packing(Generic[PlanT]):
         return Packing, ()
 
 
-class PackedLayer(nn.Module):
+class PackedLayer(Layer):
     """A layer with plain parameters ``weight`` and ``bias``, and what it has prepared for its fast path.
 
     That is in a slot, not in ``__dict__``, so that nothing that reads, copies or saves a module's attributes sees it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation, Norm, check_epilogue
-from fxopt_cpu.layers.thawing import Thawing
+from fxopt_cpu.layers.thawing import Layer, Packed, Thawing, thawing
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_cpu.operators.linear import pack, pack_bytes, shifted_sums, unpack
@@ -23,34 +23,31 @@ LINEAR = without_gradient(torch.ops.fxopt.linear.default)
 _FLOAT = torch.float32
 _TAKEN = (torch.float32, torch.bfloat16, torch.int8)
 _HALVES = (torch.bfloat16, torch.float16)
+_SMALL = ("bias", "norm_weight", "norm_bias")
 
 
 @dataclass(slots=True, eq=False)
-class Panels:
+class Panels(Packed):
     """What a layer is packed into.
 
     Attributes:
-        made_of: the tensors that it was made of, as they were.
         panels: the weight.
         scale: the scales of integers, by column; None for floating-point weights.
         sums: the sums of the integers, by column, and of their products with the inputs' shifts; None likewise.
         rounding: factors and shifts of inputs; None where they are rounded by rows.
+        small: by their names, bias and weights of the norm in float32, where they are not.
         trains: whether the weight required a gradient.
     """
 
-    made_of: Watched
     panels: Tensor
     scale: Tensor | None
     sums: Tensor | None
     rounding: Tensor | None
+    small: Mapping[str, Tensor]
     trains: bool
 
-    def watch(self, tensors: list[Tensor]) -> None:
-        """Take tensors of the same values for those that it was made of."""
-        self.made_of = Watched(tensors)
 
-
-class PanelLinear(nn.Module):
+class PanelLinear(Layer):
     """``norm(activation(x @ weight.T + bias) + residual)``, or ``activation(x @ gate.T) * (x @ up.T)``.
 
     ``x`` is (..., in_features), ``weight`` (out_features, in_features) in float32 or bfloat16, a parameter, or in int8,
@@ -85,6 +82,7 @@ class PanelLinear(nn.Module):
 
     __slots__ = ("_panels",)
     only_computes = True
+    drops = True  # the plain weight
     own_parameters: ClassVar = frozenset({"weight", "bias", "norm_weight", "norm_bias", "original_weight"})
     own_buffers: ClassVar = frozenset({"weight", "scale", "rounding"})
 
@@ -198,30 +196,20 @@ class PanelLinear(nn.Module):
         if packed is None:
             return None
         held: Any = self._parameters
-        small = tuple(_as_float(dict.get(held, key)) for key in ("bias", "norm_weight", "norm_bias"))
+        small = (packed.small[key] if key in packed.small else _as_float(dict.get(held, key)) for key in _SMALL)
         return packed.panels, packed.scale, packed.sums, packed.rounding, *small
 
     def packed(self) -> Panels | None:
         """Return the panels of the present weight; None where it cannot be packed."""
         packed = self.packing
-        held: Any = self._buffers if "weight" in self._buffers else self._parameters
-        if packed is not None:
-            if type(held) is not Thawing:  # a rollback has brought back the dictionary of before the packing
-                held = vars(self)["_buffers" if "weight" in self._buffers else "_parameters"] = Thawing(held)
-            if held.frozen:
-                return packed
-            makers = self._makers(packed)
-            present: list[Any] = [dict.get(held, key) for key in makers]
-            if packed.made_of.hold(present):
-                del present
-                if not held.droppable(*makers):
-                    return packed
-                # Single numbers may have been written unseen: dropping the tensor would lose them.
-                if all(torch.equal(dict.__getitem__(held, key), make()) for key, make in makers.items()):
-                    held.freeze(makers, packed.watch)
-                    return packed
-        del held  # which refers to the weight
+        if packed is not None and packed.stands_for(self.holder):
+            return packed
         return self._pack()
+
+    @property
+    def holder(self) -> Thawing:
+        """The dictionary that has the weight."""
+        return thawing(self, "_buffers" if "weight" in self._buffers else "_parameters")
 
     def _pack(self) -> Panels | None:
         """Pack the weight, where that is possible, and changes of it can be noticed."""
@@ -236,28 +224,26 @@ class PanelLinear(nn.Module):
             return None
         if rounding is not None and (tuple(rounding.shape) != (2, self.in_features) or rounding.is_inference()):
             return None
-        name = "_parameters" if scale is None else "_buffers"
-        if type(vars(self)[name]) is not Thawing:
-            vars(self)[name] = Thawing(vars(self)[name])
-        made_of = Watched([each for each in (weight, scale, rounding) if each is not None])
-        panels, scales, sums = _panels_of(weight, scale, 1 + self.gated)
+        parts = 1 + self.gated
+        panels, scales, sums = _panels_of(weight, scale, parts)
+        makers: dict[str, Callable[[], Tensor]] = {
+            "weight": partial(_weight, panels, parts, self.features, self.in_features)
+        }
+        if scales is not None:
+            makers["scale"] = partial(_scale, scales, parts, self.features)
         if rounding is not None:
             rounding = rounding.detach().to(_FLOAT, copy=True).contiguous()
             sums = torch.cat([cast("Tensor", sums), shifted_sums(panels, rounding[1])])
-        self._panels = packed = Panels(made_of, panels, scales, sums, rounding, weight.requires_grad)
+            makers["rounding"] = rounding.clone
+        held: Any = self.holder
+        small = {key: held[key].detach().float() for key in _SMALL if _is_narrow(held.get(key))}
+        makers |= {key: held[key].detach().clone().clone for key in small}
+        trains = any(held[key].requires_grad for key in makers)
         del weight, scale
-        vars(self)[name].freeze(self._makers(packed), packed.watch)
+        packed = Panels(Watched([held[key] for key in makers]), makers, panels, scales, sums, rounding, small, trains)
+        packed.freeze(held)
+        self._panels = packed
         return packed
-
-    def _makers(self, packed: Panels) -> dict[str, Callable[[], Tensor]]:
-        """Return what makes the plain tensors again."""
-        parts, features, inputs = 1 + self.gated, self.features, self.in_features
-        makers: dict[str, Callable[[], Tensor]] = {"weight": partial(_weight, packed.panels, parts, features, inputs)}
-        if packed.scale is not None:
-            makers["scale"] = partial(_scale, packed.scale, parts, features)
-        if packed.rounding is not None:
-            makers["rounding"] = packed.rounding.clone
-        return makers
 
     def forget_derived(self) -> None:
         """Drop the panels; the next call packs the weight again."""
@@ -314,6 +300,13 @@ class PanelLinear(nn.Module):
         if "rounding" in self._buffers:
             shown += ", static"
         return f"{shown}, gated=True" if self.gated else shown
+
+
+def _is_narrow(tensor: Tensor | None) -> bool:
+    """Return whether a bias is to be converted for the operator, and changes of it can be noticed."""
+    if tensor is None or type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype is _FLOAT:
+        return False
+    return tensor.is_cpu and not tensor.is_inference()
 
 
 def _as_float(tensor: Tensor | None) -> Tensor | None:

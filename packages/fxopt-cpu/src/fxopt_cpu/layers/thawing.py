@@ -5,6 +5,9 @@ once a layer is packed (it is *frozen*), and made again, bit for bit, as soon as
 attribute of the module, ``parameters()``, ``state_dict()``, a conversion, a copy, a pickle, a pass. All of them go
 through the methods of the dictionary, of which every one that gives or takes a value *thaws* it first. So nobody sees
 the difference, and no method of ``nn.Module`` is replaced.
+
+Thawing, and what writes to the dictionary, is told to `fxopt_core.changes`: a region knows by that number that its
+panels are still those of the weights. `Layer` tells of attributes.
 """
 
 from __future__ import annotations
@@ -12,18 +15,23 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fxopt_core.toolbox import changed
 from fxopt_cpu._torch import storage_count, without_functions, without_modes
+from fxopt_rewrite import Watched
 
 _LOCK = threading.RLock()
 _READ: Any = dict.__getitem__
 _WRITE: Any = dict.__setitem__
 _HARMLESS = frozenset({"__contains__", "__len__", "keys", "__new__", "__init__", "__sizeof__", "fromkeys"})
 """Methods of a dictionary that neither give nor take a value."""
+_WRITING = frozenset({"__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update"})
+"""Methods that change a dictionary."""
 
 
 class Thawing(dict[str, Any]):
@@ -46,8 +54,9 @@ class Thawing(dict[str, Any]):
 
     @property
     def frozen(self) -> bool:
-        """Whether some of the tensors exist as panels alone."""
-        return bool(getattr(self, "_made", None))
+        """Whether some of the tensors exist as panels alone; not if a rollback has written to the dictionary."""
+        made: Mapping[str, object] = getattr(self, "_made", {})
+        return bool(made) and all(dict.get(self, key, self) is None for key in made)
 
     def freeze(self, made: Mapping[str, Callable[[], Tensor]], thawed: Callable[[list[Tensor]], object] = len) -> bool:
         """Drop tensors that nothing else refers to, all of them or none; return whether they were dropped.
@@ -64,7 +73,7 @@ class Thawing(dict[str, Any]):
             makers: dict[str, _Maker] = {}
             for key, make in made.items():
                 old = _READ(self, key)
-                makers[key] = _Maker(make, type(old) is nn.Parameter, old.requires_grad, dict(vars(old)))
+                makers[key] = _Maker(make, type(old) is nn.Parameter, old.requires_grad, old.stride(), dict(vars(old)))
                 del old
             self._made, self._thawed = makers, thawed
             for key in makers:
@@ -87,6 +96,7 @@ class Thawing(dict[str, Any]):
             for key, tensor in found.items():
                 _WRITE(self, key, tensor)
             self._made = {}
+            changed()
 
     def __iter__(self) -> Iterator[str]:  # or else C code that copies dictionaries would see what is in this one
         """Return the names."""
@@ -117,16 +127,96 @@ class Thawing(dict[str, Any]):
         return dict, (dict(self.items()),)
 
 
+class Layer(nn.Module):
+    """A layer that tells of changes of its attributes; its parameters and buffers do so once they are `Thawing`.
+
+    Attributes that are written into ``__dict__`` itself are not noticed, nor are other methods of its class.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, and tell of it."""
+        if vars(self).get(name, self) is value:  # as `eval()` does before each call
+            return
+        try:
+            super().__setattr__(name, value)
+        finally:
+            changed()
+
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute, and tell of it."""
+        try:
+            super().__delattr__(name)
+        finally:
+            changed()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over the attributes of a file or a copy, and tell of it."""
+        try:
+            super().__setstate__(state)  # type: ignore[no-untyped-call]  # untyped in torch
+        finally:
+            changed()
+
+
+def thawing(module: nn.Module, name: str) -> Thawing:
+    """Return the parameters, buffers or children of a module, in a dictionary that tells of changes from now on."""
+    held = vars(module)[name]
+    if type(held) is not Thawing:  # at first, and where a rollback has brought back the one of before
+        held = vars(module)[name] = Thawing(held)
+    return held
+
+
+@dataclass(slots=True, eq=False)
+class Packed:
+    """What some tensors of a layer were packed into.
+
+    Attributes:
+        made_of: the tensors, as they were.
+        makers: by their names, what makes their values again.
+    """
+
+    made_of: Watched
+    makers: Mapping[str, Callable[[], Tensor]]
+
+    def freeze(self, held: Thawing) -> bool:
+        """Drop the plain tensors of a layer if nothing else refers to them; return whether they were dropped."""
+        return held.freeze(self.makers, self._thawed)
+
+    def stands_for(self, held: Thawing, *, drops: bool = True) -> bool:
+        """Return whether the tensors of a layer have not changed.
+
+        They are dropped if nothing else refers to them, unless that is not wanted.
+        """
+        if held.frozen:
+            return True
+        with _LOCK:  # no other thread drops or makes the tensors meanwhile
+            present: list[Any] = [dict.get(held, key) for key in self.makers]
+            if any(each is None for each in present) or not self.made_of.hold(present):
+                return bool(held.frozen)
+            del present
+            if drops and held.droppable(*self.makers):
+                # Single numbers may have been written unseen: dropping the tensor would lose them.
+                if not all(torch.equal(_READ(held, key), make()) for key, make in self.makers.items()):
+                    return False
+                self.freeze(held)
+            return True
+
+    def _thawed(self, tensors: list[Tensor]) -> None:
+        self.made_of = Watched(tensors)
+
+
 class _Maker(NamedTuple):
-    """Makes a dropped tensor again, with its type, flag and attributes."""
+    """Makes a dropped tensor again, with its type, flag, strides and attributes."""
 
     values: Callable[[], Tensor]
     is_parameter: bool
     trains: bool
+    strides: tuple[int, ...]
     attributes: dict[str, Any]
 
     def __call__(self) -> Tensor:
         values = self.values()
+        if values.stride() != self.strides:
+            values = torch.empty_strided(values.shape, self.strides, dtype=values.dtype).copy_(values)
         made = nn.Parameter(values, self.trains) if self.is_parameter else values
         vars(made).update(self.attributes)
         return made
@@ -141,7 +231,10 @@ def _is_droppable(held: Thawing, key: str) -> bool:
     tensor = _READ(held, key)
     if type(tensor) not in (nn.Parameter, Tensor) or sys.getrefcount(tensor) > 3:  # the dictionary, here, the argument
         return False
-    if tensor._use_count() > 1 or tensor.grad is not None or tensor._backward_hooks or not tensor.is_contiguous():
+    if tensor._use_count() > 1 or tensor.grad is not None or tensor._backward_hooks:
+        return False
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    if not (last or tensor.is_contiguous()):
         return False
     storage = tensor.untyped_storage()
     return storage_count(storage._cdata) <= 2 and not tensor.is_shared() and tensor.is_cpu
@@ -153,7 +246,11 @@ def _thawed_first(name: str) -> Callable[..., Any]:
     def method(self: Thawing, *args: Any, **kwargs: Any) -> Any:
         with _LOCK:  # so that no other thread drops what this one is about to get
             self.thaw()
-            return of_dict(self, *args, **kwargs)
+            try:
+                return of_dict(self, *args, **kwargs)
+            finally:
+                if name in _WRITING:
+                    changed()
 
     method.__name__, method.__doc__ = name, of_dict.__doc__
     return method

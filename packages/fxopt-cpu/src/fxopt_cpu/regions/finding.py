@@ -10,12 +10,13 @@ from torch.fx import GraphModule, Node
 
 from fxopt_cpu.layers.attention import MergedAttention, RowAttention
 from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
+from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.passes.layouts import SPLITS, STEPS, operation
 from fxopt_cpu.passes.matching import is_float
 from fxopt_cpu.regions.images import activation_of, convolutions_fit, pooling_of
 from fxopt_rewrite import GraphIndex, is_python_number
-from fxopt_rewrite.toolbox import Region, is_fused_convolution, is_plain_module
+from fxopt_rewrite.toolbox import Region, is_plain_module
 
 LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
 NORMS = (nn.LayerNorm, nn.RMSNorm)
@@ -71,7 +72,7 @@ def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
     while nodes and not _is_layer(index, nodes[-1]):
         nodes = nodes[:-1]
     modules = [index.module_of(node) for node in nodes]
-    if sum(isinstance(each, PanelLinear) or is_fused_convolution(each) for each in modules) < _FEWEST_LAYERS:
+    if sum(isinstance(each, PanelLinear | PackedConv2d) for each in modules) < _FEWEST_LAYERS:
         return
     region = Region.of(nodes)
     inside = set(nodes)
@@ -84,8 +85,7 @@ def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
 
 
 def _is_layer(index: GraphIndex, node: Node) -> bool:
-    module = index.module_of(node)
-    return isinstance(module, LAYERS) or is_fused_convolution(module)
+    return isinstance(index.module_of(node), (*LAYERS, PackedConv2d))
 
 
 def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
@@ -100,7 +100,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     module = index.module_of(node)
     is_view = isinstance(module, VIEW_MODULES) and len(node.args) == 1 and is_plain_module(module)
     if module is not None and not is_view:
-        known = type(module) in (*LAYERS, *NORMS) or (images and is_fused_convolution(module))
+        known = type(module) in (*LAYERS, *NORMS) or (images and type(module) is PackedConv2d)
         return known and is_plain_module(module)
     if node.op not in ("call_function", "call_method", "call_module"):
         return False

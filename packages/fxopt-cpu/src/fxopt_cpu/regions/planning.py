@@ -13,14 +13,17 @@ from torch.fx.node import map_arg
 from fxopt_cpu.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
 from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation
 from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
-from fxopt_cpu.layers.panel_linear import PanelLinear
+from fxopt_cpu.layers.packed_conv import ConvolutionPanels, PackedConv2d
+from fxopt_cpu.layers.panel_linear import PanelLinear, Panels
 from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
 from fxopt_cpu.passes.layouts import operation
 from fxopt_cpu.regions import images, strides
 from fxopt_cpu.regions.finding import COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS
 from fxopt_cpu.regions.strides import called
 from fxopt_rewrite import GraphIndex
-from fxopt_rewrite.toolbox import Region, is_fused_convolution
+from fxopt_rewrite.toolbox import Region
+
+PACKED = (PanelLinear, PackedConv2d)
 
 
 class UnplannableError(Exception):
@@ -44,12 +47,15 @@ class Planned(NamedTuple):
         return [each if result is None else each.as_strided(*result) for each, result in pairs]
 
 
-def plan_of(
-    graph_module: GraphModule, region: Region, values: Sequence[Any], panels: dict[object, Tensor]
-) -> Planned | None:
+def packed_of(module: PanelLinear | PackedConv2d) -> Panels | ConvolutionPanels | None:
+    """Return what a layer is packed into for plans, all of which share it; None where it cannot be."""
+    return module.packed() if isinstance(module, PanelLinear) else module.packed(images.panels_of)
+
+
+def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any]) -> Planned | None:
     """Return the plan of a region for inputs of these shapes, strides and dtypes; None where there is none.
 
-    The layers are packed, if they were not; convolutions into `panels`, which all plans of a region share.
+    The layers are packed, if they were not.
     """
     index, builder = GraphIndex(graph_module), PlanBuilder()
     made: dict[Node, Any] = {}
@@ -57,7 +63,7 @@ def plan_of(
         made[node] = builder.input(value) if isinstance(value, Tensor) else value
     try:
         for node in region.nodes:
-            made[node] = _Step(index, builder, made, panels).of(node)
+            made[node] = _Step(index, builder, made).of(node)
         strided = strides.layouts_of(index, region, values, made)
         results = []
         for node in region.outputs:
@@ -72,10 +78,8 @@ def plan_of(
 class _Step:
     """Adds what a node computes to a plan."""
 
-    def __init__(
-        self, index: GraphIndex, builder: PlanBuilder, made: Mapping[Node, Any], panels: dict[object, Tensor]
-    ) -> None:
-        self.index, self.builder, self.made, self.panels = index, builder, made, panels
+    def __init__(self, index: GraphIndex, builder: PlanBuilder, made: Mapping[Node, Any]) -> None:
+        self.index, self.builder, self.made = index, builder, made
 
     def of(self, node: Node) -> Any:
         """Return the value of a node, or the number."""
@@ -143,12 +147,12 @@ class _Step:
         _need(all(each.layout.numel() > 0 for each in args))
         if isinstance(module, PanelLinear):
             return self._linear(module, *args)
-        if is_fused_convolution(module):
+        if isinstance(module, PackedConv2d):
             _need(all(len(each.shape) == 4 and each.layout.dtype is torch.float32 for each in args))
             _need(args[0].shape[1] == module.in_channels)
-            if module not in self.panels:
-                self.panels[module] = images.panels_of(module)
-            panels = self.builder.weight(self.panels[module])
+            packed = packed_of(module)
+            assert packed is not None
+            panels = self.builder.weight(packed.panels)
             return images.convolve(self.builder, module, panels, self._weight(module.bias), *args)
         if isinstance(module, EmbeddingNorm):
             _need(all(each.layout.dtype is torch.int64 for each in args))

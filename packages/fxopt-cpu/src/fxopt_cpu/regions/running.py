@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from copy import copy
-from itertools import repeat
-from operator import contains, eq, is_
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -14,83 +13,137 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.nn.modules import module as global_hooks
 
-from fxopt_cpu.layers.panel_linear import PanelLinear
+from fxopt_core.toolbox import latest_change
+from fxopt_cpu.layers.thawing import Layer, Thawing, thawing
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_cpu.operators.plan import Plan
-from fxopt_cpu.regions.finding import LAYERS, regions_of
-from fxopt_cpu.regions.planning import Planned, plan_of
+from fxopt_cpu.regions.finding import regions_of
+from fxopt_cpu.regions.planning import PACKED, Planned, packed_of, plan_of
 from fxopt_rewrite import Watched, on_refresh
-from fxopt_rewrite.toolbox import is_edited, is_fused_convolution, runs_plainly
+from fxopt_rewrite.toolbox import is_edited, runs_plainly
 
 RUN = without_gradient(torch.ops.fxopt.run.default)
 _MOST_PLANS = 512  # encoders of sentences see a kind for each length and size of a batch
 _TAKEN = (torch.float32, torch.int64, torch.bool)
 _READ: Any = dict.__getitem__  # which does not thaw
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # those of gradients do nothing where there are none
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
-_FORWARD = repeat("forward")
+_TABLES = ("_modules", "_parameters", "_buffers")
 
 
 class Unchanged:
     """The modules that a region calls and the tensors that it reads: whether they are those of before.
 
-    Parameters beside the panels are operands of each call, so that it is enough that they are the same objects.
+    Layers of this family tell of their changes (`Layer`, `Thawing`), all of them by one number: they are compared only
+    after one of them has changed. What cannot tell is compared at each call: modules of torch, hooks, children of a
+    model's own modules, and weights that somebody else refers to. Parameters beside the panels are operands of each
+    call, so that it is enough that they are the same objects.
     """
 
     def __init__(self, graph_module: GraphModule, nodes: Iterable[Node]) -> None:
-        self._places: list[dict[str, Any]] = []
-        self._names: list[str] = []
-        self._found: list[Any] = []
+        self._places: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+        tables: dict[int, dict[str, Any]] = {}
         modules: dict[nn.Module, None] = {}
         for target in dict.fromkeys(str(node.target) for node in nodes if node.op in ("call_module", "get_attr")):
-            found = self._walk(graph_module, target)
+            found = self._walk(graph_module, target, tables)
             if isinstance(found, nn.Module):
                 modules[found] = None
-        self._layers = [module for module in modules if isinstance(module, PanelLinear)]
-        self._packings = [layer.packed() for layer in self._layers]
+        self._packed = [(module, packed_of(module)) for module in modules if isinstance(module, PACKED)]
+        makers: dict[nn.Module, Any] = {module: packed.makers for module, packed in self._packed if packed is not None}
         for module in modules:
-            for key in ("_parameters", "_buffers"):  # which a rollback replaces by those of before the packing
-                table = self._add(vars(module), key)
-                for name in table:
-                    if not isinstance(module, PanelLinear) or name not in ("weight", "scale", "rounding"):
-                        self._add(table, name)
-        self._owned = [vars(module) for module in modules]
-        others = [module for module in modules if not isinstance(module, LAYERS)]
-        self._others, self._attributes = others, [_attributes_of(module) for module in others]
+            for key in ("_parameters", "_buffers"):
+                held = thawing(module, key) if isinstance(module, Layer) else vars(module)[key]
+                self._add(vars(module), key)  # a rollback brings back the one of before
+                for name in dict.keys(held):
+                    if name not in makers.get(module, ()):
+                        self._add(held, name)
+                if not isinstance(module, Layer):
+                    tables[id(held)] = held
+        self._tables = list(tables.values())
+        self._snapshots: list[dict[str, Any]] = []
+        self._modules = list(modules)
+        self._states = [(type(module), _attributes_of(module)) for module in modules]
+        self._others = [module for module in modules if not isinstance(module, Layer)]
         self._hooks = [vars(module)[name] for module in modules for name in _HOOKS]
         self._hooks += [getattr(global_hooks, name) for name in _GLOBAL_HOOKS]
         # What is converted for the operators is a copy.
-        wide = [each for each in self._found if isinstance(each, Tensor) and each.dtype is not torch.float32]
-        wide += [module.weight for module in modules if is_fused_convolution(module)]
-        self._converted, self._watched = wide, Watched(wide)
+        self._wide = [
+            (table, name) for table, name, found in self._places.values()
+            if isinstance(found, Tensor) and found.dtype is not torch.float32
+        ]  # fmt: skip
+        self._wide_watched = Watched([_READ(*place) for place in self._wide])
+        self._number: object = None
+        self._calls = 0
 
     def holds(self) -> bool:
         """Return whether everything is as before, without any hooks."""
+        number = latest_change()  # first: what changes from here on gives it another value
         try:
-            return (
-                all(map(is_, map(_READ, self._places, self._names), self._found))
-                and not any(self._hooks)
-                and all(map(is_, map(PanelLinear.packed, self._layers), self._packings))
-                and (not self._converted or self._watched.hold(self._converted))
-                and not any(map(contains, self._owned, _FORWARD))
-                and all(map(eq, map(vars, self._others), self._attributes))
-            )
+            if number is not self._number or not self._as_noted():
+                if not self._compare():
+                    return False
+                self._note(number)
+            return not any(self._hooks)
         except Exception:  # something is gone, or attributes cannot be compared
             return False
 
+    def _as_noted(self) -> bool:
+        """Return whether what cannot tell of changes is as it was noted."""
+        try:
+            if self._tables != self._snapshots or [*map(vars, self._others)] != self._attributes:
+                return False
+            if [*map(type, self._others)] != self._types:
+                return False
+            if self._droppable:  # one in each call: once nobody refers to it any more, it is dropped
+                self._calls += 1
+                held, names = self._droppable[self._calls % len(self._droppable)]
+                if held.droppable(*names):
+                    return False
+            return not self._open or self._watched.hold(starmap(_READ, self._open))
+        except Exception:  # as above
+            return False
+
+    def _compare(self) -> bool:
+        """Return whether everything is as before, and pack what has been unpacked."""
+        return (
+            all(_READ(table, name) is found for table, name, found in self._places.values())
+            and [(type(module), vars(module)) for module in self._modules] == self._states
+            and all(module.packed() is packed for module, packed in self._packed)
+            and self._wide_watched.hold(starmap(_READ, self._wide))
+        )
+
+    def _note(self, number: object) -> None:
+        """Note everything, which was compared after the number was read."""
+        self._snapshots = [dict(table) for table in self._tables]
+        self._types = [type(module) for module in self._others]
+        self._attributes = [_attributes_of(module) for module in self._others]
+        self._open, self._droppable, watched = list(self._wide), [], [self._wide_watched]
+        for module, packed in self._packed:
+            if packed is None or module.holder.frozen:
+                continue
+            self._open += [(module.holder, name) for name in packed.makers]
+            watched.append(packed.made_of)
+            if module.drops:
+                self._droppable.append((module.holder, tuple(packed.makers)))
+        self._watched = Watched.joined(watched)
+        self._number = number
+
     def _add(self, place: dict[str, Any], name: str) -> Any:
         found = _READ(place, name)
-        self._places.append(place)
-        self._names.append(name)
-        self._found.append(found)
+        self._places[id(place), name] = place, name, found
         return found
 
-    def _walk(self, graph_module: GraphModule, target: str) -> object:
+    def _walk(self, graph_module: GraphModule, target: str, tables: dict[int, dict[str, Any]]) -> object:
         """Record the path to a module or a tensor, and return it."""
         owner: Any = graph_module
         for name in target.split("."):
-            tables = (owner._modules, owner._parameters, owner._buffers, vars(owner))
-            owner = self._add(next(table for table in tables if name in table), name)
+            key = next((key for key in _TABLES if name in vars(owner)[key]), None)
+            if key is not None and type(owner) is nn.Module:  # a name space that torch.fx has made
+                thawing(owner, key)
+            table = vars(owner) if key is None else self._add(vars(owner), key)
+            if type(table) is not Thawing:
+                tables[id(table)] = table
+            owner = self._add(table, name)
         return owner
 
 
@@ -112,7 +165,6 @@ class RegionPlans:
         """Drop all plans."""
         self._unchanged: Unchanged | None = None
         self.plans: dict[tuple[object, ...], Planned | None] = {}
-        self._panels: dict[object, Tensor] = {}
 
     def run(self, graph_module: GraphModule, values: tuple[Any, ...]) -> list[Tensor] | None:
         """Return the outputs for inputs, or None if the nodes have to run one by one."""
@@ -142,7 +194,7 @@ class RegionPlans:
             unchanged = unchanged or Unchanged(graph_module, region.nodes)
         except RuntimeError:  # tensors of inference mode have no version
             return
-        planned = plan_of(graph_module, region, values, self._panels)
+        planned = plan_of(graph_module, region, values)
         for known in self.plans.values():  # of the same shapes, strided otherwise
             if known is not None and planned is not None and torch.equal(known.plan.steps, planned.plan.steps):
                 planned = Planned(known.plan, planned.results)

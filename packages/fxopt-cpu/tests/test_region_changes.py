@@ -1,0 +1,338 @@
+"""Whatever changes about a region of layers is seen by the next call, which asks for one number."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.fx import GraphModule, Interpreter
+from torch.nn.modules.module import register_module_forward_hook
+
+from fxopt_capture import capture
+from fxopt_core import Transformation, registry
+from fxopt_core.toolbox import changed, latest_change
+from fxopt_cpu import PackedConv2d, PanelLinear
+from fxopt_cpu.layers.thawing import Thawing
+from fxopt_cpu.library import ISAS, isa
+from fxopt_cpu.regions import running
+from fxopt_cpu.regions.running import plans_of
+
+pytestmark = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
+
+
+class Block(nn.Module):
+    """Layers in a name space of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.deep = nn.Conv2d(8, 24, 1), nn.Conv2d(24, 24, 3, padding=1, groups=24)
+        self.narrow = nn.Conv2d(24, 8, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return images of the same size."""
+        result: Tensor = x + self.narrow(F.relu(self.deep(F.silu(self.wide(x)))))
+        return result
+
+
+class Net(nn.Module):
+    """Convolutions, linear layers, a norm, and a parameter of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Conv2d(3, 8, 3, stride=2, padding=1), Block()
+        self.head = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
+        self.scale = nn.Parameter(torch.full((8,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return numbers for each image."""
+        y = self.block(self.stem(x)).mean((2, 3)) * self.scale
+        result: Tensor = self.head(y)
+        return result
+
+
+def planned(model: nn.Module | None = None) -> tuple[GraphModule, Tensor]:
+    """Return a graph module that has run, as one plan and with its weights as panels alone, and its input."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 12, 12)
+    graph_module = registry().pipeline("cpu-inference")(capture(Net().eval() if model is None else model, (x,)))
+    gc.collect()  # what a pass has held is garbage
+    agree(graph_module, x)
+    assert len(plans_of(graph_module)) == 1
+    return graph_module, x
+
+
+def agree(graph_module: GraphModule, x: Tensor) -> Tensor:
+    """Compare with the nodes of a copy, one by one, and return the result."""
+    with torch.no_grad():
+        for _ in range(3):
+            found: Tensor = graph_module(x)
+        wanted = Interpreter(copy.deepcopy(graph_module)).run(x)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(graph_module(x), found, rtol=0, atol=0)
+    return found
+
+
+def layers_of(graph_module: GraphModule) -> list[Any]:
+    return [each for each in graph_module.modules() if isinstance(each, PanelLinear | PackedConv2d)]
+
+
+def layer_of(graph_module: GraphModule, name: str) -> Any:
+    return next(each for full, each in graph_module.named_modules() if full.rpartition(".")[2].startswith(name))
+
+
+def _in_place(layer: Any) -> None:
+    layer.weight.mul_(2.0)
+
+
+def _data(layer: Any) -> None:
+    layer.weight.data.mul_(2.0)
+
+
+def _numpy(layer: Any) -> None:
+    pytest.importorskip("numpy")
+    layer.weight.detach().numpy().__imul__(2)
+
+
+def _other_data(layer: Any) -> None:
+    layer.weight.data = layer.weight.data * 2
+
+
+def _parameter(layer: Any) -> None:
+    layer.weight = nn.Parameter(layer.weight * 2)
+
+
+def _entry(layer: Any) -> None:
+    layer._parameters["weight"] = nn.Parameter(layer._parameters["weight"] * 2)
+
+
+def _updated(layer: Any) -> None:
+    layer._parameters.update(weight=nn.Parameter(layer.weight * 2))
+
+
+def _loaded(layer: Any) -> None:
+    layer.load_state_dict({key: value * 2 for key, value in layer.state_dict().items()})
+
+
+def _assigned(layer: Any) -> None:
+    layer.load_state_dict({key: value * 2 for key, value in layer.state_dict().items()}, assign=True)
+
+
+def _swapped(layer: Any) -> None:
+    swap: Any = torch.utils.swap_tensors
+    swap(layer.weight, nn.Parameter(layer.weight * 2))
+
+
+def _bias(layer: Any) -> None:
+    layer.bias.add_(1.0)
+
+
+def _bias_data(layer: Any) -> None:
+    layer.bias.data = layer.bias.data + 1.0
+
+
+def _other_bias(layer: Any) -> None:
+    layer.bias = nn.Parameter(layer.bias + 1.0)
+
+
+def _bias_entry(layer: Any) -> None:
+    layer._parameters["bias"] = nn.Parameter(layer.bias + 1.0)
+
+
+def _hooked(layer: Any) -> None:
+    layer.register_forward_hook(lambda module, args, result: result * 2)
+
+
+def _hooked_before(layer: Any) -> None:
+    layer.register_forward_pre_hook(lambda module, args: (args[0] * 2, *args[1:]))
+
+
+def _other_forward(layer: Any) -> None:
+    of_class = layer.forward
+    layer.forward = lambda *args: of_class(*args) * 2
+
+
+def _other_class(layer: Any) -> None:
+    class Doubled(type(layer)):  # type: ignore[misc]  # whichever it is
+        def forward(self, *args: Tensor) -> Tensor:
+            """Return twice the result."""
+            result: Tensor = super().forward(*args) * 2
+            return result
+
+    layer.__class__ = Doubled
+
+
+def _other_tables(layer: Any) -> None:
+    items = layer._parameters.items()
+    layer._parameters = {key: None if each is None else nn.Parameter(each * 2) for key, each in items}
+
+
+CHANGES = [
+    _in_place, _data, _numpy, _other_data, _parameter, _entry, _updated, _loaded, _assigned, _swapped, _bias,
+    _bias_data, _other_bias, _bias_entry, _hooked, _hooked_before, _other_forward, _other_class, _other_tables,
+]  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["stem", "wide", "deep", "0", "2"])
+def test_changes_of_a_layer(name: str, change: Callable[[Any], None]) -> None:
+    graph_module, x = planned()
+    assert all(layer.holder.frozen for layer in layers_of(graph_module))
+    before = graph_module(x)
+    change(layer_of(graph_module, name))
+    assert not torch.equal(agree(graph_module, x), before)
+
+
+@torch.no_grad()
+def test_changes_by_who_holds_the_weights() -> None:
+    graph_module, x = planned()
+    held = [layer.weight for layer in layers_of(graph_module)]
+    for weight in held:
+        before = agree(graph_module, x)
+        assert plans_of(graph_module)
+        weight.mul_(2.0)
+        assert not torch.equal(agree(graph_module, x), before)
+        weight.data.mul_(0.7)
+        agree(graph_module, x)
+    assert not any(layer.holder.frozen for layer in layers_of(graph_module))
+    weight = None
+    held.clear()
+    for _ in range(20):
+        graph_module(x)
+    assert all(layer.holder.frozen for layer in layers_of(graph_module))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["attribute", "entry", "submodule", "name space", "norm", "parameter", "its entry"])
+def test_other_modules_and_parameters_of_the_graph(how: str) -> None:
+    graph_module, x = planned()
+    block: Any = graph_module.get_submodule("block")
+    name = next(key for key in block._modules if key.startswith("deep"))
+    other, before = copy.deepcopy(block._modules[name]), graph_module(x)
+    other.weight.mul_(2.0)
+    if how == "attribute":
+        setattr(block, name, other)
+    elif how == "entry":
+        block._modules[name] = other
+    elif how == "submodule":
+        graph_module.add_submodule(f"block.{name}", other)
+    elif how == "name space":
+        graph_module.block = copy.deepcopy(block)
+        getattr(graph_module.block, name).weight.mul_(2.0)
+    elif how == "norm":
+        layer_of(graph_module, "0").norm_weight = nn.Parameter(torch.ones(16) * 2)
+    elif how == "parameter":
+        graph_module.scale = nn.Parameter(torch.ones(8))
+    else:
+        graph_module._parameters["scale"] = nn.Parameter(torch.ones(8))
+    assert not torch.equal(agree(graph_module, x), before)
+
+
+@torch.no_grad()
+def test_hooks_of_all_modules() -> None:
+    graph_module, x = planned()
+    before = graph_module(x)
+    of_layers = layers_of(graph_module)
+    handle = register_module_forward_hook(lambda module, args, result: result * 2 if module in of_layers else None)
+    try:
+        assert not torch.equal(graph_module(x), before)
+    finally:
+        handle.remove()
+    assert torch.equal(agree(graph_module, x), before)
+
+
+def test_training_and_other_parameters_for_one_call() -> None:
+    graph_module, x = planned()
+    optimizer = torch.optim.SGD(graph_module.parameters(), lr=0.1)
+    before = agree(graph_module, x)
+    graph_module(x).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(agree(graph_module, x), before)
+    with torch.no_grad():
+        others = {name: each * 2 for name, each in graph_module.named_parameters()}
+        found, here = functional_call(graph_module, others, (x,)), agree(graph_module, x)
+        assert not torch.equal(found, here)
+        twin = copy.deepcopy(graph_module)
+        twin.load_state_dict(others)
+        torch.testing.assert_close(agree(twin, x), found, rtol=1e-4, atol=1e-5)
+        assert torch.equal(graph_module(x), here)
+
+
+class _Doubling(Transformation):
+    """Doubles weights in place, puts other parameters in their places, and then fails."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        with torch.no_grad():
+            for layer in layers_of(graph_module):
+                layer.weight = nn.Parameter(layer.weight * 2)
+            graph_module(torch.zeros(2, 3, 12, 12))
+        raise KeyError
+
+
+@torch.no_grad()
+def test_a_rollback_is_seen() -> None:
+    graph_module, x = planned()
+    before = agree(graph_module, x)
+    with pytest.raises(Exception, match="doubling"):
+        _Doubling()(graph_module)
+    torch.testing.assert_close(agree(graph_module, x), before)
+
+
+@torch.no_grad()
+def test_a_call_compares_layers_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph_module, x = planned()
+    graph_module(x)
+    compared: list[object] = []
+    compare = running.Unchanged._compare
+
+    def counted(self: running.Unchanged) -> bool:
+        compared.append(self)
+        return compare(self)
+
+    monkeypatch.setattr(running.Unchanged, "_compare", counted)
+    graph_module.eval()  # as some libraries do at each call
+    for _ in range(3):
+        graph_module(x)
+    assert not compared
+    graph_module.state_dict()
+    for _ in range(3):
+        graph_module(x)
+    assert len(compared) == 1
+    assert all(layer.holder.frozen for layer in layers_of(graph_module))
+
+
+def test_the_number_is_never_one_of_before() -> None:
+    seen = [latest_change()]
+    held = Thawing({"weight": None})
+    layer = PanelLinear(2, 2)
+    for change in (changed, lambda: held.update(weight=1), held.clear, lambda: setattr(layer, "gated", True)):
+        change()
+        assert not any(each is latest_change() for each in seen)
+        seen.append(latest_change())
+
+
+@torch.no_grad()
+def test_convolutions_give_their_plain_weights_back() -> None:
+    model = Net().eval()
+    plain = {name: each.clone() for name, each in model.state_dict().items()}
+    for last in (torch.contiguous_format, torch.channels_last):
+        graph_module, x = planned(copy.deepcopy(model).to(memory_format=last))  # type: ignore[call-overload]
+        gc.collect()
+        agree(graph_module, x)
+        layer = layer_of(graph_module, "deep")
+        assert layer.holder.frozen
+        strides = layer.weight.stride()
+        assert torch.equal(layer.weight, plain["block.deep.weight"])
+        agree(graph_module, x)
+        assert layer.holder.frozen
+        assert layer.weight.stride() == strides
+        twin = copy.deepcopy(graph_module)
+        assert torch.equal(layer_of(twin, "deep").weight, plain["block.deep.weight"])
+        assert torch.equal(twin(x), graph_module(x))
