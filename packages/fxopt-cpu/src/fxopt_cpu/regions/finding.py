@@ -15,13 +15,13 @@ from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.passes.layouts import SPLITS, STEPS, operation
 from fxopt_cpu.passes.matching import is_float
 from fxopt_cpu.regions.images import activation_of, convolutions_fit, pooling_of
-from fxopt_rewrite import GraphIndex, is_python_number
+from fxopt_rewrite import GraphIndex, LayerNormCall, is_python_number, read_layer_norm
 from fxopt_rewrite.toolbox import Region, is_plain_module
 
 LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
-NORMS = (nn.LayerNorm, nn.RMSNorm)
 ELEMENTWISE = {"add": "add", "sub": "subtract", "mul": "multiply"}
-VIEWS = frozenset(STEPS) - {"clone", "contiguous"} | SPLITS
+_MORE_VIEWS = {"squeeze", "movedim", "moveaxis", "t", "mT", "view_as", "expand_as"}
+VIEWS = frozenset(STEPS) - {"clone", "contiguous"} | SPLITS | _MORE_VIEWS
 VIEW_MODULES = (nn.Flatten, nn.Unflatten)
 COPIES = frozenset({"clone", "contiguous"})
 CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
@@ -57,8 +57,7 @@ def _regions(index: GraphIndex, run: list[Node]) -> Iterator[Region]:
     inside = set(run)
     part: list[Node] = []
     for node in run:
-        gives_tensor = operation(index, node) not in SPLITS and is_python_number(node) is not True
-        if gives_tensor or all(user in inside for user in node.users):
+        if _gives_tensor(index, node) or all(user in inside for user in node.users):
             part.append(node)
         else:
             yield from _region(index, part)
@@ -77,19 +76,37 @@ def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
     region = Region.of(nodes)
     inside = set(nodes)
     for node in nodes:  # cut off by the trimming
-        tuples = operation(index, node) in SPLITS or is_python_number(node) is True
-        if tuples and not all(user in inside for user in node.users):
+        if not _gives_tensor(index, node) and not all(user in inside for user in node.users):
             return
     if region.outputs:
         yield region
 
 
+def _gives_tensor(index: GraphIndex, node: Node) -> bool:
+    """Return whether a node's value is a tensor: no number, tuple or size."""
+    name = operation(index, node)
+    if name == "getitem" and isinstance(node.args[0], Node) and operation(index, node.args[0]) not in SPLITS:
+        return _gives_tensor(index, node.args[0])
+    return name not in SPLITS and name != "size" and is_python_number(node) is not True
+
+
 def _is_layer(index: GraphIndex, node: Node) -> bool:
-    return isinstance(index.module_of(node), (*LAYERS, PackedConv2d))
+    return isinstance(index.module_of(node), (*LAYERS, PackedConv2d)) or norm_of(index, node) is not None
+
+
+def norm_of(index: GraphIndex, node: Node) -> LayerNormCall | None:
+    """Return the layer norm or RMS norm over the last dimension that a node computes, in any form; else None."""
+    call, module = read_layer_norm(index, node), index.module_of(node)
+    if not isinstance(call, LayerNormCall) or len(call.normalized_shape) != 1:
+        return None
+    plain = module is None or (type(module) in (nn.LayerNorm, nn.RMSNorm) and is_plain_module(module))
+    return call if plain else None
 
 
 def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     """Return whether a node's results follow from its inputs and tensors alone, and a plan may have it."""
+    if norm_of(index, node) is not None:
+        return True
     if images and (pooling_of(index, node) is not None or activation_of(index, node) is not None):
         return True
     if node.op == "get_attr":
@@ -100,7 +117,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     module = index.module_of(node)
     is_view = isinstance(module, VIEW_MODULES) and len(node.args) == 1 and is_plain_module(module)
     if module is not None and not is_view:
-        known = type(module) in (*LAYERS, *NORMS) or (images and type(module) is PackedConv2d)
+        known = type(module) in LAYERS or (images and type(module) is PackedConv2d)
         return known and is_plain_module(module)
     if node.op not in ("call_function", "call_method", "call_module"):
         return False
@@ -109,7 +126,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     name = operation(index, node)
     if index.effects.aliases(node) and index.effects.written_between(node, node, index.nodes[-1]):
         return False  # a plan would give a copy, which the write does not reach
-    if is_view:
+    if is_view or name == "size":
         return True
     if name in ELEMENTWISE:
         return len(node.args) == 2 and dict(node.kwargs) in ({}, {"alpha": 1})

@@ -68,6 +68,7 @@ class Pooling(NamedTuple):
         dilation: of its windows.
         counts_padding: whether means count zeros around the images.
         keeps_sizes: whether the result has rows and columns.
+        ceil: whether windows at the end may be cut off.
     """
 
     input: Node
@@ -78,6 +79,7 @@ class Pooling(NamedTuple):
     dilation: Pair = (1, 1)
     counts_padding: bool = True
     keeps_sizes: bool = True
+    ceil: bool = False
 
 
 def pooling_of(index: GraphIndex, node: Node) -> Pooling | None:
@@ -104,12 +106,12 @@ def _windows(source: Node, largest: bool, settings: Mapping[str, Any]) -> Poolin
     kernel = _pair(settings["kernel_size"])
     stride = _pair(settings.get("stride") or kernel)
     padding, dilation = _pair(settings.get("padding") or 0), _pair(settings.get("dilation") or 1)
-    if settings.get("return_indices") or settings.get("ceil_mode") or settings.get("divisor_override"):
+    if settings.get("return_indices") or settings.get("divisor_override"):
         return None
     if kernel is None or stride is None or padding is None or dilation is None:
         return None
     counts = settings.get("count_include_pad") is not False
-    return Pooling(source, largest, kernel, stride, padding, dilation, counts)
+    return Pooling(source, largest, kernel, stride, padding, dilation, counts, ceil=settings.get("ceil_mode") is True)
 
 
 def _pair(value: object) -> Pair | None:
@@ -128,11 +130,21 @@ def _rank(node: Node) -> int | None:
 
 def pool(builder: PlanBuilder, found: Pooling, input: Value) -> Value:
     """Add a pool to a plan."""
-    rows, columns = found.padding
-    kernel = found.kernel or (input.shape[2], input.shape[3])
+    kernel, counts = found.kernel or (input.shape[2], input.shape[3]), found.counts_padding
+    padding: list[int] = []
+    settings = zip(input.shape[2:], kernel, found.stride, found.padding, found.dilation, strict=True)
+    for size, width, stride, pad, dilation in settings:
+        whole, rest = divmod(size + 2 * pad - dilation * (width - 1) - 1, stride)
+        # A window that is cut off begins in the image, or before it.
+        cut = found.ceil and rest > 0 and (whole + 1) * stride < size + pad
+        padding += [pad, pad + stride - rest if cut else pad]
+        if cut and counts and not found.largest:  # what is cut off does not count
+            if any(found.padding):
+                raise ValueError("a mean counts zeros around the images and not behind them")
+            counts = False
     made = builder.pool(
-        input, kernel=kernel, largest=found.largest, stride=found.stride, padding=(rows, rows, columns, columns),
-        dilation=found.dilation, counts_padding=found.counts_padding,
+        input, kernel=kernel, largest=found.largest, stride=found.stride, padding=padding, dilation=found.dilation,
+        counts_padding=counts,
     )  # fmt: skip
     return made if found.keeps_sizes else made.permute(0, 2, 3, 1).view(made.shape[0], made.shape[1])
 
@@ -151,11 +163,9 @@ def elementwise(builder: PlanBuilder, one: Value, other: Value | None, kind: str
     settings: dict[str, Any] = {
         "activation": CODES[activation.name], "alpha": activation.alpha, "beta": activation.beta,
     }  # fmt: skip
-    images = [
-        each for each in (one, other) if each is not None and len(each.shape) == 4 and not each.layout.is_contiguous()
-    ]
-    if not images or any(each is not None and len(each.shape) != 4 for each in (one, other)):
+    operands = [one] if other is None else [one, other]
+    images = any(len(each.shape) == 4 and not each.layout.is_contiguous() for each in operands)
+    if not images or any(len(each.shape) > 4 for each in operands):
         return builder.elementwise(one, other, kind, **settings)
-    last = [None if each is None else each.permute(0, 2, 3, 1) for each in (one, other)]
-    assert last[0] is not None
-    return builder.elementwise(last[0], last[1], kind, **settings).permute(0, 3, 1, 2)
+    last = [each.view(*(1,) * (4 - len(each.shape)), *each.shape).permute(0, 2, 3, 1) for each in operands]
+    return builder.elementwise(last[0], None if other is None else last[1], kind, **settings).permute(0, 3, 1, 2)

@@ -18,9 +18,9 @@ from fxopt_cpu.layers.panel_linear import PanelLinear, Panels
 from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
 from fxopt_cpu.passes.layouts import operation
 from fxopt_cpu.regions import images, strides
-from fxopt_cpu.regions.finding import COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS
+from fxopt_cpu.regions.finding import CASTS, CHECK, COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS, norm_of
 from fxopt_cpu.regions.strides import called
-from fxopt_rewrite import GraphIndex
+from fxopt_rewrite import GraphIndex, LayerNormCall
 from fxopt_rewrite.toolbox import Region
 
 PACKED = (PanelLinear, PackedConv2d)
@@ -93,6 +93,9 @@ class _Step:
         activation = images.activation_of(self.index, node)
         if activation is not None:
             return images.elementwise(self.builder, self.made[node.all_input_nodes[0]], None, "copy", activation)
+        norm = norm_of(self.index, node)
+        if norm is not None:
+            return self._norm(norm)
         module = self.index.module_of(node)
         if module is not None:
             if kwargs:
@@ -103,7 +106,7 @@ class _Step:
         name = operation(self.index, node)
         if name in ELEMENTWISE:
             return self._elementwise(ELEMENTWISE[name], *args)
-        if name not in VIEWS | COPIES and args and isinstance(args[0], Value):
+        if name in CASTS or name == CHECK:
             _need(args[0].layout.dtype is torch.float32)
             return args[0]  # a cast to its own dtype, or a check of it
         if name in COPIES:
@@ -164,18 +167,26 @@ class _Step:
             return self._attention(module, *args)
         _need(all(each.layout.dtype is torch.float32 for each in args))
         _need(all(each.shape == args[0].shape for each in args))
-        if isinstance(module, SumNorm):
-            (name, eps), bias = module._norm, module.bias
-        else:
-            assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
-            _need(tuple(module.normalized_shape) == args[0].shape[-1:])
-            name = "layer" if isinstance(module, nn.LayerNorm) else "rms"
-            eps = torch.finfo(torch.float32).eps if module.eps is None else module.eps
-            bias = module.bias if isinstance(module, nn.LayerNorm) else None
-        for tensor in (module.weight, bias):
+        assert isinstance(module, SumNorm)
+        (name, eps), (weight, bias) = module._norm, (module.weight, module.bias)
+        for tensor in (weight, bias):
             _need(tensor is None or self._tensor(tensor) is tensor)
-        norm = {"weight": self._weight(module.weight), "bias": self._weight(bias)}
-        return self.builder.norm(*args, **norm, eps=eps, kind=NORM_CODES[name])
+        norm = {"weight": self._weight(weight), "bias": self._weight(bias)}
+        return self.builder.norm(*map(self._rows, args), **norm, eps=eps, kind=NORM_CODES[name])
+
+    def _norm(self, call: LayerNormCall) -> Value:
+        input = self.made[call.input]
+        eps = torch.finfo(torch.float32).eps if call.eps is None else call.eps
+        _need(input.layout.dtype is torch.float32 and input.shape[-1:] == call.normalized_shape)
+        _need(input.layout.numel() > 0)
+        given: dict[str, Value] = {}
+        for key, ref in (("weight", call.weight), ("bias", call.bias)):
+            if ref is not None:
+                given[key] = self.made[ref.node] if ref.node else self.builder.weight(self._tensor(ref.tensor))
+                _need(given[key].shape == call.normalized_shape and given[key].layout.dtype is torch.float32)
+        return self.builder.norm(
+            self._rows(input), **given, eps=eps, kind=NORM_CODES["layer" if call.centred else "rms"]
+        )
 
     def _linear(self, module: PanelLinear, input: Value, residual: Value | None = None) -> Value:
         operands = module.operands()

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fxopt_cpu.passes.layouts import operation
-from fxopt_cpu.regions.finding import CASTS, CHECK, LAYERS, NORMS
+from fxopt_cpu.regions.finding import CASTS, CHECK, LAYERS, norm_of
 from fxopt_rewrite import GraphIndex
 from fxopt_rewrite.toolbox import Region, is_fused_convolution
 
@@ -78,11 +79,14 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
         follows = module.memory_format == "preserve" and any(map(_is_channels_last, (args[0], module.weight)))
         last = follows or module.memory_format == "channels_last"
         return torch.empty(made.shape, device="meta", memory_format=_FORMATS[last])
-    if isinstance(module, (*LAYERS, *NORMS)):
+    if isinstance(module, LAYERS):
         return torch.empty(made.shape, device="meta")
+    norm = norm_of(index, node)
+    if norm is not None:
+        return (F.layer_norm if norm.centred else F.rms_norm)(found[norm.input], norm.normalized_shape)
     if module is not None:  # a pool, an activation or a view
         return module(*args, **kwargs)
-    if type(made) in (int, float, bool):
+    if isinstance(made, int | float) or (isinstance(made, tuple) and all(isinstance(each, int) for each in made)):
         return made
     # What a region has of casts and checks gives its input.
     return args[0] if operation(index, node) in (*CASTS, CHECK) else called(node, args, kwargs)
