@@ -57,7 +57,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_rewrite.module_rows": (*_CORE, "fxopt_rewrite.plain_operators", "fxopt_rewrite.plain_names"),
     "fxopt_rewrite.dtypes": (),
     "fxopt_rewrite.fast_paths": (_SEAM,),
-    "fxopt_rewrite.conv_layers": (),
     "fxopt_rewrite.watching": ("fxopt_core", _SEAM),
     "fxopt_rewrite.branches": ("fxopt_core",),
     "fxopt_rewrite.shapes": (*_CORE, "fxopt_rewrite.ops"),

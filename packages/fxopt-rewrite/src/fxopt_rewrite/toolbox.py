@@ -8,7 +8,6 @@ from __future__ import annotations
 from fxopt_rewrite.branches import Branching, Region, is_branching, is_edited, start_branching, stop_branching
 from fxopt_rewrite.calls.operation import read_call
 from fxopt_rewrite.calls.readers import owner_of, tensor_ref, trains
-from fxopt_rewrite.conv_layers import FusedConvolution, is_fused_convolution
 from fxopt_rewrite.dtypes import dtype_kind
 from fxopt_rewrite.effects.modules import is_plain_module
 from fxopt_rewrite.effects.same_views import is_view
@@ -30,7 +29,6 @@ __all__ = [
     "PURE_ATTRIBUTES",
     "VALUE_KEYS",
     "Branching",
-    "FusedConvolution",
     "Kind",
     "Region",
     "argument",
@@ -41,7 +39,6 @@ __all__ = [
     "dtype_kind",
     "is_branching",
     "is_edited",
-    "is_fused_convolution",
     "is_plain_method",
     "is_plain_module",
     "is_plain_tensor",

@@ -91,7 +91,6 @@ class PackedConv2d(PackedLayer):
 
     __slots__ = ("_panels",)
     _panels: ConvolutionPanels | None
-    is_fused_convolution = True  # as `fxopt_rewrite.conv_layers.FusedConvolution` says
 
     def __init__(
         self,

@@ -10,17 +10,17 @@ from torch import nn
 from torch.fx import Node
 
 from fxopt_cpu.layers.epilogue import CODES, Activation, activation_named
+from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.conv import pack_convolution, pack_depthwise
 from fxopt_cpu.operators.plan import PlanBuilder, Value
 from fxopt_cpu.passes.matching import is_float
 from fxopt_rewrite import ActivationCall, GraphIndex, read_activation, read_operation, tensor_facts
-from fxopt_rewrite.toolbox import FusedConvolution, is_fused_convolution
 
 Pair = tuple[int, int]
 
 
-def fits(layer: FusedConvolution) -> bool:
+def fits(layer: PackedConv2d) -> bool:
     """Return whether the operator computes a convolution, and at least as fast as oneDNN does."""
     plain = type(layer.weight) is nn.Parameter and layer.weight.dtype is torch.float32 and layer.weight.is_cpu
     depthwise = layer.groups == layer.in_channels == layer.out_channels
@@ -29,20 +29,15 @@ def fits(layer: FusedConvolution) -> bool:
 
 def convolutions_fit(index: GraphIndex) -> bool:
     """Return whether a graph has convolutions, and the operator computes all of them: plans take all or none."""
-    found = [module for module in index.modules.values() if is_fused_convolution(module)]
+    found = [module for module in index.modules.values() if isinstance(module, PackedConv2d)]
     return bool(found) and isa() not in (None, "portable") and all(map(fits, found))
 
 
-def activation_after(layer: FusedConvolution) -> Activation:
-    """Return the activation of a convolution by the names of the operators."""
-    return Activation(*layer.activation)
-
-
-def convolve(builder: PlanBuilder, layer: FusedConvolution, panels: Value, bias: Value | None, *args: Value) -> Value:
+def convolve(builder: PlanBuilder, layer: PackedConv2d, panels: Value, bias: Value | None, *args: Value) -> Value:
     """Add a convolution to a plan; the arguments are its input and, optionally, the value to add."""
     input, residual = (*args, None)[:2]
     assert input is not None
-    activation = activation_after(layer)
+    activation = layer.activation
     return builder.conv(
         input, panels, features=layer.out_channels, kernel=layer.kernel_size, stride=layer.stride,
         padding=(*layer.padding[0], *layer.padding[1]), dilation=layer.dilation, groups=layer.groups, bias=bias,
@@ -50,7 +45,7 @@ def convolve(builder: PlanBuilder, layer: FusedConvolution, panels: Value, bias:
     )  # fmt: skip
 
 
-def panels_of(layer: FusedConvolution) -> torch.Tensor:
+def panels_of(layer: PackedConv2d) -> torch.Tensor:
     """Return the weight of a convolution as the operator reads it."""
     weight = layer.weight.detach()
     return pack_depthwise(weight) if layer.groups > 1 else pack_convolution(weight)

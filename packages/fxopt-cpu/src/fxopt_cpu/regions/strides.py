@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.passes.layouts import operation
 from fxopt_cpu.regions.finding import CASTS, CHECK, LAYERS, norm_of
 from fxopt_rewrite import GraphIndex
-from fxopt_rewrite.toolbox import Region, is_fused_convolution
+from fxopt_rewrite.toolbox import Region
 
 _FORMATS = {False: torch.contiguous_format, True: torch.channels_last}
 
@@ -75,7 +76,7 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
     module = index.module_of(node)
     if node.op == "get_attr":
         return _on_meta(index.attribute_of(node))  # type: ignore[arg-type]  # regions read nothing else
-    if is_fused_convolution(module):
+    if isinstance(module, PackedConv2d):
         follows = module.memory_format == "preserve" and any(map(_is_channels_last, (args[0], module.weight)))
         last = follows or module.memory_format == "channels_last"
         return torch.empty(made.shape, device="meta", memory_format=_FORMATS[last])
