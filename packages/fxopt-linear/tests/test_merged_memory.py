@@ -29,7 +29,12 @@ def elements_alive(least: int) -> int:
     """How many elements the tensors of at least that many have together, each memory counted once."""
     found: dict[int, int] = {}
     for item in gc.get_objects():
-        if type(item) in (Tensor, nn.Parameter) and not item.is_meta and item.numel() >= least:
+        if (
+            type(item) in (Tensor, nn.Parameter)
+            and not item.is_meta
+            and item.layout is torch.strided
+            and item.numel() >= least
+        ):
             found[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes() // item.element_size()
     return sum(found.values())
 

@@ -86,6 +86,11 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
         if not _is_packed_next(product, reader):
             form = torch.contiguous_format
             fused = edit.call_function(torch.clone, fused, memory_format=form, before=product, like=[product])
+        else:
+            (user,) = product.users
+            while reader.name(user) in ("transpose", "permute"):  # whose strides are others now
+                edit.undescribed(user)
+                (user,) = user.users
         edit.replace(product, fused)
         for node in site.between:
             for check in reader.checks(node):
