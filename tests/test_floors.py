@@ -50,7 +50,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
     _SEAM: ("fxopt_core",),
     "fxopt_rewrite.ops": _CORE,
     "fxopt_rewrite.layers": _CORE,
-    "fxopt_rewrite.speed": _CORE,
     "fxopt_rewrite.special_files": (),
     "fxopt_rewrite.plain_operators": _CORE,
     "fxopt_rewrite.plain_names": (*_CORE, "fxopt_rewrite.plain_operators"),

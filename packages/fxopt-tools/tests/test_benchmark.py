@@ -18,9 +18,9 @@ from fxopt_core import PassError, PreconditionError, Transformation, compose, hi
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.site_pass import SitePass
-from fxopt_rewrite.speed import Ratio, Times, interval
 from fxopt_tools import Benchmark, bench, compare_pipelines
 from fxopt_tools.bench import Sampler
+from fxopt_tools.speed import Ratio, Times, interval
 
 X = torch.ones(2)
 

@@ -146,8 +146,8 @@ class TestShow:
 class TestReasons:
     def test_own_ones_come_first_and_general_ones_follow(self) -> None:
         reasons = list(fxopt_json("show", "merge-linears")["reasons"])
-        assert reasons[:4] == ["group-too-small", "mixed-mode", "no-measured-benefit", "opaque-call"]
-        assert reasons[4:] == sorted(REASONS)
+        assert reasons[:3] == ["group-too-small", "mixed-mode", "opaque-call"]
+        assert reasons[3:] == sorted(REASONS)
 
     def test_a_pass_that_is_no_site_pass_has_none(self) -> None:
         assert not umbrella.DeepCopy.reasons
@@ -228,7 +228,7 @@ class TestCompletion:
 
     def test_options_of_an_empty_brace(self) -> None:
         found = [text for text, _ in completion.complete_pipeline("merge-linears{")]
-        options = ("min-group", "where", "share-storage", "only-if-faster")
+        options = ("min-group", "where", "share-storage")
         assert found == [f"merge-linears{{{option}=" for option in options]
 
     def test_families(self) -> None:

@@ -1,7 +1,7 @@
 """``q(x), k(x), v(x)`` -> ``narrow(merged(x), -1, ...)``: linear layers that share their inputs become one.
 
 With weights of shapes (q, d), (k, d) and (v, d), the merged weight is their concatenation of shape (q + k + v, d), and
-each result is a slice of one product. Whether that is faster depends on the machine: measure it.
+each result is a slice of one product. Whether that is faster depends on the machine: `bench` measures it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import nn
 from torch.fx import Node
 
 from fxopt_core import PassOptionError, Refusal
-from fxopt_linear.gate import Gate
 from fxopt_linear.near_misses import Layer, NearMisses, opaque_refusals
 from fxopt_rewrite import (
     Editor,
@@ -43,13 +42,11 @@ class LinearGroup:
         layers: the first call of each layer.
         rows: one row for each input, with the calls on it in order.
         copied: the calls whose results need their own memory.
-        measured: the measurement in words, if there was one.
     """
 
     layers: list[LinearCall]
     rows: list[tuple[LinearCall, ...]]
     copied: frozenset[Node]
-    measured: str = ""
 
     def taken(self) -> Iterator[LinearCall]:
         """Yield the layers and drop each, so that its memory is free before the next one is copied."""
@@ -91,9 +88,6 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         share_storage: whether the original Parameters become views of the merged ones, so that a model that still
             holds them takes no extra memory. Their values are unchanged, but pickles of single layers grow,
             ``share_memory`` is lost, and autograd misses an in-place edit between forward and backward.
-        only_if_faster: whether to measure each group first, on this machine, with the shapes, dtype and device that
-            its inputs have in the graph and the current number of threads, and to merge it only if that is faster
-            beyond noise. `fxopt_rewrite.comparing_with` replaces the measurement.
 
     Raises:
         PassOptionError: ``min_group`` is not an integer of at least 2, or ``where`` is not a string.
@@ -124,13 +118,9 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         "mixed-mode": "Some of the modules are in train mode and some in eval mode. Call eval() or train() on all.",
         "group-too-small": "Fewer linear layers share this input than `min_group` requires. Lower `min_group` if it is "
         "above 2; the message says what keeps others out.",
-        "no-measured-benefit": "`only_if_faster` is set, and the rewrite is not faster on this machine beyond noise. "
-        "Run the pass without it, or measure on the machine that will run the model.",
     }
 
-    def __init__(
-        self, *, min_group: int = 2, where: str = "*", share_storage: bool = False, only_if_faster: bool = False
-    ) -> None:
+    def __init__(self, *, min_group: int = 2, where: str = "*", share_storage: bool = False) -> None:
         if type(min_group) is not int or not isinstance(where, str):
             found = f"min_group={min_group!r}, where={where!r}"
             raise PassOptionError(f"MergeLinears takes an integer as min_group and a string as where, not {found}")
@@ -139,7 +129,6 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         self.min_group = min_group
         self.where = where
         self.share_storage = share_storage
-        self.only_if_faster = only_if_faster
 
     def match(self, index: GraphIndex) -> Iterator[LinearGroup | Refusal]:
         """Yield the groups of layers that share their inputs, and refusals of layers that cannot be in one."""
@@ -149,7 +138,6 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         yield from opaque_refusals(index)
         together: dict[frozenset[int], list[Layer]] = {}
         near_misses = NearMisses(runs, self.min_group)
-        gate = Gate(index, self.signature) if self.only_if_faster else None
         for layer in _layers(runs):
             refusal = self._refusal(layer, index)
             near_misses.add(layer, refusal)
@@ -162,9 +150,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
                 if len(group) < self.min_group:
                     yield near_misses.refusal(group, layers, index)
                     continue
-                site = _site(group, runs, index)
-                found = "" if gate is None else gate.judge(site.label, site.rows, site.copied)
-                yield found if isinstance(found, Refusal) else replace(site, measured=found)
+                yield _site(group, runs, index)
 
     def _refusal(self, layer: Layer, index: GraphIndex) -> Refusal | None:
         """Return why a layer cannot be in any group."""
@@ -176,8 +162,6 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
 
     def rewrite(self, site: LinearGroup, edit: Editor) -> None:
         """Insert the merged layer, replace the results by its slices, and drop the originals."""
-        if site.measured:
-            edit.note(site.measured)
         biased, merged = any(call.bias is not None for call in site.layers), _unfilled(site.layers)
         parent, names = site.names
         label = "_".join([*(names if len(names) <= 4 else (names[0], "to", names[-1])), "merged"])

@@ -16,8 +16,8 @@ from fxopt_report.comparison import Comparison
 from fxopt_report.drawing_data import drawing_json
 from fxopt_report.markup import Content, Html, hash_source, tag
 from fxopt_report.pictures import Picture
-from fxopt_rewrite.speed import Times, doubt
 from fxopt_tools import Size, VerificationReport
+from fxopt_tools.speed import Times, doubt
 from fxopt_tools.verification.report import counted
 
 _LEGEND = (

@@ -14,8 +14,8 @@ from fxopt_report.changes import DrawnSite
 from fxopt_report.comparison import Kinds
 from fxopt_report.frames import Frame
 from fxopt_report.markup import Content, Html, joined, tag
-from fxopt_rewrite.speed import Times, doubt
 from fxopt_tools import OutputReport, Size, VerificationReport
+from fxopt_tools.speed import Times, doubt
 
 _ROWS = 200
 _ALIKE = 4  # so many sites that differ by numbers alone are folded into a line

@@ -34,7 +34,6 @@ from fxopt_rewrite.legality import mixed_flags_refusal, replacement_refusal, sha
 from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, same_size, same_sizes, tensor_facts
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_rewrite.site_pass import ReversibleSitePass, Site, SitePass
-from fxopt_rewrite.speed import Ratio, Speedup, compare_speed, comparing_with, measured_speedup
 from fxopt_rewrite.watching import Watched, on_refresh, refresh
 
 __version__ = "0.1.0"
@@ -56,24 +55,19 @@ __all__ = [
     "ParameterisedCall",
     "Piece",
     "Provenance",
-    "Ratio",
     "ReversibleSitePass",
     "Site",
     "SitePass",
-    "Speedup",
     "TensorFacts",
     "TensorRef",
     "TrueDivision",
     "Watched",
     "bare_module",
     "calls_of",
-    "compare_speed",
-    "comparing_with",
     "infer_shapes",
     "input_of",
     "is_call",
     "is_python_number",
-    "measured_speedup",
     "mixed_flags_refusal",
     "on_refresh",
     "operands_of",

@@ -1,6 +1,6 @@
 """`bench`: how much a pipeline, each of its passes, or each of its rewrites speeds up a model on this machine.
 
-Models are compared in rounds, each of which runs all of them in a random order; `fxopt_rewrite.speed` describes how
+Models are compared in rounds, each of which runs all of them in a random order; `fxopt_tools.speed` describes how
 times of the same rounds are compared.
 """
 
@@ -19,9 +19,9 @@ from torch.fx import GraphModule
 
 from fxopt_core import FxoptError, PreconditionError, faithful_copy, instrumented
 from fxopt_core.text import text_table
-from fxopt_rewrite.speed import CONFIDENCE, FEWEST_ROUNDS, Ratio, Shares, Times, doubt, noise_of
 from fxopt_tools.inputs import Inputs, OneInput, copied, read_inputs
 from fxopt_tools.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
+from fxopt_tools.speed import CONFIDENCE, FEWEST_ROUNDS, Ratio, Shares, Times, doubt, noise_of
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
 from fxopt_tools.verification.report import VerificationReport
 from fxopt_tools.verification.verify import verify

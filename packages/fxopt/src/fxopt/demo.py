@@ -25,8 +25,7 @@ from fxopt.commands.terminal import silence_libraries
 from fxopt.optimization import named_pipelines, optimize
 from fxopt_capture import capture
 from fxopt_core import NotReversibleError, compose, history, iter_nodes, registry, undo
-from fxopt_rewrite import compare_speed
-from fxopt_tools import Inputs, compare_pipelines, verify
+from fxopt_tools import Inputs, compare_pipelines, compare_speed, verify
 from fxopt_tools.verification.report import counted
 
 _NEEDED = (

@@ -23,8 +23,8 @@ from fxopt.commands.parameters import (
 from fxopt.commands.terminal import Terminal
 
 if TYPE_CHECKING:
-    from fxopt_rewrite.speed import Ratio, Times
     from fxopt_tools import Benchmark, Comparison
+    from fxopt_tools.speed import Ratio, Times
 
 RoundsOption = Annotated[int, typer.Option("--rounds", min=8, help="Measurements of each variant, 8 or more.")]
 PerOption = Annotated[

@@ -146,8 +146,8 @@ def _show(terminal: Terminal, data: dict[str, Any], verification: VerificationRe
     terminal.print(f"{data['output']} ({bytes_text(data['bytes'])}): {counted(rewritten, 'site')} rewritten, {nodes}")
     terminal.print(f"operations: {operations_text(data['operations'])}")
     if data["times"] is not None:
-        from fxopt_rewrite.speed import Times
         from fxopt_tools.bench import no_ratio
+        from fxopt_tools.speed import Times
 
         before, after = (Times(tuple(seconds)) for seconds in data["times"].values())
         ratio = f"{before.median / after.median:.2f} times as fast"

@@ -31,9 +31,9 @@ from fxopt_core import (
     registry,
 )
 from fxopt_core.passes.call import Demands
-from fxopt_rewrite.speed import doubt
 from fxopt_tools import Inputs, VerificationReport, verify, write_reproducer
 from fxopt_tools.bench import Sampler
+from fxopt_tools.speed import doubt
 
 _ROUNDS = 30
 

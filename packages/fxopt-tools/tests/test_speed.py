@@ -9,13 +9,11 @@ from itertools import count
 import pytest
 import torch
 
-from fxopt_rewrite.speed import (
+from fxopt_tools.speed import (
     Ratio,
     Speedup,
     Times,
     compare_speed,
-    comparing_with,
-    measured_speedup,
     noise_of,
     processors,
 )
@@ -101,23 +99,6 @@ def test_the_same_seed_gives_the_same_order() -> None:
         return ran
 
     assert order(1) == order(1) != order(2)
-
-
-def test_another_comparison_within_a_block() -> None:
-    asked: list[tuple[object, object]] = []
-    answer = Speedup(Ratio(1.5, 1.4, 1.6), 0.1)
-
-    def compare(former: Callable[[], object], new: Callable[[], object], device: torch.device) -> Speedup:
-        asked.append((former(), new()))
-        return answer
-
-    with comparing_with(compare):
-        assert measured_speedup(lambda: 1, lambda: 2, CPU) is answer
-    assert asked == [(1, 2)]
-    clock = Clock()
-    with pytest.raises(RuntimeError, match="on purpose"), comparing_with(compare):
-        raise RuntimeError("on purpose")
-    assert measured_speedup(clock.taking(1.0), lambda: None, CPU) is not answer
 
 
 def test_texts() -> None:

@@ -13,9 +13,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -182,9 +180,6 @@ class Speedup:
         return f"not measured: {self.doubt}" if self.doubt else f"speed-up {self.ratio}, noise {self.noise:.1%}"
 
 
-Compare = Callable[[Computation, Computation, torch.device], Speedup]
-
-
 def compare_speed(
     former: Computation,
     new: Computation,
@@ -242,31 +237,3 @@ def _waiting(device: torch.device) -> Callable[[], object]:
     if accelerator is not None and device.type == accelerator.type:
         return lambda: torch.accelerator.synchronize(device)
     return lambda: None
-
-
-_compare: ContextVar[Compare] = ContextVar("compare", default=compare_speed)
-
-
-@contextmanager
-def comparing_with(compare: Compare) -> Iterator[None]:
-    """Let passes that measure their benefit ask another function, within the ``with`` block.
-
-    Measurements from the target machine can then be used elsewhere, and tests need no clock.
-
-    Args:
-        compare: takes the former way, the new one and the device, and returns a `Speedup`.
-
-    >>> with comparing_with(lambda former, new, device: Speedup(Ratio(1.2, 1.1, 1.3), noise=0.02)):
-    ...     print(measured_speedup(lambda: 1, lambda: 2, torch.device("cpu")).verdict)
-    faster
-    """
-    token = _compare.set(compare)
-    try:
-        yield
-    finally:
-        _compare.reset(token)
-
-
-def measured_speedup(former: Computation, new: Computation, device: torch.device) -> Speedup:
-    """Compare two ways to compute something, by `compare_speed` or the function given to `comparing_with`."""
-    return _compare.get()(former, new, device)

@@ -1,1 +1,0 @@
-"""Instruments that watch every pass: times, statistics, dumps."""
