@@ -367,10 +367,6 @@ async def awaits() -> Any:
     return [Other]
 
 
-def merge_function(graph_module: GraphModule) -> GraphModule:
-    return graph_module
-
-
 def asks_the_registry() -> Any:
     return list(_ASKED[0].available())
 
@@ -391,7 +387,6 @@ BROKEN: list[tuple[Any, str, type[BaseException] | None]] = [
     (marked(lambda: [Other, None]), "gave None, expected a subclass", None),
     (marked(lambda: [Other()]), "without parentheses", None),
     (marked(lambda: [len]), "expected a subclass of fxopt_core.Transformation", None),
-    (marked(lambda: [merge_function]), "@fxopt_core.from_function makes one of a function", None),
     (marked(lambda: {"merge": MergeThings}), "gave a builtins:str, expected a subclass", None),
     (marked(lambda: (cls() for cls in [Other, MergeThings])), "write Other without parentheses", None),
     (marked(lambda: [int]), "the class builtins:int", None),

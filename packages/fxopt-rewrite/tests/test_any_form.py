@@ -17,7 +17,6 @@ from fxopt_core import (
     PreconditionError,
     ReversibleTransformation,
     Transformation,
-    from_torch_pass,
     history,
     iter_nodes,
     undo,
@@ -303,16 +302,7 @@ class ByATable(Transformation):
         return graph_module
 
 
-def by_a_plain_function(graph_module: GraphModule) -> None:
-    for node in graph_module.graph.nodes:
-        if node.target in [operator.mul]:
-            node.target = operator.add
-
-
-HINTED: list[Transformation] = [
-    *(ByIdentity(), ByEquality(), ByATuple(), ByAFunction(), ByATable()),
-    from_torch_pass(by_a_plain_function),
-]
+HINTED: list[Transformation] = [ByIdentity(), ByEquality(), ByATuple(), ByAFunction(), ByATable()]
 
 
 class LeavesProductsAlone(Transformation):

@@ -26,11 +26,9 @@ from fxopt_core.ledger.history import History, history
 from fxopt_core.ledger.reasons import REASONS
 from fxopt_core.ledger.records import Derived, Ledger, Record, Refusal, Rewrite
 from fxopt_core.passes.compose import Composition, DeepCopy, LintAndRecompile, ReversibleComposition, compose
-from fxopt_core.passes.functions import from_function, from_torch_pass
 from fxopt_core.passes.instruments import Instrument, InstrumentProtocol, PassRun, instrumented
 from fxopt_core.passes.options import OptionInfo, options_of
 from fxopt_core.passes.signature import signature_of, uuid_of
-from fxopt_core.passes.torch_passes import as_inductor_pass, as_pass_base
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.passes.undo import RecordedPass, undo
 from fxopt_core.registry.hookspec import (
@@ -94,12 +92,8 @@ __all__ = [
     "UnknownPassError",
     "VerificationError",
     "VetoError",
-    "as_inductor_pass",
-    "as_pass_base",
     "compose",
     "faithful_copy",
-    "from_function",
-    "from_torch_pass",
     "history",
     "hookimpl",
     "hookspec",

@@ -302,8 +302,7 @@ def _checked_class(item: object) -> type[Transformation]:
     if isinstance(item, Transformation):
         raise PluginLoadError(f"{found}, expected the class itself: write {type(item).__name__} without parentheses")
     if not (isinstance(item, type) and issubclass(item, Transformation)):
-        remedy = "; @fxopt_core.from_function makes one of a function" if isinstance(item, FunctionType) else ""
-        raise PluginLoadError(f"{found}, expected a subclass of fxopt_core.Transformation{remedy}")
+        raise PluginLoadError(f"{found}, expected a subclass of fxopt_core.Transformation")
     if inspect.isabstract(item):
         raise PluginLoadError(f"{found}, which is abstract; implement {', '.join(sorted(item.__abstractmethods__))}")
     required = [option.name for option in options_of(item).values() if option.required]
