@@ -41,8 +41,8 @@ def tables(settings: Settings) -> Iterator[Table]:
 def ways_of(pipeline: str) -> dict[str, str]:
     """Return the pipeline, and the same without some of its passes; a pipeline that makes no programs in two ways only.
 
-    >>> ways_of("pack-linears,plan-regions")
-    {'default': 'pack-linears,plan-regions', 'layers only': 'pack-linears'}
+    >>> ways_of("fuse-linears,plan-regions")
+    {'default': 'fuse-linears,plan-regions', 'layers only': 'fuse-linears'}
     """
     passes = [(text.partition("{")[0], text) for text in re.split(r",(?![^{]*\})", pipeline)]
     ways = LEFT_OUT if PROGRAMS in dict(passes) else ("default", "layers only")

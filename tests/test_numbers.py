@@ -45,7 +45,7 @@ NUMBERS = (
     *(-(2**63), -(2**31), -3, -1, 0, 1, 2, 3, 5, 7, 13, 14, 15, 16, 17, 33, 100, 1000, 4096, 2**16, 2**20, 2**31 - 1),
     *(2**31, 2**32, 2**32 + 1, 2**40, 2**40 + 1, 2**48, 2**61, 2**62, 2**63 - 1, (2**64 + 2) // 3, (2**64 + 8) // 5),
 )
-LIMIT = 1 << 28  # bytes of a result
+ROOM = 1 << 31  # bytes of addresses: oneDNN keeps code for each drawn layer, and crashes where it gets no room for it
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def draw(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> 
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     former = resource.getrlimit(resource.RLIMIT_AS)
     if used < 1 << 40:  # AddressSanitizer takes more, and has a limit of its own
-        resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT, former[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, former[1]))
     drawn = Random(f"{request.node.name} {given}")
     torch.manual_seed(drawn.getrandbits(32))
     yield drawn

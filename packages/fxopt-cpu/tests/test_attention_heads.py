@@ -237,3 +237,9 @@ def test_an_earlier_rewrite_is_taken_back_where_only_torch_is_left_and_slow(flat
     assert [node.name for node in both(copy.deepcopy(graph_module)).graph.nodes] == names
     undo(graph_module)
     assert [node.name for node in graph_module.graph.nodes] == before
+
+
+def test_no_key_heads_are_left_to_torch() -> None:
+    query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 0, 3, 4)
+    expected = F.scaled_dot_product_attention(query, key, key, scale=0.5).transpose(1, 2).flatten(2)
+    assert RowAttention(scale=0.5, causal=False)(query, key, key).shape == expected.shape

@@ -319,6 +319,17 @@ def test_the_number_is_never_one_of_before() -> None:
 
 
 @torch.no_grad()
+def test_a_plan_for_other_sizes_unpacks_nothing() -> None:
+    graph_module, x = planned()
+    gc.collect()
+    graph_module(x)
+    assert all(layer.holder.frozen for layer in layers_of(graph_module))
+    number = latest_change()
+    graph_module(torch.randn(x.shape[0] + 1, *x.shape[1:]))
+    assert latest_change() is number
+
+
+@torch.no_grad()
 def test_convolutions_give_their_plain_weights_back() -> None:
     model = Net().eval()
     plain = {name: each.clone() for name, each in model.state_dict().items()}

@@ -114,7 +114,7 @@ def _belong_together(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Return whether no batch has to be broadcast, and heads by groups alone."""
     batch, heads, _, size = query.shape
     same = key.shape == (batch, key.shape[1], value.shape[2], size) and value.shape[:2] == key.shape[:2]
-    return same and heads % key.shape[1] == 0
+    return same and key.shape[1] > 0 and heads % key.shape[1] == 0
 
 
 def _takes_mask(mask: Tensor | None) -> bool:

@@ -91,6 +91,7 @@ class PackedConv2d(PackedLayer):
 
     __slots__ = ("_panels",)
     _panels: ConvolutionPanels | None
+    only_computes = True
 
     def __init__(
         self,
@@ -125,8 +126,8 @@ class PackedConv2d(PackedLayer):
         self._pointwise = (self.kernel_size, stride, groups, padding) == ((1, 1), (1, 1), 1, ((0, 0), (0, 0)))
         self._by_rows = self._pointwise and not self.adds and self.out_channels >= self.in_channels
         unary = onednn.unary_of(*self._activation)
-        fused = unary is not None and (not self._by_rows or onednn.fuses_in_rows(self.activation.name))
-        self._unary, self._activates = (unary, True) if fused and unary else (onednn.NONE, False)
+        self._activates = unary is not None and (not self._by_rows or onednn.fuses_in_rows(self.activation.name))
+        self._unary = unary if unary is not None and self._activates else onednn.NONE
 
     def check_attributes(self) -> None:
         """Raise a ValueError where a file has set what no operator takes; settings that follow from others are made."""
@@ -139,9 +140,9 @@ class PackedConv2d(PackedLayer):
         self._prepare()
 
     @property
-    def only_computes(self) -> bool:
-        """Whether a call writes to none of its inputs."""
-        return not self.overwrites
+    def overwritten(self) -> tuple[tuple[int, str], ...]:
+        """The inputs that a call may write to, and return."""
+        return ((1, "other"),) if self.overwrites else ()
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the result for an input and, optionally, a value to add."""

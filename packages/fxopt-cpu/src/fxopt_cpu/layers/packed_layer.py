@@ -6,36 +6,22 @@ It is made on the first run, again whenever the weight changes, and is never sav
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Node
 
-from fxopt_core import Refusal
 from fxopt_cpu._torch import mkldnn_enabled
 from fxopt_cpu.layers.epilogue import Activation, Norm, check_epilogue
 from fxopt_cpu.layers.thawing import Layer
-from fxopt_cpu.operators.onednn import why_unsupported
-from fxopt_rewrite import (
-    ConvolutionCall,
-    Editor,
-    GraphIndex,
-    LinearCall,
-    Piece,
-    TensorRef,
-    Watched,
-    sharing_refusal,
-    tensors_refusal,
-)
+from fxopt_rewrite import Watched
 from fxopt_rewrite.toolbox import runs_plainly
 
-PlanT = TypeVar("PlanT")
 _MOST_PLANS = 64
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class Packing(Generic[PlanT]):
+class Packing:
     """What a layer has prepared for its fast path: the packed weight, and a plan for each input shape.
 
     It belongs to one layer: a copy of the layer, by ``copy.deepcopy`` or by pickling, starts with an empty one.
@@ -58,7 +44,7 @@ class Packing(Generic[PlanT]):
 
     def clear(self) -> None:
         """Drop everything."""
-        self.plans: dict[tuple[int, ...], PlanT | None] = {}
+        self.plans: dict[tuple[int, ...], Any] = {}
         self._made_of: Watched | None = None
         self._bias: tuple[Tensor | None, int] = (None, 0)
         self._packed: Tensor | None = None
@@ -86,22 +72,22 @@ class Packing(Generic[PlanT]):
         if weight.requires_grad:
             self.forget()
 
-    def plan(self, shape: tuple[int, ...], plan: PlanT | None) -> PlanT | None:
+    def plan(self, shape: tuple[int, ...], plan: Any) -> Any:
         """Keep the plan for a shape, and return it; drop all once there are too many."""
         if len(self.plans) >= _MOST_PLANS:
             self.plans.clear()
         self.plans[shape] = plan
         return plan
 
-    def __copy__(self) -> Packing[PlanT]:
+    def __copy__(self) -> Packing:
         """Return an empty one."""
         return Packing()
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Packing[PlanT]:
+    def __deepcopy__(self, memo: dict[int, object]) -> Packing:
         """Return an empty one."""
         return Packing()
 
-    def __reduce__(self) -> tuple[type[Packing[PlanT]], tuple[()]]:
+    def __reduce__(self) -> tuple[type[Packing], tuple[()]]:
         """Pickle as an empty one."""
         return Packing, ()
 
@@ -116,7 +102,7 @@ class PackedLayer(Layer):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    _packing: Packing[Any]
+    _packing: Packing
 
     def __init__(
         self, shape: Sequence[int], activation: tuple[Any, ...], *, bias: bool, device: Any, dtype: Any
@@ -132,7 +118,7 @@ class PackedLayer(Layer):
         check_epilogue(self.activation, Norm())
 
     @property
-    def packing(self) -> Packing[Any]:
+    def packing(self) -> Packing:
         """What this layer has prepared; empty at first."""
         try:
             return self._packing
@@ -162,52 +148,6 @@ class PackedLayer(Layer):
         self.forget_derived()
         applied: PackedLayer = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
         return applied
-
-
-def packing_refusal(call: ConvolutionCall | LinearCall, kind: str, index: GraphIndex) -> Refusal | None:
-    """Refuse to pack what oneDNN cannot compute, and shared, tied or mutated tensors."""
-    unsupported = why_unsupported(call.weight.tensor.dtype, call.weight.tensor.device)
-    if unsupported is not None:
-        return index.refuse(call.label, unsupported[0], f"{kind} `{call.label}` {unsupported[1]}", call.node)
-    return tensors_refusal(call, index) or sharing_refusal(call, [call.node], index)
-
-
-def insert_packed(
-    edit: Editor,
-    module: PackedLayer,
-    call: ConvolutionCall | LinearCall,
-    nodes: Sequence[Node],
-    inputs: Sequence[Node],
-    before: Node,
-) -> None:
-    """Give a packed layer the parameters of a call, and call it in place of these nodes, that call among them."""
-    refs = {key: ref for key, ref in (("weight", call.weight), ("bias", call.bias)) if ref is not None}
-    for key, ref in refs.items():
-        module.register_parameter(key, _as_parameter(ref))
-    full = call.module_name or call.weight.name
-    name = edit.add_module(full, f"{full.rpartition('.')[2]}_packed", module.train(call.training))
-    packed = edit.call_module(name, *inputs, before=before, like=nodes[::-1])
-    *between, last = nodes
-    edit.replace(last, packed)
-    for node in reversed(between):
-        edit.erase(node)
-    pieces: dict[str, Piece | None] = {ref.key: Piece(f"{name}.{key}") for key, ref in refs.items()}
-    edit.drop(call, pieces, twin=name)
-    for node in nodes:
-        if node is not call.node and node.op == "call_module":
-            edit.drop_unused(node)
-
-
-def _as_parameter(ref: TensorRef) -> nn.Parameter:
-    """Return the parameter of a layer for its packed form, without a copy.
-
-    One made in inference mode, by a fold say, is copied: it has no version, so that changes would go unnoticed.
-    """
-    assert isinstance(ref.tensor, nn.Parameter)  # the readers of layers accept nothing else
-    if not ref.tensor.is_inference():
-        return ref.tensor
-    with torch.inference_mode(False), torch.no_grad():
-        return nn.Parameter(ref.tensor.clone(), requires_grad=ref.tensor.requires_grad)
 
 
 def bias_fits(bias: Tensor | None, weight: Tensor) -> bool:

@@ -102,6 +102,12 @@ class Thawing(dict[str, Any]):
         """Return the names."""
         return super().__iter__()
 
+    def strides(self, key: str) -> tuple[int, ...]:
+        """Return the strides of a tensor, which is not made for that."""
+        with _LOCK:
+            found: tuple[int, ...] = self._made[key].strides if self.frozen else _READ(self, key).stride()
+            return found
+
     def droppable(self, *keys: str) -> bool:
         """Return whether nothing but this dictionary refers to tensors that are not frozen."""
         return all(_is_droppable(self, key) for key in keys)

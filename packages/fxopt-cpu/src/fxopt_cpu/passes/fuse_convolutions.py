@@ -12,20 +12,22 @@ from torch.fx import Node
 from fxopt_core import Refusal
 from fxopt_cpu.layers.epilogue import NONE, Activation
 from fxopt_cpu.layers.packed_conv import PackedConv2d, Pair
-from fxopt_cpu.layers.packed_layer import insert_packed, packing_refusal
-from fxopt_cpu.operators.onednn import ALTER_EXTREMES, HIDE_NAN
-from fxopt_cpu.passes.matching import REASONS
-from fxopt_cpu.passes.memory_formats import format_of, is_ambiguous, may_be_channels_last
+from fxopt_cpu.operators.onednn import ALTER_EXTREMES, HIDE_NAN, why_unsupported
+from fxopt_cpu.passes.matching import REASONS, parameter_of
+from fxopt_cpu.passes.memory_formats import format_of, is_ambiguous, leave_channels_last
 from fxopt_cpu.passes.neighbours import Padding, Sum, activation_after, padding_before, sum_after
 from fxopt_rewrite import (
     ConvolutionCall,
     Editor,
     GraphIndex,
     Obstacle,
+    Piece,
     ReversibleSitePass,
     read_convolution,
     same_sizes,
+    sharing_refusal,
     tensor_facts,
+    tensors_refusal,
 )
 
 
@@ -110,7 +112,7 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
 
     def match(self, index: GraphIndex) -> Iterator[ConvolutionSite | Refusal]:
         """Yield the 2-D convolutions."""
-        taken: dict[Node, ConvolutionSite] = {}
+        taken: dict[Node, tuple[int, ConvolutionCall]] = {}  # sums, and the site and call that each went to
         sites: list[ConvolutionSite | Refusal] = []
         for node in index.nodes:
             call = read_convolution(index, node)
@@ -118,10 +120,11 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
                 sites.append(Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,)))
             elif isinstance(call, ConvolutionCall) and call.dims == 2 and not call.transposed:
                 site = self._site(call, index)
-                if site.sum is not None and site.sum.node in taken:  # of two convolutions, the later one takes it
-                    sites[sites.index(taken[site.sum.node])] = self._site(taken[site.sum.node].call, index, alone=True)
                 if site.sum is not None:
-                    taken[site.sum.node] = site
+                    former = taken.get(site.sum.node)
+                    if former is not None:  # of two convolutions, the later one takes it
+                        sites[former[0]] = self._site(former[1], index, alone=True)
+                    taken[site.sum.node] = len(sites), call
                 sites.append(site)
             elif isinstance(call, ConvolutionCall):
                 kind = f"{'transposed' if call.transposed else 'plain'} over {call.dims}"
@@ -135,27 +138,37 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
         if call.padding_mode != "zeros":
             message = f"convolution `{site.label}` has padding_mode={call.padding_mode!r}; oneDNN only pads with zeros"
             return index.refuse(site.label, "padding-mode", message, call.node)
-        return packing_refusal(call, "convolution", index)
+        unsupported = why_unsupported(call.weight.tensor.dtype, call.weight.tensor.device)
+        if unsupported is not None:
+            return index.refuse(call.label, unsupported[0], f"convolution `{call.label}` {unsupported[1]}", call.node)
+        return tensors_refusal(call, index) or sharing_refusal(call, [call.node], index)
 
     def rewrite(self, site: ConvolutionSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
         if site.activation.name in HIDE_NAN:
             edit.note(f"oneDNN's {site.activation.name} makes a number of NaN")
+        call, nodes, module = site.call, site.nodes, _packed(site)
+        refs = {key: ref for key, ref in (("weight", call.weight), ("bias", call.bias)) if ref is not None}
+        for key, ref in refs.items():
+            module.register_parameter(key, parameter_of(ref.tensor))
+        full = call.module_name or call.weight.name
+        name = edit.add_module(full, f"{full.rpartition('.')[2]}_packed", module.train(call.training))
         inputs = [site.input] if site.sum is None else [site.input, site.sum.other]
-        before = site.nodes[0] if site.sum is None else site.sum.node
-        insert_packed(edit, _packed(site), site.call, site.nodes, inputs, before=before)
+        before = nodes[0] if site.sum is None else site.sum.node
+        edit.replace(nodes[-1], edit.call_module(name, *inputs, before=before, like=nodes[::-1]))
+        for node in reversed(nodes[:-1]):
+            edit.erase(node)
+        edit.drop(call, {ref.key: Piece(f"{name}.{key}") for key, ref in refs.items()}, twin=name)
+        for node in nodes:
+            if node is not call.node and node.op == "call_module":
+                edit.drop_unused(node)
 
     def settle(self, edit: Editor) -> None:
         """Let results stay channels last where every reader, as it is now, may have them so."""
-        index = GraphIndex(edit.index.graph_module)
-        for node in reversed(index.nodes):
-            module = index.module_of(node)
-            if isinstance(module, PackedConv2d) and module.memory_format != "channels_last":
-                others = may_be_channels_last(node, index)
-                if others is not None:
-                    module.memory_format = "channels_last"
-                    for each in (node, *others):  # whose strides are others now
-                        edit.undescribed(each)
+        graph_module = edit.index.graph_module
+        if any(isinstance(module, PackedConv2d) for module in graph_module.modules()):
+            for node in leave_channels_last(GraphIndex(graph_module)):
+                edit.undescribed(node)
 
     def _site(self, call: ConvolutionCall, index: GraphIndex, *, alone: bool = False) -> ConvolutionSite:
         """Return a convolution with all that can be packed with it; ``alone``, without a sum."""

@@ -58,7 +58,7 @@ class ProductSite:
         residual: the value that is added, or None.
         norm: the norm at the end, or None.
         again: the later calls of the same layer, if the graph calls it several times; all compute the same with it.
-        left_out: by which option the pass leaves it alone, as a predicate; None if it does not.
+        left_out: by which option the pass leaves it alone, as (reason code, predicate); None if it does not.
         ends: the least and largest value of each element of its input, (2, in); None where they are not known.
     """
 
@@ -71,7 +71,7 @@ class ProductSite:
     residual: Node | None = None
     norm: LayerNormCall | None = None
     again: tuple[ProductSite, ...] = ()
-    left_out: str | None = None
+    left_out: tuple[str, str] | None = None
     ends: Tensor | None = None
 
     @property
@@ -229,7 +229,7 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
     def _problem(self, site: ProductSite) -> tuple[str, str] | None:
         """Return why a layer is left alone, as (reason code, predicate)."""
         if site.left_out is not None:
-            return "filtered" if site.left_out.startswith("does not match") else "kept", site.left_out
+            return site.left_out
         unfit = linear_weights.unfit(site.call, self.weights)
         if unfit is not None:
             return unfit

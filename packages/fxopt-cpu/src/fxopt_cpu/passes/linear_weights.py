@@ -31,16 +31,27 @@ _TAKEN = {
 }
 
 
-def left_out(name: str, place: int, after: int, where: str, keep: Sequence[str], ends: tuple[int, int]) -> str | None:
-    """Return by which option a layer is left alone, as a predicate; `ends` are ``keep_first`` and ``keep_last``."""
+def left_out(
+    name: str, place: int, after: int, where: str, keep: Sequence[str], ends: tuple[int, int]
+) -> tuple[str, str] | None:
+    """Return by which option a layer is left alone, as (reason code, predicate).
+
+    Args:
+        name: of the layer.
+        place: how many layers come before it.
+        after: how many come after it.
+        where: the option.
+        keep: the option.
+        ends: ``keep_first`` and ``keep_last``.
+    """
     if where != "*" and not fnmatchcase(name, where):
-        return f"does not match where={where!r}"
+        return "filtered", f"does not match where={where!r}"
     pattern = next((each for each in keep if fnmatchcase(name, each)), None)
     if pattern is not None:
-        return f"matches {pattern!r}, one of keep"
+        return "kept", f"matches {pattern!r}, one of keep"
     if place < ends[0]:
-        return f"is among the first {ends[0]}, which are kept"
-    return f"is among the last {ends[1]}, which are kept" if after < ends[1] else None
+        return "kept", f"is among the first {ends[0]}, which are kept"
+    return ("kept", f"is among the last {ends[1]}, which are kept") if after < ends[1] else None
 
 
 def unfit(call: LinearCall, kind: str) -> tuple[str, str] | None:

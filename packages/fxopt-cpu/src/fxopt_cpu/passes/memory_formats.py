@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import SymInt
 from torch.fx import Node
 
-from fxopt_cpu.layers.attention import MergedAttention, RowAttention
-from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_cpu.layers.packed_conv import PackedConv2d
-from fxopt_cpu.layers.panel_linear import PanelLinear
+from fxopt_cpu.layers.thawing import Layer
 from fxopt_rewrite import GraphIndex, TensorFacts, is_python_number, same_size, tensor_facts
 
 _ELEMENTWISE = """
@@ -60,26 +60,33 @@ def reads_sizes(node: Node, operation: str | None) -> bool:
     return (node.args[1] if node.target is getattr else operation) in _READS_SIZES
 
 
-_LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
+def leave_channels_last(index: GraphIndex) -> Iterable[Node]:
+    """Let convolutions leave their results channels last where every reader computes the same from it.
 
+    A view that would become a copy does not where what it views is written later. Linear in the graph.
 
-def may_be_channels_last(node: Node, index: GraphIndex) -> list[Node] | None:
-    """Return what else changes its strides if a value becomes channels last; None if a reader may compute otherwise.
-
-    A view that would become a copy is such a reader where what it views is written later.
+    Returns:
+        The nodes whose strides change.
     """
-    found: dict[Node, None] = {}
-    waiting = [node]
+    free: set[Node] = set()  # what may be channels last
+    followers: dict[Node, list[Node]] = {}  # whose strides follow from those of a value
+    changed: dict[Node, None] = {}
+    for node in reversed(index.nodes):
+        follows = {user: _follows(node, user, index) for user in node.users}
+        followers[node] = [user for user, each in follows.items() if each]
+        if None in follows.values() or not free.issuperset(followers[node]):
+            continue
+        free.add(node)
+        module = index.module_of(node)
+        if isinstance(module, PackedConv2d) and module.memory_format != "channels_last":
+            module.memory_format = "channels_last"
+            changed[node] = None
+    waiting = list(changed)
     while waiting:
-        value = waiting.pop()
-        for user in value.users:
-            follows = _follows(value, user, index)
-            if follows is None:
-                return None
-            if follows and user not in found:
-                found[user] = None
-                waiting.append(user)
-    return list(found)
+        new = [user for user in followers[waiting.pop()] if user not in changed]
+        changed.update(dict.fromkeys(new))
+        waiting += new
+    return changed
 
 
 def _follows(value: Node, user: Node, index: GraphIndex) -> bool | None:
@@ -87,7 +94,7 @@ def _follows(value: Node, user: Node, index: GraphIndex) -> bool | None:
     module = index.module_of(user)
     if isinstance(module, PackedConv2d):
         return module.memory_format == "preserve"
-    if isinstance(module, _LAYERS):
+    if isinstance(module, Layer):
         return False
     if user.op == "output":
         return None

@@ -21,10 +21,14 @@ Pair = tuple[int, int]
 
 
 def fits(layer: PackedConv2d) -> bool:
-    """Return whether the operator computes a convolution, and at least as fast as oneDNN does."""
-    plain = type(layer.weight) is nn.Parameter and layer.weight.dtype is torch.float32 and layer.weight.is_cpu
+    """Return whether the operator computes a convolution: of up to 256 places, in one group or depthwise."""
     depthwise = layer.groups == layer.in_channels == layer.out_channels
-    return plain and (layer.groups == 1 or depthwise) and layer.kernel_size[0] * layer.kernel_size[1] <= 256
+    if not (layer.groups == 1 or depthwise) or layer.kernel_size[0] * layer.kernel_size[1] > 256:
+        return False
+    if layer.holder.frozen:  # a dropped weight is what the operator takes
+        return True
+    weight = layer.weight
+    return type(weight) is nn.Parameter and weight.dtype is torch.float32 and weight.is_cpu
 
 
 def convolutions_fit(index: GraphIndex) -> bool:

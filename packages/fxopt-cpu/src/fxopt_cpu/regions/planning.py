@@ -155,8 +155,8 @@ class _Step:
             _need(args[0].shape[1] == module.in_channels)
             packed = packed_of(module)
             assert packed is not None
-            panels = self.builder.weight(packed.panels)
-            return images.convolve(self.builder, module, panels, self._weight(module.bias), *args)
+            panels, bias = self.builder.weight(packed.panels), dict.get(module.holder, "bias")  # which does not thaw
+            return images.convolve(self.builder, module, panels, self._weight(bias), *args)
         if isinstance(module, EmbeddingNorm):
             _need(all(each.layout.dtype is torch.int64 for each in args))
             tables = [self.builder.weight(self._tensor(held)) for held in module.tables]

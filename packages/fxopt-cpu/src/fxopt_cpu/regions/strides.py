@@ -77,7 +77,9 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
     if node.op == "get_attr":
         return _on_meta(index.attribute_of(node))  # type: ignore[arg-type]  # regions read nothing else
     if isinstance(module, PackedConv2d):
-        follows = module.memory_format == "preserve" and any(map(_is_channels_last, (args[0], module.weight)))
+        shape = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
+        pairs = ((args[0].shape, args[0].stride()), (shape, module.holder.strides("weight")))
+        follows = module.memory_format == "preserve" and any(_is_channels_last(*pair) for pair in pairs)
         last = follows or module.memory_format == "channels_last"
         return torch.empty(made.shape, device="meta", memory_format=_FORMATS[last])
     if isinstance(module, LAYERS):
@@ -93,12 +95,11 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
     return args[0] if operation(index, node) in (*CASTS, CHECK) else called(node, args, kwargs)
 
 
-def _is_channels_last(images: Tensor) -> bool:
+def _is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether strides say so, as torch decides: also where there is one channel, or one pixel."""
     least = 0
     for dim in (1, 3, 2, 0):
-        stride = images.stride(dim)
-        if stride < max(least, 1) or (dim == 0 and least == images.stride(1)):
+        if strides[dim] < max(least, 1) or (dim == 0 and least == strides[1]):
             return False
-        least = stride * max(images.shape[dim], 1)
+        least = strides[dim] * max(shape[dim], 1)
     return True

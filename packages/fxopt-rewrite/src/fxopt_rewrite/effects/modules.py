@@ -1,7 +1,8 @@
 """What calling a module may write, and what its result may share memory with.
 
 Exact types of ``torch.nn`` are in `fxopt_rewrite.ops.tables`; a ``Sequential`` and a nested graph module follow from
-what they call; classes of ours whose results are new tensors, and which write nothing, have ``only_computes``.
+what they call; classes of ours whose results are new tensors have ``only_computes``, and ``overwritten`` holds the
+position and name of each input that a call may write to and return instead.
 Everything else, and whatever has hooks, is opaque: it may write and share its inputs, parameters and buffers.
 """
 
@@ -41,8 +42,8 @@ def rule_of_module(module: object, writes_nothing: Callable[[GraphModule], bool]
     if is_plain_module(module):
         if type(module) is nn.Sequential:
             return _rule_of_sequential([rule_of_module(child, writes_nothing) for child in module])
-        computes = getattr(type(module), "only_computes", False) and bool(module.only_computes)  # a property of some
-        if computes or type(module) in _KNOWN or type(module) is conv1d_class():
+        ours = getattr(type(module), "only_computes", False)
+        if ours or type(module) in _KNOWN or type(module) is conv1d_class():
             return _rule_of_known(module)
         if isinstance(module, GraphModule) and writes_nothing(module):
             return ModuleRule(Rule(None, aliases_all=True))
@@ -73,6 +74,9 @@ def _rule_of_known(module: nn.Module) -> ModuleRule:
     rule = Rule(f"nn.{cls.__name__}", aliases_all=cls in tables.ALIASING_MODULES)
     if module.__dict__.get("inplace", getattr(cls, "inplace", False)):
         rule = Rule(rule.operation, writes=(_INPUT,), aliases=(_INPUT,))
+    if getattr(cls, "only_computes", False):
+        overwritten = tuple(Argument(*pair) for pair in getattr(module, "overwritten", ()))
+        rule = Rule(rule.operation, writes=overwritten, aliases=overwritten)
     return ModuleRule(rule, tuple(_written(module)))
 
 
