@@ -23,7 +23,6 @@ from fxopt_core.errors import (
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.codec import stored
 from fxopt_core.ledger.history import History, history
-from fxopt_core.ledger.reasons import REASONS
 from fxopt_core.ledger.records import Derived, Ledger, Record, Refusal, Rewrite
 from fxopt_core.passes.compose import Composition, DeepCopy, LintAndRecompile, ReversibleComposition, compose
 from fxopt_core.passes.instruments import Instrument, InstrumentProtocol, PassRun, instrumented
@@ -44,12 +43,10 @@ from fxopt_core.registry.pipeline import parse_pipeline
 from fxopt_core.registry.plugins import PluginEntryPoint
 from fxopt_core.registry.registry import Registry, registry
 from fxopt_core.state.copying import faithful_copy
-from fxopt_core.tolerances import Tolerance, tolerance
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "REASONS",
     "CaptureError",
     "CheckpointError",
     "Composition",
@@ -85,7 +82,6 @@ __all__ = [
     "ReversibleComposition",
     "ReversibleTransformation",
     "Rewrite",
-    "Tolerance",
     "Transformation",
     "TransformationsPlugin",
     "UndoError",
@@ -105,7 +101,6 @@ __all__ = [
     "require_torch",
     "signature_of",
     "stored",
-    "tolerance",
     "undo",
     "uuid_of",
 ]

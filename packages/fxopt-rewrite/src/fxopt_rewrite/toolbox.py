@@ -13,9 +13,9 @@ from fxopt_rewrite.effects.modules import is_plain_module
 from fxopt_rewrite.effects.same_views import is_view
 from fxopt_rewrite.fast_paths import is_plain_tensor, needs_gradient, runs_in_transform, runs_plainly
 from fxopt_rewrite.layers import module_with
-from fxopt_rewrite.module_rows import check_settings, check_targets, check_values
 from fxopt_rewrite.ops.names import MISSING, argument, aten_overloads
 from fxopt_rewrite.ops.tables import DROPOUTS, PURE_ATTRIBUTES, words
+from fxopt_rewrite.plain_graphs import check_settings, check_targets, check_values
 from fxopt_rewrite.plain_names import PLAIN, is_plain_method, plain_name
 from fxopt_rewrite.shapes.kinds import MEMORY_FREE, Kind, kind_of
 from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME, VALUE_KEYS

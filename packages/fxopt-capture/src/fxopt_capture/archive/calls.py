@@ -17,13 +17,13 @@ import torch
 from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
+from fxopt_capture._torch import pytree_info, set_pytree_info
 from fxopt_capture.archive.arithmetic import check_conditions
 from fxopt_capture.call.arguments import CallForm, InputBinding, Parameter
 from fxopt_capture.call.caches import is_cache_type, register_cache_type
 from fxopt_capture.call.guards import Condition, InputGuards, InputSpec
 from fxopt_capture.call.nesting import Nesting, nesting_of
 from fxopt_capture.call.structures import structures_of
-from fxopt_core._torch import pytree_info, set_pytree_info
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.naming import type_text, with_article

@@ -23,13 +23,14 @@ from fxopt_capture.archive.calls import (
 )
 from fxopt_capture.archive.container import Buffer, Container
 from fxopt_capture.archive.ledger import read_ledger, write_ledger
+from fxopt_capture.archive.module_rows import layer_class, new_module, read_modules, write_modules
 from fxopt_capture.archive.shapes import ShapeReader, ShapeWriter
 from fxopt_capture.archive.tensors import ENTRY as WEIGHTS, TensorReader, TensorWriter
 from fxopt_capture.call.caches import CacheReturn
 from fxopt_capture.call.guards import GUARDS, GuardedCall, InputGuards
 from fxopt_capture.captured import CapturedModule, assemble
 from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note, note_to_write
-from fxopt_core._torch import PyTreeCodeGen, codegen_of, generator_class
+from fxopt_core._torch import PyTreeCodeGen, codegen_of
 from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.codec import tag_from_json, tag_to_json
@@ -40,9 +41,10 @@ from fxopt_core.travel import pickling
 from fxopt_core.travel.graph_rows import read_graph, write_graph
 from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, ValueReader, ValueWriter
 from fxopt_core.values.names import class_path
+from fxopt_rewrite._torch import generator_class
 from fxopt_rewrite.layers import plain_attributes
-from fxopt_rewrite.module_rows import check_targets, check_values, new_module, read_modules, write_modules
-from fxopt_rewrite.plain_names import PLAIN, layer_class
+from fxopt_rewrite.plain_graphs import check_targets, check_values
+from fxopt_rewrite.plain_names import PLAIN
 
 FILE, LEDGER = "fxopt.json", "ledger.json"
 FORMAT = 1

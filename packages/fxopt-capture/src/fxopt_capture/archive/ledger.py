@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fxopt_capture.archive.module_rows import layer_class, new_module
 from fxopt_core.errors import FxoptError
 from fxopt_core.ledger.codec import ledger_from_json, ledger_to_json
 from fxopt_core.ledger.records import LEDGER_VERSION, Ledger, Record
@@ -23,8 +24,7 @@ from fxopt_core.values.names import Names, Unresolved, find, is_identifier, name
 from fxopt_rewrite.journal.arithmetic import derived_problem, registered_functions
 from fxopt_rewrite.journal.edits import Listed, ModuleRemoved, ModuleRow, NodeAdded, NodeRemoved, TensorRemoved, of_kind
 from fxopt_rewrite.journal.journal import edits_of
-from fxopt_rewrite.module_rows import new_module
-from fxopt_rewrite.plain_names import PLAIN, UntrustedNameError, is_writable, layer_class, torch_class
+from fxopt_rewrite.plain_names import PLAIN, UntrustedNameError, is_plain_method, plain_name, torch_class
 
 _OF_TYPES = frozenset({"builtins", "collections", "torch", "types", "typing"})
 _UNSAFE = frozenset("\"'\\\n\r\0")
@@ -108,7 +108,7 @@ def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., 
             yield f"has a tensor `{tensor.name}` with a name or attributes that tensors do not have"
     added, removed = of_kind(edits, NodeAdded), of_kind(edits, NodeRemoved)
     for row in (*(edit.row for edit in added), *(edit.row for edit in removed)):
-        is_node = row.op in OPERATIONS and is_writable(row.op, row.name, row.target)
+        is_node = row.op in OPERATIONS and _is_writable(row.op, row.name, row.target)
         if not is_node or not ((row.op.startswith("call_") and row.op != "call_module") or _is_path(row.target)):
             yield f"has a node `{row.name}` that calls {row.target}, which is no function of torch"
         if not all(is_identifier(key) for key, _ in row.kwargs) or not all(map(_is_data, (row.args, row.kwargs))):
@@ -149,3 +149,10 @@ def _has_state_of(row: ModuleRow) -> bool:
     except MalformedError:
         return False
     return all(_is_data(value) for _, value in attributes)
+
+
+def _is_writable(op: str, name: object, target: object) -> bool:
+    """Return whether a stranger's file may hold a node of this operation, name and target."""
+    if op == "call_function":
+        return is_identifier(name) and plain_name(target) is not None
+    return is_identifier(name) and isinstance(target, str) and (op != "call_method" or is_plain_method(target))

@@ -29,7 +29,7 @@ class Refusal:
 
     Attributes:
         site: readable name of the site.
-        reason: stable code; `fxopt_core.REASONS` says what each one means and what to do.
+        reason: stable code; `fxopt_rewrite.REASONS` and the pass's ``reasons`` say what each means.
         message: one sentence with names.
         nodes: names of the nodes of the site.
     """
