@@ -487,9 +487,9 @@ def test_a_replaced_class_is_refused() -> None:
 def test_a_newer_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     graph_module = touched(functional)
     with monkeypatch.context() as patch:
-        patch.setattr(pickling, "FORMAT", 3)
+        patch.setattr(pickling, "FORMAT", 4)
         data = pickle.dumps(graph_module)
-    with pytest.raises(FxoptError, match=r"format 3.*up to 2; upgrade fxopt-core"):
+    with pytest.raises(FxoptError, match=r"format 4.*up to 3; upgrade fxopt-core"):
         pickle.loads(data)
 
 

@@ -21,9 +21,9 @@ from fxopt_core import (
     iter_nodes,
     undo,
 )
-from fxopt_core.ledger.codec import ledger_from_json, ledger_to_json
 from fxopt_core.ledger.records import ledger_of
 from fxopt_rewrite import ReversibleSitePass, calls_of, is_call, operands_of
+from fxopt_rewrite.data.codec import ledger_from_json, ledger_to_json
 
 Form = Callable[[nn.Module, tuple[Tensor, ...]], GraphModule]
 

@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule
 
 from fxopt_core._torch import set_arguments
 from fxopt_core.errors import FxoptError
-from fxopt_core.values.forms import MalformedError
+from fxopt_rewrite.data.forms import MalformedError
 from fxopt_rewrite.plain_graphs import check_targets, check_values
 from fxopt_rewrite.plain_names import (
     UntrustedNameError,

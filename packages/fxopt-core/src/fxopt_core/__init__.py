@@ -21,7 +21,6 @@ from fxopt_core.errors import (
     VetoError,
 )
 from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger.codec import stored
 from fxopt_core.ledger.history import History, history
 from fxopt_core.ledger.records import Derived, Ledger, Record, Refusal, Rewrite
 from fxopt_core.passes.compose import Composition, DeepCopy, LintAndRecompile, ReversibleComposition, compose
@@ -100,7 +99,6 @@ __all__ = [
     "registry",
     "require_torch",
     "signature_of",
-    "stored",
     "undo",
     "uuid_of",
 ]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-import torch.fx.traceback
 from torch.fx import Graph, Node
 from torch.fx.graph import CodeGen
 
@@ -30,7 +29,6 @@ def _check() -> None:
         (torch.fx.graph, ("_ExportCodeGen", "_PyTreeCodeGen", "_PyTreeInfo")),
         (torch.fx.graph_module, ("_WrappedCall",)),
         (torch.fx.node, ("_get_qualified_name",)),
-        (torch.fx.traceback.NodeSource, ("_from_dict",)),
         (graph, (*STRUCTURE, "_codegen", "_co_fields", "_tracer_cls")),
         (getattr(graph, "_graph_namespace", None), _NAME_FIELDS),
         (getattr(graph, "_find_nodes_lookup_table", None), ("insert",)),
@@ -73,7 +71,6 @@ PyTreeCodeGen = torch.fx.graph._PyTreeCodeGen
 PyTreeInfo: TypeAlias = torch.fx.graph._PyTreeInfo
 ExportCodeGen = torch.fx.graph._ExportCodeGen
 WrappedCall = torch.fx.graph_module._WrappedCall
-source_from_dict: Callable[[dict[str, Any]], Any] = torch.fx.traceback.NodeSource._from_dict
 
 
 # --- Nodes

@@ -24,6 +24,7 @@ from fxopt_rewrite.calls.records import (
     TensorRef,
     TrueDivision,
 )
+from fxopt_rewrite.data.codec import stored
 from fxopt_rewrite.effects.analysis import Effects
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
@@ -90,6 +91,7 @@ __all__ = [
     "same_size",
     "same_sizes",
     "sharing_refusal",
+    "stored",
     "tensor_facts",
     "tensors_refusal",
     "tolerance",

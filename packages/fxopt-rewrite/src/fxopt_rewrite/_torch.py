@@ -10,6 +10,7 @@ from torch.amp import autocast_mode
 from torch.autograd import forward_ad
 from torch.fx import Graph, Node, _symbolic_trace, graph as fx_graph
 from torch.fx.graph import CodeGen, PythonCode
+from torch.fx.traceback import NodeSource
 from torch.utils import _mode_utils
 
 from fxopt_core import require_torch
@@ -24,6 +25,7 @@ require_torch(
         (autocast_mode, ("_enter_autocast", "_exit_autocast")),
         (forward_ad, ("_current_level",)),
         (fx_graph, ("_Namespace",)),
+        (NodeSource, ("_from_dict",)),
         (Graph(), ("_root", "_codegen")),
         (CodeGen(), ("_body_transformer", "_gen_python_code")),
         (_symbolic_trace, ("_assert_is_none",)),
@@ -33,6 +35,7 @@ require_torch(
 )
 
 Namespace = fx_graph._Namespace
+source_from_dict: Callable[[dict[str, Any]], Any] = NodeSource._from_dict
 dispatch_modes, function_modes = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
 functorch_level: Callable[[], Any] = _C._functorch.peek_interpreter_stack
 tracing_state: Callable[[], Any] = _C._get_tracing_state

@@ -27,7 +27,8 @@ from fxopt_capture.call.structures import structures_of
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.naming import type_text, with_article
-from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, ValueReader, ValueWriter
+from fxopt_core.values.forms import Form
+from fxopt_rewrite.data.forms import InexpressibleError, MalformedError, ValueReader, ValueWriter
 from fxopt_rewrite.plain_names import PLAIN, is_plain_identifier
 
 _write = ValueWriter(names=PLAIN).write

@@ -33,15 +33,16 @@ from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note
 from fxopt_core._torch import PyTreeCodeGen, codegen_of
 from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger.codec import tag_from_json, tag_to_json
 from fxopt_core.ledger.marks import META_KEY, NodeTag, set_tag, tag_of
 from fxopt_core.ledger.records import Ledger, ledger_of, set_ledger
 from fxopt_core.registry.registry import registry
 from fxopt_core.travel import pickling
-from fxopt_core.travel.graph_rows import read_graph, write_graph
-from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, ValueReader, ValueWriter
+from fxopt_core.values.forms import Form
 from fxopt_core.values.names import class_path
 from fxopt_rewrite._torch import generator_class
+from fxopt_rewrite.data.codec import tag_from_json, tag_to_json
+from fxopt_rewrite.data.forms import InexpressibleError, MalformedError, ValueReader, ValueWriter
+from fxopt_rewrite.data.graph_rows import read_graph, write_graph
 from fxopt_rewrite.layers import plain_attributes
 from fxopt_rewrite.plain_graphs import check_targets, check_values
 from fxopt_rewrite.plain_names import PLAIN
@@ -262,10 +263,7 @@ def _check_regions(graph: Graph, tree: nn.Module, calls_guards: bool) -> None:
 
 def _replace_code_generator(restored: GraphModule) -> None:
     """Let passes that are installed, and did no more than that, replace the code generator as they had done."""
-    try:
-        records = ledger_of(restored).records
-    except FxoptError:  # of a newer version, which is kept and not read
-        return
+    records = ledger_of(restored).records
     applied = {(record.transformation, repr(record.options)): record for record in records if record.state == "applied"}
     passes = registry().available() if applied else {}
     for record in applied.values():

@@ -1,4 +1,4 @@
-"""The ledger of an archive: core's text, which may name nothing but torch and what installed plugins offer.
+"""The ledger of an archive: text, which may name nothing but torch and what installed plugins offer.
 
 Undoing a pass puts nodes and modules back that the ledger names, and loading a checkpoint calls the functions that a
 fold names. An archive may come from anyone, so that all other names are refused, on writing too.
@@ -16,11 +16,13 @@ from torch import Tensor
 
 from fxopt_capture.archive.module_rows import layer_class, new_module
 from fxopt_core.errors import FxoptError
-from fxopt_core.ledger.codec import ledger_from_json, ledger_to_json
-from fxopt_core.ledger.records import LEDGER_VERSION, Ledger, Record
-from fxopt_core.travel.graph_rows import OPERATIONS
-from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, is_plain_data
-from fxopt_core.values.names import Names, Unresolved, find, is_identifier, name_of, operator_path
+from fxopt_core.ledger.records import Ledger, Record
+from fxopt_core.values.forms import Form, is_plain_data
+from fxopt_core.values.names import name_of, operator_path
+from fxopt_rewrite.data.codec import ledger_from_json, ledger_to_json
+from fxopt_rewrite.data.forms import InexpressibleError, MalformedError
+from fxopt_rewrite.data.graph_rows import OPERATIONS
+from fxopt_rewrite.data.policies import Names, Unresolved, find, is_identifier
 from fxopt_rewrite.journal.arithmetic import derived_problem, registered_functions
 from fxopt_rewrite.journal.edits import Listed, ModuleRemoved, ModuleRow, NodeAdded, NodeRemoved, TensorRemoved, of_kind
 from fxopt_rewrite.journal.journal import edits_of
@@ -31,32 +33,30 @@ _UNSAFE = frozenset("\"'\\\n\r\0")
 
 
 def write_ledger(ledger: Ledger, *, source_lines: bool = False) -> str:
-    """Return a ledger as text, with the lines of code of its nodes or without; one of a newer version as it is.
+    """Return a ledger as text, with the lines of code of its nodes or without.
 
     Raises:
         InexpressibleError: it names something that an archive may not; the message says what.
     """
     try:
-        text = ledger_to_json(ledger)
-        if ledger.version <= LEDGER_VERSION:
-            data = _with_text_in_meta(json.loads(text))
-            text = json.dumps(data if source_lines else _without_source_lines(data))
-            read_ledger(text)
+        data = _with_text_in_meta(json.loads(ledger_to_json(ledger)))
+        text = json.dumps(data if source_lines else _without_source_lines(data))
+        read_ledger(text)
     except FxoptError as error:
         raise InexpressibleError(f"the ledger cannot be written: {error}") from error
     return text
 
 
 def read_ledger(text: str) -> Ledger:
-    """Return the ledger of a text; opaque where a newer version of fxopt wrote it.
+    """Return the ledger of a text.
 
     Raises:
-        FxoptError: it is no ledger.
+        FxoptError: it is no ledger, or one of a newer version.
         UntrustedNameError: it names something that an archive may not; the message says what.
     """
     ledger = ledger_from_json(text, _NAMES)
     functions = lru_cache(1)(registered_functions)  # asked for where a record has arithmetic
-    for record in ledger.records if ledger.version <= LEDGER_VERSION else ():
+    for record in ledger.records:
         for complaint in _complaints(record, functions):
             raise UntrustedNameError(f"the ledger {complaint}")
     return ledger
