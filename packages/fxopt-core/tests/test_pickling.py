@@ -23,10 +23,9 @@ from torch.export import Dim
 from torch.fx import GraphModule
 from torch.nn.utils import parametrize
 
+from fxopt_core import faithful_copy, iter_nodes
 from fxopt_core._torch import has_name_in_code
 from fxopt_core.errors import FxoptError
-from fxopt_core.graph import iter_nodes
-from fxopt_core.state.copying import faithful_copy
 from fxopt_core.travel import pickling
 from fxopt_core.travel.pickling import install
 
