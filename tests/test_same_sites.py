@@ -100,7 +100,7 @@ def traced(model: Sites) -> GraphModule:
 
 def exported(model: Sites) -> GraphModule:
     """Return a graph of aten operators."""
-    module = torch.export.export(model, (images(),), strict=False).module(check_guards=False)  # which pickles
+    module = torch.export.export(model, (images(),), strict=False).module(check_guards=False)
     assert isinstance(module, GraphModule)
     return module
 

@@ -149,9 +149,11 @@ def assigned(graph_module: GraphModule) -> GraphModule:
     return graph_module
 
 
+PICKLED: list[Callable[[GraphModule], GraphModule]] = [
+    saved, lambda gm: pickle.loads(pickle.dumps(gm)), lambda gm: saved(copy.deepcopy(saved(gm))),
+]  # fmt: skip
 WAYS: list[Callable[[GraphModule], GraphModule]] = [
-    copy.copy, copy.deepcopy, saved, lambda gm: pickle.loads(pickle.dumps(gm)),
-    lambda gm: saved(copy.deepcopy(saved(gm))), eliminated, shapes_noted, pattern_missed, tidied, around_its_graph,
+    *PICKLED, copy.copy, copy.deepcopy, eliminated, shapes_noted, pattern_missed, tidied, around_its_graph,
     of_copied_nodes, loaded_again, assigned,
     lambda gm: gm.double().float(), lambda gm: gm.requires_grad_(False).requires_grad_(True), split_const_subgraphs,
 ]  # fmt: skip
@@ -167,6 +169,10 @@ def test_undo_is_exact_after_it(make: Callable[[], GraphModule], way: Callable[[
     before, expected = picture(graph_module), graph_module(X)
     assert compose(*PASSES)(graph_module, expect=4) is graph_module
     names = [[node.name for node in each.get_transformed_nodes(graph_module)] for each in PASSES]
+    if make is exported and way in PICKLED:
+        with pytest.raises(FxoptError, match=r"torch\.export\.save"):
+            way(graph_module)
+        return
     arrived = way(graph_module)
     assert [[node.name for node in each.get_transformed_nodes(arrived)] for each in PASSES] == names
     assert [len(record.rewrites) for record in history(arrived)] == [1, 1, 2]
@@ -208,7 +214,8 @@ def test_undo_after_a_change_of_dtype(make: Callable[[], GraphModule], dtype: to
     """The values are those of now."""
     graph_module = make()
     before = {name: value.to(dtype) for name, value in graph_module.state_dict().items()}
-    undo(saved(compose(*PASSES)(graph_module).to(dtype)))
+    copied = copy.deepcopy if make is exported else saved
+    undo(copied(compose(*PASSES)(graph_module).to(dtype)))
     undo(graph_module)
     after = graph_module.state_dict()
     assert list(after) == list(before)

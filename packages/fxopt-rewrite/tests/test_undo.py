@@ -250,7 +250,7 @@ class TestRoundTrip:
             assert shape_of(graph_module) == before
         assert names[0] == names[1] == names[2]
 
-    @forms
+    @pytest.mark.parametrize("traced", [traced_modules, traced_functions])
     def test_in_another_process_as_it_were(self, traced: Callable[[], GraphModule]) -> None:
         graph_module = traced()
         before, values = shape_of(graph_module), values_of(graph_module)

@@ -27,7 +27,6 @@ from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.state.graph import GraphRows, own_classes
-from fxopt_core.travel.export_checks import check_no_guards, pickled_hook, pickled_method
 from fxopt_core.values.names import class_path, describe, import_class, name_of
 
 FORMAT = 3
@@ -116,6 +115,7 @@ def _copy(self: GraphModule) -> GraphModule:
 
 
 def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
+    _check_not_exported(self)
     prober = Prober(protocol)
     base = _base(self)
     _demand(prober, base, "the class of the graph module", _IMPORTABLE)
@@ -129,6 +129,16 @@ def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
     return create, (FORMAT, base, type(self).__name__), state, None, None, fill
 
 
+def _check_not_exported(graph_module: GraphModule) -> None:
+    train = getattr(vars(graph_module).get("train"), "__func__", None)
+    if getattr(train, "__module__", None) == "torch.export.exported_program":
+        raise FxoptError(
+            "a graph module straight from `torch.export` cannot be pickled: torch compiles the checks of its inputs "
+            "and drops their source; make it with `fxopt_capture.capture`, whose modules pickle, or save the program "
+            "with `torch.export.save`"
+        )
+
+
 def bind(function: Any, graph_module: GraphModule) -> MethodType:
     """Bind a function to a graph module; `MethodType` itself has no name to pickle."""
     return MethodType(function, graph_module)
@@ -138,11 +148,7 @@ def _attribute(graph_module: GraphModule, key: str, value: Any, prober: Prober) 
     """Return what stands for one attribute of the graph module in a pickle."""
     if key in _MADE_AGAIN or key == "shape_env":
         return None
-    if key in _TENSORS or isinstance(value, (Tensor, nn.Module)):
-        return value
-    if key == "_modules":
-        for child in value.values():
-            check_no_guards(child)
+    if key in _TENSORS or key == "_modules" or isinstance(value, (Tensor, nn.Module)):
         return value
     if key == "meta":
         return {name: entry for name, entry in value.items() if name == META_KEY or prober.obstacle(entry) is None}
@@ -151,12 +157,8 @@ def _attribute(graph_module: GraphModule, key: str, value: Any, prober: Prober) 
     if isinstance(value, TreeSpec):
         return spec_reference(value)
     if isinstance(value, MethodType) and value.__self__ is graph_module:
-        function = pickled_method(key, value)
-        _demand(prober, function, f"attribute {key!r} of the graph module", _IMPORTABLE)
-        return Rebuilt(bind, function, graph_module)
-    if key.endswith("_hooks") and isinstance(value, dict):
-        hooks = ((number, pickled_hook(hook, graph_module.graph)) for number, hook in value.items())
-        value = type(value)((number, hook) for number, hook in hooks if hook is not None)
+        _demand(prober, value.__func__, f"attribute {key!r} of the graph module", _IMPORTABLE)
+        return Rebuilt(bind, value.__func__, graph_module)
     _demand(prober, value, f"attribute {key!r} of the graph module", _REMEDY)
     return value
 
