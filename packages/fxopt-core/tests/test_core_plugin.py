@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import pytest
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
-import fxopt_core.plugin
 from fxopt_core import (
     DeepCopy,
     LintAndRecompile,
@@ -25,7 +25,7 @@ from fxopt_core import (
     undo,
 )
 
-PLUGIN: TransformationsPlugin = fxopt_core.plugin
+PLUGIN: TransformationsPlugin = entry_points(group="fxopt")["core"].load()
 PASSES: dict[str, type[Transformation]] = {"deep-copy": DeepCopy, "lint-and-recompile": LintAndRecompile}
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
-from fxopt_core import FxoptError, History, LintAndRecompile, Record, Refusal, Rewrite, compose, history, undo
-from fxopt_core.ledger.records import append_record
+from fxopt_core import FxoptError, History, Ledger, LintAndRecompile, Record, Refusal, Rewrite, compose, history, undo
 
 RECORD = Record(
     pass_name="merge-linears",
@@ -33,7 +32,7 @@ PLAIN = Record(
 def test_it_is_a_tuple_of_records() -> None:
     graph_module = symbolic_trace(nn.ReLU())
     assert (history(graph_module), repr(history(graph_module)), len(history(graph_module))) == ((), "()", 0)
-    append_record(graph_module, RECORD)
+    graph_module.meta["fxopt"] = Ledger((RECORD,))
     found = history(graph_module)
     assert found == (RECORD,)
     assert found[0] is RECORD
