@@ -96,8 +96,8 @@ def derived(ledger: Any) -> Any:
 NOT_LISTED = (
     "os:system",
     "builtins:eval",
-    "fxopt_core.ledger.codec:restore_ledger",
-    "fxopt_core.ledger.codec:_unpack",
+    "fxopt_rewrite.data.codec:restore_journal",
+    "fxopt_core.ledger.records:restore_ledger",
     "fxopt_capture.archive.files:load",
     "fxopt_norm.formulas:scaled_after",  # of an installed pass, which does not list it
     "fxopt_norm.folding:fold_after",  # a function that is listed, by another name
@@ -120,7 +120,8 @@ def test_a_pickle_among_the_settings_is_never_unpickled(tmp_path: Path) -> None:
 
     def change(ledger: Any) -> None:
         row = derived(ledger)
-        row.update(function="fxopt_core.ledger.codec:_unpack", inputs=[], settings=[["text", ""], ["objects", pickled]])
+        settings = [["text", ""], ["objects", pickled]]
+        row.update(function="fxopt_rewrite.data.codec:restore_journal", inputs=[], settings=settings)
 
     with pytest.raises(CaptureError):
         load(archive_with(tmp_path / "a.fxopt", change))

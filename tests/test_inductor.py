@@ -13,7 +13,8 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
-from fxopt_core import Transformation, as_inductor_pass, iter_nodes
+from fxopt_compile import as_inductor_pass
+from fxopt_core import Transformation, iter_nodes
 
 pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no compiler for C++")
 

@@ -19,7 +19,6 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from fxopt_core import (
-    REASONS,
     Instrument,
     PassRun,
     PostconditionError,
@@ -33,7 +32,7 @@ from fxopt_core import (
     registry,
 )
 from fxopt_linear import MergeLinears
-from fxopt_rewrite import Editor, GraphIndex, SitePass, calls_of, infer_shapes
+from fxopt_rewrite import REASONS, Editor, GraphIndex, SitePass, calls_of, infer_shapes
 
 SOURCES = sorted(Path(__file__).parent.parent.glob("packages/*/src/**/*.py"))
 ALL_REASONS = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fxopt_core import REASONS, registry
+from fxopt_core import registry
+from fxopt_rewrite import REASONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "refusals.md"
 

@@ -51,7 +51,7 @@ def test_names_are_documented_as_they_are_imported(tmp_path: Path) -> None:
     paths = re.findall(r"^\.\. (?:autoclass|autofunction|py:data):: ([\w.]+)\.(\w+)$", pages, re.MULTILINE)
     assert len(paths) > 100
     assert all(hasattr(importlib.import_module(module), name) for module, name in paths)
-    assert "Reason code to meaning and remedy." in (stale.parent / "fxopt_core" / "reasons.md").read_text()
+    assert "Reason code to meaning and remedy." in (stale.parent / "fxopt_rewrite" / "reasons.md").read_text()
     assert all(f"\n{name}\n" in (stale.parent / "index.md").read_text() for name in PACKAGES)
 
 

@@ -10,7 +10,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.inspect import stringify_signature
 
-from fxopt_core import REASONS, Transformation
+from fxopt_core import Transformation
+from fxopt_rewrite import REASONS
 from site_pages.pass_folder import write_pages
 from site_pages.pass_page import Page
 from site_pages.references import write_references

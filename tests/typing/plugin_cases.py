@@ -12,16 +12,13 @@ import right_plugin
 import wrong_plugin
 from torch.fx import GraphModule, Node
 
+from fxopt_compile import as_inductor_pass, as_pass_base
 from fxopt_core import (
     PipelinesPlugin,
     Registry,
     ReversibleTransformation,
     Transformation,
     TransformationsPlugin,
-    as_inductor_pass,
-    as_pass_base,
-    from_function,
-    from_torch_pass,
     hookimpl,
 )
 
@@ -120,17 +117,8 @@ class Half(ReversibleTransformation):
 Half()  # type: ignore[abstract]  # reverse is missing
 
 
-@from_function(preserves_computation=True)
-def do_nothing(graph_module: GraphModule, *, times: int = 1) -> None:
-    """graph module -> the same one."""
-
-
-def adapting(graph_module: GraphModule) -> None:
+def adapting(graph_module: GraphModule) -> tuple[bool, str | None]:
     """What the adapters take."""
-    transformations: list[Transformation] = [do_nothing(times=2), from_torch_pass(as_pass_base(Pass()))]
-    result = as_pass_base(Pass()).call(graph_module)
-    changed: bool = result.modified
-    key: str | None = as_inductor_pass(transformations[changed]).uuid()
-    from_torch_pass(key)  # type: ignore[arg-type]  # nothing that can be called
     as_pass_base(Pass)  # type: ignore[arg-type]  # a class in place of an object
     as_inductor_pass(as_pass_base)  # type: ignore[arg-type]  # a function is no transformation
+    return as_pass_base(Pass()).call(graph_module).modified, as_inductor_pass(Pass()).uuid()

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from fxopt_capture import capture
 from fxopt_capture.archive.files import load, save
-from fxopt_core import history, undo
-from fxopt_core.errors import CaptureError, FxoptError
+from fxopt_core import history
+from fxopt_core.errors import CaptureError
 
 
 @pytest.fixture
@@ -131,16 +131,9 @@ def test_a_document_of_a_newer_version(path: Path) -> None:
 
 
 def test_a_ledger_of_a_newer_version(path: Path) -> None:
-    """The module runs, and what asks for the history says which version it takes."""
     text = '{"fxopt_ledger": 99, "anything": []}'
-    loaded = load(with_document(path, lambda document: document.update(ledger=text)))
-    assert loaded(torch.ones(2, 4)).shape == (2, 5)
-    for asked in (history, undo):
-        with pytest.raises(FxoptError, match="99"):
-            asked(loaded)
-    save(loaded, path)
-    with zipfile.ZipFile(path) as archive:
-        assert archive.read("ledger.json").decode() == text
+    with pytest.raises(CaptureError, match=r"version 99.*install a newer fxopt-core"):
+        load(with_document(path, lambda document: document.update(ledger=text)))
 
 
 def test_what_an_archive_lacks(path: Path) -> None:

@@ -17,9 +17,8 @@ from torch.export import Dim
 from torch.fx import GraphModule
 from torch.nn.utils import parametrize
 
+from fxopt_core import faithful_copy, iter_nodes
 from fxopt_core.errors import FxoptError
-from fxopt_core.graph import iter_nodes
-from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.snapshot import Snapshot
 
 

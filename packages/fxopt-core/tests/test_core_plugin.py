@@ -17,13 +17,13 @@ from fxopt_core import (
     LintAndRecompile,
     Registry,
     Transformation,
+    TransformationsPlugin,
     __version__,
     compose,
     history,
     registry,
     undo,
 )
-from fxopt_core.registry.hookspec import TransformationsPlugin
 
 PLUGIN: TransformationsPlugin = fxopt_core.plugin
 PASSES: dict[str, type[Transformation]] = {"deep-copy": DeepCopy, "lint-and-recompile": LintAndRecompile}

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
-from fxopt_core import FxoptError, LintAndRecompile, Record, Refusal, Rewrite, compose, history, undo
-from fxopt_core.ledger.history import History
+from fxopt_core import FxoptError, History, LintAndRecompile, Record, Refusal, Rewrite, compose, history, undo
 from fxopt_core.ledger.records import append_record
 
 RECORD = Record(

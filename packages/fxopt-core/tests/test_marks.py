@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.fx import Node, symbolic_trace
 
-from fxopt_core.graph import iter_nodes
+from fxopt_core import iter_nodes
 from fxopt_core.ledger.marks import NodeTag, add_mark, forget_ids, has_mark, remove_mark, set_tag, tag_of
 
 

@@ -23,10 +23,9 @@ from torch.export import Dim
 from torch.fx import GraphModule
 from torch.nn.utils import parametrize
 
+from fxopt_core import faithful_copy, iter_nodes
 from fxopt_core._torch import has_name_in_code
 from fxopt_core.errors import FxoptError
-from fxopt_core.graph import iter_nodes
-from fxopt_core.state.copying import faithful_copy
 from fxopt_core.travel import pickling
 from fxopt_core.travel.pickling import install
 
@@ -487,9 +486,9 @@ def test_a_replaced_class_is_refused() -> None:
 def test_a_newer_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     graph_module = touched(functional)
     with monkeypatch.context() as patch:
-        patch.setattr(pickling, "FORMAT", 3)
+        patch.setattr(pickling, "FORMAT", 4)
         data = pickle.dumps(graph_module)
-    with pytest.raises(FxoptError, match=r"format 3.*up to 2; upgrade fxopt-core"):
+    with pytest.raises(FxoptError, match=r"format 4.*up to 3; upgrade fxopt-core"):
         pickle.loads(data)
 
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 from torch.fx import GraphModule
 
+from fxopt_core import Registry, Transformation, compose, hookimpl, parse_pipeline
 from fxopt_core.errors import (
     FxoptError,
     PassOptionError,
@@ -19,13 +20,6 @@ from fxopt_core.errors import (
     RegistryError,
     UnknownPassError,
 )
-from fxopt_core.passes.compose import compose
-from fxopt_core.passes.signature import same_value
-from fxopt_core.passes.transformation import Transformation
-from fxopt_core.registry.hookspec import hookimpl
-from fxopt_core.registry.pipeline import parse_pipeline
-from fxopt_core.registry.registry import Registry
-from fxopt_core.values.literals import LiteralError, literal_end, literal_text, read_literal
 
 
 class MergeLinears(Transformation):
@@ -348,13 +342,6 @@ patient = settings(deadline=None, max_examples=80)
 
 class TestProperties:
     @patient
-    @given(LITERALS)
-    def test_literals(self, value: object) -> None:
-        text = literal_text(value)
-        assert same_value(read_literal(text), value)
-        assert literal_end(text + " x", 0) == literal_end(text + "}", 0) == len(text)
-
-    @patient
     @given(LITERALS, st.integers(), st.none() | st.text(), st.lists(st.text()).map(tuple), st.floats(allow_nan=False))
     def test_printed_text_reads_as_an_equal_pipeline(
         self, value: object, count: int, where: str | None, names: tuple[str, ...], ratio: float
@@ -416,8 +403,3 @@ class TestParse:
 
     def test_names_are_not_looked_up(self) -> None:
         assert parse_pipeline("no-such-pass{x=1}")[0].name == "no-such-pass"
-
-    def test_literal_errors_have_a_column(self) -> None:
-        with pytest.raises(LiteralError) as caught:
-            literal_end("ab[(])", 0)
-        assert caught.value.column == 4

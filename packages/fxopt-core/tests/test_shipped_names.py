@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fxopt_core import DeepCopy, LintAndRecompile, Registry
 from fxopt_core.errors import DuplicatePassError, PluginLoadError, UnknownPassError
-from fxopt_core.passes.compose import DeepCopy, LintAndRecompile
-from fxopt_core.registry.registry import Registry
 
 PLUGIN = '''
 from fxopt_core import Transformation, hookimpl

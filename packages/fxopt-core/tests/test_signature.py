@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import math
 import operator
 import os
@@ -18,10 +19,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch.fx import GraphModule
 
-from fxopt_core.passes.compose import compose
-from fxopt_core.passes.signature import same_value, signature_of, uuid_of
-from fxopt_core.passes.transformation import Transformation
-from fxopt_core.values.names import importable_name, source_of
+from fxopt_core import Transformation, compose, signature_of, uuid_of
 
 
 class Color(Enum):
@@ -324,7 +322,7 @@ class TestUnstable:
 
 SCRIPT = """
 import collections, enum, functools, math, operator, pathlib, torch
-from fxopt_core.passes.signature import signature_of
+from fxopt_core import signature_of
 
 value = {
     "words": {"one", "two", "three", "four", "five"}, "numbers": {1: 1.0, -1: -0.0, "nan": math.nan},
@@ -369,7 +367,6 @@ def exact(value: object) -> object:
 @given(VALUES, VALUES)
 def test_equal_exactly_where_the_values_are(left: object, right: object) -> None:
     assert (sign(left) == sign(right)) == (exact(left) == exact(right))
-    assert same_value(left, right) == (exact(left) == exact(right))
 
 
 @settings(deadline=None)
@@ -381,21 +378,7 @@ def test_order_of_insertion_does_not_matter(pairs: list[tuple[str, int]], random
     assert sign(set(pairs)) == sign(set(shuffled))
 
 
-class TestSameValue:
-    def test_values_without_encoding_by_identity(self) -> None:
-        value = object()
-        assert same_value(value, value)
-        assert not same_value(object(), object())
-        assert not same_value(deep(), deep())
-
-
 class TestImportableName:
-    def test_names(self) -> None:
-        assert importable_name(torch.relu) == "torch:relu"
-        assert importable_name(operator.add) == "_operator:add"
-        assert importable_name(Methods.of_class) == f"{__name__}:Methods.of_class"
-        assert importable_name(str.lower) == "builtins:str.lower"
-
     def test_a_class_that_computes_its_attributes(self) -> None:
         def fail(name: str) -> object:
             raise RuntimeError(name)
@@ -408,7 +391,8 @@ class TestImportableName:
         function.__module__, function.__qualname__ = "computing_module", "absent"
         sys.modules["computing_module"] = module
         try:
-            assert importable_name(function) is None
+            with pytest.raises(TypeError, match="cannot be imported by name"):
+                sign(function)
         finally:
             del sys.modules["computing_module"]
 
@@ -424,13 +408,14 @@ class TestUuid:
     def test_follows_the_code_of_class_bases_members_and_functions(
         self, changed: object, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def upgraded(value: object) -> str:
-            return "upgraded" if value is changed else source_of(value)
+        getsource = inspect.getsource
+
+        def upgraded(value: Any) -> str:
+            return "upgraded" if value is changed else getsource(value)
 
         composition = compose(OtherPass(module_function), Pass())
         signature, uuid = composition.signature, composition.uuid()
-        for module in ("passes.signature",):
-            monkeypatch.setattr(f"fxopt_core.{module}.source_of", upgraded)
+        monkeypatch.setattr("inspect.getsource", upgraded)
         assert composition.signature == signature
         assert composition.uuid() != uuid
 

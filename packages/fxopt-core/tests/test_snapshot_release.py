@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from fxopt_core import iter_nodes
 from fxopt_core.errors import FxoptError
-from fxopt_core.graph import iter_nodes
 from fxopt_core.state.snapshot import Snapshot
 
 

@@ -17,14 +17,13 @@ from fxopt_core import (
     PreconditionError,
     ReversibleTransformation,
     Transformation,
-    from_torch_pass,
     history,
     iter_nodes,
     undo,
 )
-from fxopt_core.ledger.codec import ledger_from_json, ledger_to_json
 from fxopt_core.ledger.records import ledger_of
 from fxopt_rewrite import ReversibleSitePass, calls_of, is_call, operands_of
+from fxopt_rewrite.data.codec import ledger_from_json, ledger_to_json
 
 Form = Callable[[nn.Module, tuple[Tensor, ...]], GraphModule]
 
@@ -303,16 +302,7 @@ class ByATable(Transformation):
         return graph_module
 
 
-def by_a_plain_function(graph_module: GraphModule) -> None:
-    for node in graph_module.graph.nodes:
-        if node.target in [operator.mul]:
-            node.target = operator.add
-
-
-HINTED: list[Transformation] = [
-    *(ByIdentity(), ByEquality(), ByATuple(), ByAFunction(), ByATable()),
-    from_torch_pass(by_a_plain_function),
-]
+HINTED: list[Transformation] = [ByIdentity(), ByEquality(), ByATuple(), ByAFunction(), ByATable()]
 
 
 class LeavesProductsAlone(Transformation):

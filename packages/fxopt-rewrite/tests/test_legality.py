@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
-from fxopt_core import REASONS, iter_nodes
-from fxopt_rewrite import LinearCall, read_linear
+from fxopt_core import iter_nodes
+from fxopt_rewrite import REASONS, LinearCall, read_linear
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
 

@@ -16,16 +16,14 @@ from torch.fx import Graph, GraphModule
 
 from fxopt_core._torch import set_arguments
 from fxopt_core.errors import FxoptError
-from fxopt_core.values.forms import MalformedError
-from fxopt_rewrite.module_rows import check_targets, check_values, new_module, read_modules
+from fxopt_rewrite.data.forms import MalformedError
+from fxopt_rewrite.plain_graphs import check_targets, check_values
 from fxopt_rewrite.plain_names import (
     UntrustedNameError,
-    activations,
     is_plain_attribute,
     is_plain_identifier,
     is_plain_method,
     is_plain_path,
-    layer_classes,
     plain_function,
     plain_name,
 )
@@ -148,41 +146,6 @@ def test_names_are_no_code_and_no_methods() -> None:
     ]
     assert not any(map(is_plain_path, [*refused, "a\\b", "{a}", "a;b", "graph", "_parameters", None, 3]))
     assert [is_plain_identifier(name) for name in ("x", "x1", "if", "x=1", "\uff58", "")] == [True, True, *[False] * 4]
-
-
-class TestModules:
-    """Modules that are made of rows of data."""
-
-    @pytest.mark.parametrize(
-        ("key", "value"),
-        [
-            ("forward", getattr), ("forward", 3), ("_compiled_call_impl", 3), ("extra_repr", 3), ("_parameters", {}),
-            ("training", 3), ("eps", getattr), ("eps", [getattr]), ("eps", {"a": getattr}), ("eps", nn.Linear),
-            ("__class__", nn.Linear), ("a b", 3), (3, 3), ("activation", torch.load), ("\uff46orward", 3),
-        ],
-    )  # fmt: skip
-    def test_attributes_are_data_and_no_methods(self, key: Any, value: object) -> None:
-        with pytest.raises(MalformedError):
-            new_module(nn.LayerNorm, [(key, value)])
-
-    def test_an_attribute_may_be_an_activation(self) -> None:
-        assert all(callable(each) for each in activations())
-        module: Any = new_module(nn.TransformerEncoderLayer, [("activation", nn.functional.gelu), ("norm_first", True)])
-        assert module.activation is nn.functional.gelu
-
-    def test_what_is_trusted_may_have_functions_but_no_methods(self) -> None:
-        assert vars(new_module(nn.Linear, [("f", getattr)], trusted=True))["f"] is getattr
-        with pytest.raises(MalformedError):
-            new_module(nn.Linear, [("forward", getattr)], trusted=True)
-
-    def test_layers_are_those_that_compute(self) -> None:
-        assert not [name for name in layer_classes() if "DataParallel" in name or "Lazy" in name]
-
-    @pytest.mark.parametrize("name", ["forward", 'a"', "a.b", "", "\uff46orward", "__x__"])
-    def test_names_of_tensors_and_modules(self, name: str) -> None:
-        row = {"name": "", "training": True, "parameters": [[name, None]], "buffers": []}
-        with pytest.raises(MalformedError):
-            read_modules([row], lambda row: nn.Module(), lambda form: form)
 
 
 def graph_with(function: Any, *args: Any, kind: Any = None, **kwargs: Any) -> Graph:

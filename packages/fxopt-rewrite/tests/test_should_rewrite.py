@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from fxopt_core import (
-    REASONS,
     Instrument,
     PassError,
     PassRun,
@@ -25,6 +24,7 @@ from fxopt_core import (
     iter_nodes,
     undo,
 )
+from fxopt_rewrite import REASONS
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.site_pass import ReversibleSitePass

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.nn.utils import parametrizations, prune
 
-from fxopt_core import REASONS, iter_nodes
+from fxopt_core import iter_nodes
 from fxopt_rewrite import (
+    REASONS,
     BatchNormCall,
     ConvolutionCall,
     LinearCall,

@@ -1,11 +1,11 @@
-"""The seam to torch.export: the one file of fxopt-capture that names private parts of it.
+"""The seam to torch: the one file of fxopt-capture that names private parts of torch.export and of graphs.
 
 When torch moves these, this file changes. It says at import what is missing, so that no model is blamed for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,14 +14,16 @@ from torch._functorch import predispatch
 from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, Tracer, _symbolic_trace
+from torch.fx import Graph, GraphModule, Node, Tracer, _symbolic_trace
 from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
+from torch.fx.graph import CodeGen
 from torch.fx.node import has_side_effect
 from torch.nn.modules import batchnorm, dropout
-from torch.utils import _mode_utils
+from torch.utils import _mode_utils, _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 
 from fxopt_core import require_torch
+from fxopt_core._torch import PyTreeCodeGen, PyTreeInfo
 from fxopt_core.naming import type_text
 
 # Those of the class: an instance, whose attributes are read too, loads NumPy.
@@ -37,6 +39,8 @@ require_torch(
         (symbolic_shapes_config, ("backed_size_oblivious", "patch")),
         (symbolic_shapes.ShapeEnv, _OF_ENVIRONMENTS),
         (Tracer(), ("module_stack",)),
+        (Graph(), ("_codegen",)),
+        (Node, ("_rename",)),
         (_symbolic_trace, ("is_fx_symbolic_tracing",)),
         (batchnorm, ("_BatchNorm",)),
         (dropout, ("_DropoutNd",)),
@@ -161,3 +165,33 @@ class FreeSizes:
             size = self.env.create_symintnode(symbol, hint=hint, source=source)
         self.env.constrain_symbol_range(symbol, 0 if least is None else least, int_oo if largest is None else largest)
         return size
+
+
+def set_name(node: Node, name: str) -> None:
+    """Rename a node; torch makes the name unique."""
+    node._rename(name)
+
+
+def pytree_info(graph: Graph) -> PyTreeInfo | None:
+    """Return how a graph flattens its inputs and builds its output; None where it takes and returns plain values."""
+    codegen = graph._codegen
+    return codegen.pytree_info if isinstance(codegen, PyTreeCodeGen) else None
+
+
+def set_pytree_info(
+    graph: Graph, names: Sequence[str], inputs: pytree.TreeSpec, outputs: pytree.TreeSpec | None
+) -> None:
+    """Let a graph take arguments of these names, which nest as ``inputs``, and return what nests as ``outputs``."""
+    graph.set_codegen(PyTreeCodeGen(PyTreeInfo(list(names), inputs, outputs)))
+
+
+def drop_pytree_info(graph: Graph) -> None:
+    """Let a graph take and return plain values, as its placeholders and its output say."""
+    graph.set_codegen(CodeGen())
+
+
+def set_output_spec(graph: Graph, outputs: pytree.TreeSpec) -> None:
+    """Let the outputs of a graph nest in another way."""
+    codegen = graph._codegen
+    assert isinstance(codegen, PyTreeCodeGen)
+    codegen.pytree_info = codegen.pytree_info._replace(out_spec=outputs)

@@ -89,8 +89,8 @@ def capture(
     models, as ``from_pretrained`` does it.
 
     At the end, model and graph are called with the example, and have to agree: in values, within the tolerances of
-    `fxopt_core.tolerances`, in the structure of the outputs, and in what they write to inputs and buffers. That takes
-    the time of two calls and the memory of one. The model is called as it was given, and is left as it was, its
+    `fxopt_rewrite.tolerances`, in the structure of the outputs, and in what they write to inputs and buffers. That
+    takes the time of two calls and the memory of one. The model is called as it was given, and is left as it was, its
     configuration included. A model on the meta device has nothing to compare. Integer and boolean masks of zeros and
     ones, known by "mask" in their names, are compared once more as ones (or with a zero, if they were ones): where the
     graph differs, it refuses such masks. Of a Hugging Face model, two more calls show whether the attention mask and

@@ -14,13 +14,12 @@ from torch.fx import Graph, GraphModule, Interpreter, Proxy
 from torch.fx.graph import PythonCode
 from torch.utils._pytree import tree_leaves
 
-from fxopt_capture._torch import is_traced
+from fxopt_capture._torch import is_traced, pytree_info
 from fxopt_capture.call.arguments import InputBinding
 from fxopt_capture.call.guards import GUARDS, InputGuards, check_mode
 from fxopt_capture.call.retracing import retrace
 from fxopt_capture.exporting.failure import first_line
 from fxopt_capture.huggingface.clients import add_attributes, without_defaults
-from fxopt_core._torch import pytree_info
 from fxopt_core.errors import CaptureError
 from fxopt_core.travel import pickling
 from fxopt_rewrite.fast_paths import runs_in_transform

@@ -14,7 +14,8 @@ from fxopt_checkpoints.formats import orig_to_new_stacked, packed_modules_mappin
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, NewTensor, OriginalTensor, Part, TensorMap
 from fxopt_core.errors import FxoptError
 from fxopt_core.text import text_table
-from fxopt_core.values.forms import Fields, ValueReader, ValueWriter, is_plain_data
+from fxopt_core.values.forms import is_plain_data
+from fxopt_rewrite.data.forms import Fields, ValueReader, ValueWriter
 from fxopt_rewrite.journal.edits import Neutral, Piece
 
 KEY_MAP_VERSION = 2

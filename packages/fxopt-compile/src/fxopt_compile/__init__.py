@@ -1,8 +1,17 @@
-"""The ``torch.compile`` backend ``fxopt``: passes on live models, whose weights stay their own."""
+"""Passes in ``torch.compile``: the backend ``fxopt`` for live models, whose weights stay their own, and adapters."""
 
 from fxopt_compile.backend import fxopt
 from fxopt_compile.history import CompileHistory, GraphHistory, history, undo
+from fxopt_compile.torch_passes import as_inductor_pass, as_pass_base
 
 __version__ = "0.1.0"
 
-__all__ = ["CompileHistory", "GraphHistory", "fxopt", "history", "undo"]
+__all__ = [
+    "CompileHistory",
+    "GraphHistory",
+    "as_inductor_pass",
+    "as_pass_base",
+    "fxopt",
+    "history",
+    "undo",
+]

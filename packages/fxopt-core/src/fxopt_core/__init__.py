@@ -21,16 +21,12 @@ from fxopt_core.errors import (
     VetoError,
 )
 from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger.codec import stored
 from fxopt_core.ledger.history import History, history
-from fxopt_core.ledger.reasons import REASONS
 from fxopt_core.ledger.records import Derived, Ledger, Record, Refusal, Rewrite
 from fxopt_core.passes.compose import Composition, DeepCopy, LintAndRecompile, ReversibleComposition, compose
-from fxopt_core.passes.functions import from_function, from_torch_pass
 from fxopt_core.passes.instruments import Instrument, InstrumentProtocol, PassRun, instrumented
 from fxopt_core.passes.options import OptionInfo, options_of
 from fxopt_core.passes.signature import signature_of, uuid_of
-from fxopt_core.passes.torch_passes import as_inductor_pass, as_pass_base
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.passes.undo import RecordedPass, undo
 from fxopt_core.registry.hookspec import (
@@ -46,12 +42,10 @@ from fxopt_core.registry.pipeline import parse_pipeline
 from fxopt_core.registry.plugins import PluginEntryPoint
 from fxopt_core.registry.registry import Registry, registry
 from fxopt_core.state.copying import faithful_copy
-from fxopt_core.tolerances import Tolerance, tolerance
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "REASONS",
     "CaptureError",
     "CheckpointError",
     "Composition",
@@ -87,19 +81,14 @@ __all__ = [
     "ReversibleComposition",
     "ReversibleTransformation",
     "Rewrite",
-    "Tolerance",
     "Transformation",
     "TransformationsPlugin",
     "UndoError",
     "UnknownPassError",
     "VerificationError",
     "VetoError",
-    "as_inductor_pass",
-    "as_pass_base",
     "compose",
     "faithful_copy",
-    "from_function",
-    "from_torch_pass",
     "history",
     "hookimpl",
     "hookspec",
@@ -110,8 +99,6 @@ __all__ = [
     "registry",
     "require_torch",
     "signature_of",
-    "stored",
-    "tolerance",
     "undo",
     "uuid_of",
 ]

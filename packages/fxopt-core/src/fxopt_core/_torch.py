@@ -1,4 +1,4 @@
-"""The seam to torch.fx: the one file of fxopt that names private fields of graphs, nodes and code generators.
+"""The seam to torch.fx: the one file of fxopt-core that names private fields of graphs, nodes and code generators.
 
 torch.fx keeps what an exact rollback, copy or pickle needs in fields without public access: the order of users and
 inputs, the names that are taken, and how far torch has counted for each of them. When torch moves these, this file
@@ -8,14 +8,12 @@ here and not a wrong graph later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-import torch.fx.traceback
 from torch.fx import Graph, Node
-from torch.fx.graph import CodeGen, PythonCode
-from torch.utils import _pytree as pytree
+from torch.fx.graph import CodeGen
 
 STRUCTURE = ("_root", "_insert", "_len", "_graph_namespace", "_find_nodes_lookup_table")
 """The attributes of a graph that hold its nodes."""
@@ -28,15 +26,13 @@ def _check() -> None:
     """Look for all that this file names; raise an `ImportError` where this torch lacks some of it."""
     graph = Graph()
     wanted: list[tuple[object, Iterable[str]]] = [
-        (torch.fx.graph, ("_ExportCodeGen", "_Namespace", "_PyTreeCodeGen", "_PyTreeInfo")),
+        (torch.fx.graph, ("_ExportCodeGen", "_PyTreeCodeGen", "_PyTreeInfo")),
         (torch.fx.graph_module, ("_WrappedCall",)),
         (torch.fx.node, ("_get_qualified_name",)),
-        (torch.fx.traceback.NodeSource, ("_from_dict",)),
         (graph, (*STRUCTURE, "_codegen", "_co_fields", "_tracer_cls")),
         (getattr(graph, "_graph_namespace", None), _NAME_FIELDS),
         (getattr(graph, "_find_nodes_lookup_table", None), ("insert",)),
-        (graph.placeholder("x"), ("_input_nodes", "_update_args_kwargs", "_rename")),
-        (CodeGen(), ("_body_transformer", "_gen_python_code")),
+        (graph.placeholder("x"), ("_input_nodes", "_update_args_kwargs")),
     ]
     require_torch("fxopt-core", [(part, names) for part, names in wanted if part is not None])
 
@@ -71,12 +67,10 @@ def require_torch(distribution: str, wanted: Iterable[tuple[object, Iterable[str
 
 _check()
 
-Namespace = torch.fx.graph._Namespace
 PyTreeCodeGen = torch.fx.graph._PyTreeCodeGen
 PyTreeInfo: TypeAlias = torch.fx.graph._PyTreeInfo
 ExportCodeGen = torch.fx.graph._ExportCodeGen
 WrappedCall = torch.fx.graph_module._WrappedCall
-source_from_dict: Callable[[dict[str, Any]], Any] = torch.fx.traceback.NodeSource._from_dict
 
 
 # --- Nodes
@@ -92,11 +86,6 @@ def set_arguments(node: Node, args: Any, kwargs: Any) -> None:
     node._update_args_kwargs(args, kwargs)
 
 
-def set_name(node: Node, name: str) -> None:
-    """Rename a node; torch makes the name unique."""
-    node._rename(name)
-
-
 def set_meta(node: Node, meta: dict[str, Any]) -> None:
     """Give a node its ``meta``: torch's own assignment files the node anew in the graph's tables."""
     object.__setattr__(node, "meta", meta)
@@ -107,11 +96,6 @@ def set_order(nodes: dict[Node, None], order: Iterable[Node]) -> None:
     ordered = dict.fromkeys(order)
     nodes.clear()
     nodes.update(ordered)
-
-
-def sentinel(graph: Graph) -> Node:
-    """Return the node before the first one, which is also the one after the last."""
-    return graph._root
 
 
 def start_anew(graph: Graph) -> None:
@@ -178,68 +162,9 @@ def codegen_of(graph: Graph) -> CodeGen:
     return graph._codegen
 
 
-def generator_class(graph: Graph) -> type[CodeGen]:
-    """Return the class of a graph's code generator, or the class of torch's that it says it stands for.
-
-    A pass may change how a graph runs by a generator derived from torch's, whose class attribute ``stands_for`` names
-    torch's: inputs and outputs are the same.
-
-    >>> generator_class(torch.fx.symbolic_trace(torch.nn.ReLU()).graph).__name__
-    'CodeGen'
-    """
-    cls = type(graph._codegen)
-    stands_for: type[CodeGen] = getattr(cls, "stands_for", cls)
-    return stands_for
-
-
-def pytree_info(graph: Graph) -> PyTreeInfo | None:
-    """Return how a graph flattens its inputs and builds its output; None where it takes and returns plain values."""
-    codegen = graph._codegen
-    return codegen.pytree_info if isinstance(codegen, PyTreeCodeGen) else None
-
-
-def set_pytree_info(
-    graph: Graph, names: Sequence[str], inputs: pytree.TreeSpec, outputs: pytree.TreeSpec | None
-) -> None:
-    """Let a graph take arguments of these names, which nest as ``inputs``, and return what nests as ``outputs``."""
-    graph.set_codegen(PyTreeCodeGen(PyTreeInfo(list(names), inputs, outputs)))
-
-
-def drop_pytree_info(graph: Graph) -> None:
-    """Let a graph take and return plain values, as its placeholders and its output say."""
-    graph.set_codegen(CodeGen())
-
-
-def set_output_spec(graph: Graph, outputs: pytree.TreeSpec) -> None:
-    """Let the outputs of a graph nest in another way."""
-    codegen = graph._codegen
-    assert isinstance(codegen, PyTreeCodeGen)
-    codegen.pytree_info = codegen.pytree_info._replace(out_spec=outputs)
-
-
 def has_name_in_code(function: Callable[..., Any]) -> bool:
     """Return whether torch can write a call of a function as code; not of `bytes.fromhex`, which no module names."""
     try:
         return bool(torch.fx.node._get_qualified_name(function))
     except (AttributeError, RuntimeError):
         return False
-
-
-def python_code(
-    codegen: CodeGen, *args: Any, edit: Callable[[list[str]], list[str]] | None = None, **options: Any
-) -> PythonCode:
-    """Return the code that a generator writes for a graph, given what torch gave to its method that does so.
-
-    ``edit`` changes the lines of the function's body; it is set on the generator, so pass a copy.
-    """
-    if edit is not None:
-        earlier = codegen._body_transformer
-        codegen._body_transformer = edit if earlier is None else lambda body: edit(earlier(body))
-    return codegen._gen_python_code(*args, **options)
-
-
-def with_class(codegen: CodeGen, cls: type[CodeGen]) -> CodeGen:
-    """Return a code generator of another class with the same settings."""
-    twin: CodeGen = cls.__new__(cls)
-    vars(twin).update(vars(codegen))
-    return twin

@@ -14,8 +14,8 @@ from torch.fx.node import map_arg
 
 from fxopt_core import iter_nodes
 from fxopt_core.ledger.marks import tag_of
-from fxopt_core.values.names import Unresolved
 from fxopt_report.node_text import name_of, text_of, without_addresses
+from fxopt_rewrite.data.policies import Unresolved
 
 Category = Literal["input", "tensor", "module", "function", "output"]
 _CATEGORIES: Mapping[str, Category] = {

@@ -13,9 +13,10 @@ from torch.fx import GraphModule
 
 from fxopt_core import FxoptError, Record, Transformation
 from fxopt_core.ledger.records import ledger_of
-from fxopt_core.values.names import Unresolved, known_class
+from fxopt_core.values.names import known_class
 from fxopt_report.drawn import Draft, DrawnGraph, Modules, Slot, drafts_of, drawn
 from fxopt_report.node_text import text_of
+from fxopt_rewrite.data.policies import Unresolved
 from fxopt_rewrite.journal.edits import (
     EditVisitor,
     ModuleRemoved,

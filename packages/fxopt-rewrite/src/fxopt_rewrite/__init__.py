@@ -24,6 +24,7 @@ from fxopt_rewrite.calls.records import (
     TensorRef,
     TrueDivision,
 )
+from fxopt_rewrite.data.codec import stored
 from fxopt_rewrite.effects.analysis import Effects
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
@@ -31,14 +32,17 @@ from fxopt_rewrite.journal.edits import CustomEdit, Piece
 from fxopt_rewrite.journal.provenance import Provenance, provenance
 from fxopt_rewrite.layers import bare_module
 from fxopt_rewrite.legality import mixed_flags_refusal, replacement_refusal, sharing_refusal, tensors_refusal
+from fxopt_rewrite.reasons import REASONS
 from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, same_size, same_sizes, tensor_facts
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_rewrite.site_pass import ReversibleSitePass, Site, SitePass
+from fxopt_rewrite.tolerances import Tolerance, tolerance
 from fxopt_rewrite.watching import Watched, on_refresh, refresh
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "REASONS",
     "ActivationCall",
     "BatchNormCall",
     "ConvolutionCall",
@@ -60,6 +64,7 @@ __all__ = [
     "SitePass",
     "TensorFacts",
     "TensorRef",
+    "Tolerance",
     "TrueDivision",
     "Watched",
     "bare_module",
@@ -86,6 +91,8 @@ __all__ = [
     "same_size",
     "same_sizes",
     "sharing_refusal",
+    "stored",
     "tensor_facts",
     "tensors_refusal",
+    "tolerance",
 ]

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen, PythonCode
 
-from fxopt_core._torch import Namespace, codegen_of, generator_class, python_code, with_class
+from fxopt_core._torch import codegen_of
+from fxopt_rewrite._torch import Namespace, generator_class, python_code, with_class
 
 _PLACE = re.compile(r"# COUNTER: (\d+)\n")  # torch marks the first line of each node like this
 
@@ -52,7 +53,7 @@ class Branching:
     """Mixed into torch's code generators by a family, once for each of them."""
 
     stands_for: ClassVar[type[CodeGen]]
-    """Which generator it takes the place of; read by `fxopt_core._torch.generator_class`."""
+    """Which generator it takes the place of; read by `fxopt_rewrite._torch.generator_class`."""
 
     @classmethod
     def regions_of(cls, graph_module: GraphModule) -> Iterator[Region]:

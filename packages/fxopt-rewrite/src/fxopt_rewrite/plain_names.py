@@ -1,6 +1,6 @@
-"""What a file from a stranger may name: functions that compute and do nothing else, operators, and layers.
+"""What a file from a stranger may name: functions that compute and do nothing else, and operators.
 
-They are torch's, as listed here, and what plugins offer in the hooks ``fxopt_functions`` and ``fxopt_layers``.
+They are torch's, as listed here, and what plugins offer in the hook ``fxopt_functions``.
 """
 
 from __future__ import annotations
@@ -21,16 +21,9 @@ from torch.overrides import get_overridable_functions
 
 from fxopt_core.errors import FxoptError
 from fxopt_core.registry.registry import registry
-from fxopt_core.values.names import (
-    OPERATORS,
-    Names,
-    class_path,
-    find,
-    is_identifier,
-    load_operator,
-    name_of,
-)
+from fxopt_core.values.names import OPERATORS, load_operator, name_of
 from fxopt_rewrite._torch import assert_is_none
+from fxopt_rewrite.data.policies import Names, find, is_identifier
 from fxopt_rewrite.plain_operators import is_plain_name, is_plain_operator
 
 
@@ -76,10 +69,6 @@ _PYTHON = frozenset((*_COMPOSED.split(), *_METHODS.split()))
 _FIELDS = frozenset({"indices", "max", "min", "sign", "values"})  # of what torch returns, besides methods of tensors
 _RESERVED = (frozenset(dir(GraphModule(nn.Module(), Graph()))), frozenset(dir(nn.Module())))
 _LOCAL = re.compile(r"\w[\w /:+@-]*")
-_ACTIVATIONS = """
-    celu elu gelu glu hardsigmoid hardswish hardtanh leaky_relu log_softmax logsigmoid mish relu relu6 rrelu selu
-    sigmoid silu softmax softplus softsign tanh
-"""
 
 
 def plain_name(function: object) -> str | None:
@@ -180,32 +169,6 @@ def _is_listed(name: str) -> bool:
 
 
 @cache
-def layer_classes() -> Mapping[str, type[nn.Module]]:
-    """Return the layers of ``torch.nn`` by path."""
-    public: list[Any] = [getattr(nn, name) for name in dir(nn) if not name.startswith(("Lazy", "DataParallel"))]
-    public.append(torch.nn.modules.linear.NonDynamicallyQuantizableLinear)  # within nn.MultiheadAttention
-    return {class_path(cls): cls for cls in public if isinstance(cls, type) and issubclass(cls, nn.Module)}
-
-
-def layer_class(path: object) -> type[nn.Module] | None:
-    """Return the class of this path if a stranger's file may have such layers: torch's, and those of plugins.
-
-    >>> layer_class("torch.nn.modules.linear:Linear"), layer_class("torch.nn.modules.lazy:LazyModuleMixin")
-    (<class 'torch.nn.modules.linear.Linear'>, None)
-    """
-    if not isinstance(path, str):
-        return None
-    return layer_classes().get(path) or registry().layers().get(path)
-
-
-@cache
-def activations() -> frozenset[Any]:
-    """Return the functions that a layer of a stranger's file may hold as an attribute."""
-    spaces = (torch, nn.functional)
-    return frozenset(getattr(space, name) for space in spaces for name in _ACTIVATIONS.split() if hasattr(space, name))
-
-
-@cache
 def _plain_functions() -> Mapping[str, Any]:
     named = ((name_of(function), function) for function in _listed())
     return {name: function for name, function in named if name is not None}
@@ -230,13 +193,6 @@ def _listed() -> Iterator[Any]:
             listed = is_plain_method(name) if space is Tensor else _is_listed(name)
             if listed and getattr(space, name, None) is function:
                 yield function
-
-
-def is_writable(op: str, name: object, target: object) -> bool:
-    """Return whether a stranger's file may hold a node of this operation, name and target."""
-    if op == "call_function":
-        return is_identifier(name) and plain_name(target) is not None
-    return is_identifier(name) and isinstance(target, str) and (op != "call_method" or is_plain_method(target))
 
 
 PLAIN = Names(plain_function, torch_class, plain_name, is_plain_method, is_plain_attribute, trusted=False)

@@ -11,7 +11,6 @@ from torch.fx import GraphModule, Node
 
 from fxopt_core.errors import PostconditionError
 from fxopt_core.gc_pause import collector_paused
-from fxopt_core.ledger.reasons import REASONS
 from fxopt_core.ledger.records import Refusal
 from fxopt_core.passes.call import transform_by_hand
 from fxopt_core.passes.context import current_frame
@@ -20,6 +19,7 @@ from fxopt_core.passes.transformation import ReversibleTransformation, Transform
 from fxopt_core.passes.undo import undo_pass
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.reasons import REASONS
 
 
 class Site(Protocol):

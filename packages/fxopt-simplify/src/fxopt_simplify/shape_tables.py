@@ -16,9 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from fxopt_core.toolbox import ValueReader, ValueWriter, read_graph, write_graph
 from fxopt_rewrite import Watched
-from fxopt_rewrite.toolbox import PLAIN, check_targets, check_values, runs_plainly
+from fxopt_rewrite.toolbox import (
+    PLAIN,
+    ValueReader,
+    ValueWriter,
+    check_targets,
+    check_values,
+    read_graph,
+    runs_plainly,
+    write_graph,
+)
 
 SIZE, LIKE, BUFFER = "size", "like", "buffer"
 _MOST_KEPT = 8

@@ -26,6 +26,7 @@ _HOMES = (
     "fxopt_cpu",
     "fxopt_simplify",
     "fxopt_capture",
+    "fxopt_compile.torch_passes",
     "fxopt_tools",
     "fxopt_testing",
     "fxopt_report",

@@ -5,6 +5,7 @@ from fxopt.optimization import *
 from fxopt_arith import *
 from fxopt_capture import *
 from fxopt_checkpoints import *
+from fxopt_compile.torch_passes import *
 from fxopt_core import *
 from fxopt_cpu import *
 from fxopt_linear import *

@@ -23,26 +23,29 @@ from fxopt_capture.archive.calls import (
 )
 from fxopt_capture.archive.container import Buffer, Container
 from fxopt_capture.archive.ledger import read_ledger, write_ledger
+from fxopt_capture.archive.module_rows import layer_class, new_module, read_modules, write_modules
 from fxopt_capture.archive.shapes import ShapeReader, ShapeWriter
 from fxopt_capture.archive.tensors import ENTRY as WEIGHTS, TensorReader, TensorWriter
 from fxopt_capture.call.caches import CacheReturn
 from fxopt_capture.call.guards import GUARDS, GuardedCall, InputGuards
 from fxopt_capture.captured import CapturedModule, assemble
 from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note, note_to_write
-from fxopt_core._torch import PyTreeCodeGen, codegen_of, generator_class
+from fxopt_core._torch import PyTreeCodeGen, codegen_of
 from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger.codec import tag_from_json, tag_to_json
 from fxopt_core.ledger.marks import META_KEY, NodeTag, set_tag, tag_of
 from fxopt_core.ledger.records import Ledger, ledger_of, set_ledger
 from fxopt_core.registry.registry import registry
 from fxopt_core.travel import pickling
-from fxopt_core.travel.graph_rows import read_graph, write_graph
-from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, ValueReader, ValueWriter
+from fxopt_core.values.forms import Form
 from fxopt_core.values.names import class_path
+from fxopt_rewrite._torch import generator_class
+from fxopt_rewrite.data.codec import tag_from_json, tag_to_json
+from fxopt_rewrite.data.forms import InexpressibleError, MalformedError, ValueReader, ValueWriter
+from fxopt_rewrite.data.graph_rows import read_graph, write_graph
 from fxopt_rewrite.layers import plain_attributes
-from fxopt_rewrite.module_rows import check_targets, check_values, new_module, read_modules, write_modules
-from fxopt_rewrite.plain_names import PLAIN, layer_class
+from fxopt_rewrite.plain_graphs import check_targets, check_values
+from fxopt_rewrite.plain_names import PLAIN
 
 FILE, LEDGER = "fxopt.json", "ledger.json"
 FORMAT = 1
@@ -260,10 +263,7 @@ def _check_regions(graph: Graph, tree: nn.Module, calls_guards: bool) -> None:
 
 def _replace_code_generator(restored: GraphModule) -> None:
     """Let passes that are installed, and did no more than that, replace the code generator as they had done."""
-    try:
-        records = ledger_of(restored).records
-    except FxoptError:  # of a newer version, which is kept and not read
-        return
+    records = ledger_of(restored).records
     applied = {(record.transformation, repr(record.options)): record for record in records if record.state == "applied"}
     passes = registry().available() if applied else {}
     for record in applied.values():

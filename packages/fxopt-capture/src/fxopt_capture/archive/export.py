@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from fxopt_capture._torch import assumptions
+from fxopt_capture._torch import assumptions, pytree_info
 from fxopt_capture.call.arguments import CallForm, InputBinding, Parameter, bind_call
 from fxopt_capture.call.guards import GUARDS, GuardedCall, InputGuards
 from fxopt_capture.captured import CapturedModule
@@ -26,7 +26,6 @@ from fxopt_capture.exporting.failure import first_line, source_of
 from fxopt_capture.exporting.program import ready_to_export
 from fxopt_capture.exporting.small_sizes import open_questions
 from fxopt_capture.one_at_a_time import one_at_a_time
-from fxopt_core._torch import pytree_info
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import check_graph_module, iter_nodes
 from fxopt_core.naming import type_text

@@ -16,7 +16,7 @@ from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import check_graph_module
-from fxopt_core.values.forms import InexpressibleError
+from fxopt_rewrite.data.forms import InexpressibleError
 
 
 def save(graph_module: GraphModule, path: PathLike | IO[bytes], *, source_lines: bool = False) -> None:

@@ -11,12 +11,11 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
-from fxopt_capture._torch import graph_module_of
+from fxopt_capture._torch import graph_module_of, pytree_info, set_pytree_info
 from fxopt_capture.call.arguments import CallForm, Parameter
 from fxopt_capture.call.guards import InputGuards
 from fxopt_capture.call.structures import return_sizes
 from fxopt_capture.exporting.conditions import read_guards
-from fxopt_core._torch import pytree_info, set_pytree_info
 from fxopt_core.errors import CaptureError
 from fxopt_core.graph import iter_nodes
 

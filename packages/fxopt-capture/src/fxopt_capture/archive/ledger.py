@@ -1,4 +1,4 @@
-"""The ledger of an archive: core's text, which may name nothing but torch and what installed plugins offer.
+"""The ledger of an archive: text, which may name nothing but torch and what installed plugins offer.
 
 Undoing a pass puts nodes and modules back that the ledger names, and loading a checkpoint calls the functions that a
 fold names. An archive may come from anyone, so that all other names are refused, on writing too.
@@ -14,49 +14,49 @@ from typing import Any
 
 from torch import Tensor
 
+from fxopt_capture.archive.module_rows import layer_class, new_module
 from fxopt_core.errors import FxoptError
-from fxopt_core.ledger.codec import ledger_from_json, ledger_to_json
-from fxopt_core.ledger.records import LEDGER_VERSION, Ledger, Record
-from fxopt_core.travel.graph_rows import OPERATIONS
-from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, is_plain_data
-from fxopt_core.values.names import Names, Unresolved, find, is_identifier, name_of, operator_path
+from fxopt_core.ledger.records import Ledger, Record
+from fxopt_core.values.forms import Form, is_plain_data
+from fxopt_core.values.names import name_of, operator_path
+from fxopt_rewrite.data.codec import ledger_from_json, ledger_to_json
+from fxopt_rewrite.data.forms import InexpressibleError, MalformedError
+from fxopt_rewrite.data.graph_rows import OPERATIONS
+from fxopt_rewrite.data.policies import Names, Unresolved, find, is_identifier
 from fxopt_rewrite.journal.arithmetic import derived_problem, registered_functions
 from fxopt_rewrite.journal.edits import Listed, ModuleRemoved, ModuleRow, NodeAdded, NodeRemoved, TensorRemoved, of_kind
 from fxopt_rewrite.journal.journal import edits_of
-from fxopt_rewrite.module_rows import new_module
-from fxopt_rewrite.plain_names import PLAIN, UntrustedNameError, is_writable, layer_class, torch_class
+from fxopt_rewrite.plain_names import PLAIN, UntrustedNameError, is_plain_method, plain_name, torch_class
 
 _OF_TYPES = frozenset({"builtins", "collections", "torch", "types", "typing"})
 _UNSAFE = frozenset("\"'\\\n\r\0")
 
 
 def write_ledger(ledger: Ledger, *, source_lines: bool = False) -> str:
-    """Return a ledger as text, with the lines of code of its nodes or without; one of a newer version as it is.
+    """Return a ledger as text, with the lines of code of its nodes or without.
 
     Raises:
         InexpressibleError: it names something that an archive may not; the message says what.
     """
     try:
-        text = ledger_to_json(ledger)
-        if ledger.version <= LEDGER_VERSION:
-            data = _with_text_in_meta(json.loads(text))
-            text = json.dumps(data if source_lines else _without_source_lines(data))
-            read_ledger(text)
+        data = _with_text_in_meta(json.loads(ledger_to_json(ledger)))
+        text = json.dumps(data if source_lines else _without_source_lines(data))
+        read_ledger(text)
     except FxoptError as error:
         raise InexpressibleError(f"the ledger cannot be written: {error}") from error
     return text
 
 
 def read_ledger(text: str) -> Ledger:
-    """Return the ledger of a text; opaque where a newer version of fxopt wrote it.
+    """Return the ledger of a text.
 
     Raises:
-        FxoptError: it is no ledger.
+        FxoptError: it is no ledger, or one of a newer version.
         UntrustedNameError: it names something that an archive may not; the message says what.
     """
     ledger = ledger_from_json(text, _NAMES)
     functions = lru_cache(1)(registered_functions)  # asked for where a record has arithmetic
-    for record in ledger.records if ledger.version <= LEDGER_VERSION else ():
+    for record in ledger.records:
         for complaint in _complaints(record, functions):
             raise UntrustedNameError(f"the ledger {complaint}")
     return ledger
@@ -108,7 +108,7 @@ def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., 
             yield f"has a tensor `{tensor.name}` with a name or attributes that tensors do not have"
     added, removed = of_kind(edits, NodeAdded), of_kind(edits, NodeRemoved)
     for row in (*(edit.row for edit in added), *(edit.row for edit in removed)):
-        is_node = row.op in OPERATIONS and is_writable(row.op, row.name, row.target)
+        is_node = row.op in OPERATIONS and _is_writable(row.op, row.name, row.target)
         if not is_node or not ((row.op.startswith("call_") and row.op != "call_module") or _is_path(row.target)):
             yield f"has a node `{row.name}` that calls {row.target}, which is no function of torch"
         if not all(is_identifier(key) for key, _ in row.kwargs) or not all(map(_is_data, (row.args, row.kwargs))):
@@ -149,3 +149,10 @@ def _has_state_of(row: ModuleRow) -> bool:
     except MalformedError:
         return False
     return all(_is_data(value) for _, value in attributes)
+
+
+def _is_writable(op: str, name: object, target: object) -> bool:
+    """Return whether a stranger's file may hold a node of this operation, name and target."""
+    if op == "call_function":
+        return is_identifier(name) and plain_name(target) is not None
+    return is_identifier(name) and isinstance(target, str) and (op != "call_method" or is_plain_method(target))

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from fxopt_capture.archive.container import ALIGNED, Buffer, Container, parsed
 from fxopt_core.errors import CaptureError
 from fxopt_core.naming import type_text
-from fxopt_core.values.forms import Form, InexpressibleError, MalformedError
+from fxopt_core.values.forms import Form
+from fxopt_rewrite.data.forms import InexpressibleError, MalformedError
 
 ENTRY = "weights.safetensors"
 _NAMES = {

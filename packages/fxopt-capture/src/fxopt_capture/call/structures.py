@@ -12,8 +12,8 @@ from torch.fx import Graph
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
+from fxopt_capture._torch import drop_pytree_info, pytree_info, set_name, set_output_spec
 from fxopt_capture.call.caches import is_cache, is_cache_type, register_cache_type
-from fxopt_core._torch import drop_pytree_info, pytree_info, set_name, set_output_spec
 
 
 def register_structures(value: object) -> None:

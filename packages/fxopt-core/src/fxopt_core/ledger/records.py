@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from torch.fx import GraphModule
 
@@ -29,7 +28,7 @@ class Refusal:
 
     Attributes:
         site: readable name of the site.
-        reason: stable code; `fxopt_core.REASONS` says what each one means and what to do.
+        reason: stable code; `fxopt_rewrite.REASONS` and the pass's ``reasons`` say what each means.
         message: one sentence with names.
         nodes: names of the nodes of the site.
     """
@@ -186,64 +185,35 @@ class Record:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All records of a graph module, and the next free numbers for nodes and runs.
+    """All records of a graph module, and the next free numbers for nodes and runs."""
 
-    One that comes out of a pickle is read when it is asked for anything but its version; see `sealed_ledger`.
-    """
-
-    # Factories leave no attributes of the class behind: where an instance has none of its own, it is sealed.
-    records: tuple[Record, ...] = field(default_factory=tuple)
-    next_id: int = field(default_factory=int)
-    next_run: int = field(default_factory=int)
-    version: int = LEDGER_VERSION
+    records: tuple[Record, ...] = ()
+    next_id: int = 0
+    next_run: int = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ledger:
         """Return itself: a ledger is immutable."""
         return self
 
+    def __reduce__(self) -> tuple[Callable[..., Ledger], tuple[Any, ...]]:
+        return restore_ledger, (LEDGER_VERSION, self.records, self.next_id, self.next_run)
+
     def __repr__(self) -> str:
-        if self.version > LEDGER_VERSION:
-            return f"<ledger of version {self.version}>"
         return f"<ledger of {len(self.records)} records>"
 
-    if not TYPE_CHECKING:  # a type checker would take any attribute for one of a ledger
 
-        def __getattr__(self, name: str) -> Any:
-            """Read a sealed ledger, now that it is asked for something.
-
-            Raises:
-                FxoptError: A newer version of fxopt wrote it, or it was damaged.
-            """
-            read = reader_of(self)
-            if read is None or name not in self.__dataclass_fields__:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            check_version(self)
-            vars(self).update(vars(read()))
-            del vars(self)[_SEALED]
-            return getattr(self, name)
+def restore_ledger(version: int, *values: Any) -> Ledger:
+    """Return a ledger from a pickle. Pickles of all versions name this function: it keeps its name and parameters."""
+    check_version(version)
+    return Ledger(*values)
 
 
-_SEALED = "_sealed"
-
-
-def sealed_ledger(version: int, read: partial[Ledger]) -> Ledger:
-    """Return a ledger that is read when it is asked for anything but its version."""
-    ledger = Ledger.__new__(Ledger)
-    vars(ledger).update({"version": version, _SEALED: read})
-    return ledger
-
-
-def reader_of(ledger: Ledger) -> partial[Ledger] | None:
-    """Return what reads a sealed ledger; None for any other."""
-    return vars(ledger).get(_SEALED)
-
-
-def check_version(ledger: Ledger) -> None:
+def check_version(version: int) -> None:
     """Check that this version of fxopt can read a ledger."""
-    if ledger.version > LEDGER_VERSION:
+    if version > LEDGER_VERSION:
         raise FxoptError(
-            f"the ledger of this graph module was written by version {ledger.version} of its format, and this fxopt "
-            f"reads versions up to {LEDGER_VERSION}: install a newer fxopt-core; nothing was changed"
+            f"the ledger of this graph module was written by version {version} of its format, and this fxopt reads "
+            f"versions up to {LEDGER_VERSION}: install a newer fxopt-core; nothing was changed"
         )
 
 
@@ -252,19 +222,13 @@ def ledger_of(graph_module: GraphModule) -> Ledger:
 
     torch leaves ``meta`` behind when it makes a graph module of another one's graph, or of copies of its nodes. The
     first node has the ledger then.
-
-    Raises:
-        FxoptError: A newer version of fxopt wrote the ledger.
     """
     ledger = _found_ledger(graph_module)
-    if not isinstance(ledger, Ledger):
-        return Ledger()
-    check_version(ledger)
-    return ledger
+    return ledger if isinstance(ledger, Ledger) else Ledger()
 
 
 def has_ledger(graph_module: GraphModule) -> bool:
-    """Return whether a graph module has a ledger, of any version."""
+    """Return whether a graph module has a ledger."""
     return isinstance(_found_ledger(graph_module), Ledger)
 
 
@@ -279,7 +243,7 @@ def set_ledger(graph_module: GraphModule, ledger: Ledger) -> None:
     """Give a graph module its ledger, and its first node while anything in there may be undone."""
     graph_module.meta[META_KEY] = ledger
     first = next(iter_nodes(graph_module.graph), None)
-    applied = ledger.version > LEDGER_VERSION or any(r.state == "applied" and r.changed for r in ledger.records)
+    applied = any(r.state == "applied" and r.changed for r in ledger.records)
     if first is not None:
         set_tag(first, replace(tag_of(first), ledger=ledger if applied else None))
 

@@ -28,7 +28,7 @@ from fxopt_core.registry.hookspec import PROJECT, FunctionsPlugin, LayersPlugin,
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
 from fxopt_core.registry.shipped import SHIPPED_NAMES
-from fxopt_core.values.names import class_path, describe, find, name_of
+from fxopt_core.values.names import class_path, describe, importable_name, name_of
 
 ALLOW_LIST = "FXOPT_PLUGINS"
 """Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none."""
@@ -273,7 +273,7 @@ def _checked_layer(item: object) -> tuple[str, type[nn.Module]]:
     found = f"hook fxopt_layers gave {_described(item)}"
     if not (isinstance(item, type) and issubclass(item, nn.Module)) or issubclass(item, GraphModule):
         raise PluginLoadError(f"{found}, expected a subclass of torch.nn.Module, and none of GraphModule")
-    if find(class_path(item)) is not item:
+    if importable_name(item) != class_path(item):
         raise PluginLoadError(f"{found}, which files cannot name; define it at the top of a module")
     return class_path(item), item
 
@@ -302,8 +302,7 @@ def _checked_class(item: object) -> type[Transformation]:
     if isinstance(item, Transformation):
         raise PluginLoadError(f"{found}, expected the class itself: write {type(item).__name__} without parentheses")
     if not (isinstance(item, type) and issubclass(item, Transformation)):
-        remedy = "; @fxopt_core.from_function makes one of a function" if isinstance(item, FunctionType) else ""
-        raise PluginLoadError(f"{found}, expected a subclass of fxopt_core.Transformation{remedy}")
+        raise PluginLoadError(f"{found}, expected a subclass of fxopt_core.Transformation")
     if inspect.isabstract(item):
         raise PluginLoadError(f"{found}, which is abstract; implement {', '.join(sorted(item.__abstractmethods__))}")
     required = [option.name for option in options_of(item).values() if option.required]

@@ -1,7 +1,8 @@
-"""Graphs as they were: the rows of their nodes, from which a rollback fills a graph again and a copy is made."""
+"""Graphs as they were: the rows of their nodes, from which a rollback fills a graph again; copies and pickles, too."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from itertools import chain
 from operator import attrgetter, is_
@@ -29,9 +30,15 @@ _ROW = attrgetter("op", "target", "name", "type", "args", "kwargs")
 _CLASS_FIELDS_LEFT_ALONE = frozenset({"__dict__", "__weakref__"})
 
 
-def _orders_of(nodes: list[Node]) -> list[tuple[list[Node], list[Node]]]:
+def _orders_of(nodes: list[Node]) -> list[tuple[Any, Any]]:
     """Return users and inputs of each node, in order."""
     return list(zip(map(list, map(attrgetter("users"), nodes)), map(_INPUTS, nodes), strict=True))
+
+
+class NodeAt(int):
+    """A node by its position, in rows that are to be pickled."""
+
+    __slots__ = ()
 
 
 class GraphRows:
@@ -54,6 +61,38 @@ class GraphRows:
             and names_of(graph) == self._names
         )
 
+    def apart(self, part: Callable[[Node, str, Any], Any]) -> GraphRows:
+        """Return these rows with positions for nodes, and for other things what ``part`` returns for them.
+
+        It gets the node, the role of the thing and the thing.
+        """
+        at = {node: NodeAt(position) for position, node in enumerate(self.nodes)}
+        rows, orders = [], []
+        for node, (op, target, name, kind, args, kwargs), (users, inputs) in zip(
+            self.nodes, self._rows, self._orders, strict=True
+        ):
+            read: dict[Node, None] = {}
+
+            def leaf(value: Any, node: Node = node, read: dict[Node, None] = read) -> Any:
+                if type(value) is not Node:
+                    return part(node, "argument", value)
+                read[value] = None
+                return at[value]
+
+            parts = part(node, "target", target), name, part(node, "type annotation", kind)
+            rows.append((op, *parts, map_aggregate(args, leaf), dict(map_aggregate(kwargs, leaf))))
+            positions = [int(at[user]) for user in users if user in at]
+            # Those that filling a graph gives are left out.
+            orders.append(
+                (
+                    None if positions == sorted(positions) else positions,
+                    None if inputs == list(read) else [int(at[value]) for value in inputs],
+                )
+            )
+        twin = copy.copy(self)
+        twin.nodes, twin._rows, twin._orders = range(len(rows)), rows, orders  # type: ignore[assignment]  # positions
+        return twin
+
     def fill(
         self,
         graph: Graph,
@@ -70,13 +109,13 @@ class GraphRows:
         }
 
         def leaf(value: Any) -> Any:
-            return new[value] if type(value) is Node else argument_of(value)
+            return new[value] if type(value) in (Node, NodeAt) else argument_of(value)
 
         for node, (*_, args, kwargs) in zip(self.nodes, self._rows, strict=True):
             set_arguments(new[node], map_aggregate(args, leaf), map_aggregate(kwargs, leaf))
         for node, orders in zip(self.nodes, self._orders, strict=True):
             for found, order in zip((new[node].users, inputs_of(new[node])), orders, strict=True):
-                if len(order) != len(found) or len(order) > 1:
+                if order is not None and (len(order) != len(found) or len(order) > 1):
                     set_order(found, (new[other] for other in order if other in new))
         put_back(names_of(graph).taken, self._names[0])
         put_back(names_of(graph).counts, self._names[1])

@@ -23,19 +23,21 @@ from torch.utils.hooks import RemovableHandle
 
 from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of, has_name_in_code, set_tracer_class
 from fxopt_core.errors import FxoptError
+from fxopt_core.gc_pause import collector_paused
+from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY
-from fxopt_core.state.graph import own_classes
+from fxopt_core.state.graph import GraphRows, own_classes
 from fxopt_core.travel.export_checks import check_no_guards, pickled_hook, pickled_method
-from fxopt_core.travel.graph_rows import read_graph, write_graph
-from fxopt_core.values.forms import Form, InexpressibleError, ValueReader, ValueWriter
-from fxopt_core.values.names import IMPORTED, describe, load_operator, name_of, operator_path
+from fxopt_core.values.names import class_path, describe, import_class, name_of
 
-FORMAT = 2
+FORMAT = 3
 """Raised when older versions of this module could not read what this one writes."""
 
 _MADE_AGAIN = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_call_impl"})
 _TENSORS = frozenset({"_parameters", "_buffers"})
 _KEPT_META = ("from_node", "source_fn_stack", "custom")
+_STACK = "nn_module_stack"
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 _CONTAINERS = frozenset({dict, OrderedDict, list, set, tuple})
 _DEFAULTS: dict[str, Any] = {"_tracer_cls": None, "_tracer_extras": {}}
@@ -187,55 +189,100 @@ def _keep_hook_numbers_apart(graph_module: GraphModule) -> None:
 
 
 def _write(graph: Graph, prober: Prober) -> dict[str, Any]:
-    """Return a graph as rows of data, with a list of what has no form as data, such as tensors."""
-    objects: list[object] = []
-    values = _Values(prober, objects)
-
-    def extra(node: Node) -> dict[str, Form]:
-        if node.op == "call_function" and callable(node.target) and not has_name_in_code(node.target):
-            raise InexpressibleError(
-                f"node `{node.name}`, target: torch {torch.__version__} cannot write {describe(node.target)} in code; "
-                "call it in a function at the top of a module, with `torch.fx.wrap`"
-            )
-        kept = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
-        meta = {key: value for key, value in kept.items() if prober.obstacle(value) is None}
-        meta |= {META_KEY: node.meta[META_KEY]} if META_KEY in node.meta else {}
-        row: dict[str, Form] = {"meta": meta} if meta else {}
-        if node.type is not None:
-            try:
-                row["type"] = values.write(node.type)
-            except InexpressibleError as error:
-                raise InexpressibleError(f"node `{node.name}`, type annotation: {error}") from error
-        return row
-
-    rows = write_graph(graph, values, extra)
+    """Return a graph as rows, with what stands in a pickle for functions, operators and classes."""
+    rows, parts = GraphRows(graph), _Parts(prober)
     codegen = _codegen_reference(codegen_of(graph), prober)
-    return {"rows": rows, "objects": objects, "codegen": codegen, "code_fields": dict(code_fields(graph))}
+    with collector_paused():
+        metas = {position: meta for position, node in enumerate(rows.nodes) if (meta := parts.meta(node))}
+        return {"rows": rows.apart(parts), "metas": metas, "codegen": codegen, "code_fields": dict(code_fields(graph))}
 
 
 def _read(written: dict[str, Any]) -> Graph:
-    reader = ValueReader({}, written["objects"], IMPORTED)
-    graph = read_graph(written["rows"], reader, lambda node, row: node.meta.update(row.get("meta", {})))
+    graph = Graph()
+    with collector_paused():
+        written["rows"].fill(graph)
+    for position, node in enumerate(iter_nodes(graph)):
+        node.meta.update(written["metas"].get(position, {}))
+        if _STACK in node.meta:
+            node.meta[_STACK] = copy.copy(node.meta[_STACK])
     code_fields(graph).update(written["code_fields"])
     graph.set_codegen(written["codegen"])
     return graph
 
 
-class _Values(ValueWriter):
-    """Writes values; what has no form has to pickle."""
+class _Parts:
+    """Says what stands in a pickle for parts of nodes; each function, class and stack is one object there."""
 
-    def __init__(self, prober: Prober, objects: list[object]) -> None:
-        super().__init__({}, objects, IMPORTED)
+    def __init__(self, prober: Prober) -> None:
         self._prober = prober
+        self._known: dict[Any, Any] = {}
+        self._parts: dict[int, Any] = {}  # by the id of what they stand for
 
-    def _without_form(self, value: Any) -> Form:
+    def __call__(self, node: Node, role: str, value: Any) -> Any:
+        """Return what stands for a target, an argument or a type annotation.
+
+        Raises:
+            FxoptError: it cannot be pickled.
+        """
+        if type(value) in _ATOMS:
+            return value
+        if id(value) not in self._parts:
+            self._parts[id(value)] = self._part(node, role, value)
+        return self._parts[id(value)]
+
+    def _part(self, node: Node, role: str, value: Any) -> Any:
+        if role == "target" and callable(value) and not has_name_in_code(value):
+            raise FxoptError(
+                f"node `{node.name}`, target: torch {torch.__version__} cannot write {describe(value)} in code; "
+                "call it in a function at the top of a module, with `torch.fx.wrap`"
+            )
+        if isinstance(value, _SYMBOLIC):
+            raise FxoptError(
+                f"node `{node.name}`, {role}: the symbolic value {value} has no form; compute it by a node of the "
+                "graph (`torch.ops.aten.sym_size.int`), or use a number"
+            )
+        # Older protocols of pickle have none for memory formats.
+        is_format = isinstance(value, torch.memory_format)
+        name = str(value).replace(".", ":", 1) if is_format else name_of(value)
+        if name is not None:
+            return self._once(name, import_class)
         obstacle = self._prober.obstacle(value)
         if obstacle is not None:
-            raise InexpressibleError(
-                f"{describe(value)} cannot be pickled ({obstacle}); use functions and classes that can be imported by "
-                "name, and values that pickle"
+            raise FxoptError(
+                f"node `{node.name}`, {role}: {describe(value)} cannot be pickled ({obstacle}); use functions and "
+                "classes that can be imported by name, and values that pickle"
             ) from obstacle
-        return super()._without_form(value)
+        return value
+
+    def _once(self, name: str, function: Callable[[str], object]) -> Any:
+        return self._known.setdefault((name, function), Rebuilt(function, name))
+
+    def meta(self, node: Node) -> dict[str, Any]:
+        """Return what a pickle keeps of a node's ``meta``."""
+        kept = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+        meta = {key: value for key, value in kept.items() if self._prober.obstacle(value) is None}
+        trace, stack = node.meta.get("stack_trace"), node.meta.get(_STACK)
+        if isinstance(trace, str):
+            meta["stack_trace"] = trace
+        if isinstance(stack, dict) and all(isinstance(entry, tuple) and len(entry) == 2 for entry in stack.values()):
+            named = ((key, path, cls if isinstance(cls, type) else str(cls)) for key, (path, cls) in stack.items())
+            entries = tuple((str(key), str(path), cls) for key, path, cls in named)
+            kind = OrderedDict if isinstance(stack, OrderedDict) else dict
+            if (kind, entries) not in self._known:
+                self._known[kind, entries] = kind((key, (path, self._class(cls))) for key, path, cls in entries)
+            meta[_STACK] = self._known[kind, entries]
+        return meta | ({META_KEY: node.meta[META_KEY]} if META_KEY in node.meta else {})
+
+    def _class(self, cls: type | str) -> Any:
+        return cls if isinstance(cls, str) else self._once(class_path(cls), class_or_text)
+
+
+def class_or_text(path: str) -> object:
+    """Return the class of this path, or, where it cannot be imported, its name as torch's own graphs have it."""
+    try:
+        return import_class(path)
+    except Exception:  # whatever importing somebody's module raises
+        return path.replace(":", ".")
 
 
 def load_codegen(cls: type[CodeGen], attributes: dict[str, Any], tree: tuple[Any, ...] | None) -> CodeGen:
@@ -269,16 +316,6 @@ class Rebuilt:
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return self._call
-
-
-def operator_reference(value: object) -> Rebuilt | None:
-    """Return what stands for an operator of torch in a pickle, None for anything else.
-
-    >>> pickle.loads(pickle.dumps(operator_reference(torch.ops.aten.add.Tensor)))
-    <OpOverload(op='aten.add', overload='Tensor')>
-    """
-    path = operator_path(value)
-    return Rebuilt(load_operator, *path) if path and name_of(value) else None
 
 
 def spec_reference(spec: TreeSpec) -> Rebuilt:

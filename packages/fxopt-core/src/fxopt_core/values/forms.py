@@ -1,37 +1,21 @@
-"""Values as data: one typed form, which JSON can hold, for signatures, ledgers, key maps, archives and reproducers.
+"""Forms of plain values, which JSON can hold, for signatures and for whoever writes values as data.
 
 Text, whole numbers, booleans and None are themselves, and a tuple is an array. Everything else is an object whose one
 key says what it is, ``{"dtype": "float32"}``: ``1``, ``1.0``, ``True`` and ``"1"`` differ, as do ``[1]``, ``(1,)``.
-
-`ValueWriter` and `ValueReader` bring back equal values of equal types, in any process.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import copy
-import dataclasses
-import enum
-import functools
 import json
-import types
-import typing
-from abc import ABCMeta
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
-from torch.fx.traceback import NodeSource
-
-from fxopt_core._torch import source_from_dict
-from fxopt_core.errors import FxoptError
-from fxopt_core.values.names import LOADED, Names, Unresolved, class_path, describe
 
 Form = Any
 Write = Callable[[Any], Form]
-T = TypeVar("T")
 _PLAIN_DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -40,14 +24,6 @@ def is_plain_data(value: object) -> bool:
     if isinstance(value, tuple):
         return all(is_plain_data(item) for item in value)
     return isinstance(value, _PLAIN_DATA)
-
-
-class InexpressibleError(FxoptError):
-    """A value has no form."""
-
-
-class MalformedError(FxoptError):
-    """Data is no form of a value."""
 
 
 def form_text(form: Form) -> str:
@@ -83,8 +59,8 @@ def _pairs(key: str) -> Callable[[Any, Write], Form]:
     return lambda value, write: {key: [[write(name), write(item)] for name, item in value.items()]}
 
 
-_Forms = Mapping[type, Callable[[Any, Write], Form]]
-FORMS: _Forms = {
+Forms = Mapping[type, Callable[[Any, Write], Form]]
+FORMS: Forms = {
     int: _int_form,
     float: lambda value, _: value if value - value == 0 else {"float": repr(value)},
     complex: lambda value, _: {"complex": [repr(value.real), repr(value.imag)]},
@@ -103,331 +79,3 @@ FORMS: _Forms = {
     torch.layout: _text_form("layout"),
     torch.memory_format: _text_form("memory_format"),
 }
-_AS_THEY_ARE = frozenset({str, bool, type(None)})
-_NESTED = frozenset({list, dict})
-
-
-# -- writing what can be read again
-
-
-class ValueWriter:
-    """Writes values.
-
-    Args:
-        own: for classes of one's own, the function that writes their instances.
-        objects: a list that takes what has no form, so that its place there is written; None makes that an error.
-        names: what may be named.
-    """
-
-    _forms: ClassVar[_Forms] = {
-        **FORMS,
-        NodeSource: lambda value, _: {"source": value.to_dict()},
-        Unresolved: lambda value, _: {"name": value.name} if value.form is None else json.loads(value.form),
-    }
-
-    def __init__(
-        self,
-        own: Mapping[type, Callable[[ValueWriter, Any], Form]] | None = None,
-        objects: list[object] | None = None,
-        names: Names = LOADED,
-    ) -> None:
-        self._own = own or {}
-        self._objects = objects
-        self.names = names
-
-    def with_own(self, own: Mapping[type, Callable[[ValueWriter, Any], Form]]) -> ValueWriter:
-        """Return a writer that has functions for further classes."""
-        writer = copy.copy(self)
-        writer._own = {**self._own, **own}
-        return writer
-
-    def write(self, value: Any) -> Form:
-        """Return the form of a value.
-
-        >>> ValueWriter().write((1, 2.5, [torch.float32, slice(None, 3)]))
-        [1, 2.5, {'list': [{'dtype': 'float32'}, {'slice': [None, 3, None]}]}]
-        """
-        cls = type(value)
-        if cls in _AS_THEY_ARE:
-            return value
-        if cls is tuple:
-            return [self.write(item) for item in value]
-        if cls in self._own:
-            return self._own[cls](self, value)
-        form = self._forms.get(cls)
-        if form is not None:
-            return form(value, self.write)
-        found = self._of_subclass(value)
-        return self._named(value) if found is None else found
-
-    def _of_subclass(self, value: Any) -> Form | None:
-        """Return the form of what an exact type does not decide; None where there is none."""
-        cls, generic = type(value), typing.get_origin(value) is not None and self.names.trusted
-        if isinstance(value, enum.Enum) and self.names.name(cls):
-            return {"enum": [self.names.name(cls), self.write(value.value)]}
-        if isinstance(value, tuple) and hasattr(value, "_fields") and self.names.name(cls):
-            return {"namedtuple": [self.names.name(cls), [self.write(item) for item in value]]}
-        if isinstance(value, list):  # torch's immutable ones, too
-            return FORMS[list](value, self.write)
-        if isinstance(value, dict):
-            return FORMS[OrderedDict if isinstance(value, OrderedDict) else dict](value, self.write)
-        return self._generic(value) if generic else None
-
-    def _generic(self, value: Any) -> Form | None:
-        """Return the form of a type with parameters, such as ``Optional[Tensor]``."""
-        origin, name = typing.get_origin(value), getattr(value, "_name", None)
-        arguments = [self.write(item) for item in typing.get_args(value)]
-        if origin in (typing.Union, types.UnionType):
-            return {"union": arguments}
-        if isinstance(name, str) and hasattr(typing, name) and type(value).__module__ == "typing":
-            return {"generic": [{"name": f"typing:{name}"}, arguments]}
-        return {"generic": [self.write(origin), arguments]} if isinstance(value, types.GenericAlias) else None
-
-    def _named(self, value: Any) -> Form:
-        name = self.names.name(value)
-        return self._without_form(value) if name is None else {"name": name}
-
-    def _without_form(self, value: Any) -> Form:
-        if self._objects is None:
-            raise InexpressibleError(f"found {describe(value)}, which data cannot express")
-        self._objects.append(value)
-        return {"object": len(self._objects) - 1}
-
-
-# -- reading
-
-
-class ValueReader:
-    """Reads what `ValueWriter` wrote.
-
-    Args:
-        own: for each key of one's own, the function that reads its content.
-        objects: what had no form.
-        names: what may be named, and how it is found.
-    """
-
-    def __init__(
-        self,
-        own: Mapping[str, Callable[[ValueReader, Any], Any]] | None = None,
-        objects: Sequence[object] = (),
-        names: Names = LOADED,
-    ) -> None:
-        self._own = own or {}
-        self._objects = objects
-        self.names = names
-
-    def with_own(self, own: Mapping[str, Callable[[ValueReader, Any], Any]]) -> ValueReader:
-        """Return a reader that has functions for further keys."""
-        reader = copy.copy(self)
-        reader._own = {**self._own, **own}
-        return reader
-
-    def read(self, form: Form) -> Any:
-        """Return the value of a form."""
-        if isinstance(form, list):
-            return tuple([self.read(item) if type(item) in _NESTED else item for item in form])
-        if not isinstance(form, dict):
-            return form
-        if len(form) != 1:
-            raise MalformedError(f"found an object with {len(form)} entries, expected one that says what it is")
-        ((key, content),) = form.items()
-        if key in self._own:
-            return self._own[key](self, content)
-        if key not in _READERS:
-            raise MalformedError(f"found a value of the unknown kind {key!r:.60}")
-        try:
-            return _READERS[key](self, content)
-        except FxoptError:
-            raise
-        except Exception as error:  # whatever the content's wrong types lead to
-            raise MalformedError(f"found {str(content)[:60]!r}, which is no {key} ({error})") from error
-
-    def _object(self, number: Any) -> object:
-        if type(number) is not int or not 0 <= number < len(self._objects):
-            raise IndexError("there is none of this number")
-        return self._objects[number]
-
-    def _instance(self, key: str, base: type, data: Any, call: Callable[[Any, Any], Any]) -> Any:
-        """Return an instance of a class, which may not be loaded."""
-        name, content = data
-        cls = self.names.cls(name)
-        if isinstance(cls, Unresolved):
-            return Unresolved(name, json.dumps({key: data}))
-        if not issubclass(cls, base):
-            raise ValueError(f"{name} is a {cls!r}")
-        return call(cls, self.read(content))
-
-    def _generic(self, data: Any) -> Any:
-        origin, arguments = self.read(data[0]), self.read(data[1])
-        is_loaded = not isinstance(origin, Unresolved)
-        return origin[arguments] if is_loaded else Unresolved(origin.name, json.dumps({"generic": data}))
-
-
-def _constant(kind: type) -> Callable[[ValueReader, Any], Any]:
-    def read(_: ValueReader, name: Any) -> Any:
-        found = getattr(torch, name)
-        if type(found) is not kind:
-            raise ValueError(f"torch.{name} is something else")
-        return found
-
-    return read
-
-
-def _entries(reader: ValueReader, content: Any) -> Iterator[tuple[Any, Any]]:
-    return ((reader.read(key), reader.read(item)) for key, item in content)
-
-
-_READERS: dict[str, Callable[[ValueReader, Any], Any]] = {
-    "int": lambda _, content: int(content if len(content) < 3500 else "", 16),  # Python prints 4300 decimals
-    "float": lambda _, content: float(content),
-    "complex": lambda _, content: complex(float(content[0]), float(content[1])),
-    "bytes": lambda _, content: base64.b64decode(content, validate=True),
-    "ellipsis": lambda _, content: ...,
-    "list": lambda reader, content: [*map(reader.read, content)],
-    "set": lambda reader, content: set(map(reader.read, content)),
-    "frozenset": lambda reader, content: frozenset(map(reader.read, content)),
-    "dict": lambda reader, content: dict(_entries(reader, content)),
-    "ordered_dict": lambda reader, content: OrderedDict(_entries(reader, content)),
-    "slice": lambda reader, content: slice(*map(reader.read, content)),
-    "range": lambda _, content: range(*content),
-    "size": lambda reader, content: torch.Size(map(reader.read, content)),
-    "dtype": _constant(torch.dtype),
-    "device": lambda _, content: torch.device(content),
-    "layout": _constant(torch.layout),
-    "memory_format": _constant(torch.memory_format),
-    "source": lambda _, content: source_from_dict(content),
-    "name": lambda reader, content: reader.names.function(content),
-    "enum": lambda reader, data: reader._instance("enum", enum.Enum, data, lambda cls, value: cls(value)),
-    "namedtuple": lambda reader, data: reader._instance("namedtuple", tuple, data, lambda cls, items: cls(*items)),
-    "union": lambda reader, content: typing.Union[tuple(map(reader.read, content))],  # noqa: UP007
-    "generic": lambda reader, data: reader._generic(data),
-    "object": lambda reader, number: reader._object(number),
-}
-
-
-# -- instances of frozen dataclasses: their fields, checked against the annotations
-
-
-class Fields:
-    """Writes and reads instances of dataclasses by their fields, as ``{"Name": {"field": ...}}``.
-
-    Fields that have their defaults are left out, and those that `repr` leaves out. Of a `Mapping`, the entries that
-    have a form are written; it is read-only when it comes back.
-
-    Args:
-        classes: the classes; `add` takes further ones.
-        kinds: by the name of a class, what errors call its instances, which have a ``name`` or ``pass_name``.
-    """
-
-    def __init__(
-        self, classes: Iterable[type[Any]] = (), kinds: Mapping[str, str] = types.MappingProxyType({})
-    ) -> None:
-        self.writers: dict[type, Callable[[ValueWriter, Any], Form]] = {}
-        self.readers: dict[str, Callable[[ValueReader, Any], Any]] = {}
-        self._kinds = kinds or {}
-        self._defaults: dict[type, dict[str, object]] = {}
-        for cls in classes:
-            self.add(cls)
-
-    def add(self, cls: type[T]) -> type[T]:
-        """Write and read instances of a class, too; a decorator.
-
-        Raises:
-            FxoptError: Another class of this name is there already.
-        """
-        for known in self.writers:
-            if known.__name__ == cls.__name__ and class_path(known) != class_path(cls):
-                raise FxoptError(
-                    f"{class_path(cls)} has the name of {class_path(known)}, under which ledgers hold that; rename it"
-                )
-        fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)  # type: ignore[arg-type]  # it is one
-        missing = dataclasses.MISSING
-        made = (each.default if each.default_factory is missing else each.default_factory() for each in fields)
-        self._defaults[cls] = {each.name: default for each, default in zip(fields, made, strict=True) if each.repr}
-        hints = typing.get_type_hints(cls)
-        named = ((name, hints[name]) for name in self._defaults[cls])
-        own = {name: (hint, typing.get_origin(hint) is Mapping, _check_of(hint)) for name, hint in named}
-        required = [name for name, default in self._defaults[cls].items() if default is missing]
-        self.writers[cls] = self._write
-        self.readers[cls.__name__] = functools.partial(_read_instance, cls, own, required)
-        return cls
-
-    def _write(self, writer: ValueWriter, item: Any) -> Form:
-        cls = type(item)
-        content: dict[str, Form] = {}
-        for name, default in self._defaults[cls].items():
-            value = getattr(item, name)
-            if type(value) is not type(default) or value != default:
-                content[name] = self._write_field(writer, item, name, value)
-        return {cls.__name__: content}
-
-    def _write_field(self, writer: ValueWriter, item: Any, name: str, value: Any) -> Form:
-        if isinstance(value, types.MappingProxyType):
-            return self._write_entries(value)
-        try:
-            return writer.write(value)
-        except InexpressibleError as error:
-            kind = self._kinds.get(type(item).__name__)
-            if kind is None:
-                raise
-            owner = getattr(item, "pass_name", None) or item.name
-            raise InexpressibleError(f"{kind} `{owner}`, {name}: {error}") from error
-
-    def _write_entries(self, entries: Mapping[str, Any]) -> Form:
-        written = {}
-        for key, value in entries.items():
-            with contextlib.suppress(InexpressibleError, RecursionError):
-                written[key] = ValueWriter(self.writers).write(value)
-        return written
-
-
-_Field = tuple[Any, bool, Callable[[Any], bool]]  # the annotation, whether it is a mapping, whether a value fits
-
-
-def _read_instance(
-    cls: type[T], fields: Mapping[str, _Field], required: Iterable[str], reader: ValueReader, content: Any
-) -> T:
-    if not isinstance(content, dict):
-        raise MalformedError(f"found {str(content)[:60]!r} as {cls.__name__}, expected its fields")
-    values = {}
-    for key, form in content.items():
-        if key not in fields:
-            raise MalformedError(f"found {key!r:.60} in {cls.__name__}, which has no such field")
-        hint, is_mapping, fits = fields[key]
-        if is_mapping and isinstance(form, dict):
-            values[key] = types.MappingProxyType({entry: reader.read(value) for entry, value in form.items()})
-            continue
-        values[key] = value = reader.read(form) if type(form) in _NESTED else form
-        if not fits(value) or (type(form) is int and not -(2**63) <= form < 2**63):
-            raise MalformedError(f"found {str(form)[:60]!r} as {key!r} of {cls.__name__}, expected {hint}")
-    for key in required:
-        if key not in values:
-            raise MalformedError(f"{cls.__name__} lacks {key!r}")
-    return cls(**values)
-
-
-def _check_of(hint: Any) -> Callable[[Any], bool]:
-    """Return the function that says whether a value is of a type as the fields of records have them.
-
-    >>> _check_of(tuple[int, ...])((1, 2)), _check_of(int)(True), _check_of(float | None)(1)
-    (True, False, True)
-    """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    checks = [] if origin is typing.Literal else [*map(_check_of, arguments)]
-    if hint in (Any, object):
-        return lambda value: True
-    if origin is tuple and arguments[-1] is Ellipsis:
-        return lambda value: isinstance(value, tuple) and all(map(checks[0], value))
-    if origin is tuple:
-        return lambda value: isinstance(value, tuple) and _items_fit(value, checks)
-    if origin is typing.Literal:
-        return lambda value: value in arguments
-    if origin in (typing.Union, types.UnionType):
-        return lambda value: any(fit(value) for fit in checks)
-    if isinstance(hint, ABCMeta):
-        return lambda value: isinstance(value, hint)
-    return lambda value: type(value) is hint or (hint is float and type(value) is int)
-
-
-def _items_fit(items: tuple[Any, ...], checks: Sequence[Callable[[Any], bool]]) -> bool:
-    return len(items) == len(checks) and all(fit(item) for fit, item in zip(checks, items, strict=True))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import keyword
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,14 +17,6 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from fxopt_core.errors import FxoptError
 
 OPERATORS = "torch:ops."
-
-
-@dataclass(frozen=True)
-class Unresolved:
-    """A name whose module is not loaded, kept until it is needed, or a value of that class as JSON text."""
-
-    name: str
-    form: str | None = None
 
 
 # -- names of objects
@@ -107,19 +97,6 @@ def source_of(value: Any) -> str:
 # -- objects by name
 
 
-def find(name: str) -> Any:
-    """Return what has a name, where its module is loaded, else an `Unresolved`; nothing is imported.
-
-    >>> find("math:sqrt"), find("nowhere:function")
-    (<built-in function sqrt>, Unresolved(name='nowhere:function', form=None))
-    """
-    module, _, path = name.partition(":")
-    try:
-        return reduce(getattr, path.split("."), sys.modules.get(module))
-    except Exception:  # whatever computing the attribute raises
-        return Unresolved(name)
-
-
 def import_class(name: str) -> Any:
     """Return the class, function or operator with this name, importing its module; errors are those of importing.
 
@@ -188,26 +165,3 @@ def _find_operator(path: list[str] | tuple[str, ...]) -> object:
     for name in path:
         found = getattr(found, name, None)
     return found
-
-
-# -- policies
-
-
-def is_identifier(name: object) -> bool:
-    """Return whether generated code can use a name."""
-    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
-
-
-class Names(NamedTuple):
-    """What data may name, and how it is found."""
-
-    function: Callable[[str], Any]  # from a name to a function, a class or an operator
-    cls: Callable[[str], Any]  # from a name to the class of a value
-    name: Callable[[Any], str | None]  # None where data may not name it
-    is_method: Callable[[object], bool] = is_identifier  # whether a node may call the method of this name
-    is_attribute: Callable[[object], bool] = is_identifier  # whether a node may read the attribute of this name
-    trusted: bool = True
-
-
-LOADED = Names(find, find, name_of)  # data of our own, where nothing is to be imported: the rest is `Unresolved`
-IMPORTED = Names(import_class, import_class, name_of)  # data that is trusted as a program is

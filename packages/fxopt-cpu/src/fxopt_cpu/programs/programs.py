@@ -20,10 +20,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from fxopt_core import tolerance
 from fxopt_cpu._torch import scripts
 from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.layers.packed_layer import PackedLayer
+from fxopt_rewrite import tolerance
 from fxopt_rewrite.toolbox import Region
 
 Program = Callable[..., tuple[Any, ...]]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import FunctionType
 
 from fxopt_core.ledger.records import Derived
-from fxopt_core.values.names import find
+from fxopt_rewrite.data.policies import find
 
 
 def check_arguments(derived: Derived) -> None:

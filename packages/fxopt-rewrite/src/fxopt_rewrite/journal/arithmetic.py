@@ -13,7 +13,7 @@ from fxopt_core.ledger.records import Derived
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.registry import registry
 from fxopt_core.values.forms import is_plain_data
-from fxopt_core.values.names import find, is_identifier
+from fxopt_rewrite.data.policies import find, is_identifier
 
 
 def registered_functions() -> dict[str, Callable[..., Any]]:

@@ -18,7 +18,6 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxopt_core._torch import inputs_of
-from fxopt_core.ledger.codec import FIELDS
 from fxopt_core.ledger.marks import META_KEY, NodeTag, tag_of
 from fxopt_core.ledger.records import Derived, Refusal, Rewrite
 from fxopt_core.passes.context import RELEASED_FROM, Frame, current_frame, release
@@ -27,6 +26,7 @@ from fxopt_core.passes.transformation import Transformation
 from fxopt_core.values.forms import is_plain_data
 from fxopt_core.values.names import class_path, describe
 from fxopt_rewrite.calls.records import ParameterisedCall
+from fxopt_rewrite.data.codec import FIELDS
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal import edits
 from fxopt_rewrite.journal.arguments import check_arguments

@@ -6,10 +6,9 @@ are visitors.
 
 from __future__ import annotations
 
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -18,10 +17,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxopt_core.errors import FxoptError, UndoError
-from fxopt_core.ledger.codec import stored
 from fxopt_core.ledger.marks import NodeTag
-from fxopt_core.travel.pickling import operator_reference
-from fxopt_core.values.names import Unresolved as Unresolved
+from fxopt_rewrite.data.codec import stored
+from fxopt_rewrite.data.policies import Unresolved as Unresolved
 
 
 @stored
@@ -126,25 +124,6 @@ class NodeRow:
     previous: int | None = None
     meta: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False)
     tag: NodeTag | None = field(default=None, compare=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:  # Python 3.10 replaces `__getstate__` of classes like this one
-        """Return what pickles: the target by name, and those entries of ``meta`` that can be pickled."""
-        state = {each.name: getattr(self, each.name) for each in fields(self)}
-        state["target"] = operator_reference(self.target) or self.target
-        state["meta"] = {key: value for key, value in self.meta.items() if _pickles(value)}
-        return _node_row, (state,)
-
-
-def _node_row(state: dict[str, Any]) -> NodeRow:
-    return NodeRow(**{**state, "meta": MappingProxyType(state["meta"])})
-
-
-def _pickles(value: object) -> bool:
-    try:
-        pickle.dumps(value)
-    except Exception:  # pickling a stranger's object may raise anything
-        return False
-    return True
 
 
 class Edit(ABC):  # so that the codec takes subclasses where a field is an Edit

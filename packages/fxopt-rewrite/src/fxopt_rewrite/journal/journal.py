@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
-from fxopt_core.ledger.codec import stored
 from fxopt_core.ledger.records import Journal, Memo, Record
+from fxopt_rewrite.data.codec import pack, restore_journal, stored
 from fxopt_rewrite.journal import edits
 from fxopt_rewrite.journal.edits import Edit, EditVisitor, ignored
 from fxopt_rewrite.journal.replay import Live, Tables
@@ -24,6 +24,9 @@ class Edits(Journal):
 
     def __len__(self) -> int:
         return len(self.edits)
+
+    def __reduce__(self) -> tuple[Callable[[bytes, bytes], Journal], tuple[bytes, bytes]]:
+        return restore_journal, pack(self)  # as text, so that reading it imports nothing that it names
 
     def take_back(self, graph_module: GraphModule, pass_name: str, memo: Memo) -> None:
         """Undo the edits, from the last to the first; after an `UndoError` the graph module is half undone."""

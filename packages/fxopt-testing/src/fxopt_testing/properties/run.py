@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule
 
-from fxopt_core import REASONS, PostconditionError, Transformation, iter_nodes
+from fxopt_core import PostconditionError, Transformation, iter_nodes
 from fxopt_core.passes.base import leaves
+from fxopt_rewrite import REASONS
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.elsewhere import elsewhere
 from fxopt_testing.findings import Flaw, Property
@@ -258,13 +259,13 @@ IDEMPOTENT = Property(
 REFUSALS = Property(
     "refusals-explained",
     "a refusal has a reason code, a sentence that names the node or module, and nodes of the graph",
-    "Make refusals by `index.refuse(label, code, message, *nodes)`; `fxopt_core.REASONS` lists codes.",
+    "Make refusals by `index.refuse(label, code, message, *nodes)`; `fxopt_rewrite.REASONS` lists codes.",
     on_model=_refusals,
     if_changed=False,
 )
 DECLARED = Property(
     "reasons-declared",
-    "the reason of a refusal is one of `fxopt_core.REASONS`, or the pass declares it",
+    "the reason of a refusal is one of `fxopt_rewrite.REASONS`, or the pass declares it",
     "Give the class an attribute `reasons`: a mapping of each code of its own to what it means and what to do.",
     on_model=_declared,
     if_changed=False,

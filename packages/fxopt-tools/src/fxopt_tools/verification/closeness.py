@@ -1,7 +1,7 @@
 """How close a tensor is to another, and whether the difference is rounding.
 
 The criterion, element by element, with a = original, b = transformed, s = the scale of the element and the dtype's rtol
-and atol (`fxopt_core.tolerances` derives these):
+and atol (`fxopt_rewrite.tolerances` derives these):
 
     |a - b| <= rtol * max(|a|, s) + atol * max(1, s)
 
@@ -51,7 +51,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fxopt_core.tolerances import Tolerance
+from fxopt_rewrite.tolerances import Tolerance
 from fxopt_tools.verification.magnitudes import Magnitudes, Sums
 
 _COARSE = 0.1

@@ -11,7 +11,7 @@ import torch
 
 from fxopt_core import VerificationError
 from fxopt_core.text import notebook_text, text_table
-from fxopt_core.tolerances import Tolerance
+from fxopt_rewrite.tolerances import Tolerance
 from fxopt_tools.verification.closeness import Criterion, Measurement
 
 _ERRORS = ("max abs error", "max rel error", "SQNR dB", "original's", "cosine")

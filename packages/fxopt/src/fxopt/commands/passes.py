@@ -136,7 +136,7 @@ def _found(terminal: Terminal, name: str) -> Answer:
 def _described(info: PassInfo) -> dict[str, Any]:
     from fxopt.docstrings import parse_docstring
     from fxopt.pass_links import documentation_of
-    from fxopt_core import REASONS
+    from fxopt_rewrite import REASONS
 
     documented = parse_docstring(info.transformation)
     data = pass_data(info)

@@ -1,7 +1,4 @@
-"""A pass as torch's own machinery takes it: in a `PassManager`, and among inductor's custom passes.
-
-The way back, from a torch pass or a plain function to a transformation, is in `fxopt_core.passes.functions`.
-"""
+"""A pass as torch's own machinery takes it: in a `PassManager`, and among inductor's custom passes."""
 
 from __future__ import annotations
 
@@ -19,6 +16,8 @@ from fxopt_core.passes.call import in_transaction, lint_and_recompile, run_pass
 from fxopt_core.passes.compose import check_is_transformation
 from fxopt_core.passes.context import Run
 from fxopt_core.passes.transformation import Transformation
+
+__all__ = ["as_inductor_pass", "as_pass_base"]
 
 _IN_PLACE = "inductor expects its own graph to be edited in place"
 

@@ -17,6 +17,8 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.fx.passes.infra.pass_manager import PassManager, this_before_that_pass_constraint
 
+from fxopt_compile import as_inductor_pass, as_pass_base
+from fxopt_compile.torch_passes import TransformationPass
 from fxopt_core import (
     DeepCopy,
     LintAndRecompile,
@@ -28,7 +30,6 @@ from fxopt_core import (
     history,
     iter_nodes,
 )
-from fxopt_core.passes.torch_passes import TransformationPass, as_inductor_pass, as_pass_base
 
 
 class Swap(Transformation):
@@ -258,7 +259,7 @@ class TestInductorPass:
         assert len(adapted.records) == 1
 
 
-def test_importing_core_imports_no_inductor() -> None:
+def test_importing_fxopt_compile_imports_no_inductor() -> None:
     """It takes longer to import than torch."""
-    script = "import fxopt_core, sys; assert 'torch._inductor.config' not in sys.modules"
+    script = "import fxopt_compile, sys; assert 'torch._inductor.config' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,142 +1,29 @@
-"""A tree of modules as rows of data, and back: what archives and reproducers hold of it.
-
-Each module is one row, its own first, and one under several names is one row and further names. Modules are made
-without running their constructors: a class gets its attributes, parameters, buffers and children.
-"""
+"""Checks of layers and graphs that a file from a stranger holds, before torch generates code from them."""
 
 from __future__ import annotations
 
 import math
 import typing
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxopt_core.graph import iter_nodes
-from fxopt_core.values.forms import Form, MalformedError
 from fxopt_core.values.names import describe
 from fxopt_rewrite._torch import enter_autocast, exit_autocast
-from fxopt_rewrite.plain_names import activations, is_plain_identifier, is_plain_path
+from fxopt_rewrite.data.forms import MalformedError
+from fxopt_rewrite.plain_names import is_plain_identifier, is_plain_path
 from fxopt_rewrite.plain_operators import is_plain_operator
 
-_RESERVED = frozenset(dir(nn.Module()))
 _DATA = frozenset({
     bool, int, float, complex, str, bytes, range, type(None), type(...), Node,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
 })  # fmt: skip
-
-
-def write_modules(
-    root: nn.Module,
-    tensor: Callable[[str, Tensor], Form],
-    extra: Callable[[str, nn.Module], Mapping[str, Form]],
-    left_out: Iterable[str] = (),
-) -> list[Form]:
-    """Return a root and the modules below it as data, without the children ``left_out``.
-
-    ``tensor`` writes a parameter or buffer; ``extra`` returns the ``class`` and ``attributes`` of a module's row.
-    """
-    names: dict[int, str] = {}
-    rows: list[Form] = []
-    for name, module in root.named_modules(remove_duplicate=False):
-        if name.split(".")[0] in left_out:
-            continue
-        if id(module) in names:
-            rows.append({"name": name, "same": names[id(module)]})
-            continue
-        names[id(module)] = name
-        rows.append({"name": name, **_state(f"{name}." if name else "", module, tensor), **extra(name, module)})
-    return rows
-
-
-def _state(prefix: str, module: nn.Module, tensor: Callable[[str, Tensor], Form]) -> dict[str, Form]:
-    def written(local: str, value: Tensor | None) -> Form:
-        return None if value is None else tensor(prefix + local, value)
-
-    transient = module._non_persistent_buffers_set
-    return {
-        "training": module.training,
-        "parameters": [[local, written(local, value)] for local, value in module._parameters.items()],
-        "buffers": [[local, written(local, value), local not in transient] for local, value in module._buffers.items()],
-        "none": [local for local, child in module._modules.items() if child is None],
-    }
-
-
-def read_modules(
-    rows: Iterable[Form], instance: Callable[[Mapping[str, Form]], nn.Module], tensor: Callable[[Form], Tensor]
-) -> dict[str, nn.Module]:
-    """Return the modules that `write_modules` has written, by name.
-
-    ``instance`` makes the module of a row, with its attributes and without tensors and children; ``tensor`` reads a
-    parameter or buffer. Other rows than written ones raise an FxoptError, KeyError, TypeError or ValueError.
-    """
-    made: dict[str, nn.Module] = {}
-    for row in rows:
-        name = row["name"]
-        if not isinstance(name, str) or name in made or (not made) != (name == ""):
-            raise MalformedError(f"{name!r:.60} is no name of a module at this place")
-        made[name] = made[row["same"]] if "same" in row else _with_state(instance(row), row, tensor)
-        if name:
-            parent, _, local = name.rpartition(".")
-            made[parent]._modules[_checked(local)] = made[name]
-    for row in rows:
-        for local in row.get("none", ()):
-            made[row["name"]]._modules.setdefault(_checked(local), None)
-    if not made:
-        raise MalformedError("there are no modules")
-    return made
-
-
-def _with_state(module: nn.Module, row: Mapping[str, Form], tensor: Callable[[Form], Tensor]) -> nn.Module:
-    module.training = bool(row["training"])
-    for local, form in row["parameters"]:
-        parameter = None if form is None else tensor(form)
-        if parameter is not None and not isinstance(parameter, nn.Parameter):
-            raise MalformedError(f"{form!r:.60} is no parameter")
-        module._parameters[_checked(local)] = parameter
-    for local, form, persistent in row["buffers"]:
-        buffer = None if form is None else tensor(form)
-        if not isinstance(buffer, Tensor | None):
-            raise MalformedError(f"{form!r:.60} is no tensor")
-        module._buffers[_checked(local)] = buffer
-        if not persistent:
-            module._non_persistent_buffers_set.add(local)
-    return module
-
-
-def new_module(
-    cls: type[nn.Module], attributes: Iterable[tuple[Any, object]] = (), *, trusted: bool = False
-) -> nn.Module:
-    """Make a module of a class with attributes that a layer may have, without calling its constructor.
-
-    Attributes are data, or functions from a short list of activations, unless they are `trusted`; none takes the place
-    of a method. A class with a method ``check_attributes`` raises there where they are not what its constructor sets.
-    """
-    module = GraphModule(nn.Module(), Graph()) if cls is GraphModule else cls.__new__(cls)
-    if cls is not GraphModule:
-        nn.Module.__init__(module)
-    reserved = _RESERVED.union(dir(module)) if cls is GraphModule else _RESERVED
-    for key, value in attributes:
-        known = getattr(cls, key, None) if is_plain_identifier(key) and key not in reserved else new_module
-        if callable(known) or hasattr(type(known), "__set__"):
-            raise MalformedError(f"{key!r:.60} is no attribute that a layer has")
-        is_data = is_plain_value(value) and not isinstance(value, type)
-        if not (trusted or is_data or (callable(value) and value in activations())):
-            raise MalformedError(f"attribute {key!r:.60} of a {cls.__name__} is {describe(value)}, and no data")
-        vars(module)[key] = value
-    check = getattr(module, "check_attributes", None)
-    if check is not None:
-        try:
-            check()
-        except Exception as error:  # whatever wrong types lead to
-            raise MalformedError(f"a {cls.__name__} has attributes that no {cls.__name__} has: {error}") from error
-    return module
 
 
 def check_settings(owner: object, **kinds: Any) -> None:
@@ -271,10 +158,3 @@ def check_targets(graph: Graph, root: nn.Module) -> None:
         )  # fmt: skip
         if not (has and is_plain_path(node.target)) or (node.op == "call_module" and node.target not in modules):
             raise MalformedError(f"node `{node.name}` names `{node.target}`, which no module has")
-
-
-def _checked(local: object) -> str:
-    """Return a local name that generated code can read as an attribute."""
-    if not isinstance(local, str) or "." in local or not is_plain_path(f"x.{local}"):
-        raise MalformedError(f"{local!r:.60} is no name of a module or tensor")
-    return local

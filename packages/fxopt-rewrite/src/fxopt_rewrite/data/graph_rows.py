@@ -1,4 +1,4 @@
-"""A graph as rows of data, and back, node for node: what pickles, archives and reproducers hold of it.
+"""A graph as rows of data, and back, node for node: what archives and tables of sizes hold of it.
 
 Each node is one row: operation, name, target, arguments with other nodes by position, and where the node came from.
 Besides the rows there are the orders of users and inputs that building the graph from them would not give, and the
@@ -18,8 +18,10 @@ from torch.fx import Graph, Node
 
 from fxopt_core._torch import add_node, inputs_of, names_of, set_arguments, set_order
 from fxopt_core.graph import iter_nodes
-from fxopt_core.values.forms import Form, InexpressibleError, MalformedError, ValueReader, ValueWriter
-from fxopt_core.values.names import IMPORTED, class_path, import_class, is_identifier
+from fxopt_core.values.forms import Form
+from fxopt_core.values.names import class_path
+from fxopt_rewrite.data.forms import InexpressibleError, MalformedError, ValueReader, ValueWriter
+from fxopt_rewrite.data.policies import is_identifier
 
 OPERATIONS = frozenset({"placeholder", "get_attr", "call_function", "call_method", "call_module", "output"})
 _UNSAFE = frozenset("\"'\\\n\r\0")
@@ -188,21 +190,11 @@ def _fill(node: Node, row: Mapping[str, Form], values: ValueReader) -> None:
     if "trace" in row:
         node.meta["stack_trace"] = str(row["trace"])
     if "stack" in row:
-        node.meta["nn_module_stack"] = _stack(row["stack"], _class_or_text if values.names is IMPORTED else _text)
+        node.meta["nn_module_stack"] = _stack(row["stack"])
 
 
-def _stack(form: Form, find: Callable[[str], object]) -> dict[str, tuple[str, object]]:
+def _stack(form: Form) -> dict[str, tuple[str, str]]:
     ((kind, entries),) = form.items()
-    stack = {str(key): (str(path), find(str(cls))) for key, path, cls in entries}
-    return OrderedDict(stack) if kind == "ordered_dict" else stack
-
-
-def _text(path: str) -> str:
-    return path.replace(":", ".")  # as torch's own graphs have it
-
-
-def _class_or_text(path: str) -> object:
-    try:
-        return import_class(path) if ":" in path else path
-    except Exception:  # whatever importing somebody's module raises
-        return _text(path)
+    # Classes by name, as torch's own graphs have them.
+    stack = ((str(key), (str(path), str(cls).replace(":", "."))) for key, path, cls in entries)
+    return OrderedDict(stack) if kind == "ordered_dict" else dict(stack)

@@ -1,4 +1,4 @@
-"""The ledger as JSON text, and back: what a pickle and an archive of a graph module hold of it.
+"""The ledger as JSON text, and back: what an archive of a graph module holds of it, and a pickle of a journal.
 
 The text is an object: ``{"fxopt_ledger": version, "next_id": ..., "next_run": ..., "records": [...]}``. Records, and
 the edits in their journals, are written by `fxopt_core.values.forms.Fields`. Nothing is imported by reading.
@@ -6,7 +6,6 @@ the edits in their journals, are written by `fxopt_core.values.forms.Fields`. No
 
 from __future__ import annotations
 
-import copyreg
 import json
 import pickle
 import warnings
@@ -23,16 +22,15 @@ from fxopt_core.ledger.marks import NodeTag
 from fxopt_core.ledger.records import (
     LEDGER_VERSION,
     Derived,
+    Journal,
     Ledger,
     Record,
     Refusal,
     Rewrite,
     check_version,
-    reader_of,
-    sealed_ledger,
 )
-from fxopt_core.values.forms import Fields, MalformedError, ValueReader, ValueWriter
-from fxopt_core.values.names import LOADED, Names
+from fxopt_rewrite.data.forms import Fields, MalformedError, ValueReader, ValueWriter
+from fxopt_rewrite.data.policies import LOADED, Names
 
 T = TypeVar("T")
 _KEY = "fxopt_ledger"
@@ -51,8 +49,6 @@ Journals and kinds of edits are such classes. The module that defines one is an 
 def ledger_to_json(ledger: Ledger) -> str:
     """Write a ledger as text.
 
-    A ledger that a newer version of fxopt wrote comes back as it was read.
-
     Raises:
         FxoptError: A value in it has no form in JSON; node, module or pass and the value are named. Of a node's
             ``meta``, such values are left out instead.
@@ -62,19 +58,20 @@ def ledger_to_json(ledger: Ledger) -> str:
     >>> ledger_from_json(ledger_to_json(Ledger())) == Ledger()
     True
     """
-    return _to_text(ledger, None)
+    write = ValueWriter(FIELDS.writers).write
+    numbers = {_KEY: LEDGER_VERSION, "next_id": ledger.next_id, "next_run": ledger.next_run}
+    with collector_paused():
+        records = [write(record) for record in ledger.records]
+        return json.dumps({**numbers, "records": records}, separators=(",", ":"))
 
 
 def ledger_from_json(text: str, names: Names = LOADED) -> Ledger:
     """Read a ledger that `ledger_to_json` has written; ``names`` says what the values in it may name.
 
-    One that a newer version of fxopt wrote stays as it is: everything that asks for its records is an error that names
-    the version, and writing it loses nothing.
-
     Raises:
-        FxoptError: The text is no ledger; the place and what was found there are named.
+        FxoptError: The text is no ledger, or one of a newer version; the place and what was found there are named.
     """
-    return _checked("this ledger", lambda: _read_ledger(text, [], names))
+    return _checked("this ledger", lambda: _read_ledger(text, names))
 
 
 def tag_to_json(tag: NodeTag) -> dict[str, Any]:
@@ -97,57 +94,26 @@ def tag_from_json(data: object) -> NodeTag:
     return _checked("what fxopt knows of a node", read)
 
 
-def restore_ledger(version: int, text: bytes, objects: bytes) -> Ledger:
-    """Return a ledger from a pickle. Pickles of all versions name this function: it keeps its name and parameters.
-
-    ``text`` is its JSON text, compressed, and ``objects`` a pickle of what JSON has no form for. The ledger is sealed:
-    they are read when it is asked for something. Pickling it before that, or where this version of fxopt cannot read
-    it, passes them on as they are.
-    """
-    return sealed_ledger(version, partial(_unpack, text, objects))
-
-
-def _unpack(text: bytes, objects: bytes) -> Ledger:
-    def read() -> Ledger:
-        return _read_ledger(_expand(text), pickle.loads(objects) if objects else [])
-
-    return _checked("the ledger of this pickle", read)
-
-
-def _reduced(ledger: Ledger) -> tuple[Callable[[int, bytes, bytes], Ledger], tuple[int, bytes, bytes]]:
-    """Pickle a ledger as text with its version, so that older versions of fxopt can read past one of a newer one."""
-    sealed = reader_of(ledger)
-    if sealed is not None:
-        text, objects = sealed.args
-        return restore_ledger, (ledger.version, text, objects)
-    without_form: list[object] = []
-    packed = _compress(_to_text(ledger, without_form))
-    return restore_ledger, (ledger.version, packed, pickle.dumps(without_form) if without_form else b"")
-
-
-copyreg.pickle(Ledger, _reduced)
-
-
-def _compress(text: str) -> bytes:
-    return zlib.compress(text.encode("utf-8", "surrogatepass"), 1)  # fast rather than small
-
-
-def _expand(data: bytes) -> str:
-    return zlib.decompress(data).decode("utf-8", "surrogatepass")
-
-
-def _to_text(ledger: Ledger, objects: list[object] | None) -> str:
-    sealed = reader_of(ledger)
-    if sealed is not None and ledger.version > LEDGER_VERSION:
-        text, pickled = sealed.args
-        if pickled:
-            check_version(ledger)  # the text alone would not be all of it
-        return _expand(text)
-    write = ValueWriter(FIELDS.writers, objects).write
-    numbers = {_KEY: ledger.version, "next_id": ledger.next_id, "next_run": ledger.next_run}
+def pack(journal: Journal) -> tuple[bytes, bytes]:
+    """Return a journal as its text, compressed, and a pickle of what JSON has no form for."""
+    objects: list[object] = []
     with collector_paused():
-        records = [write(record) for record in ledger.records]
-        return json.dumps({**numbers, "records": records}, separators=(",", ":"))
+        text = json.dumps(ValueWriter(FIELDS.writers, objects).write(journal), separators=(",", ":"))
+    packed = zlib.compress(text.encode("utf-8", "surrogatepass"), 1)  # fast rather than small
+    return packed, pickle.dumps(objects) if objects else b""
+
+
+def restore_journal(text: bytes, objects: bytes) -> Journal:
+    """Return what `pack` was given. Pickles of all versions name this function: it keeps its name and parameters."""
+
+    def read() -> Journal:
+        load_journals()
+        values = pickle.loads(objects) if objects else []
+        data = json.loads(zlib.decompress(text).decode("utf-8", "surrogatepass"))
+        journal: Journal = ValueReader(FIELDS.readers, values).read(data)
+        return journal
+
+    return _checked("the journal of this pickle", read)
 
 
 def _checked(what: str, read: Callable[[], T]) -> T:
@@ -156,15 +122,15 @@ def _checked(what: str, read: Callable[[], T]) -> T:
             return read()
     except (MalformedError, ValueError, RecursionError, zlib.error) as error:
         raise FxoptError(
-            f"{what} cannot be read: {error}; expected what fxopt_core.ledger.codec wrote, so it was cut off or "
+            f"{what} cannot be read: {error}; expected what fxopt_rewrite.data.codec wrote, so it was cut off or "
             "changed, or what has its kinds of edits is not installed here"
         ) from error
 
 
-def _read_ledger(text: str, objects: list[object], names: Names = LOADED) -> Ledger:
+def _read_ledger(text: str, names: Names) -> Ledger:
     if '"journal":' in text:
         load_journals()
-    read = ValueReader(FIELDS.readers, objects, names).read
+    read = ValueReader(FIELDS.readers, (), names).read
 
     def early(data: dict[str, Any]) -> object:
         """Read each record as soon as its text is, so that JSON's objects do not pile up."""
@@ -176,8 +142,7 @@ def _read_ledger(text: str, objects: list[object], names: Names = LOADED) -> Led
     version = data.pop(_KEY, None) if isinstance(data, dict) else None
     if type(version) is not int or version < 1:
         raise MalformedError(f"found {text[:60]!r}, which has no version under {_KEY!r}")
-    if version > LEDGER_VERSION:
-        return restore_ledger(version, _compress(text), b"")
+    check_version(version)
     ledger: Ledger = read({"Ledger": data})
     return ledger
 

@@ -1,0 +1,1 @@
+"""Values, graphs and ledgers as data, which JSON can hold."""
