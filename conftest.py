@@ -1,7 +1,8 @@
-"""What all tests share: modules beside them, and the same random numbers in each run."""
+"""What all tests share: modules beside them, the same random numbers in each run, and little to collect."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -23,6 +24,13 @@ def pytest_collectstart() -> None:
 def pytest_runtest_setup() -> None:
     """Seed what a test and its fixtures draw, whichever tests ran before it."""
     seed()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settled() -> None:
+    """Keep what is there before a module's tests, millions of objects, out of the collections that come with them."""
+    gc.collect()
+    gc.freeze()
 
 
 def seed() -> None:

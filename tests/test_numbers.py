@@ -35,7 +35,7 @@ from fxopt_cpu import (
     SumNorm,
 )
 from fxopt_cpu.library import OPERATORS, isa
-from fxopt_cpu.operators.conv import pack_convolution, pack_depthwise
+from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.linear import pack, pack_bytes, quantize, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_simplify import ShapeTables
@@ -168,13 +168,11 @@ def embedding_norm(draw: Random) -> list[Any]:
 
 
 def conv(draw: Random) -> list[Any]:
-    channels, kernel, groups = draw.choice([1, 3, 8, 17]), [draw.randint(1, 3), draw.randint(1, 3)], 1
-    features = draw.randint(1, 20)
-    if draw.random() < 0.4 and channels > 1:
-        groups = features = channels
+    kernel, groups = [draw.randint(1, 3), draw.randint(1, 3)], draw.choice([1, 1, 2, 8, 17])
+    channels, features = groups * draw.choice([1, 1, 3, 8]), groups * draw.choice([1, 1, 2, 5, 20])
     weight = torch.randn(features, channels // groups, *kernel)
     x = torch.randn(draw.randint(1, 2), channels, draw.randint(3, 12), draw.randint(3, 12))
-    panels = pack_depthwise(weight) if groups > 1 else pack_convolution(weight)
+    panels = pack_convolution(weight, groups)
     stride, dilation = ([draw.randint(1, 2), draw.randint(1, 2)] for _ in "sd")
     padding = [draw.randint(2, 3) for _ in range(4)]
     return [x, panels, torch.randn(features), features, kernel, stride, padding, dilation, groups, 1, 0.0, 0.0, None]
@@ -194,7 +192,7 @@ def run(draw: Random) -> list[Any]:
         value, _ = builder.add_norm(rows, value, eps=1e-5, kind=2)
     builder.output(builder.elementwise(value, value.narrow(1, 0, 1), "add", activation=2))
     pixels = builder.conv(second, builder.weight(pack_convolution(torch.randn(8, 3, 3, 3))), features=8, kernel=(3, 3))
-    deep = builder.weight(pack_depthwise(torch.randn(8, 1, 3, 3)))
+    deep = builder.weight(pack_convolution(torch.randn(8, 1, 3, 3), groups=8))
     pixels = builder.conv(pixels, deep, features=8, groups=8, kernel=(3, 3), padding=(1, 1, 1, 1))
     builder.output(builder.pool(pixels, kernel=(2, 2), largest=draw.random() < 0.5, padding=(1, 1, 0, 0)))
     plan = builder.build()

@@ -166,29 +166,41 @@ def test_only_what_is_declared_is_imported(name: str) -> None:
     assert not surplus
 
 
+IMPORTS = """
+import os, sys, torch
+before = set(sys.modules)
+for name in sys.argv[1:]:
+    if not os.fork():
+        __import__(name)
+        print(name, *set(sys.modules) - before, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
 @cache
-def modules_loaded_by(statement: str) -> frozenset[str]:
-    """The modules that a statement loads in a fresh interpreter beyond what torch loads."""
-    script = f"import sys, torch; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return frozenset(done.stdout.split())
+def modules_loaded() -> dict[str, list[str]]:
+    """The modules that each package loads in an interpreter that has imported torch alone, beyond what torch loads."""
+    names = [name.replace("-", "_") for name in PACKAGES]
+    done = subprocess.run([sys.executable, "-c", IMPORTS, *names], stdout=subprocess.PIPE, text=True, check=True)
+    return {name: loaded for name, *loaded in map(str.split, done.stdout.splitlines())}
 
 
-def loaded_by(statement: str) -> set[str]:
-    """The top-level modules that a statement loads beyond what torch and Python bring."""
-    return {module.partition(".")[0] for module in modules_loaded_by(statement)} - set(sys.stdlib_module_names)
+def loaded_by(name: str) -> set[str]:
+    """The top-level modules that a package loads beyond what torch and Python bring."""
+    return {module.partition(".")[0] for module in modules_loaded()[name]} - set(sys.stdlib_module_names)
 
 
 @for_each_package
 def test_importing_a_package_loads_what_it_stands_on(name: str) -> None:
     """No plugin, no other family, no extra: the registry is filled on first use, and the rest is lazy."""
-    loaded = {module for module in loaded_by(f"import {name.replace('-', '_')}") if not module.startswith("_")}
+    loaded = {module for module in loaded_by(name.replace("-", "_")) if not module.startswith("_")}
     assert set(map(canonicalize_name, loaded)) <= required_by(name)
 
 
 def test_importing_core_costs_little_beyond_torch() -> None:
     """Counted in modules, which do not vary with the machine: torch itself loads over a thousand."""
-    loaded = modules_loaded_by("import fxopt_core")
+    loaded = set(modules_loaded()["fxopt_core"])
     own = [module for module in loaded if module.partition(".")[0] in ("fxopt_core", "pluggy")]
     assert len(loaded) - len(own) <= 10, sorted(loaded - set(own))
     assert len(own) <= 80
@@ -197,7 +209,7 @@ def test_importing_core_costs_little_beyond_torch() -> None:
 @pytest.mark.parametrize("name", ["fxopt", "fxopt_testing"])
 def test_what_is_imported_without_being_used_is_lazy(name: str) -> None:
     """The one import for users, and the plugin that every run of pytest loads."""
-    assert loaded_by(f"import {name}") <= {name}  # torch loads what opens folders of fxopt itself
+    assert loaded_by(name) <= {name}  # torch loads what opens folders of fxopt itself
 
 
 # --- What is contained

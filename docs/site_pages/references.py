@@ -14,6 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -91,6 +92,7 @@ def _home(value: object, name: str, data: Mapping[str, tuple[str, str]]) -> str:
     return str(getattr(value, "__module__", "") or "")
 
 
+@cache
 def _data_of(package: ModuleType) -> dict[str, tuple[str, str]]:
     """Return for each name that a module of a package assigns with a docstring below: the module and the docstring."""
     found: dict[str, tuple[str, str]] = {}

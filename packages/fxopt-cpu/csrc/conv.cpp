@@ -34,13 +34,14 @@ Tensor conv(Tensor input, Tensor panels, std::optional<Tensor> bias, int64_t fea
   product(CONV, input.sizes());
   if (call.channels < 1) refuse(CONV, ": input has shape ", text_of(input.sizes()), ", expected at least one channel");
   within(CONV, "features", features, 1);
-  call.depthwise = groups > 1;
-  if (groups < 1 || (call.depthwise && (groups != call.channels || features != call.channels)))
+  if (groups < 1 || call.channels % groups || features % groups)
     refuse(CONV, ": groups is ", groups, " for ", call.channels, " channels and ", features,
-           " features, expected 1, or as many as there are channels and features");
-  const int64_t taps = product(CONV, {kernel[0], kernel[1]}), padded = divide_up(features, 16) * 16;
+           " features, expected a number that divides both");
+  call.groups = groups, call.depthwise = is_depthwise(groups, call.channels, features);
+  const int64_t taps = product(CONV, {kernel[0], kernel[1]}), panel_count = divide_up(features / groups, 16) * groups;
   if (taps > 4096) refuse(CONV, ": kernel has ", taps, " taps, expected at most 4096");
-  const int64_t dense[] = {padded / 16, product(CONV, {taps, call.channels}), 16}, by_taps[] = {taps, padded};
+  const int64_t dense[] = {panel_count, product(CONV, {taps, call.channels / groups}), 16};
+  const int64_t by_taps[] = {taps, divide_up(features, 16) * 16};
   const torch::headeronly::IntHeaderOnlyArrayRef expected(call.depthwise ? by_taps : dense, call.depthwise ? 2 : 3);
   if (!panels.sizes().equals(expected) || !panels.is_contiguous())
     refuse(CONV, ": panels have shape ", text_of(panels.sizes()), ", expected ", text_of(expected), ", contiguous");
@@ -79,9 +80,13 @@ Tensor conv(Tensor input, Tensor panels, std::optional<Tensor> bias, int64_t fea
 
 }  // namespace
 
+bool is_depthwise(int64_t groups, int64_t channels, int64_t features) {
+  return groups > 1 && groups == channels && groups == features;
+}
+
 bool may_be_planes(const Convolution& call) {
   const int64_t taps = call.kernel[0] * call.kernel[1];
-  return !call.depthwise && call.channels < FEW_CHANNELS && taps > 1 && taps * call.channels <= MOST_COPIED;
+  return call.groups == 1 && call.channels < FEW_CHANNELS && taps > 1 && taps * call.channels <= MOST_COPIED;
 }
 
 bool fit(const char* op, Window& window, const int64_t (&padding)[4]) {
@@ -108,11 +113,14 @@ void run_pool(const Pool& call) {
 
 void run_convolution(Convolution call) {
   const Kernels& unit = kernels();
-  const int64_t lines = call.images * call.rows, pixels = lines * call.columns, panels = divide_up(call.features, 16);
+  const int64_t lines = call.images * call.rows, pixels = lines * call.columns;
+  const int64_t groups = call.depthwise ? 1 : call.groups, features = call.features / groups;
+  const int64_t of_group = divide_up(features, 16), panels = groups * of_group;
   const double taps = double(call.kernel[0] * call.kernel[1]), results = double(pixels) * double(call.features);
   // Biases are read in whole panels, and zeros in whole vectors.
   std::vector<float> constants(size_t(panels * 16 + call.channels + 16), 0.0f);
-  if (call.bias) std::memcpy(constants.data(), call.bias, size_t(call.features) * 4);
+  for (int64_t group = 0; call.bias && group < groups; ++group)
+    std::memcpy(constants.data() + group * of_group * 16, call.bias + group * features, size_t(features) * 4);
   call.bias = constants.data(), call.zeros = constants.data() + panels * 16;
   if (!call.input) call.input = call.zeros;  // images without a pixel, only padded
   if (call.depthwise) {
@@ -124,7 +132,7 @@ void run_convolution(Convolution call) {
     return;
   }
   // A piece is a block of pixels, whose inputs stay in the second cache, and some panels.
-  const double nanoseconds = results * taps * double(call.channels) / 75;
+  const double nanoseconds = double(pixels) * double(panels * 16) * taps * double(call.channels / groups) / 75;
   const int64_t threads = threads_for(nanoseconds), wanted = BLOCK_BYTES / (call.channels * 4) / 48 * 48;
   const int64_t fair = divide_up(pixels, threads > 1 ? threads * 4 : 1), most = wanted < 48 ? 48 : wanted;
   int64_t part = most < pixels ? most : pixels;

@@ -2,7 +2,8 @@
 //
 // A dense convolution has its weight as panels (P, taps * channels, 16) and reads each pixel of the input through a table of
 // pointers, one for each tap and pixel of the result, so that strides, dilation and padding cost nothing in the
-// product: outside of the image the pointer leads to zeros. A depthwise one has it as (taps, channels).
+// product: outside of the image the pointer leads to zeros. Groups are dense convolutions of their channels, and have
+// panels of their own. A depthwise one has its weight as (taps, channels).
 #pragma once
 
 #include "kernels.h"
@@ -24,10 +25,11 @@ struct Activate {
   }
 };
 
-// The results of M neighbouring pixels and N vectors of features, from their sums: residual, activation, and into memory.
+// The results of M neighbouring pixels and N vectors of features, of which `left` are there, from their sums: residual,
+// activation, and into memory.
 template <int M, int N>
-inline void finish(const Convolution& c, Floats (&sums)[M][N], int64_t pixel, int64_t feature) {
-  const int64_t place = pixel * c.features + feature, left = c.features - feature;
+inline void finish(const Convolution& c, Floats (&sums)[M][N], int64_t pixel, int64_t feature, int64_t left) {
+  const int64_t place = pixel * c.features + feature;
   if (c.residual) {
     UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j)
         if (j * WIDTH < left) sums[i][j] += load(c.residual + place + i * c.features + j * WIDTH, left - j * WIDTH);
@@ -66,12 +68,17 @@ UNROLL for (int j = 0; j < N; ++j) sums[i][j] += value * columns[l][j];
     }
 }
 
+// Some panels, the channels that they read, and the features that they give.
+struct Columns {
+  int64_t panel, channel, feature, left;
+};
+
 // M pixels times P panels.
 template <int M, int P>
 void convolve_tile(const Convolution& c, const float* const* table, int64_t taps, int64_t channels, int64_t pixels,
-                   int64_t pixel, int64_t panel) {
+                   int64_t pixel, const Columns& columns) {
   constexpr int N = P * VECTORS;
-  const int64_t size = taps * channels * 16;
+  const int64_t size = taps * channels * 16, panel = columns.panel;
   Floats sums[M][N];
 UNROLL for (int j = 0; j < N; ++j) {
     const Floats start = load(c.bias + panel * 16 + j * WIDTH);
@@ -82,25 +89,25 @@ UNROLL for (int i = 0; i < M; ++i) sums[i][j] = start;
   constexpr int STEP = WIDTH < 16 || N > 2 ? 1 : 4 / N;
   for (int64_t tap = 0; tap < taps; ++tap) {
     const float* rows[M];
-    for (int i = 0; i < M; ++i) rows[i] = table[tap * pixels + i];
+    for (int i = 0; i < M; ++i) rows[i] = table[tap * pixels + i] + columns.channel;
     int64_t k = 0;
     for (; k + STEP <= channels; k += STEP, weight += STEP * 16) multiply<M, N, STEP>(sums, rows, k, weight, size);
     for (; k < channels; ++k, weight += 16) multiply<M, N, 1>(sums, rows, k, weight, size);
   }
-  finish(c, sums, pixel, panel * 16);
+  finish(c, sums, pixel, columns.feature, columns.left);
 }
 
 // All pixels of a block times P panels, M pixels at once.
 template <int M, int P>
 void convolve_panels(const Convolution& c, const float* const* table, int64_t taps, int64_t channels, int64_t pixels,
-                     int64_t first, int64_t panel) {
+                     int64_t first, const Columns& columns) {
   int64_t i = 0;
-  for (; i + M <= pixels; i += M) convolve_tile<M, P>(c, table + i, taps, channels, pixels, first + i, panel);
+  for (; i + M <= pixels; i += M) convolve_tile<M, P>(c, table + i, taps, channels, pixels, first + i, columns);
   if constexpr (M > 4)
-    for (; i + 4 <= pixels; i += 4) convolve_tile<4, P>(c, table + i, taps, channels, pixels, first + i, panel);
+    for (; i + 4 <= pixels; i += 4) convolve_tile<4, P>(c, table + i, taps, channels, pixels, first + i, columns);
   if constexpr (M > 2)
-    for (; i + 2 <= pixels; i += 2) convolve_tile<2, P>(c, table + i, taps, channels, pixels, first + i, panel);
-  for (; i < pixels; ++i) convolve_tile<1, P>(c, table + i, taps, channels, pixels, first + i, panel);
+    for (; i + 2 <= pixels; i += 2) convolve_tile<2, P>(c, table + i, taps, channels, pixels, first + i, columns);
+  for (; i < pixels; ++i) convolve_tile<1, P>(c, table + i, taps, channels, pixels, first + i, columns);
 }
 
 // What one pixel of the result reads, tap by tap.
@@ -126,10 +133,11 @@ inline void copy_patch(const Convolution& c, const float* image, int64_t y, int6
 
 // Pixels [first, last) of all images, as one row, times panels [panel, end).
 void convolve(const Convolution& c, int64_t first, int64_t last, int64_t panel, int64_t end) {
-  const int64_t all = c.kernel[0] * c.kernel[1], patch = all * c.channels;
+  const int64_t all = c.kernel[0] * c.kernel[1], patch = all * c.channels, features = c.features / c.groups;
+  const int64_t panels = divide_up(features, 16);  // of a group
   // Few channels, as of colour images: what a pixel of the result reads is copied into one row.
-  const bool copies = c.channels < FEW_CHANNELS && all > 1 && patch <= MOST_COPIED;
-  const int64_t taps = copies ? 1 : all, channels = copies ? patch : c.channels;
+  const bool copies = c.groups == 1 && c.channels < FEW_CHANNELS && all > 1 && patch <= MOST_COPIED;
+  const int64_t taps = copies ? 1 : all, channels = copies ? patch : c.channels / c.groups;
   const int64_t block = copies ? MOST_COPIED / patch : most(int64_t(1), MOST_POINTERS / all);
   const float* table[MOST_POINTERS];
   float rows[MOST_COPIED];
@@ -155,25 +163,27 @@ void convolve(const Convolution& c, int64_t first, int64_t last, int64_t panel, 
       }
     }
     for (int64_t p = panel; p < end;) {
-      [[maybe_unused]] const int64_t left = end - p;
+      const int64_t group = p / panels, done = p % panels;
+      [[maybe_unused]] const int64_t left = least(end - p, panels - done);
+      const Columns at{p, copies ? 0 : group * channels, group * features + done * 16, features - done * 16};
 #if defined(__AVX512F__)
       if (left >= 7 || left == 4) {
-        convolve_panels<6, 4>(c, table, taps, channels, pixels, start, p), p += 4;
+        convolve_panels<6, 4>(c, table, taps, channels, pixels, start, at), p += 4;
       } else if (left >= 3) {
-        convolve_panels<8, 3>(c, table, taps, channels, pixels, start, p), p += 3;
+        convolve_panels<8, 3>(c, table, taps, channels, pixels, start, at), p += 3;
       } else if (left == 2) {
-        convolve_panels<12, 2>(c, table, taps, channels, pixels, start, p), p += 2;
+        convolve_panels<12, 2>(c, table, taps, channels, pixels, start, at), p += 2;
       } else {
-        convolve_panels<12, 1>(c, table, taps, channels, pixels, start, p), p += 1;
+        convolve_panels<12, 1>(c, table, taps, channels, pixels, start, at), p += 1;
       }
 #elif defined(__AVX2__)
       if (left >= 2 && pixels < 6) {
-        convolve_panels<2, 2>(c, table, taps, channels, pixels, start, p), p += 2;
+        convolve_panels<2, 2>(c, table, taps, channels, pixels, start, at), p += 2;
       } else {
-        convolve_panels<6, 1>(c, table, taps, channels, pixels, start, p), p += 1;
+        convolve_panels<6, 1>(c, table, taps, channels, pixels, start, at), p += 1;
       }
 #else
-      convolve_panels<2, 1>(c, table, taps, channels, pixels, start, p), p += 1;
+      convolve_panels<2, 1>(c, table, taps, channels, pixels, start, at), p += 1;
 #endif
     }
   }
@@ -199,7 +209,7 @@ UNROLL for (int i = 0; i < X; ++i) {
         }
       }
     }
-  finish(c, sums, pixel, channel);
+  finish(c, sums, pixel, channel, c.features - channel);
 }
 
 // X neighbouring pixels of a row, all channels: in the order in which they lie in memory.

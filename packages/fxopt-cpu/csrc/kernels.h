@@ -45,12 +45,12 @@ struct Window {
 constexpr int64_t MOST_COPIED = 4096;  // elements of such a pixel's window
 constexpr int64_t FEW_CHANNELS = 8;  // below this, images may also have each channel by itself
 struct Convolution : Window {
-  int64_t features;
-  int64_t channel_stride;  // 1 with the channels last, or the size of an image of one channel
-  bool depthwise;
+  int64_t features, groups;  // of channels and of features, in order
+  int64_t channel_stride;    // 1 with the channels last, or the size of an image of one channel
+  bool depthwise;            // as many groups as channels and features
   const float* input;
-  const float* panels;    // dense: (panels, taps * channels, 16); depthwise: (taps, features padded to 16)
-  const float* bias;      // `run_convolution` takes `features` of them or null; kernels take them padded to 16
+  const float* panels;    // (groups * panels of a group, taps * channels of a group, 16); depthwise: (taps, padded features)
+  const float* bias;      // `run_convolution` takes `features` of them or null; kernels take them in panels, as the weight
   const float* residual;  // as the output, or null
   const float* zeros;     // of `run_convolution`: as many as there are channels
   float* output;          // (images, rows, columns, features)
@@ -146,6 +146,7 @@ extern "C" __attribute__((visibility("default"))) int fxopt_limit_kernels(int li
 void run_linear(const Linear&);
 // conv.cpp. `fit` fills in rows and columns, says whether there are any, and refuses images that are too large when padded.
 bool fit(const char* op, Window&, const int64_t (&padding)[4]);
+bool is_depthwise(int64_t groups, int64_t channels, int64_t features);
 bool may_be_planes(const Convolution&);
 void run_convolution(Convolution);
 void run_pool(const Pool&);

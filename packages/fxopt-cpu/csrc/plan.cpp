@@ -13,7 +13,7 @@
 namespace {
 
 constexpr const char* OP = "fxopt::run";
-constexpr int64_t FORMAT = 2;
+constexpr int64_t FORMAT = 3;
 enum StepKind : int64_t {
   LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP
 };
@@ -235,17 +235,18 @@ void convolution(Reader& plan) {
   Convolution call{};
   int64_t padding[4];
   const int64_t taps = window(plan, call, padding);
-  call.features = plan.size(1), call.depthwise = plan.size(0, 1);
+  call.features = plan.size(1), call.groups = plan.size(1, call.features);
   const bool planes = plan.size(0, 1);
   if (planes && !may_be_planes(call)) refuse(OP, ": step ", plan.step, " of the plan has images whose channels are not last");
   call.channel_stride = planes ? call.height * call.width : 1;
   call.activation = plan.size(0, 13), call.alpha = plan.real(), call.beta = plan.real();
   if (taps > 4096) refuse(OP, ": step ", plan.step, " of the plan has ", taps, " taps, expected at most 4096");
-  if (call.depthwise && call.features != call.channels)
-    refuse(OP, ": step ", plan.step, " of the plan is depthwise, and has other features than channels");
-  const int64_t padded = (call.features + 15) / 16 * 16;
+  if (call.channels % call.groups || call.features % call.groups)
+    refuse(OP, ": step ", plan.step, " of the plan has channels or features that do not divide into groups");
+  call.depthwise = is_depthwise(call.groups, call.channels, call.features);
+  const int64_t groups = call.depthwise ? 1 : call.groups, padded = (call.features / groups + 15) / 16 * 16 * groups;
   call.input = plan.floats(product({call.images, call.height, call.width, call.channels}));
-  call.panels = plan.floats(product({padded, taps, call.depthwise ? 1 : call.channels}));
+  call.panels = plan.floats(product({padded, taps, call.channels / call.groups}));
   call.bias = plan.floats(call.features, true);
   const int64_t elements = product({call.images, call.rows, call.columns, call.features});
   call.residual = plan.floats(elements, true);

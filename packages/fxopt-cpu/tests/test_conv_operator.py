@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fxopt_cpu.library import ISAS, isa, limit_isa
-from fxopt_cpu.operators.conv import CONV, pack_convolution, pack_depthwise
+from fxopt_cpu.operators.conv import CONV, pack_convolution
 from fxopt_cpu.operators.linear import ACTIVATIONS, activate
 
 HAS = ISAS[: ISAS.index(isa() or "portable") + 1]
@@ -34,21 +34,21 @@ def drawn(seed: int) -> Case:
     """Input, weight, bias, stride, padding, dilation and groups."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    images, channels = draw.choice((0, 1, 1, 2, 3)), draw.choice((1, 2, 3, 7, 8, 16, 24, 33, 70))
+    images, groups = draw.choice((0, 1, 1, 2, 3)), draw.choice((1, 1, 2, 3, 8, 24, 33))
     kernel = draw.choice(((1, 1), (3, 3), (3, 3), (5, 5), (1, 3), (4, 2), (7, 7)))
     stride, dilation = (draw.choice((1, 1, 2, 3)), draw.choice((1, 2))), (draw.choice((1, 1, 2)), 1)
     padding = tuple(draw.randint(0, 3) for _ in range(4))
     sizes = [dilation[i] * (kernel[i] - 1) + 1 + draw.randint(0, 18) for i in range(2)]
-    depthwise = draw.random() < 0.5 and channels > 1
-    features = channels if depthwise else draw.choice((1, 5, 16, 30, 64, 100, 130))
-    weight = torch.randn(features, 1 if depthwise else channels, *kernel)
+    channels = draw.choice((1, 2, 3, 7, 8, 16, 24, 33, 70) if groups == 1 else (1, 1, 2, 4, 17))  # of a group
+    features = groups * draw.choice((1, 5, 16, 30, 64, 100, 130) if groups == 1 else (1, 1, 2, 4, 16, 20, 50))
+    weight = torch.randn(features, channels, *kernel)
     bias = torch.randn(features) if draw.random() < 0.7 else None
-    return torch.randn(images, channels, *sizes), weight, bias, stride, padding, dilation, channels if depthwise else 1
+    return torch.randn(images, channels * groups, *sizes), weight, bias, stride, padding, dilation, groups
 
 
 def computed(case: Case, activation: str = "none", residual: Tensor | None = None) -> Tensor:
     x, weight, bias, stride, padding, dilation, groups = case
-    panels = pack_depthwise(weight) if groups > 1 else pack_convolution(weight)
+    panels = pack_convolution(weight, groups)
     options = (len(weight), weight.shape[2:], stride, padding, dilation, groups)
     result: Tensor = torch.ops.fxopt.conv(x, panels, bias, *options, ACTIVATIONS.index(activation), 0.1, 0.9, residual)
     return result
@@ -103,7 +103,7 @@ def test_strided_and_contiguous_inputs_give_the_same() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("groups", [1, 16])
+@pytest.mark.parametrize("groups", [1, 4, 16])
 @pytest.mark.parametrize("activation", ["none", "relu", "hardtanh", "hardswish", "silu"])
 def test_nan_and_infinity_come_out_as_in_eager(value: float, groups: int, activation: str) -> None:
     torch.manual_seed(0)
@@ -125,7 +125,8 @@ def test_nan_and_infinity_come_out_as_in_eager(value: float, groups: int, activa
         ({"kernel": (3,)}, r"kernel is \(3\), expected 2 numbers of at least 1"),
         ({"padding": (1, 1)}, r"padding is \(1, 1\), expected 4 numbers"),
         ({"padding": (0, 0, 0, 0), "dilation": (5, 5)}, "padded less than the kernel"),
-        ({"groups": 2}, "groups is 2 for 8 channels and 8 features"),
+        ({"groups": 3}, "groups is 3 for 8 channels and 8 features, expected a number that divides both"),
+        ({"groups": 2}, r"panels have shape \(1, 72, 16\), expected \(2, 36, 16\)"),
         ({"activation": 99}, "activation is 99, expected 0 to 13"),
         ({"residual": torch.randn(1, 8, 9, 8)}, r"residual has shape \(1, 8, 9, 8\), expected \(1, 8, 9, 9\)"),
         ({"input": torch.randn(1, 0, 9, 9)}, r"input has shape \(1, 0, 9, 9\), expected at least one channel"),
@@ -147,7 +148,7 @@ def test_wrong_operands_are_named(change: dict[str, object], message: str) -> No
 def test_the_reference_and_the_fake_agree_with_the_kernel() -> None:
     for seed in range(8):
         x, weight, bias, stride, padding, dilation, groups = drawn(seed)
-        panels = pack_depthwise(weight) if groups > 1 else pack_convolution(weight)
+        panels = pack_convolution(weight, groups)
         given = (
             x,
             panels,

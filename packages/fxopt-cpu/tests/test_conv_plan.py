@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fxopt_cpu.library import isa
-from fxopt_cpu.operators.conv import pack_convolution, pack_depthwise
+from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.linear import ACTIVATIONS
 from fxopt_cpu.operators.plan import PlanBuilder
 
@@ -26,9 +26,7 @@ def test_a_block_of_convolutions_with_a_residual_sum_and_a_mean(memory_format: t
     builder = PlanBuilder()
     given = builder.input(x)
     images = builder.elementwise(given.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-    weights = [builder.weight(pack(each.weight.detach())) for pack, each in (
-        (pack_convolution, wide), (pack_depthwise, deep), (pack_convolution, narrow),
-    )]  # fmt: skip
+    weights = [builder.weight(pack_convolution(each.weight.detach(), each.groups)) for each in (wide, deep, narrow)]
     biases = [builder.weight(each.bias.detach()) for each in (wide, deep, narrow) if each.bias is not None]
     value = builder.conv(
         images, weights[0], features=40, kernel=(1, 1), bias=biases[0], activation=relu6, alpha=0.0, beta=6.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ from torch.fx import GraphModule
 
 from fxopt_capture import capture
 from fxopt_core import registry
-from fxopt_cpu import PlanRegions
+from fxopt_cpu import PackedConv2d, PlanRegions
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.regions.finding import regions_of
 from fxopt_cpu.regions.running import plans_of
@@ -91,12 +92,39 @@ def test_changes_of_weights_are_seen(how: str) -> None:
 
 
 @torch.no_grad()
-def test_grouped_convolutions_leave_all_of_a_graph_to_onednn() -> None:
-    model, x = Block(groups=4).eval(), torch.randn(2, 3, 32, 32)
+@pytest.mark.parametrize("groups", [2, 4, 12])
+def test_grouped_convolutions_are_planned(groups: int) -> None:
+    model, x = Block(groups=groups).eval(), torch.randn(2, 3, 32, 32)
+    plain = model.deep.weight.clone()
     graph_module = planned(model, x)
+    expected = model(x)
+    del model
+    gc.collect()
     for _ in range(3):
-        torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
-    assert not plans_of(graph_module)
+        torch.testing.assert_close(graph_module(x), expected, rtol=1e-4, atol=1e-5)
+    assert len(plans_of(graph_module)) == 1
+    layer = next(module for name, module in graph_module.named_modules() if name.endswith("deep_packed"))
+    assert isinstance(layer, PackedConv2d) and layer.holder.frozen
+    assert torch.equal(layer.weight, plain)
+
+
+@torch.no_grad()
+def test_an_activation_in_place_after_a_sum_that_overwrites_is_planned() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            result: Tensor = self.third(F.silu(self.second(F.silu(y)) + y, inplace=True))
+            return result
+
+    model, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    graph_module = planned(model, x)
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    (region,) = regions_of(graph_module)
+    assert len(plans_of(graph_module)) == 1 and sum(node.op == "call_function" for node in region.nodes) == 2
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -57,11 +58,17 @@ class Net(nn.Module):
         return result
 
 
+@cache
+def _captured() -> GraphModule:
+    return capture(Net().eval(), (torch.randn(2, 3, 12, 12),))
+
+
 def planned(model: nn.Module | None = None) -> tuple[GraphModule, Tensor]:
     """Return a graph module that has run, as one plan and with its weights as panels alone, and its input."""
     torch.manual_seed(0)
     x = torch.randn(2, 3, 12, 12)
-    graph_module = registry().pipeline("cpu-inference")(capture(Net().eval() if model is None else model, (x,)))
+    captured = copy.deepcopy(_captured()) if model is None else capture(model, (x,))
+    graph_module = registry().pipeline("cpu-inference")(captured)
     gc.collect()  # what a pass has held is garbage
     agree(graph_module, x)
     assert len(plans_of(graph_module)) == 1

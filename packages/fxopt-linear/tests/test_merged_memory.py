@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+import torch._dynamo  # else the first pass does: a cycle then holds its frames, and their snapshot, until a collection
 from torch import Tensor, nn
 from torch.fx import symbolic_trace
 

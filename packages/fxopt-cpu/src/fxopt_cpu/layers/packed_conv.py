@@ -16,7 +16,7 @@ from fxopt_cpu.layers.epilogue import NONE
 from fxopt_cpu.layers.packed_layer import PackedLayer, bias_fits, runs_by_onednn
 from fxopt_cpu.layers.thawing import Packed, Thawing, thawing
 from fxopt_cpu.operators import onednn
-from fxopt_cpu.operators.conv import unpack_convolution, unpack_depthwise
+from fxopt_cpu.operators.conv import unpack_convolution
 from fxopt_rewrite import Watched
 from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_in_transform
 
@@ -295,15 +295,12 @@ class PackedConv2d(PackedLayer):
     @property
     def drops(self) -> bool:
         """Whether the plain weight may be dropped."""
-        return self.packing.is_empty and (self.groups == 1 or self.in_channels == self.out_channels == self.groups)
+        return self.packing.is_empty
 
     def _unpacked(self, panels: Tensor) -> Tensor:
         """Return the plain weight."""
-        if self.groups == 1:
-            weight = unpack_convolution(panels, self.out_channels, self.in_channels, self.kernel_size)
-        else:
-            weight = unpack_depthwise(panels, self.out_channels, self.kernel_size)
-        return weight.clone(memory_format=torch.contiguous_format)
+        shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        return unpack_convolution(panels, shape, self.groups).clone(memory_format=torch.contiguous_format)
 
     def forget_derived(self) -> None:
         """Drop what was made of the weight."""

@@ -1,7 +1,8 @@
 """`fxopt::conv`: `activation(convolution(input) + bias + residual)` of images that have their channels last in memory.
 
-A dense convolution has its weight (out, in, height, width) in panels (panels, taps * in, 16), as in `fxopt::linear`;
-a depthwise one in rows (taps, padded channels). A tap is one place of the kernel.
+The weight (out, in of a group, height, width) lies in panels (panels, taps * in, 16), as in `fxopt::linear`, those of
+each group by themselves; that of a depthwise convolution in rows (taps, padded channels). A tap is one place of the
+kernel.
 """
 
 from __future__ import annotations
@@ -16,39 +17,46 @@ from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import PANEL, activate, pack, unpack
 
 
-def pack_convolution(weight: Tensor) -> Tensor:
-    """Return the panels of a dense weight (out, in, height, width).
+def shape_of_panels(features: int, channels: int, taps: int, groups: int) -> tuple[int, ...]:
+    """Return the shape of the packed weight of a convolution.
 
-    >>> weight = torch.randn(20, 3, 5, 5)
-    >>> panels = pack_convolution(weight)
-    >>> panels.shape, torch.equal(unpack_convolution(panels, 20, 3, (5, 5)), weight)
-    (torch.Size([2, 75, 16]), True)
+    >>> shape_of_panels(40, 8, 9, groups=2), shape_of_panels(40, 40, 9, groups=40)
+    ((4, 36, 16), (9, 48))
     """
-    return pack(weight.permute(0, 2, 3, 1).flatten(1))
+    if _is_depthwise(features, channels // groups, groups):
+        return taps, -(-features // PANEL) * PANEL
+    return groups * -(-(features // groups) // PANEL), taps * (channels // groups), PANEL
 
 
-def unpack_convolution(panels: Tensor, features: int, channels: int, kernel: Sequence[int]) -> Tensor:
-    """Return the dense weight that was packed, bit for bit."""
-    height, width = kernel
-    return (
-        unpack(panels, features, height * width * channels).view(features, height, width, channels).permute(0, 3, 1, 2)
-    )
+def pack_convolution(weight: Tensor, groups: int = 1) -> Tensor:
+    """Return the panels of a weight (out, in of a group, height, width).
 
-
-def pack_depthwise(weight: Tensor) -> Tensor:
-    """Return the rows of a depthwise weight (channels, 1, height, width), one for each tap.
-
-    >>> weight = torch.randn(20, 1, 3, 3)
-    >>> rows = pack_depthwise(weight)
-    >>> rows.shape, torch.equal(unpack_depthwise(rows, 20, (3, 3)), weight)
-    (torch.Size([9, 32]), True)
+    >>> weight = torch.randn(40, 4, 3, 3)
+    >>> panels = pack_convolution(weight, groups=2)
+    >>> panels.shape, torch.equal(unpack_convolution(panels, weight.shape, groups=2), weight)
+    (torch.Size([4, 36, 16]), True)
     """
-    return F.pad(weight.flatten(1).t(), (0, -len(weight) % PANEL)).contiguous()
+    features, channels = weight.shape[:2]
+    if _is_depthwise(features, channels, groups):
+        return F.pad(weight.flatten(1).t(), (0, -features % PANEL)).contiguous()
+    rows = weight.permute(0, 2, 3, 1).flatten(1)
+    if groups > 1:
+        rows = F.pad(rows.unflatten(0, (groups, -1)), (0, 0, 0, -(features // groups) % PANEL)).flatten(0, 1)
+    return pack(rows)
 
 
-def unpack_depthwise(rows: Tensor, channels: int, kernel: Sequence[int]) -> Tensor:
-    """Return the depthwise weight that was packed, bit for bit."""
-    return rows[:, :channels].t().reshape(channels, 1, *kernel)
+def unpack_convolution(panels: Tensor, shape: Sequence[int], groups: int = 1) -> Tensor:
+    """Return the weight of this shape that was packed, bit for bit."""
+    features, channels, height, width = shape
+    if _is_depthwise(features, channels, groups):
+        return panels[:, :features].t().reshape(features, 1, height, width)
+    padded = len(panels) * PANEL if groups > 1 else features
+    rows = unpack(panels, padded, height * width * channels).unflatten(0, (groups, -1))[:, : features // groups]
+    return rows.reshape(features, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _is_depthwise(features: int, channels: int, groups: int) -> bool:
+    return groups > 1 and channels == 1 and features == groups
 
 
 def _reference(
@@ -67,10 +75,7 @@ def _reference(
     residual: Tensor | None,
 ) -> Tensor:
     """Compute the convolution by torch's operators."""
-    if groups > 1:
-        weight = unpack_depthwise(panels, features, kernel)
-    else:
-        weight = unpack_convolution(panels, features, input.shape[1], kernel)
+    weight = unpack_convolution(panels, (features, input.shape[1] // groups, *kernel), groups)
     top, bottom, left, right = padding
     padded = F.pad(input, (left, right, top, bottom))
     value = F.conv2d(padded, weight.to(input.dtype), bias, tuple(stride), 0, tuple(dilation), groups)

@@ -17,10 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fxopt_cpu.operators.conv import shape_of_panels
 from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import PANEL, TOGETHER
 
-FORMAT = 2
+FORMAT = 3
 LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL = range(1, 8)
 OPERATIONS = ("copy", "add", "subtract", "multiply")
 FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
@@ -313,12 +314,11 @@ class PlanBuilder:
         residual: Value | None = None,
     ) -> Value:
         """`fxopt::conv`: (images, channels, height, width), channels last in memory."""
-        taps, padded = math.prod(kernel), -(-features // PANEL) * PANEL
-        channels = input.shape[1]
-        expected = (taps, padded) if groups > 1 else (padded // PANEL, taps * channels, PANEL)
-        if panels.shape != expected or (groups > 1 and not groups == channels == features):
+        taps, channels = math.prod(kernel), input.shape[1]
+        expected = shape_of_panels(features, channels, taps, groups)
+        if panels.shape != expected or channels % groups:
             raise ValueError(
-                f"conv: panels have shape {panels.shape}, expected {expected} for {features} of {channels}"
+                f"conv: panels have shape {panels.shape}, expected {expected} for {features} of {channels} by {groups}"
             )
         # Few channels are copied anyway: they may lie one by one, as those of colour images do.
         few = groups == 1 and channels < FEW_CHANNELS and taps > 1 and taps * channels <= MOST_COPIED
@@ -328,8 +328,8 @@ class PlanBuilder:
         other = None if residual is None else self._channels_last(residual)
         if other is not None and other.shape != result.shape:
             raise ValueError(f"conv: the residual has the layout {other.shape}, expected {result.shape}")
-        numbers += [features, int(groups > 1), int(planes), activation, _bits(alpha), _bits(beta)]
-        products = math.prod(result.shape) * taps * (1 if groups > 1 else channels)
+        numbers += [features, groups, int(planes), activation, _bits(alpha), _bits(beta)]
+        products = math.prod(result.shape) * taps * (channels // groups)
         self._step(CONVOLUTION, numbers, [images, panels, bias, other, result], products)
         return result.permute(0, 3, 1, 2)
 

@@ -12,7 +12,7 @@ from torch.fx import Node
 from fxopt_cpu.layers.epilogue import CODES, Activation, activation_named
 from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.library import isa
-from fxopt_cpu.operators.conv import pack_convolution, pack_depthwise
+from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.plan import PlanBuilder, Value
 from fxopt_cpu.passes.matching import is_float
 from fxopt_rewrite import ActivationCall, GraphIndex, read_activation, read_operation, tensor_facts
@@ -21,9 +21,8 @@ Pair = tuple[int, int]
 
 
 def fits(layer: PackedConv2d) -> bool:
-    """Return whether the operator computes a convolution: of up to 256 places, in one group or depthwise."""
-    depthwise = layer.groups == layer.in_channels == layer.out_channels
-    if not (layer.groups == 1 or depthwise) or layer.kernel_size[0] * layer.kernel_size[1] > 256:
+    """Return whether the operator computes a convolution, and its kernel has at most 256 places."""
+    if layer.kernel_size[0] * layer.kernel_size[1] > 256:
         return False
     if layer.holder.frozen:  # a dropped weight is what the operator takes
         return True
@@ -51,8 +50,7 @@ def convolve(builder: PlanBuilder, layer: PackedConv2d, panels: Value, bias: Val
 
 def panels_of(layer: PackedConv2d) -> torch.Tensor:
     """Return the weight of a convolution as the operator reads it."""
-    weight = layer.weight.detach()
-    return pack_depthwise(weight) if layer.groups > 1 else pack_convolution(weight)
+    return pack_convolution(layer.weight.detach(), layer.groups)
 
 
 class Pooling(NamedTuple):
@@ -153,7 +151,10 @@ def activation_of(index: GraphIndex, node: Node) -> Activation | None:
     call = read_activation(index, node)
     if not isinstance(call, ActivationCall) or not is_float(call.input):
         return None
-    fresh = len(call.input.users) == 1 and call.input.op == "call_module" and not index.effects.aliases(call.input)
+    module = index.module_of(call.input)
+    # A convolution may return the summand that it has overwritten, which nothing else reads then.
+    own = isinstance(module, PackedConv2d) or (module is not None and not index.effects.aliases(call.input))
+    fresh = own and len(call.input.users) == 1
     return None if call.inplace and not fresh else activation_named(call.name, call.settings)
 
 
