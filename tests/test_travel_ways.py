@@ -214,8 +214,9 @@ def test_undo_after_a_change_of_dtype(make: Callable[[], GraphModule], dtype: to
     """The values are those of now."""
     graph_module = make()
     before = {name: value.to(dtype) for name, value in graph_module.state_dict().items()}
-    copied = copy.deepcopy if make is exported else saved
-    undo(copied(compose(*PASSES)(graph_module).to(dtype)))
+    compose(*PASSES)(graph_module).to(dtype)
+    if make is not exported:  # which does not pickle
+        undo(saved(graph_module))
     undo(graph_module)
     after = graph_module.state_dict()
     assert list(after) == list(before)
