@@ -143,4 +143,4 @@ _TEXTS: dict[str, Callable[[Any], Any]] = {
     "dtype": "torch.{}".format,
     "device": _device,
 }
-"""The forms of `fxopt_core.values.forms` that an option may have; others are rare, and left to `load`."""
+"""The forms of `fxopt_rewrite.data.forms` that an option may have; others are rare, and left to `load`."""

@@ -218,7 +218,7 @@ class _Parts:
     def __init__(self, prober: Prober) -> None:
         self._prober = prober
         self._known: dict[Any, Any] = {}
-        self._parts: dict[int, Any] = {}  # by the id of what they stand for
+        self._parts: dict[tuple[str, int], Any] = {}  # by role and id of what they stand for
 
     def __call__(self, node: Node, role: str, value: Any) -> Any:
         """Return what stands for a target, an argument or a type annotation.
@@ -228,9 +228,9 @@ class _Parts:
         """
         if type(value) in _ATOMS:
             return value
-        if id(value) not in self._parts:
-            self._parts[id(value)] = self._part(node, role, value)
-        return self._parts[id(value)]
+        if (role, id(value)) not in self._parts:
+            self._parts[role, id(value)] = self._part(node, role, value)
+        return self._parts[role, id(value)]
 
     def _part(self, node: Node, role: str, value: Any) -> Any:
         if role == "target" and callable(value) and not has_name_in_code(value):
