@@ -41,7 +41,8 @@ def pack_convolution(weight: Tensor, groups: int = 1) -> Tensor:
         return F.pad(weight.flatten(1).t(), (0, -features % PANEL)).contiguous()
     rows = weight.permute(0, 2, 3, 1).flatten(1)
     if groups > 1:
-        rows = F.pad(rows.unflatten(0, (groups, -1)), (0, 0, 0, -(features // groups) % PANEL)).flatten(0, 1)
+        of_group = rows.view(groups, features // groups, rows.shape[1])
+        rows = F.pad(of_group, (0, 0, 0, -(features // groups) % PANEL)).flatten(0, 1)
     return pack(rows)
 
 
@@ -50,8 +51,8 @@ def unpack_convolution(panels: Tensor, shape: Sequence[int], groups: int = 1) ->
     features, channels, height, width = shape
     if _is_depthwise(features, channels, groups):
         return panels[:, :features].t().reshape(features, 1, height, width)
-    padded = len(panels) * PANEL if groups > 1 else features
-    rows = unpack(panels, padded, height * width * channels).unflatten(0, (groups, -1))[:, : features // groups]
+    padded, depth = len(panels) * PANEL if groups > 1 else features, height * width * channels
+    rows = unpack(panels, padded, depth).view(groups, padded // groups, depth)[:, : features // groups]
     return rows.reshape(features, height, width, channels).permute(0, 3, 1, 2)
 
 
