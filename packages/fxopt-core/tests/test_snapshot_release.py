@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,15 +14,6 @@ from torch import nn
 from fxopt_core import iter_nodes
 from fxopt_core.errors import FxoptError
 from fxopt_core.state.snapshot import Snapshot
-
-
-@pytest.fixture(scope="module", autouse=True)
-def little_to_collect() -> Iterator[None]:
-    """Keep what was there before out of the collections that these tests ask for, which are many."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def hook(*_: object) -> None:

@@ -109,6 +109,27 @@ def test_grouped_convolutions_are_planned(groups: int) -> None:
 
 
 @torch.no_grad()
+def test_an_activation_in_place_after_an_operation_is_planned_and_of_an_input_is_not() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, z = F.silu(self.first(x)), F.silu(self.second(x))
+            result: Tensor = self.third(F.relu_(y * z)) + F.relu_(x).mean()
+            return result
+
+    model, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    graph_module, given = planned(model, x.clone()), x.clone()
+    torch.testing.assert_close(graph_module(given), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(given, x)  # both were written to
+    (region,) = regions_of(graph_module)
+    inside = [node.name for node in region.nodes]
+    assert len(plans_of(graph_module)) == 1 and "relu_" in inside and "relu__1" not in inside
+
+
+@torch.no_grad()
 def test_an_activation_in_place_after_a_sum_that_overwrites_is_planned() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

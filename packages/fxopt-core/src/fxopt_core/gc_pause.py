@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MANY = 5_000
-"""So many young objects take the collector a millisecond."""
+"""Up to so many young objects are collected in less than a tenth of a millisecond."""
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -282,9 +282,9 @@ class PackedConv2d(PackedLayer):
         if pack is not None:
             self.packing.clear()
             panels = pack(self)
-            self._panels = ConvolutionPanels(
-                Watched([held["weight"]]), {"weight": partial(self._unpacked, panels)}, panels
-            )
+            weight = held["weight"]
+            made = {"weight": partial(_unpacked, panels, weight.shape, self.groups)}
+            self._panels = ConvolutionPanels(Watched([weight]), made, panels)
         return self._panels
 
     @property
@@ -296,11 +296,6 @@ class PackedConv2d(PackedLayer):
     def drops(self) -> bool:
         """Whether the plain weight may be dropped."""
         return self.packing.is_empty
-
-    def _unpacked(self, panels: Tensor) -> Tensor:
-        """Return the plain weight."""
-        shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        return unpack_convolution(panels, shape, self.groups).clone(memory_format=torch.contiguous_format)
 
     def forget_derived(self) -> None:
         """Drop what was made of the weight."""
@@ -340,6 +335,11 @@ class PackedConv2d(PackedLayer):
         shown += "" if self.memory_format == "preserve" else f", memory_format={self.memory_format}"
         shown += ", overwrites=True" if self.overwrites else ""
         return shown if self.activation == NONE else f"{shown}, activation={self.activation}"
+
+
+def _unpacked(panels: Tensor, shape: Sequence[int], groups: int) -> Tensor:
+    """Return the plain weight."""
+    return unpack_convolution(panels, shape, groups).clone(memory_format=torch.contiguous_format)
 
 
 def evenly_padded(weight: Tensor, padding: tuple[Pair, Pair], dilation: Pair) -> tuple[Tensor, Pair] | None:

@@ -26,8 +26,8 @@ def fits(layer: PackedConv2d) -> bool:
         return False
     if layer.holder.frozen:  # a dropped weight is what the operator takes
         return True
-    weight = layer.weight
-    return type(weight) is nn.Parameter and weight.dtype is torch.float32 and weight.is_cpu
+    weight, shape = layer.weight, (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
+    return type(weight) is nn.Parameter and weight.shape == shape and weight.dtype is torch.float32 and weight.is_cpu
 
 
 def convolutions_fit(index: GraphIndex) -> bool:
@@ -151,11 +151,16 @@ def activation_of(index: GraphIndex, node: Node) -> Activation | None:
     call = read_activation(index, node)
     if not isinstance(call, ActivationCall) or not is_float(call.input):
         return None
-    module = index.module_of(call.input)
-    # A convolution may return the summand that it has overwritten, which nothing else reads then.
-    own = isinstance(module, PackedConv2d) or (module is not None and not index.effects.aliases(call.input))
-    fresh = own and len(call.input.users) == 1
-    return None if call.inplace and not fresh else activation_named(call.name, call.settings)
+    return None if call.inplace and not _is_own(index, call.input) else activation_named(call.name, call.settings)
+
+
+def _is_own(index: GraphIndex, node: Node) -> bool:
+    """Return whether nothing notices a write to a value but its one reader: a plan makes a new one instead."""
+    if len(node.users) != 1 or node.op not in ("call_function", "call_method", "call_module"):
+        return False
+    if isinstance(index.module_of(node), PackedConv2d):  # it may be a summand that was overwritten, and is read no more
+        return True
+    return not index.effects.effect(node).opaque and not index.effects.aliases(node)
 
 
 def elementwise(builder: PlanBuilder, one: Value, other: Value | None, kind: str, activation: Activation) -> Value:
