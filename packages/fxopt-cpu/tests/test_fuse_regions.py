@@ -63,7 +63,7 @@ def test_a_program_takes_the_place_of_the_layers_at_the_second_call() -> None:
     for count in (0, 1, 1):
         assert_computes(graph_module, model, x)
         assert len(programs_of(graph_module)) == count
-    assert all(layer.packing._packed is None for layer in packed(graph_module))
+    assert all(layer.packing.is_empty for layer in packed(graph_module))
     assert "oneDNNFusionGroup" in str(programs_of(graph_module)[0].graph_for(x))  # type: ignore[attr-defined]  # of TorchScript
     with torch.inference_mode():
         torch.testing.assert_close(graph_module(x), model(x))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -23,6 +25,7 @@ from fxopt_cpu import PackedConv2d, PanelLinear
 from fxopt_cpu.layers.thawing import Thawing
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.regions import running
+from fxopt_cpu.regions.planning import packed_of
 from fxopt_cpu.regions.running import plans_of
 
 pytestmark = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
@@ -354,3 +357,44 @@ def test_convolutions_give_their_plain_weights_back() -> None:
         twin = copy.deepcopy(graph_module)
         assert torch.equal(layer_of(twin, "deep").weight, plain["block.deep.weight"])
         assert torch.equal(twin(x), graph_module(x))
+
+
+@torch.no_grad()
+def test_threads_that_run_after_a_change() -> None:
+    """The first of them plans again, and none runs the plan of before meanwhile."""
+    graph_module, x = planned()
+    head, wrong = layer_of(graph_module, "2"), list[Tensor]()
+
+    def run(start: threading.Barrier, wanted: Tensor) -> None:
+        start.wait(60)
+        with torch.no_grad():
+            wrong.extend(found for found in (graph_module(x) for _ in range(3)) if not torch.equal(found, wanted))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for round_ in range(60):
+            head.weight.mul_(2 if round_ % 2 else 0.5)
+            wanted = copy.deepcopy(graph_module)(x)
+            start = threading.Barrier(4)
+            threads = [threading.Thread(target=run, args=(start, wanted)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert not wrong, round_
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@torch.no_grad()
+def test_panels_of_before_never_stand_for_a_weight_that_another_thread_has_packed() -> None:
+    graph_module, _ = planned()
+    for layer in layers_of(graph_module):
+        before: Any = packed_of(layer)
+        layer.weight.mul_(2)
+        now: Any = packed_of(layer)
+        assert now is not before
+        assert now.stands_for(layer.holder)
+        assert layer.holder.frozen
+        assert not before.stands_for(layer.holder)

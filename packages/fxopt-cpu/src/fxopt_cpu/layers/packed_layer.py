@@ -31,7 +31,7 @@ class Packing:
         generation: how often `forget` was called.
     """
 
-    __slots__ = ("_bias", "_made_of", "_packed", "generation", "plans")
+    __slots__ = ("_kept", "generation", "plans")
 
     def __init__(self) -> None:
         self.generation = 0
@@ -45,26 +45,25 @@ class Packing:
     def clear(self) -> None:
         """Drop everything."""
         self.plans: dict[tuple[int, ...], Any] = {}
-        self._made_of: Watched | None = None
-        self._bias: tuple[Tensor | None, int] = (None, 0)
-        self._packed: Tensor | None = None
+        self._kept: tuple[Watched, Tensor | None, int, Tensor] | None = None  # one object, as other threads read it
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no packed weight."""
-        return self._packed is None
+        return self._kept is None
 
     def packed(self, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Return the packed copy of a weight; None if there is none, the weight has changed, or the bias is another."""
-        former, place = self._bias  # its numbers are read at each call
-        if self._made_of is None or former is not bias or (bias is not None and bias.data_ptr() != place):
+        if self._kept is None:
             return None
-        return self._packed if self._made_of.hold((weight,)) else None
+        made_of, former, place, packed = self._kept  # the bias's numbers are read at each call
+        if former is not bias or (bias is not None and bias.data_ptr() != place):
+            return None
+        return packed if made_of.hold((weight,)) else None
 
     def keep(self, weight: Tensor, bias: Tensor | None, packed: Tensor) -> Tensor:
         """Keep the packed copy of a weight, and return it."""
-        self._made_of, self._bias = Watched((weight,)), (bias, 0 if bias is None else bias.data_ptr())
-        self._packed = packed
+        self._kept = Watched((weight,)), bias, 0 if bias is None else bias.data_ptr(), packed
         return packed
 
     def forget_trained(self, weight: Tensor) -> None:

@@ -47,8 +47,9 @@ class Thawing(dict[str, Any]):
     False
     """
 
-    __slots__ = ("_made", "_thawed")
+    __slots__ = ("_by", "_made", "_thawed")
 
+    _by: Mapping[str, Callable[[], Tensor]]
     _made: Mapping[str, _Maker]
     _thawed: Callable[[list[Tensor]], object]
 
@@ -75,10 +76,15 @@ class Thawing(dict[str, Any]):
                 old = _READ(self, key)
                 makers[key] = _Maker(make, type(old) is nn.Parameter, old.requires_grad, old.stride(), dict(vars(old)))
                 del old
-            self._made, self._thawed = makers, thawed
+            self._made, self._by, self._thawed = makers, made, thawed
             for key in makers:
                 _WRITE(self, key, None)
             return True
+
+    def frozen_by(self, made: Mapping[str, Callable[[], Tensor]]) -> bool:
+        """Return whether the panels that `freeze` was given with these makers are all that exists."""
+        with _LOCK:
+            return self.frozen and self._by is made
 
     def thaw(self) -> None:
         """Make the plain tensors again."""
@@ -192,12 +198,12 @@ class Packed:
 
         They are dropped if nothing else refers to them, unless that is not wanted.
         """
-        if held.frozen:
-            return True
+        if held.frozen:  # perhaps by another thread, into panels of other values
+            return held.frozen_by(self.makers)
         with _LOCK:  # no other thread drops or makes the tensors meanwhile
             present: list[Any] = [dict.get(held, key) for key in self.makers]
             if any(each is None for each in present) or not self.made_of.hold(present):
-                return bool(held.frozen)
+                return held.frozen_by(self.makers)
             del present
             if drops and held.droppable(*self.makers):
                 # Single numbers may have been written unseen: dropping the tensor would lose them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from copy import copy
@@ -29,6 +30,7 @@ _READ: Any = dict.__getitem__  # which does not thaw
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # those of gradients do nothing where there are none
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _TABLES = ("_modules", "_parameters", "_buffers")
+_PLANNING = threading.RLock()  # no other thread packs meanwhile, or plans the same
 
 
 class Unchanged:
@@ -80,9 +82,10 @@ class Unchanged:
         number = latest_change()  # first: what changes from here on gives it another value
         try:
             if number is not self._number or not self._as_noted():
-                if not self._compare():
-                    return False
-                self._note(number)
+                with _PLANNING:
+                    if not self._compare():
+                        return False
+                    self._note(number)
             return not any(self._hooks)
         except Exception:  # something is gone, or attributes cannot be compared
             return False
@@ -151,6 +154,10 @@ def _attributes_of(module: nn.Module) -> dict[str, Any]:
     return {name: copy(value) if type(value) in (list, dict, set) else value for name, value in vars(module).items()}
 
 
+_Kind = tuple[object, ...]
+_Plans = dict[_Kind, Planned | None]
+
+
 class RegionPlans:
     """The plans of a region, by kind of input: shapes, strides, dtypes and numbers.
 
@@ -163,19 +170,26 @@ class RegionPlans:
 
     def forget(self) -> None:
         """Drop all plans."""
-        self._unchanged: Unchanged | None = None
-        self.plans: dict[tuple[object, ...], Planned | None] = {}
+        self._state: tuple[Unchanged | None, _Plans] = (
+            None,
+            {},
+        )  # one object: another thread never sees plans beside what others were made of
+
+    @property
+    def plans(self) -> Iterable[Planned | None]:
+        """The plans; None for each kind of input that has none."""
+        return self._state[1].values()
 
     def run(self, graph_module: GraphModule, values: tuple[Any, ...]) -> list[Tensor] | None:
         """Return the outputs for inputs, or None if the nodes have to run one by one."""
         kind = _kind_of(values)
         if kind is None:
             return None
-        if self._unchanged is not None and not self._unchanged.holds():
-            self.forget()
-        if kind not in self.plans:
-            self._make(graph_module, kind, values)
-        planned = self.plans.get(kind)
+        unchanged, plans = self._state
+        if kind not in plans or unchanged is None or not unchanged.holds():
+            with _PLANNING:
+                plans = self._made_again(graph_module, kind, values)
+        planned = plans.get(kind)
         if planned is None:
             return None
         plan, results = planned
@@ -185,23 +199,28 @@ class RegionPlans:
             return None
         return planned.finish(outputs) if any(results) else outputs
 
-    def _make(self, graph_module: GraphModule, kind: tuple[object, ...], values: tuple[Any, ...]) -> None:
+    def _made_again(self, graph_module: GraphModule, kind: _Kind, values: tuple[Any, ...]) -> _Plans:
+        """Return plans with one for this kind of inputs, and keep them if nothing has changed meanwhile."""
+        unchanged, plans = self._state
+        if unchanged is not None and not unchanged.holds():
+            self.forget()
+            unchanged, plans = self._state
         region = None if is_edited(graph_module) else _find(graph_module, self._key)
-        if region is None:
-            return
-        unchanged = self._unchanged
+        if region is None or kind in plans:  # another thread was faster
+            return plans
         try:  # first, so that it knows what the plan is made of
             unchanged = unchanged or Unchanged(graph_module, region.nodes)
         except RuntimeError:  # tensors of inference mode have no version
-            return
+            return plans
         planned = plan_of(graph_module, region, values)
-        for known in self.plans.values():  # of the same shapes, strided otherwise
+        for known in plans.values():  # of the same shapes, strided otherwise
             if known is not None and planned is not None and torch.equal(known.plan.steps, planned.plan.steps):
                 planned = Planned(known.plan, planned.results)
         if unchanged.holds():
-            self._unchanged = unchanged
-            latest = list(self.plans.items())[1 - _MOST_PLANS :]
-            self.plans = {**dict(latest), kind: planned}
+            latest = list(plans.items())[1 - _MOST_PLANS :]
+            plans = {**dict(latest), kind: planned}
+            self._state = unchanged, plans
+        return plans
 
 
 def _find(graph_module: GraphModule, key: tuple[str, str]) -> Any:
@@ -242,11 +261,11 @@ def _forget(module: nn.Module) -> None:
 def plans_of(graph_module: GraphModule) -> list[Plan]:
     """Return the current plans of a graph module."""
     _, regions = _REGIONS.get(graph_module, (None, {}))
-    found = (made.plan for region in regions.values() for made in region.plans.values() if made is not None)
+    found = (made.plan for region in regions.values() for made in region.plans if made is not None)
     return list({id(plan): plan for plan in found}.values())
 
 
-def _kind_of(values: tuple[Any, ...]) -> tuple[object, ...] | None:
+def _kind_of(values: tuple[Any, ...]) -> _Kind | None:
     """Return what a plan depends on besides weights; None for inputs that plans do not take."""
     kind: list[object] = []
     for value in values:
