@@ -86,7 +86,8 @@ bool is_depthwise(int64_t groups, int64_t channels, int64_t features) {
 
 bool may_be_planes(const Convolution& call) {
   const int64_t taps = call.kernel[0] * call.kernel[1];
-  return call.groups == 1 && call.channels < FEW_CHANNELS && taps > 1 && taps * call.channels <= MOST_COPIED;
+  const bool few = call.groups == 1 && call.channels < FEW_CHANNELS && taps > 1 && taps * call.channels <= MOST_COPIED;
+  return few && call.dilation[0] == 1 && call.dilation[1] == 1;
 }
 
 bool fit(const char* op, Window& window, const int64_t (&padding)[4]) {

@@ -14,6 +14,7 @@
 namespace {
 
 constexpr int64_t MOST_POINTERS = 4096;
+constexpr int64_t ROOM = 4 * MOST_COPIED;  // elements of copied rows
 
 struct Activate {
   const Convolution& c;
@@ -110,57 +111,95 @@ void convolve_panels(const Convolution& c, const float* const* table, int64_t ta
   for (; i < pixels; ++i) convolve_tile<1, P>(c, table + i, taps, channels, pixels, first + i, columns);
 }
 
-// What one pixel of the result reads, tap by tap.
-inline void copy_patch(const Convolution& c, const float* image, int64_t y, int64_t x, float* to) {
-  const int64_t size = c.kernel[1] * c.channels;
-  const bool within = x >= 0 && x + (c.kernel[1] - 1) * c.dilation[1] < c.width;
-  const bool run = within && c.dilation[1] == 1 && c.channel_stride == 1;
+// Neighbouring pixels of the result, in the order of images, rows and columns.
+struct Pixels {
+  int64_t count, image, row, column;
+};
+
+// table[tap * count + i] becomes where pixel i reads that tap: zeros outside of the image.
+inline void point(const Convolution& c, const Pixels& pixels, const float** table) {
+  int64_t image = pixels.image, row = pixels.row, column = pixels.column;
+  for (int64_t done = 0, some; done < pixels.count; done += some, column = 0) {
+    some = least(pixels.count - done, c.columns - column);  // of one row
+    const float* from = c.input + image * c.height * c.width * c.channels;
+    int64_t y = row * c.stride[0] - c.padding[0];
+    for (int64_t v = 0, tap = 0; v < c.kernel[0]; ++v, y += c.dilation[0])
+      for (int64_t h = 0; h < c.kernel[1]; ++h, ++tap) {
+        const int64_t x = column * c.stride[1] - c.padding[1] + h * c.dilation[1];
+        int64_t begin = 0, end = some;  // of those inside
+        if (x < 0) begin = least(some, divide_up(-x, c.stride[1]));
+        if (x + (some - 1) * c.stride[1] >= c.width) end = x < c.width ? divide_up(c.width - x, c.stride[1]) : 0;
+        if (y < 0 || y >= c.height || end < begin) begin = end = some;
+        const float** to = table + tap * pixels.count + done;
+        for (int64_t i = 0; i < begin; ++i) to[i] = c.zeros;
+        for (int64_t i = begin; i < end; ++i) to[i] = from + (y * c.width + x + i * c.stride[1]) * c.channels;
+        for (int64_t i = end; i < some; ++i) to[i] = c.zeros;
+      }
+    if (++row == c.rows) row = 0, ++image;
+  }
+}
+
+// Copies rows of an image, and the zeros around them, with the channels last.
+inline void copy_rows(const Convolution& c, const float* image, int64_t top, int64_t left, int64_t rows, int64_t width,
+                      float* to) {
   const int64_t place = c.channel_stride == 1 ? c.channels : 1;  // from pixel to pixel
-  for (int64_t v = 0; v < c.kernel[0]; ++v, to += size, y += c.dilation[0]) {
+  for (int64_t y = top; y < top + rows; ++y, to += width * c.channels) {
     const bool inside = y >= 0 && y < c.height;
-    if (run && inside) {
-      const float* from = image + (y * c.width + x) * place;
-      for (int64_t k = 0; k < size; k += WIDTH) store(to + k, load(from + k, size - k), size - k);
+    const int64_t begin = inside ? least(width, most(int64_t(0), -left)) : width;
+    const int64_t end = most(begin, least(width, c.width - left));
+    for (int64_t i = 0; i < begin * c.channels; ++i) to[i] = 0.0f;
+    for (int64_t i = end * c.channels; i < width * c.channels; ++i) to[i] = 0.0f;
+    const float* from = image + (y * c.width + left) * place;
+    if (c.channel_stride == 1) {
+      for (int64_t i = begin * c.channels; i < end * c.channels; ++i) to[i] = from[i];
       continue;
     }
     for (int64_t k = 0; k < c.channels; ++k)
-      for (int64_t h = 0, left = x; h < c.kernel[1]; ++h, left += c.dilation[1]) {
-        const bool there = inside && (within || (left >= 0 && left < c.width));
-        to[h * c.channels + k] = there ? image[(y * c.width + left) * place + k * c.channel_stride] : 0.0f;
-      }
+      for (int64_t x = begin; x < end; ++x) to[x * c.channels + k] = from[x + k * c.channel_stride];
+  }
+}
+
+// Few channels, as of colour images: the rows that some pixels read are copied, so that a row of the kernel is one tap.
+// Takes as many of the pixels as there is room for.
+inline void copy(const Convolution& c, Pixels& pixels, float* rows, const float** table) {
+  const int64_t high = c.kernel[0], full = (c.columns - 1) * c.stride[1] + c.kernel[1], fit = ROOM / (full * c.channels);
+  int64_t left = -c.padding[1], width = full, before = pixels.column;
+  if (fit >= high) {  // whole rows
+    const int64_t lines = least(c.rows - pixels.row, (fit - high) / c.stride[0] + 1);
+    pixels.count = least(pixels.count, lines * c.columns - pixels.column);
+  } else {
+    const int64_t columns = (ROOM / (high * c.channels) - c.kernel[1]) / c.stride[1] + 1;
+    pixels.count = least(pixels.count, least(columns, c.columns - pixels.column));
+    left += pixels.column * c.stride[1], width = (pixels.count - 1) * c.stride[1] + c.kernel[1], before = 0;
+  }
+  const int64_t lines = (before + pixels.count - 1) / c.columns + 1;
+  copy_rows(c, c.input + pixels.image * c.height * c.width * c.channels, pixels.row * c.stride[0] - c.padding[0], left,
+            (lines - 1) * c.stride[0] + high, width, rows);
+  for (int64_t done = 0, row = 0, column = before, some; done < pixels.count; done += some, column = 0, ++row) {
+    some = least(pixels.count - done, c.columns - column);
+    for (int64_t v = 0; v < high; ++v) {
+      const float* from = rows + ((row * c.stride[0] + v) * width + column * c.stride[1]) * c.channels;
+      const float** to = table + v * pixels.count + done;
+      for (int64_t i = 0; i < some; ++i) to[i] = from + i * c.stride[1] * c.channels;
+    }
   }
 }
 
 // Pixels [first, last) of all images, as one row, times panels [panel, end).
 void convolve(const Convolution& c, int64_t first, int64_t last, int64_t panel, int64_t end) {
-  const int64_t all = c.kernel[0] * c.kernel[1], patch = all * c.channels, features = c.features / c.groups;
-  const int64_t panels = divide_up(features, 16);  // of a group
-  // Few channels, as of colour images: what a pixel of the result reads is copied into one row.
-  const bool copies = c.groups == 1 && c.channels < FEW_CHANNELS && all > 1 && patch <= MOST_COPIED;
-  const int64_t taps = copies ? 1 : all, channels = copies ? patch : c.channels / c.groups;
-  const int64_t block = copies ? MOST_COPIED / patch : most(int64_t(1), MOST_POINTERS / all);
+  const int64_t features = c.features / c.groups, panels = divide_up(features, 16);  // of a group
+  const bool copies = may_be_planes(c);
+  const int64_t taps = copies ? c.kernel[0] : c.kernel[0] * c.kernel[1];
+  const int64_t channels = copies ? c.kernel[1] * c.channels : c.channels / c.groups;
   const float* table[MOST_POINTERS];
-  float rows[MOST_COPIED];
-  for (int64_t start = first; start < last; start += block) {
-    const int64_t pixels = least(block, last - start);
-    int64_t column = start % c.columns, row = start / c.columns % c.rows, image = start / c.columns / c.rows;
-    for (int64_t i = 0; i < pixels; ++i) {
-      const float* from = c.input + image * c.height * c.width * c.channels;
-      const int64_t y = row * c.stride[0] - c.padding[0], x = column * c.stride[1] - c.padding[1];
-      if (copies) {
-        copy_patch(c, from, y, x, rows + i * patch);
-        table[i] = rows + i * patch;
-      } else {
-        for (int64_t tap = 0, top = y, v = 0; v < c.kernel[0]; ++v, top += c.dilation[0])
-          for (int64_t left = x, h = 0; h < c.kernel[1]; ++h, ++tap, left += c.dilation[1]) {
-            const bool inside = top >= 0 && top < c.height && left >= 0 && left < c.width;
-            table[tap * pixels + i] = inside ? from + (top * c.width + left) * c.channels : c.zeros;
-          }
-      }
-      if (++column == c.columns) {
-        column = 0;
-        if (++row == c.rows) row = 0, ++image;
-      }
+  float rows[ROOM];
+  for (int64_t start = first; start < last;) {
+    const int64_t line = start / c.columns;
+    Pixels pixels{least(MOST_POINTERS / taps, last - start), line / c.rows, line % c.rows, start % c.columns};
+    if (copies) {
+      copy(c, pixels, rows, table);
+    } else {
+      point(c, pixels, table);
     }
     for (int64_t p = panel; p < end;) {
       const int64_t group = p / panels, done = p % panels;
@@ -168,24 +207,25 @@ void convolve(const Convolution& c, int64_t first, int64_t last, int64_t panel, 
       const Columns at{p, copies ? 0 : group * channels, group * features + done * 16, features - done * 16};
 #if defined(__AVX512F__)
       if (left >= 7 || left == 4) {
-        convolve_panels<6, 4>(c, table, taps, channels, pixels, start, at), p += 4;
+        convolve_panels<6, 4>(c, table, taps, channels, pixels.count, start, at), p += 4;
       } else if (left >= 3) {
-        convolve_panels<8, 3>(c, table, taps, channels, pixels, start, at), p += 3;
+        convolve_panels<8, 3>(c, table, taps, channels, pixels.count, start, at), p += 3;
       } else if (left == 2) {
-        convolve_panels<12, 2>(c, table, taps, channels, pixels, start, at), p += 2;
+        convolve_panels<12, 2>(c, table, taps, channels, pixels.count, start, at), p += 2;
       } else {
-        convolve_panels<12, 1>(c, table, taps, channels, pixels, start, at), p += 1;
+        convolve_panels<12, 1>(c, table, taps, channels, pixels.count, start, at), p += 1;
       }
 #elif defined(__AVX2__)
-      if (left >= 2 && pixels < 6) {
-        convolve_panels<2, 2>(c, table, taps, channels, pixels, start, at), p += 2;
+      if (left >= 2 && pixels.count < 6) {
+        convolve_panels<2, 2>(c, table, taps, channels, pixels.count, start, at), p += 2;
       } else {
-        convolve_panels<6, 1>(c, table, taps, channels, pixels, start, at), p += 1;
+        convolve_panels<6, 1>(c, table, taps, channels, pixels.count, start, at), p += 1;
       }
 #else
-      convolve_panels<2, 1>(c, table, taps, channels, pixels, start, at), p += 1;
+      convolve_panels<2, 1>(c, table, taps, channels, pixels.count, start, at), p += 1;
 #endif
     }
+    start += pixels.count;
   }
 }
 

@@ -42,8 +42,8 @@ struct Window {
 };
 
 // result = activation(convolution(input) + bias + residual).
-constexpr int64_t MOST_COPIED = 4096;  // elements of such a pixel's window
 constexpr int64_t FEW_CHANNELS = 8;  // below this, images may also have each channel by itself
+constexpr int64_t MOST_COPIED = 4096;  // elements that a pixel of the result reads of such images
 struct Convolution : Window {
   int64_t features, groups;  // of channels and of features, in order
   int64_t channel_stride;    // 1 with the channels last, or the size of an image of one channel

@@ -89,6 +89,19 @@ def test_each_number_of_threads_gives_the_same_bits(threads: int) -> None:
         assert torch.equal(found[:1], computed((case[0][:1], *case[1:]))), "an image depends on the others"
 
 
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 4), (1, 3), (40, 2)])
+@pytest.mark.parametrize("width", [90, 900, 6000])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("last", [False, True])
+def test_few_channels_in_long_rows(kernel: tuple[int, int], width: int, stride: int, last: bool) -> None:
+    """Rows are copied as far as there is room: several, one, or a part of one."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 3, kernel[0] + 3, width), torch.randn(17, 3, *kernel)
+    x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    case: Case = (x, weight, torch.randn(17), (stride, stride), (1, 0, 2, 1), (1, 1), 1)
+    torch.testing.assert_close(computed(case).double(), expected(case), rtol=1e-5, atol=1e-4)
+
+
 def test_strided_and_contiguous_inputs_give_the_same() -> None:
     case = drawn(3)
     x = case[0] if case[0].numel() else torch.randn(2, *case[0].shape[1:])

@@ -322,7 +322,7 @@ class PlanBuilder:
             )
         # Few channels are copied anyway: they may lie one by one, as those of colour images do.
         few = groups == 1 and channels < FEW_CHANNELS and taps > 1 and taps * channels <= MOST_COPIED
-        planes = few and input.layout.is_contiguous()
+        planes = few and tuple(dilation) == (1, 1) and input.layout.is_contiguous()
         images, numbers, sizes = self._window(input, kernel, stride, padding, dilation, planes=planes)
         result = self._result((input.shape[0], *sizes, features))
         other = None if residual is None else self._channels_last(residual)
