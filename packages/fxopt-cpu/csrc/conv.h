@@ -98,17 +98,58 @@ UNROLL for (int i = 0; i < M; ++i) sums[i][j] = start;
   finish(c, sums, pixel, columns.feature, columns.left);
 }
 
-// All pixels of a block times P panels, M pixels at once.
+#if defined(__AVX2__)
+typedef float Eight __attribute__((vector_size(32)));
+inline Floats widened(Eight value) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(value, Eight{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  return value;
+#endif
+}
+
+// M pixels times the first eight features of a panel, as small groups have no more: half the work.
+template <int M>
+void convolve_half(const Convolution& c, const float* const* table, int64_t taps, int64_t channels, int64_t pixels,
+                   int64_t pixel, const Columns& columns) {
+  const Eight start = load<Eight>(c.bias + columns.panel * 16);
+  Eight sums[M];
+UNROLL for (int i = 0; i < M; ++i) sums[i] = start;
+  const float* weight = c.panels + columns.panel * taps * channels * 16;
+  for (int64_t tap = 0; tap < taps; ++tap) {
+    const float* rows[M];
+    for (int i = 0; i < M; ++i) rows[i] = table[tap * pixels + i] + columns.channel;
+    for (int64_t k = 0; k < channels; ++k, weight += 16) {
+      const Eight column = load<Eight>(weight);
+UNROLL for (int i = 0; i < M; ++i) sums[i] += (rows[i][k] - Eight{}) * column;
+    }
+  }
+  Floats wide[M][1];
+UNROLL for (int i = 0; i < M; ++i) wide[i][0] = widened(sums[i]);
+  finish(c, wide, pixel, columns.feature, columns.left);
+}
+#endif
+
+template <int M, int P>
+void convolve_some(const Convolution& c, const float* const* table, int64_t taps, int64_t channels, int64_t pixels,
+                   int64_t pixel, const Columns& columns) {
+#if defined(__AVX2__)
+  if constexpr (P == 0) return convolve_half<M>(c, table, taps, channels, pixels, pixel, columns);
+#endif
+  if constexpr (P > 0) convolve_tile<M, P>(c, table, taps, channels, pixels, pixel, columns);
+}
+
+// All pixels of a block times P panels, or half a one where P is 0, M pixels at once.
 template <int M, int P>
 void convolve_panels(const Convolution& c, const float* const* table, int64_t taps, int64_t channels, int64_t pixels,
                      int64_t first, const Columns& columns) {
   int64_t i = 0;
-  for (; i + M <= pixels; i += M) convolve_tile<M, P>(c, table + i, taps, channels, pixels, first + i, columns);
+  for (; i + M <= pixels; i += M) convolve_some<M, P>(c, table + i, taps, channels, pixels, first + i, columns);
   if constexpr (M > 4)
-    for (; i + 4 <= pixels; i += 4) convolve_tile<4, P>(c, table + i, taps, channels, pixels, first + i, columns);
+    for (; i + 4 <= pixels; i += 4) convolve_some<4, P>(c, table + i, taps, channels, pixels, first + i, columns);
   if constexpr (M > 2)
-    for (; i + 2 <= pixels; i += 2) convolve_tile<2, P>(c, table + i, taps, channels, pixels, first + i, columns);
-  for (; i < pixels; ++i) convolve_tile<1, P>(c, table + i, taps, channels, pixels, first + i, columns);
+    for (; i + 2 <= pixels; i += 2) convolve_some<2, P>(c, table + i, taps, channels, pixels, first + i, columns);
+  for (; i < pixels; ++i) convolve_some<1, P>(c, table + i, taps, channels, pixels, first + i, columns);
 }
 
 // Neighbouring pixels of the result, in the order of images, rows and columns.
@@ -205,6 +246,12 @@ void convolve(const Convolution& c, int64_t first, int64_t last, int64_t panel, 
       const int64_t group = p / panels, done = p % panels;
       [[maybe_unused]] const int64_t left = least(end - p, panels - done);
       const Columns at{p, copies ? 0 : group * channels, group * features + done * 16, features - done * 16};
+#if defined(__AVX2__)
+      if (at.left <= 8) {
+        convolve_panels<12, 0>(c, table, taps, channels, pixels.count, start, at), ++p;
+        continue;
+      }
+#endif
 #if defined(__AVX512F__)
       if (left >= 7 || left == 4) {
         convolve_panels<6, 4>(c, table, taps, channels, pixels.count, start, at), p += 4;
