@@ -195,6 +195,8 @@ def run(draw: Random) -> list[Any]:
     deep = builder.weight(pack_convolution(torch.randn(8, 1, 3, 3), groups=8))
     pixels = builder.conv(pixels, deep, features=8, groups=8, kernel=(3, 3), padding=(1, 1, 1, 1))
     builder.output(builder.pool(pixels, kernel=(2, 2), largest=draw.random() < 0.5, padding=(1, 1, 0, 0)))
+    larger = builder.pick(pixels, [row // 2 for row in range(14)], [0, 3, 3, 6])
+    builder.output(builder.concatenate([larger.permute(0, 2, 3, 1), larger.permute(0, 2, 3, 1)], draw.randrange(4)))
     plan = builder.build()
     return [[ids, image], plan.weights, plan.steps]
 

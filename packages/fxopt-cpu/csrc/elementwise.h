@@ -1,4 +1,4 @@
-// activation(a), activation(a + b) ... of elements, where `a` and `b` have any strides (0 repeats) and the result lies together.
+// activation(a), activation(a + b) ... of elements, where `a` and `b` have any strides (0 repeats) and rows of the result lie together.
 #pragma once
 
 #include "kernels.h"
@@ -39,9 +39,10 @@ struct ElementwiseRow {
 void elementwise_rows(const Elementwise& call, int64_t first, int64_t last) {
   for (int64_t row = first; row < last; ++row) {
     const int64_t index[3] = {row / call.sizes[2] / call.sizes[1], row / call.sizes[2] % call.sizes[1], row % call.sizes[2]};
-    int64_t a = 0, b = 0;
-    for (int64_t i = 0; i < 3; ++i) a += index[i] * call.a_strides[i], b += index[i] * call.b_strides[i];
-    const ElementwiseRow each{call, call.a + a, call.b + b, call.result + row * call.sizes[3]};
+    int64_t a = 0, b = 0, to = 0;
+    for (int64_t i = 0; i < 3; ++i)
+      a += index[i] * call.a_strides[i], b += index[i] * call.b_strides[i], to += index[i] * call.result_strides[i];
+    const ElementwiseRow each{call, call.a + a, call.b + b, call.result + to};
     with_activation(call.activation, each);
   }
 }

@@ -103,14 +103,15 @@ struct Embedding {
   float* result;
 };
 
-// result = activation(a), or of their sum, difference or product; four dimensions, of which the first may be 1.
+// result = activation(a), or of their sum, difference or product; four dimensions, of which the first may be 1. The elements
+// of a row of the result lie together.
 enum Operation : int64_t { COPY, ADD, SUBTRACT, MULTIPLY };
 struct Elementwise {
   int64_t operation, activation;
   float alpha, beta;
-  int64_t sizes[4], a_strides[4], b_strides[4];
+  int64_t sizes[4], a_strides[4], b_strides[4], result_strides[3];
   const float *a, *b;
-  float* result;  // contiguous
+  float* result;
 };
 
 struct Kernels {

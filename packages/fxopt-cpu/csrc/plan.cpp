@@ -13,9 +13,10 @@
 namespace {
 
 constexpr const char* OP = "fxopt::run";
-constexpr int64_t FORMAT = 3;
+constexpr int64_t FORMAT = 4;
 enum StepKind : int64_t {
-  LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP
+  LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP,
+  PICK_STEP
 };
 
 // What operands lie in: the arena, the inputs, the outputs and the weights, in this order.
@@ -210,12 +211,29 @@ void embedding(Reader& plan) {
 void elementwise(Reader& plan) {
   Elementwise call{};
   call.operation = plan.size(0, MULTIPLY), call.activation = plan.size(0, 13), call.alpha = plan.real(), call.beta = plan.real();
-  plan.sizes(call.sizes), plan.sizes(call.a_strides), plan.sizes(call.b_strides);
+  plan.sizes(call.sizes), plan.sizes(call.a_strides), plan.sizes(call.b_strides), plan.sizes(call.result_strides);
   call.a = plan.floats(extent(call.sizes, call.a_strides));
   call.b = plan.floats(extent(call.sizes, call.b_strides), call.operation == COPY);
   const int64_t elements = product({call.sizes[0], call.sizes[1], call.sizes[2], call.sizes[3]});
-  call.result = plan.result(elements);
+  call.result = plan.result(extent(call.sizes, call.result_strides, 3));
   if (elements) run_elementwise(call);
+}
+
+// result[image][y][x] = input[image][rows[y]][columns[x]], as images are enlarged to the nearest pixel.
+void pick(Reader& plan) {
+  const int64_t images = plan.size(1), height = plan.size(1), width = plan.size(1), channels = plan.size(1);
+  const int64_t rows = plan.size(1), columns = plan.size(1);
+  const int64_t* places = plan.at;  // of the rows, then of the columns
+  for (int64_t i = 0; i < rows; ++i) plan.size(0, height - 1);
+  for (int64_t i = 0; i < columns; ++i) plan.size(0, width - 1);
+  const float* input = plan.floats(product({images, height, width, channels}));
+  float* result = plan.result(product({images, rows, columns, channels}));
+  run_pieces(images * rows, double(images * rows) * double(columns) * double(channels) / 8, [&](int64_t row) {
+    const float* from = input + (row / rows * height + places[row % rows]) * width * channels;
+    float* to = result + row * columns * channels;
+    for (int64_t x = 0; x < columns; ++x, to += channels)
+      std::memcpy(to, from + places[rows + x] * channels, size_t(channels) * 4);
+  });
 }
 
 // Sizes that a window moves over; returns how many taps it has.
@@ -287,6 +305,9 @@ void run_steps(Reader& plan) {
         break;
       case POOL_STEP:
         pool(plan);
+        break;
+      case PICK_STEP:
+        pick(plan);
         break;
       default:
         refuse(OP, ": step ", plan.step, " of the plan is of an unknown kind");

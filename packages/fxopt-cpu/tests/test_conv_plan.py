@@ -49,6 +49,39 @@ def test_a_block_of_convolutions_with_a_residual_sum_and_a_mean(memory_format: t
 
 
 @pytest.mark.parametrize("seed", range(20))
+def test_drawn_concatenations_and_picked_pixels(seed: int) -> None:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    dim, sizes = seed % 4, [draw.randint(1, 5) for _ in range(3)] + [draw.choice((1, 5, 16, 40))]
+    parts = []
+    for _ in range(draw.randint(1, 3)):
+        sizes[dim] = draw.choice((1, 3, 16, 33))
+        parts.append(torch.randn(*sizes).permute(0, 3, 1, 2))
+    rows, columns = ([draw.randrange(parts[0].shape[at]) for _ in range(draw.randint(1, 9))] for at in (2, 3))
+    builder = PlanBuilder()
+    # Inputs are made contiguous: a copy has the channels last.
+    last = [builder.elementwise(builder.input(part).permute(0, 2, 3, 1)) for part in parts]
+    builder.output(builder.concatenate(last, dim))
+    builder.output(builder.pick(last[0].permute(0, 3, 1, 2), rows, columns))
+    joined, picked = builder.build()(*parts)
+    assert torch.equal(joined, torch.cat([part.permute(0, 2, 3, 1) for part in parts], dim))
+    assert torch.equal(picked, parts[0][:, :, rows][:, :, :, columns])
+
+
+def test_a_part_of_a_result_is_written_along_its_rows() -> None:
+    x, builder = torch.randn(2, 3, 4, 4), PlanBuilder()
+    value = builder.input(x)
+    copy = builder.elementwise(value)
+    builder.elementwise(value.narrow(0, 0, 1).permute(0, 1, 3, 2), into=copy.narrow(0, 0, 1))
+    builder.output(copy)
+    (found,) = builder.build()(x)
+    assert torch.equal(found, torch.cat((x[:1].mT, x[1:])))
+    part = builder.input(torch.empty(2, 6, 4, 4)).narrow(1, 0, 3)
+    with pytest.raises(ValueError, match="strides"):
+        builder.elementwise(part, into=builder.elementwise(value).transpose(2, 3))
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_drawn_pools(seed: int) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)

@@ -148,6 +148,74 @@ def test_an_activation_in_place_after_a_sum_that_overwrites_is_planned() -> None
     assert len(plans_of(graph_module)) == 1 and sum(node.op == "call_function" for node in region.nodes) == 2
 
 
+class Pyramid(nn.Module):
+    """Images of two scales, enlarged, concatenated and summed in place."""
+
+    def __init__(self, mode: str = "nearest") -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 12, 3, stride=2, padding=1)
+        self.both, self.side = nn.Conv2d(20, 8, 3, padding=1), nn.Conv2d(12, 8, 1)
+        self.mode, self.twice = mode, nn.Upsample(scale_factor=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return images of twice the size."""
+        fine = F.relu(self.fine(x))
+        coarse = F.relu(self.coarse(fine))
+        up = F.interpolate(coarse, size=fine.shape[-2:], mode=self.mode)
+        y = self.both(torch.cat((up, fine), 1))
+        y += F.interpolate(self.side(coarse), size=fine.shape[-2:], mode=self.mode)
+        images: Tensor = self.twice(y.relu_())
+        return images
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_enlarged_and_concatenated_images_are_planned(mode: str) -> None:
+    model = Pyramid(mode).eval()
+    graph_module = planned(model, torch.randn(2, 3, 16, 16))
+    assert len(list(regions_of(graph_module))) == 1
+    for size in ((2, 3, 16, 16), (1, 3, 17, 23), (1, 3, 33, 9), (1, 3, 101, 3)):  # some are no multiples
+        x = torch.randn(*size)
+        for each in (x, x.contiguous(memory_format=torch.channels_last)):
+            found, wanted = graph_module(each), model(each)
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert len(plans_of(graph_module)) == 4
+
+
+@torch.no_grad()
+def test_images_that_are_enlarged_by_means_are_not_planned() -> None:
+    model, x = Pyramid("bilinear").eval(), torch.randn(1, 3, 16, 16)
+    graph_module = planned(model, x)
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    assert "upsample_bilinear2d" in {getattr(node.target, "_opname", "") for node in graph_module.graph.nodes}
+    regions = [{node.name for node in region.nodes} for region in regions_of(graph_module)]
+    assert regions
+    assert not any("bilinear" in name for names in regions for name in names)
+
+
+@torch.no_grad()
+def test_sums_in_place_are_planned_where_nobody_else_reads_the_summand() -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.three = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = F.avg_pool2d(self.one(x), 3, 1, 1)
+            y += x
+            z = self.two(y)
+            first = z[:1]
+            z.mul_(2)  # which is read through `first`, too
+            return self.three(z) * first, y
+
+    model, x = Sums().eval(), torch.randn(1, 4, 8, 8)
+    graph_module = planned(model, x)
+    regions = [{node.name for node in region.nodes} for region in regions_of(graph_module)]
+    for found, wanted in zip(graph_module(x), model(x), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert regions == [{"one_packed", "avg_pool2d", "add_", "two_packed"}]
+
+
 @torch.no_grad()
 def test_undo_gives_the_code_back() -> None:
     model, x = Block().eval(), torch.randn(2, 3, 32, 32)

@@ -21,8 +21,8 @@ from fxopt_cpu.operators.conv import shape_of_panels
 from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import PANEL, TOGETHER
 
-FORMAT = 3
-LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL = range(1, 8)
+FORMAT = 4
+LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK = range(1, 9)
 OPERATIONS = ("copy", "add", "subtract", "multiply")
 FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
 MOST_TAPS = 4096  # of a window's side, as csrc/plan.cpp reads it
@@ -286,15 +286,48 @@ class PlanBuilder:
         activation: int = 0,
         alpha: float = 0.0,
         beta: float = 0.0,
+        into: Value | None = None,
     ) -> Value:
-        """Return the activation of `a`, or of its sum, difference or product with `b` (`OPERATIONS`), contiguous."""
+        """Return the activation of `a`, or of its sum, difference or product with `b` (`OPERATIONS`), contiguous.
+
+        Args:
+            a: the first operand.
+            b: the second one.
+            operation: what is computed of both.
+            activation: its code.
+            alpha: its first number.
+            beta: its second number.
+            into: a part of a result, of this shape, that is written instead of one of its own.
+        """
         shape = _broadcast(a) if b is None else _broadcast(a, b)
-        result = self._result(shape)
-        views = [operand.layout.expand(shape).stride() for operand in (a, a if b is None else b)]
+        result = self._result(shape) if into is None else into
+        views = [operand.layout.expand(shape).stride() for operand in (a, a if b is None else b, result)]
         sizes, strides = _four(shape, views)
-        numbers = [OPERATIONS.index(operation), activation, _bits(alpha), _bits(beta), *sizes, *strides[0], *strides[1]]
-        self._step(ELEMENTWISE, numbers, [a, b, result])
+        if strides[2][3] != 1 and sizes[0] == 1:  # rows of one element
+            sizes, strides = [*sizes[1:], 1], [[*each[1:], 1] for each in strides]
+        if strides[2][3] != 1:
+            raise ValueError(f"elementwise: the result has strides {result.layout.stride()}, expected 1 as the last")
+        numbers = [OPERATIONS.index(operation), activation, _bits(alpha), _bits(beta), *sizes]
+        self._step(ELEMENTWISE, [*numbers, *strides[0], *strides[1], *strides[2][:3]], [a, b, result])
         return result
+
+    def concatenate(self, values: Sequence[Value], dim: int) -> Value:
+        """Return values one after the other along a dimension, contiguous."""
+        lengths = [value.shape[dim] for value in values]
+        shape = list(values[0].shape)
+        shape[dim] = sum(lengths)
+        result, start = self._result(shape), 0
+        for value, length in zip(values, lengths, strict=True):
+            self.elementwise(value, into=result.narrow(dim, start, length))
+            start += length
+        return result
+
+    def pick(self, input: Value, rows: Sequence[int], columns: Sequence[int]) -> Value:
+        """Return images (images, channels, height, width) that have these rows and columns of the input's."""
+        images = self._channels_last(input)
+        result = self._result((images.shape[0], len(rows), len(columns), images.shape[3]))
+        self._step(PICK, [*images.shape, len(rows), len(columns), *rows, *columns], [images, result])
+        return result.permute(0, 3, 1, 2)
 
     def conv(
         self,

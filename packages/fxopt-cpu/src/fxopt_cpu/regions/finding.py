@@ -14,7 +14,7 @@ from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.passes.layouts import SPLITS, STEPS, operation
 from fxopt_cpu.passes.matching import is_float
-from fxopt_cpu.regions.images import activation_of, convolutions_fit, pooling_of
+from fxopt_cpu.regions.images import activation_of, convolutions_fit, is_enlarging, overwriting, pooling_of
 from fxopt_rewrite import GraphIndex, LayerNormCall, is_python_number, read_layer_norm
 from fxopt_rewrite.toolbox import Region, is_plain_module
 
@@ -107,7 +107,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     """Return whether a node's results follow from its inputs and tensors alone, and a plan may have it."""
     if norm_of(index, node) is not None:
         return True
-    if images and (pooling_of(index, node) is not None or activation_of(index, node) is not None):
+    if images and (pooling_of(index, node) or activation_of(index, node) or is_enlarging(index, node)):
         return True
     if node.op == "get_attr":
         value = index.attribute_of(node)
@@ -124,15 +124,24 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     if is_python_number(node) is True:
         return not index.effects.effect(node).opaque
     name = operation(index, node)
+    overwritten = overwriting(index, node)
+    if overwritten in ELEMENTWISE:
+        return _is_plain_sum(node)
     if index.effects.aliases(node) and index.effects.written_between(node, node, index.nodes[-1]):
         return False  # a plan would give a copy, which the write does not reach
     if is_view or name == "size":
         return True
     if name in ELEMENTWISE:
-        return len(node.args) == 2 and dict(node.kwargs) in ({}, {"alpha": 1})
+        return _is_plain_sum(node)
+    if name == "cat":
+        return all(is_float(each) or is_enlarging(index, each) for each in node.all_input_nodes)
     if name == CHECK or name in CASTS:  # of float32 to float32
         source = node.args[0] if node.args else None
         return isinstance(source, Node) and is_float(source) and (name == CHECK or is_float(node))
     memory = node.kwargs.get("memory_format", torch.contiguous_format)
     usual = memory in (torch.contiguous_format, torch.preserve_format)
     return name in VIEWS or (name in COPIES and (usual or (images and memory is torch.channels_last)))
+
+
+def _is_plain_sum(node: Node) -> bool:
+    return len(node.args) == 2 and dict(node.kwargs) in ({}, {"alpha": 1})

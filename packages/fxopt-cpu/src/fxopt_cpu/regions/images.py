@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_cpu.layers.epilogue import CODES, Activation, activation_named
@@ -16,8 +16,10 @@ from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.plan import PlanBuilder, Value
 from fxopt_cpu.passes.matching import is_float
 from fxopt_rewrite import ActivationCall, GraphIndex, read_activation, read_operation, tensor_facts
+from fxopt_rewrite.toolbox import is_plain_module
 
 Pair = tuple[int, int]
+_NEAREST = ("nearest", "nearest-exact")
 
 
 def fits(layer: PackedConv2d) -> bool:
@@ -48,7 +50,7 @@ def convolve(builder: PlanBuilder, layer: PackedConv2d, panels: Value, bias: Val
     )  # fmt: skip
 
 
-def panels_of(layer: PackedConv2d) -> torch.Tensor:
+def panels_of(layer: PackedConv2d) -> Tensor:
     """Return the weight of a convolution as the operator reads it."""
     return pack_convolution(layer.weight.detach(), layer.groups)
 
@@ -154,13 +156,57 @@ def activation_of(index: GraphIndex, node: Node) -> Activation | None:
     return None if call.inplace and not _is_own(index, call.input) else activation_named(call.name, call.settings)
 
 
+def overwriting(index: GraphIndex, node: Node) -> str:
+    """Return the name of the operation that a node writes into a value of its own; "" for anything else."""
+    call = read_operation(index, node)
+    return call.name if call is not None and call.inplace and call.input and _is_own(index, call.input) else ""
+
+
 def _is_own(index: GraphIndex, node: Node) -> bool:
     """Return whether nothing notices a write to a value but its one reader: a plan makes a new one instead."""
-    if len(node.users) != 1 or node.op not in ("call_function", "call_method", "call_module"):
+    while len(node.users) == 1 and node.op in ("call_function", "call_method", "call_module"):
+        if isinstance(index.module_of(node), PackedConv2d):  # a summand that it may have overwritten is read no more
+            return True
+        call = read_activation(index, node)
+        written = call.input if isinstance(call, ActivationCall) and call.inplace else None
+        if written is None:
+            other = read_operation(index, node)
+            written = other.input if other is not None and other.inplace else None
+        if written is None:
+            return not index.effects.effect(node).opaque and not index.effects.aliases(node)
+        node = written
+    return False
+
+
+def is_enlarging(index: GraphIndex, node: Node) -> bool:
+    """Return whether a node enlarges images, or makes them smaller, by the nearest pixels."""
+    module, call = index.module_of(node), read_operation(index, node)
+    if isinstance(module, nn.Upsample):
+        source, fits = node.args[0], module.mode in _NEAREST and is_plain_module(module) and len(node.args) == 1
+    elif call is not None and call.name in ("interpolate", "upsample_nearest2d", "_upsample_nearest_exact2d"):
+        source, fits = call.input, call.arguments.get("mode", "nearest") in _NEAREST
+    else:
         return False
-    if isinstance(index.module_of(node), PackedConv2d):  # it may be a summand that was overwritten, and is read no more
-        return True
-    return not index.effects.effect(node).opaque and not index.effects.aliases(node)
+    return fits and isinstance(source, Node) and is_float(source) and _rank(source) == 4
+
+
+def enlarge(builder: PlanBuilder, input: Value, compute: Callable[[Tensor], Tensor]) -> Value:
+    """Add to a plan what picks pixels; the function is the graph's own, and is asked which ones."""
+    height, width = input.shape[2:]
+    if max(height, width) >= 1 << 24:
+        raise ValueError(f"images are {height} x {width}, expected at most {1 << 24} rows and columns")
+    rows, columns = (torch.arange(size, dtype=torch.float32) for size in (height, width))
+    down = compute(rows.view(1, 1, -1, 1).expand(1, 1, height, width))[0, 0, :, 0]
+    along = compute(columns.view(1, 1, 1, -1).expand(1, 1, height, width))[0, 0, 0]
+    return builder.pick(input, down.int().tolist(), along.int().tolist())
+
+
+def concatenate(builder: PlanBuilder, values: Sequence[Value], dim: int) -> Value:
+    """Add a concatenation to a plan: of images with the channels last, in their order."""
+    if len(values[0].shape) != 4 or all(each.layout.is_contiguous() for each in values):
+        return builder.concatenate(values, dim)
+    last = [each.permute(0, 2, 3, 1) for each in values]
+    return builder.concatenate(last, (0, 3, 1, 2)[dim]).permute(0, 3, 1, 2)
 
 
 def elementwise(builder: PlanBuilder, one: Value, other: Value | None, kind: str, activation: Activation) -> Value:

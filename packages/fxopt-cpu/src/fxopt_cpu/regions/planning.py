@@ -96,6 +96,8 @@ class _Step:
         norm = norm_of(self.index, node)
         if norm is not None:
             return self._norm(norm)
+        if images.is_enlarging(self.index, node):
+            return self._enlarge(node)
         module = self.index.module_of(node)
         if module is not None:
             if kwargs:
@@ -103,8 +105,13 @@ class _Step:
             if type(module) in VIEW_MODULES:
                 return self._view(module, args, kwargs)
             return self._layer(module, *args)
-        name = operation(self.index, node)
-        if name in ELEMENTWISE:
+        name = operation(self.index, node) or images.overwriting(self.index, node)
+        if name == "cat":
+            values, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
+            ranks = {len(each.shape) for each in values}
+            _need(len(ranks) == 1 and all(each.layout.dtype is torch.float32 for each in values))
+            return images.concatenate(self.builder, values, dim % ranks.pop())
+        if name in ELEMENTWISE and any(isinstance(each, Value) for each in args):
             return self._elementwise(ELEMENTWISE[name], *args)
         if name in CASTS or name == CHECK:
             _need(args[0].layout.dtype is torch.float32)
@@ -129,6 +136,17 @@ class _Step:
             return self._view(call, (source, *args[1:]), kwargs)
         made = tuple(Value(source.buffer, each) for each in views)
         return made if isinstance(found, tuple | list) else made[0]
+
+    def _enlarge(self, node: Node) -> Value:
+        input = self.made[node.all_input_nodes[0]]
+
+        def compute(other: Tensor) -> Tensor:
+            given = {**self.made, node.all_input_nodes[0]: other}
+            args: Any = map_arg(node.args, given.__getitem__)
+            found: Tensor = called(self.index.module_of(node) or node, args, map_arg(node.kwargs, given.__getitem__))
+            return found
+
+        return images.enlarge(self.builder, input, compute)
 
     def _elementwise(self, kind: str, one: Any, other: Any) -> Value:
         one, other = (
