@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter
 
 from fxopt_capture import capture
 from fxopt_core import registry
@@ -146,6 +146,49 @@ def test_an_activation_in_place_after_a_sum_that_overwrites_is_planned() -> None
     torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
     (region,) = regions_of(graph_module)
     assert len(plans_of(graph_module)) == 1 and sum(node.op == "call_function" for node in region.nodes) == 2
+
+
+class Branches(nn.Module):
+    """Batch norms that no convolution takes in: of a sum, and of a value that others read, too."""
+
+    def __init__(self, *, affine: bool = True) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.first, self.second = nn.BatchNorm2d(8, affine=affine), nn.BatchNorm2d(8, affine=affine)
+        for norm in (self.first, self.second):
+            nn.init.normal_(norm.get_buffer("running_mean"))
+            nn.init.uniform_(norm.get_buffer("running_var"), 0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return images of the same size."""
+        y = F.relu(self.one(x))
+        z = self.two(y)
+        z += self.first(y)
+        images: Tensor = self.second(F.relu_(z) + y)
+        return images
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("traced", [False, True])
+def test_lone_batch_norms_are_planned_and_their_changes_seen(affine: bool, traced: bool) -> None:
+    model, x = Branches(affine=affine).eval(), torch.randn(2, 3, 8, 8)
+    captured = infer_shapes(torch.fx.symbolic_trace(model), x) if traced else capture(model, (x,))
+    graph_module = registry().pipeline(PACKED)(captured)
+    assert len(list(regions_of(graph_module))) == 1
+    for each in (x, x.contiguous(memory_format=torch.channels_last), x[:1]):
+        for _ in range(2):
+            found, wanted = graph_module(each), model(each)
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+            assert found.stride() == Interpreter(graph_module).run(each).stride()
+    assert plans_of(graph_module)
+    names = ("running_mean", "running_var", *(("weight", "bias") if affine else ()))
+    for name in names:
+        for module in (model, graph_module):
+            getattr(module.get_submodule("second"), name).add_(1)
+        torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    x[0, 0, 3, 3] = torch.nan
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 class Pyramid(nn.Module):

@@ -14,7 +14,14 @@ from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.passes.layouts import SPLITS, STEPS, operation
 from fxopt_cpu.passes.matching import is_float
-from fxopt_cpu.regions.images import activation_of, convolutions_fit, is_enlarging, overwriting, pooling_of
+from fxopt_cpu.regions.images import (
+    activation_of,
+    batch_norm_of,
+    convolutions_fit,
+    is_enlarging,
+    overwriting,
+    pooling_of,
+)
 from fxopt_rewrite import GraphIndex, LayerNormCall, is_python_number, read_layer_norm
 from fxopt_rewrite.toolbox import Region, is_plain_module
 
@@ -108,6 +115,8 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     if norm_of(index, node) is not None:
         return True
     if images and (pooling_of(index, node) or activation_of(index, node) or is_enlarging(index, node)):
+        return True
+    if images and batch_norm_of(index, node) is not None:
         return True
     if node.op == "get_attr":
         value = index.attribute_of(node)

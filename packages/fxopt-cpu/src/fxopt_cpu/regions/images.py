@@ -15,7 +15,15 @@ from fxopt_cpu.library import isa
 from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.plan import PlanBuilder, Value
 from fxopt_cpu.passes.matching import is_float
-from fxopt_rewrite import ActivationCall, GraphIndex, read_activation, read_operation, tensor_facts
+from fxopt_rewrite import (
+    ActivationCall,
+    BatchNormCall,
+    GraphIndex,
+    read_activation,
+    read_batch_norm,
+    read_operation,
+    tensor_facts,
+)
 from fxopt_rewrite.toolbox import is_plain_module
 
 Pair = tuple[int, int]
@@ -154,6 +162,38 @@ def activation_of(index: GraphIndex, node: Node) -> Activation | None:
     if not isinstance(call, ActivationCall) or not is_float(call.input):
         return None
     return None if call.inplace and not _is_own(index, call.input) else activation_named(call.name, call.settings)
+
+
+def batch_norm_of(index: GraphIndex, node: Node) -> BatchNormCall | None:
+    """Return the batch norm of images with running statistics that a node computes; else None."""
+    call, module = read_batch_norm(index, node), index.module_of(node)
+    if not isinstance(call, BatchNormCall) or call.uses_batch_statistics:
+        return None
+    if not is_float(call.input) or _rank(call.input) != 4 or not (module is None or is_plain_module(module)):
+        return None
+    tensors = [ref.tensor for ref in call.tensors if ref is not call.counter]
+    plain = all(
+        type(each) in (Tensor, nn.Parameter) and each.dtype is torch.float32 and each.is_cpu for each in tensors
+    )
+    return call if plain else None
+
+
+def normalize(builder: PlanBuilder, call: BatchNormCall, input: Value) -> Value:
+    """Add a batch norm to a plan: a factor and a summand for each channel, as torch computes it."""
+    mean, variance, weight, bias = (
+        None if ref is None else ref.tensor.detach().double()
+        for ref in (call.running_mean, call.running_var, call.weight, call.bias)
+    )
+    assert mean is not None
+    assert variance is not None
+    if len(input.shape) != 4 or input.shape[1] != len(mean):
+        raise ValueError(f"batch norm: images have shape {input.shape}, expected 4 dimensions and {len(mean)} channels")
+    scale = torch.rsqrt(variance + call.eps) * (1 if weight is None else weight)
+    shift = -mean * scale if bias is None else bias - mean * scale
+    panels = builder.weight(pack_convolution(scale.float().view(-1, 1, 1, 1), len(scale)))
+    return builder.conv(
+        input, panels, features=len(scale), kernel=(1, 1), groups=len(scale), bias=builder.weight(shift.float())
+    )
 
 
 def overwriting(index: GraphIndex, node: Node) -> str:

@@ -96,6 +96,9 @@ class _Step:
         norm = norm_of(self.index, node)
         if norm is not None:
             return self._norm(norm)
+        batch_norm = images.batch_norm_of(self.index, node)
+        if batch_norm is not None:
+            return images.normalize(self.builder, batch_norm, self.made[batch_norm.input])
         if images.is_enlarging(self.index, node):
             return self._enlarge(node)
         module = self.index.module_of(node)

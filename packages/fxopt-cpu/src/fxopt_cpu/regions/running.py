@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import starmap
 from typing import Any
@@ -19,8 +19,9 @@ from fxopt_cpu.layers.thawing import Layer, Thawing, thawing
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_cpu.operators.plan import Plan
 from fxopt_cpu.regions.finding import regions_of
+from fxopt_cpu.regions.images import batch_norm_of
 from fxopt_cpu.regions.planning import PACKED, Planned, packed_of, plan_of
-from fxopt_rewrite import Watched, on_refresh
+from fxopt_rewrite import GraphIndex, Watched, on_refresh
 from fxopt_rewrite.toolbox import is_edited, runs_plainly
 
 RUN = without_gradient(torch.ops.fxopt.run.default)
@@ -42,7 +43,7 @@ class Unchanged:
     call, so that it is enough that they are the same objects.
     """
 
-    def __init__(self, graph_module: GraphModule, nodes: Iterable[Node]) -> None:
+    def __init__(self, graph_module: GraphModule, nodes: Sequence[Node]) -> None:
         self._places: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
         tables: dict[int, dict[str, Any]] = {}
         modules: dict[nn.Module, None] = {}
@@ -68,12 +69,15 @@ class Unchanged:
         self._others = [module for module in modules if not isinstance(module, Layer)]
         self._hooks = [vars(module)[name] for module in modules for name in _HOOKS]
         self._hooks += [getattr(global_hooks, name) for name in _GLOBAL_HOOKS]
-        # What is converted for the operators is a copy.
-        self._wide = [
+        # What is converted or computed for the operators is a copy.
+        index = GraphIndex(graph_module)
+        norms = [call for node in nodes if (call := batch_norm_of(index, node)) is not None]
+        read = {id(ref.tensor) for call in norms for ref in call.tensors}
+        self._copied = [
             (table, name) for table, name, found in self._places.values()
-            if isinstance(found, Tensor) and found.dtype is not torch.float32
+            if isinstance(found, Tensor) and (found.dtype is not torch.float32 or id(found) in read)
         ]  # fmt: skip
-        self._wide_watched = Watched([_READ(*place) for place in self._wide])
+        self._copied_watched = Watched([_READ(*place) for place in self._copied])
         self._number: object = None
         self._calls = 0
 
@@ -112,7 +116,7 @@ class Unchanged:
             all(_READ(table, name) is found for table, name, found in self._places.values())
             and [(type(module), vars(module)) for module in self._modules] == self._states
             and all(module.packed() is packed for module, packed in self._packed)
-            and self._wide_watched.hold(starmap(_READ, self._wide))
+            and self._copied_watched.hold(starmap(_READ, self._copied))
         )
 
     def _note(self, number: object) -> None:
@@ -120,7 +124,7 @@ class Unchanged:
         self._snapshots = [dict(table) for table in self._tables]
         self._types = [type(module) for module in self._others]
         self._attributes = [_attributes_of(module) for module in self._others]
-        self._open, self._droppable, watched = list(self._wide), [], [self._wide_watched]
+        self._open, self._droppable, watched = list(self._copied), [], [self._copied_watched]
         for module, packed in self._packed:
             if packed is None or module.holder.frozen:
                 continue
