@@ -191,6 +191,54 @@ def test_lone_batch_norms_are_planned_and_their_changes_seen(affine: bool, trace
     torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+class Shared(nn.Module):
+    """A head that is called for two scales, and transposed convolutions."""
+
+    def __init__(self, *, bias: bool = True) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 12, 3, stride=2, padding=1)
+        self.up, self.last = nn.ConvTranspose2d(12, 8, (2, 3), (2, 3), bias=bias), nn.Conv2d(8, 5, 1, bias=bias)
+        self.head = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=bias), nn.BatchNorm2d(8), nn.ReLU())
+        nn.init.normal_(self.head[1].get_buffer("running_mean"))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return images of two sizes."""
+        x = self.first(x)
+        return self.last(self.head(x)), self.head(self.up(F.relu(self.second(x))))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("traced", [False, True])
+def test_shared_and_transposed_convolutions_are_planned_and_their_changes_seen(bias: bool, traced: bool) -> None:
+    model, x = Shared(bias=bias).eval(), torch.randn(2, 3, 8, 8)
+    captured = infer_shapes(torch.fx.symbolic_trace(model), x) if traced else capture(model, (x,))
+    graph_module = registry().pipeline(PACKED)(captured)
+    assert len(list(regions_of(graph_module))) == 1
+
+    def agree(*inputs: Tensor) -> None:
+        for each in inputs:
+            wanted = [model(each), Interpreter(graph_module).run(each)]
+            for _ in range(2):
+                for found, eager, by_nodes in zip(graph_module(each), *wanted, strict=True):
+                    torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5, equal_nan=True)
+                    assert found.stride() == by_nodes.stride()
+
+    agree(x, x.contiguous(memory_format=torch.channels_last), x[:1], torch.randn(1, 3, 9, 11))
+    plans = plans_of(graph_module)
+    assert len(plans) == 3
+    assert len({id(weight) for plan in plans for weight in plan.weights}) == len(plans[0].weights)
+    for name in ("up.weight", "head.0.weight", "head.1.weight", *(("up.bias", "head.0.bias") if bias else ())):
+        for module in (model, graph_module):
+            module.get_parameter(name).mul_(2)
+        agree(x)
+        for module in (model, graph_module):
+            module.get_parameter(name).data = module.get_parameter(name).data / 3
+        agree(x)
+    x[0, 0, 3, 3] = torch.nan
+    agree(x)
+
+
 class Pyramid(nn.Module):
     """Images of two scales, enlarged, concatenated and summed in place."""
 

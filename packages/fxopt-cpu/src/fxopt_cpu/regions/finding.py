@@ -16,13 +16,13 @@ from fxopt_cpu.passes.layouts import SPLITS, STEPS, operation
 from fxopt_cpu.passes.matching import is_float
 from fxopt_cpu.regions.images import (
     activation_of,
-    batch_norm_of,
     convolutions_fit,
     is_enlarging,
     overwriting,
+    plain_layer_of,
     pooling_of,
 )
-from fxopt_rewrite import GraphIndex, LayerNormCall, is_python_number, read_layer_norm
+from fxopt_rewrite import ConvolutionCall, GraphIndex, LayerNormCall, is_python_number, read_layer_norm
 from fxopt_rewrite.toolbox import Region, is_plain_module
 
 LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
@@ -98,7 +98,9 @@ def _gives_tensor(index: GraphIndex, node: Node) -> bool:
 
 
 def _is_layer(index: GraphIndex, node: Node) -> bool:
-    return isinstance(index.module_of(node), (*LAYERS, PackedConv2d)) or norm_of(index, node) is not None
+    if isinstance(index.module_of(node), (*LAYERS, PackedConv2d)) or norm_of(index, node) is not None:
+        return True
+    return isinstance(plain_layer_of(index, node), ConvolutionCall)
 
 
 def norm_of(index: GraphIndex, node: Node) -> LayerNormCall | None:
@@ -116,7 +118,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
         return True
     if images and (pooling_of(index, node) or activation_of(index, node) or is_enlarging(index, node)):
         return True
-    if images and batch_norm_of(index, node) is not None:
+    if images and plain_layer_of(index, node) is not None:
         return True
     if node.op == "get_attr":
         value = index.attribute_of(node)

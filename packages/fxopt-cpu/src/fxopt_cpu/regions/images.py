@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,15 +19,19 @@ from fxopt_cpu.passes.matching import is_float
 from fxopt_rewrite import (
     ActivationCall,
     BatchNormCall,
+    ConvolutionCall,
     GraphIndex,
+    TensorRef,
     read_activation,
     read_batch_norm,
+    read_convolution,
     read_operation,
     tensor_facts,
 )
 from fxopt_rewrite.toolbox import is_plain_module
 
 Pair = tuple[int, int]
+Kept = dict[tuple[object, ...], tuple[Tensor, ...]]
 _NEAREST = ("nearest", "nearest-exact")
 
 
@@ -164,36 +169,107 @@ def activation_of(index: GraphIndex, node: Node) -> Activation | None:
     return None if call.inplace and not _is_own(index, call.input) else activation_named(call.name, call.settings)
 
 
-def batch_norm_of(index: GraphIndex, node: Node) -> BatchNormCall | None:
-    """Return the batch norm of images with running statistics that a node computes; else None."""
-    call, module = read_batch_norm(index, node), index.module_of(node)
-    if not isinstance(call, BatchNormCall) or call.uses_batch_statistics:
+def plain_layer_of(index: GraphIndex, node: Node) -> BatchNormCall | ConvolutionCall | None:
+    """Return the batch norm or convolution of images that a node computes by torch; None where a plan cannot.
+
+    Batch norms are those that no convolution took in; convolutions those that share modules or tensors, or enlarge
+    images. A plan holds a copy of what it reads of them, in another form.
+    """
+    norm, convolution, module = read_batch_norm(index, node), read_convolution(index, node), index.module_of(node)
+    call: BatchNormCall | ConvolutionCall
+    if isinstance(norm, BatchNormCall) and not norm.uses_batch_statistics:
+        call = norm
+    elif isinstance(convolution, ConvolutionCall) and _is_computed(convolution):
+        call = convolution
+    else:
         return None
     if not is_float(call.input) or _rank(call.input) != 4 or not (module is None or is_plain_module(module)):
         return None
-    tensors = [ref.tensor for ref in call.tensors if ref is not call.counter]
+    tensors = [ref.tensor for ref in call.tensors if ref is not getattr(call, "counter", None)]
     plain = all(
         type(each) in (Tensor, nn.Parameter) and each.dtype is torch.float32 and each.is_cpu for each in tensors
     )
     return call if plain else None
 
 
-def normalize(builder: PlanBuilder, call: BatchNormCall, input: Value) -> Value:
-    """Add a batch norm to a plan: a factor and a summand for each channel, as torch computes it."""
+def _is_computed(call: ConvolutionCall) -> bool:
+    """Return whether the operator computes a convolution; a transposed one whose windows lie side by side."""
+    kernel = tuple(call.weight.tensor.shape[2:])
+    if call.dims != 2 or call.padding_mode != "zeros" or kernel[0] * kernel[1] > 256:
+        return False
+    if not call.transposed:
+        return isinstance(call.padding, tuple)
+    settings = (call.stride, call.padding, call.output_padding, call.dilation, call.groups)
+    return settings == (kernel, (0, 0), (0, 0), (1, 1), 1)
+
+
+def compute(builder: PlanBuilder, call: BatchNormCall | ConvolutionCall, input: Value, kept: Kept) -> Value:
+    """Add a layer of torch to a plan.
+
+    Args:
+        builder: of the plan.
+        call: the layer.
+        input: its input.
+        kept: what other plans for the same layers have computed.
+    """
+    refs: tuple[TensorRef | None, ...]
+    settings: tuple[object, ...]
+    if isinstance(call, BatchNormCall):
+        refs, settings = (call.weight, call.bias, call.running_mean, call.running_var), (call.eps,)
+    else:
+        refs, settings = (call.weight, call.bias), (call.groups, call.transposed)
+    key = (*(None if ref is None else id(ref.tensor) for ref in refs), *settings)
+    if key not in kept:
+        with torch.no_grad():
+            kept[key] = _scale_and_shift(call) if isinstance(call, BatchNormCall) else _panels(call)
+    panels, *more = map(builder.weight, kept[key])
+    if isinstance(call, BatchNormCall):
+        (bias,), channels = more, more[0].shape[0]
+        if len(input.shape) != 4 or input.shape[1] != channels:
+            raise ValueError(f"batch norm: images have shape {input.shape}, expected {channels} channels")
+        return builder.conv(input, panels, features=channels, kernel=(1, 1), groups=channels, bias=bias)
+    if len(input.shape) != 4 or input.shape[1] != call.in_channels:
+        raise ValueError(f"convolution: images have shape {input.shape}, expected {call.in_channels} channels")
+    if call.transposed:
+        return _enlarged(builder, call, input, panels, more[0] if more else None)
+    assert isinstance(call.padding, tuple)
+    padding = [side for side in call.padding for _ in range(2)]
+    return builder.conv(
+        input, panels, features=call.out_channels, kernel=call.weight.tensor.shape[2:], stride=call.stride,
+        padding=padding, dilation=call.dilation, groups=call.groups,
+        bias=None if call.bias is None else builder.weight(call.bias.tensor),
+    )  # fmt: skip
+
+
+def _scale_and_shift(call: BatchNormCall) -> tuple[Tensor, ...]:
+    """Return a batch norm as a convolution of each channel with one number, and its bias."""
     mean, variance, weight, bias = (
-        None if ref is None else ref.tensor.detach().double()
+        None if ref is None else ref.tensor.double()
         for ref in (call.running_mean, call.running_var, call.weight, call.bias)
     )
     assert mean is not None
     assert variance is not None
-    if len(input.shape) != 4 or input.shape[1] != len(mean):
-        raise ValueError(f"batch norm: images have shape {input.shape}, expected 4 dimensions and {len(mean)} channels")
     scale = torch.rsqrt(variance + call.eps) * (1 if weight is None else weight)
     shift = -mean * scale if bias is None else bias - mean * scale
-    panels = builder.weight(pack_convolution(scale.float().view(-1, 1, 1, 1), len(scale)))
-    return builder.conv(
-        input, panels, features=len(scale), kernel=(1, 1), groups=len(scale), bias=builder.weight(shift.float())
-    )
+    return pack_convolution(scale.float().view(-1, 1, 1, 1), len(scale)), shift.float()
+
+
+def _panels(call: ConvolutionCall) -> tuple[Tensor, ...]:
+    """Return the weight as the operator reads it; of a transposed convolution, with a bias for each of a window."""
+    weight = call.weight.tensor.detach()
+    if not call.transposed:
+        return (pack_convolution(weight, call.groups),)
+    panels = pack_convolution(weight.permute(2, 3, 1, 0).reshape(-1, call.in_channels, 1, 1), 1)
+    return (panels,) if call.bias is None else (panels, call.bias.tensor.repeat(math.prod(call.stride)))
+
+
+def _enlarged(builder: PlanBuilder, call: ConvolutionCall, input: Value, panels: Value, bias: Value | None) -> Value:
+    """Add a transposed convolution: each pixel becomes a window, and the windows are laid side by side."""
+    (high, wide), (count, _, height, width), channels = call.stride, input.shape, call.out_channels
+    windows = builder.conv(input, panels, features=high * wide * channels, kernel=(1, 1), bias=bias)
+    rows = windows.permute(0, 2, 3, 1).view(count * height, width, high, wide * channels)
+    images = builder.elementwise(rows.transpose(1, 2)).view(count, height * high, width * wide, channels)
+    return images.permute(0, 3, 1, 2)
 
 
 def overwriting(index: GraphIndex, node: Node) -> str:

@@ -19,6 +19,7 @@ from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
 from fxopt_cpu.passes.layouts import operation
 from fxopt_cpu.regions import images, strides
 from fxopt_cpu.regions.finding import CASTS, CHECK, COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS, norm_of
+from fxopt_cpu.regions.images import Kept
 from fxopt_cpu.regions.strides import called
 from fxopt_rewrite import GraphIndex, LayerNormCall
 from fxopt_rewrite.toolbox import Region
@@ -52,10 +53,10 @@ def packed_of(module: PanelLinear | PackedConv2d) -> Panels | ConvolutionPanels 
     return module.packed() if isinstance(module, PanelLinear) else module.packed(images.panels_of)
 
 
-def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any]) -> Planned | None:
+def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], kept: Kept) -> Planned | None:
     """Return the plan of a region for inputs of these shapes, strides and dtypes; None where there is none.
 
-    The layers are packed, if they were not.
+    The layers are packed, if they were not. ``kept`` holds what plans have computed of the tensors of others.
     """
     index, builder = GraphIndex(graph_module), PlanBuilder()
     made: dict[Node, Any] = {}
@@ -63,7 +64,7 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any]) ->
         made[node] = builder.input(value) if isinstance(value, Tensor) else value
     try:
         for node in region.nodes:
-            made[node] = _Step(index, builder, made).of(node)
+            made[node] = _Step(index, builder, made, kept).of(node)
         strided = strides.layouts_of(index, region, values, made)
         results = []
         for node in region.outputs:
@@ -78,8 +79,8 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any]) ->
 class _Step:
     """Adds what a node computes to a plan."""
 
-    def __init__(self, index: GraphIndex, builder: PlanBuilder, made: Mapping[Node, Any]) -> None:
-        self.index, self.builder, self.made = index, builder, made
+    def __init__(self, index: GraphIndex, builder: PlanBuilder, made: Mapping[Node, Any], kept: Kept) -> None:
+        self.index, self.builder, self.made, self.kept = index, builder, made, kept
 
     def of(self, node: Node) -> Any:
         """Return the value of a node, or the number."""
@@ -96,9 +97,9 @@ class _Step:
         norm = norm_of(self.index, node)
         if norm is not None:
             return self._norm(norm)
-        batch_norm = images.batch_norm_of(self.index, node)
-        if batch_norm is not None:
-            return images.normalize(self.builder, batch_norm, self.made[batch_norm.input])
+        plain = images.plain_layer_of(self.index, node)
+        if plain is not None:
+            return images.compute(self.builder, plain, self.made[plain.input], self.kept)
         if images.is_enlarging(self.index, node):
             return self._enlarge(node)
         module = self.index.module_of(node)

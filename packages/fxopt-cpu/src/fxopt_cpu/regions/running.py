@@ -19,7 +19,7 @@ from fxopt_cpu.layers.thawing import Layer, Thawing, thawing
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_cpu.operators.plan import Plan
 from fxopt_cpu.regions.finding import regions_of
-from fxopt_cpu.regions.images import batch_norm_of
+from fxopt_cpu.regions.images import Kept, plain_layer_of
 from fxopt_cpu.regions.planning import PACKED, Planned, packed_of, plan_of
 from fxopt_rewrite import GraphIndex, Watched, on_refresh
 from fxopt_rewrite.toolbox import is_edited, runs_plainly
@@ -71,13 +71,14 @@ class Unchanged:
         self._hooks += [getattr(global_hooks, name) for name in _GLOBAL_HOOKS]
         # What is converted or computed for the operators is a copy.
         index = GraphIndex(graph_module)
-        norms = [call for node in nodes if (call := batch_norm_of(index, node)) is not None]
-        read = {id(ref.tensor) for call in norms for ref in call.tensors}
+        plain = [call for node in nodes if (call := plain_layer_of(index, node)) is not None]
+        read = {id(ref.tensor) for call in plain for ref in call.tensors}
         self._copied = [
             (table, name) for table, name, found in self._places.values()
             if isinstance(found, Tensor) and (found.dtype is not torch.float32 or id(found) in read)
         ]  # fmt: skip
         self._copied_watched = Watched([_READ(*place) for place in self._copied])
+        self.kept: Kept = {}
         self._number: object = None
         self._calls = 0
 
@@ -216,7 +217,7 @@ class RegionPlans:
             unchanged = unchanged or Unchanged(graph_module, region.nodes)
         except RuntimeError:  # tensors of inference mode have no version
             return plans
-        planned = plan_of(graph_module, region, values)
+        planned = plan_of(graph_module, region, values, unchanged.kept)
         for known in plans.values():  # of the same shapes, strided otherwise
             if known is not None and planned is not None and torch.equal(known.plan.steps, planned.plan.steps):
                 planned = Planned(known.plan, planned.results)

@@ -14,8 +14,8 @@ from torch.fx.node import map_arg
 from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.passes.layouts import operation
 from fxopt_cpu.regions.finding import CASTS, CHECK, LAYERS, norm_of
-from fxopt_cpu.regions.images import batch_norm_of
-from fxopt_rewrite import GraphIndex
+from fxopt_cpu.regions.images import plain_layer_of
+from fxopt_rewrite import BatchNormCall, GraphIndex
 from fxopt_rewrite.toolbox import Region
 
 _FORMATS = {False: torch.contiguous_format, True: torch.channels_last}
@@ -88,11 +88,15 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
     norm = norm_of(index, node)
     if norm is not None:
         return (F.layer_norm if norm.centred else F.rms_norm)(found[norm.input], norm.normalized_shape)
-    batch_norm = batch_norm_of(index, node)
-    if batch_norm is not None:
-        input = found[batch_norm.input]
+    plain = plain_layer_of(index, node)
+    if isinstance(plain, BatchNormCall):
+        input = found[plain.input]
         statistics = torch.empty(input.shape[1], device="meta")
         return F.batch_norm(input, statistics, statistics)
+    if plain is not None:
+        tensors = (found[plain.input], plain.weight.tensor)
+        last = any(_is_channels_last(each.shape, each.stride()) for each in tensors)
+        return torch.empty(made.shape, device="meta", memory_format=_FORMATS[last])
     if module is not None:  # a pool, an activation or a view
         return module(*args, **kwargs)
     if isinstance(made, int | float) or (isinstance(made, tuple) and all(isinstance(each, int) for each in made)):
