@@ -1,4 +1,4 @@
-"""Whether plans pay: `cpu-inference` as it is, with plans or programs or neither, each in a process of its own."""
+"""Whether plans pay: `cpu-inference` as it is and without them, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from benchmarks import varied
 from benchmarks.apart import Ready, Timed, rounds_apart
 from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table
 
-TEXT = """One call in float32. {note} `plans only` is `cpu-inference` without `fuse-regions`, `programs \
-only` without `plan-regions`, `layers only` without both. Each cell has a process of its own, and is verified \
-before it is timed. Speeds are times as fast as eager; a value whose quartiles are more than 15 % of it apart is not \
-shown. The last column says where plans have less than {least:g} times the speed of the best other column."""
-PLANS, PROGRAMS = "plan-regions", "fuse-regions"
-LEFT_OUT = {"default": (), "plans only": (PROGRAMS,), "programs only": (PLANS,), "layers only": (PLANS, PROGRAMS)}
+TEXT = """One call in float32. {note} `layers only` is `cpu-inference` without `plan-regions`. Each cell has a process \
+of its own, and is verified before it is timed. Speeds are times as fast as eager; a value whose quartiles are more \
+than 15 % of it apart is not shown. The last column says where plans have less than {least:g} times the speed of the \
+layers."""
+PLANS, LAYERS = "default", "layers only"
 LEAST = 0.97
 
 
@@ -34,19 +33,18 @@ def tables(settings: Settings) -> Iterator[Table]:
                 yield settings.known[title]
             elif labels:
                 text = TEXT.format(note=given.note, least=LEAST)
-                columns = ("", "eager, 1 call", *ways, "plans, programs", "plans are slower")
+                columns = ("", "eager, 1 call", *ways, "plans", "plans are slower")
                 yield Table(title, columns, tuple(rows(labels, ways, given)), text)
 
 
 def ways_of(pipeline: str) -> dict[str, str]:
-    """Return the pipeline, and the same without some of its passes; a pipeline that makes no programs in two ways only.
+    """Return the pipeline, and the same without plans.
 
     >>> ways_of("fuse-linears,plan-regions")
     {'default': 'fuse-linears,plan-regions', 'layers only': 'fuse-linears'}
     """
-    passes = [(text.partition("{")[0], text) for text in re.split(r",(?![^{]*\})", pipeline)]
-    ways = LEFT_OUT if PROGRAMS in dict(passes) else ("default", "layers only")
-    return {way: ",".join(text for name, text in passes if name not in LEFT_OUT[way]) for way in ways}
+    passes = re.split(r",(?![^{]*\})", pipeline)
+    return {PLANS: pipeline, LAYERS: ",".join(text for text in passes if text != "plan-regions")}
 
 
 def rows(labels: Iterable[str], ways: Mapping[str, str], settings: Settings) -> Iterator[Row]:
@@ -81,7 +79,7 @@ def optimized(label: str, pipeline: str) -> Ready | Absent:
     if not fxopt.verify(model, found, args):
         return Absent("wrong results")
     counts = {record.pass_name: len(record.rewrites) for record in fxopt.history(found)}
-    return Ready(partial(found, *args), {"regions": ", ".join(str(counts.get(name, 0)) for name in (PLANS, PROGRAMS))})
+    return Ready(partial(found, *args), {"regions": str(counts.get("plan-regions", 0))})
 
 
 def cells(found: Mapping[str, Timed | Absent]) -> tuple[Cell, ...]:
@@ -94,22 +92,11 @@ def cells(found: Mapping[str, Timed | Absent]) -> tuple[Cell, ...]:
 
 
 def slower(found: Mapping[str, Timed | Absent]) -> Cell:
-    """Return the speed of plans in parts of that of the best other way, if it is too little; else nothing.
-
-    Plans are those of `plans only`, or of the default pipeline where it has no programs. Where a speed is not steady,
-    only a loss to another way is known.
-    """
-    eagerly, name = found["eager"], "plans only" if "plans only" in found else "default"
-    plans = found[name]
-    if isinstance(eagerly, Absent) or isinstance(plans, Absent):
+    """Return the speed of plans in parts of that of the layers, if it is too little; else nothing."""
+    plans, layers = found[PLANS], found[LAYERS]
+    if isinstance(plans, Absent) or isinstance(layers, Absent):
         return "not known"
-    timed = {way: each for way, each in found.items() if isinstance(each, Timed)}
-    speeds = {way: each.ratio(eagerly).steady() for way, each in timed.items()}
-    steady = {way: speed.median for way, speed in speeds.items() if isinstance(speed, Measured)}
-    if steady.pop(name, None) is None:
+    ratio = plans.ratio(layers).steady()
+    if isinstance(ratio, Absent):
         return "not known"
-    best = max(steady, key=steady.__getitem__)
-    ratio = plans.ratio(timed[best]).median
-    if ratio < LEAST:
-        return f"{ratio:.2f} of {best}"
-    return "" if len(steady) + 1 == len(timed) else "not known"
+    return f"{ratio.median:.2f}" if ratio.median < LEAST else ""

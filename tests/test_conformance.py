@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from fxopt_core import compose
-from fxopt_cpu import FuseConvolutions, FuseLinears, FuseRegions
+from fxopt_cpu import FuseConvolutions, FuseLinears, PlanRegions
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
 from fxopt_testing import Property, conformance_tests, passes_of, zoo
@@ -31,7 +31,7 @@ test_merging_with_other_options = conformance_tests(MergeLinears(min_group=3), m
 test_a_composition = conformance_tests(
     compose(FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), MergeLinears(), inplace=False), models=SOME
 )
-test_packing = conformance_tests(compose(FuseConvolutions(), FuseLinears(), FuseRegions()), models=SOME)
+test_packing = conformance_tests(compose(FuseConvolutions(), FuseLinears(), PlanRegions()), models=SOME)
 test_quantizing = conformance_tests(FuseLinears(weights="int8", min_weights=1, keep_originals=True))
 test_a_reversible_composition = conformance_tests(compose(FuseBiasInLinear(), MergeLinears()), models=SOME)
 

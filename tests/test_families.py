@@ -20,7 +20,6 @@ PASSES = {
     "merge-linears": ("fxopt-linear", True),
     "fuse-convolutions": ("fxopt-cpu", True),
     "fuse-linears": ("fxopt-cpu", True),
-    "fuse-regions": ("fxopt-cpu", True),
     "remove-no-ops": ("fxopt-simplify", True),
     "eliminate-common-subexpressions": ("fxopt-simplify", True),
     "fold-constants": ("fxopt-simplify", True),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fxopt_core import history
-from fxopt_cpu import Activation, FuseConvolutions, FuseRegions, PackedConv2d
-from fxopt_cpu.programs import dispatch, programs
-from fxopt_tools import verify
+from fxopt_cpu import Activation, FuseConvolutions, PackedConv2d, PlanRegions
+from fxopt_rewrite import infer_shapes
 
 ACTIVATIONS = {
     "none": Activation(),
@@ -66,12 +64,10 @@ def conv_net(activation: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("pixel", [math.nan, -math.inf])
 @torch.no_grad()
-def test_convolutions_keep_them_by_an_option(name: str, pixel: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first call on, programs included."""
-    monkeypatch.setattr(programs._Attempt, "_fastest", lambda self, programs: programs[0] if programs else None)
+def test_convolutions_keep_them_by_an_option(name: str, pixel: float) -> None:
     net, x = conv_net(MODULES[name]), torch.randn(2, 3, 9, 9)
     x[0, 1, 4, 4] = pixel
-    graph_module = FuseRegions()(FuseConvolutions(keep_nan=True)(torch.fx.symbolic_trace(net)))
+    graph_module = PlanRegions()(FuseConvolutions(keep_nan=True)(infer_shapes(torch.fx.symbolic_trace(net), x)))
     expected = net(x)
     for _ in range(4):
         torch.testing.assert_close(graph_module(x), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
@@ -87,23 +83,3 @@ def test_the_record_says_what_hides_nan() -> None:
     assert not graph_module(x).isnan().any()
     notes = [rewrite.note for rewrite in history(graph_module)[0].rewrites]
     assert notes == ["oneDNN's relu makes a number of NaN"] * 2
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_verify_sees_programs(monkeypatch: pytest.MonkeyPatch, wrong: bool) -> None:
-    """They are what runs from the second call on."""
-    monkeypatch.setattr(programs._Attempt, "_fastest", lambda self, programs: programs[0] if programs else None)
-    if wrong:
-        made = programs.make_program
-
-        def made_wrong(*arguments: Any) -> Any:
-            program = made(*arguments)
-            return None if program is None else lambda *given: tuple(1.01 * each for each in program(*given))
-
-        monkeypatch.setattr(dispatch, "make_program", made_wrong)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3)).eval()
-    graph_module = FuseRegions()(FuseConvolutions()(torch.fx.symbolic_trace(net)))
-    report = verify(net, graph_module, torch.randn(2, 3, 9, 9))
-    assert dispatch.programs_of(graph_module)
-    assert report.passed != wrong
-    assert ("after several calls" in str(report)) == wrong

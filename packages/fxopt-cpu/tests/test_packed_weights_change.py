@@ -1,4 +1,4 @@
-"""Packed weights and region programs follow what torch does not count: other libraries, processes, conversions."""
+"""Packed weights and plans follow what torch does not count: other libraries, processes, conversions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.fx import GraphModule
 from torch.utils import swap_tensors
 from torch.utils.dlpack import from_dlpack
 
-from fxopt_cpu import FuseConvolutions, FuseRegions
-from fxopt_cpu.programs import programs
-from fxopt_cpu.programs.dispatch import programs_of
-from fxopt_rewrite import refresh
+from fxopt_cpu import FuseConvolutions, PlanRegions, isa
+from fxopt_cpu.library import ISAS
+from fxopt_cpu.regions.running import plans_of
+from fxopt_rewrite import infer_shapes, refresh
 
 
 class Net(nn.Module):
@@ -33,16 +33,15 @@ class Net(nn.Module):
         return result
 
 
-@pytest.fixture(params=["layers", "programs"])
-def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[GraphModule, Net]:
+@pytest.fixture(params=["layers", "plans"])
+def pair(request: pytest.FixtureRequest) -> tuple[GraphModule, Net]:
     """A model that has run until everything is packed, and the same weights, plain."""
     net = Net().eval()
-    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(net))
-    if request.param == "programs":
-        monkeypatch.setattr(programs._Attempt, "_fastest", lambda self, programs: programs[0] if programs else None)
-        graph_module = FuseRegions()(graph_module)
+    graph_module = FuseConvolutions()(infer_shapes(torch.fx.symbolic_trace(net), torch.randn(3, 4, 8, 8)))
+    if request.param == "plans":
+        graph_module = PlanRegions()(graph_module)
     agree(graph_module, net)
-    assert bool(programs_of(graph_module)) == (request.param == "programs")
+    assert bool(plans_of(graph_module)) == (request.param == "plans" and isa() in ISAS[1:])
     return graph_module, net
 
 

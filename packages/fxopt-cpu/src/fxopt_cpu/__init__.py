@@ -12,7 +12,6 @@ from fxopt_cpu.passes.fuse_convolutions import FuseConvolutions
 from fxopt_cpu.passes.fuse_linears import FuseLinears
 from fxopt_cpu.passes.fuse_norms import FuseNorms
 from fxopt_cpu.passes.plan_regions import PlanRegions
-from fxopt_cpu.programs.fuse_regions import FuseRegions
 
 __version__ = "0.1.0"
 
@@ -23,7 +22,6 @@ __all__ = [
     "FuseConvolutions",
     "FuseLinears",
     "FuseNorms",
-    "FuseRegions",
     "MergedAttention",
     "PackedConv2d",
     "PanelLinear",

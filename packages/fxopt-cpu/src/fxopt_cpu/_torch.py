@@ -26,6 +26,3 @@ without_functions: Any = _C.DisableTorchFunction
 below_autograd: Any = _C._AutoDispatchBelowAutograd
 after_autograd: Any = _C._after_autograd_keyset
 mkldnn_enabled: Callable[[], bool] = _C._get_mkldnn_enabled
-# Regions become programs of TorchScript by these; without, layers run one by one.
-_SCRIPTS = ("_jit_llga_enabled", "_jit_set_llga_enabled", "_create_graph_by_tracing", "_create_function_from_graph")
-scripts: Any = _C if all(hasattr(_C, name) for name in _SCRIPTS) else None

@@ -22,7 +22,6 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
         cpu.FuseLinears,
         cpu.FuseConvolutions,
         cpu.PlanRegions,
-        cpu.FuseRegions,
     )
 
 
@@ -34,7 +33,7 @@ def fxopt_pipelines() -> Mapping[str, str]:
     """
     prepared = "remove-no-ops,fuse-products,fold-batch-norm,simplify,fuse-activations,merge-linears"
     fused = "fuse-scaled-dot-product-attention,fuse-attention,fuse-norms"
-    packed = "fuse-linears,fuse-convolutions,plan-regions,fuse-regions"
+    packed = "fuse-linears,fuse-convolutions,plan-regions"
     rounded = {
         "int8": "fuse-linears{weights='int8'}",
         "int8-static": "fuse-linears{weights='int8' activations='static'}",

@@ -9,7 +9,7 @@ _BY_DISTRIBUTION = {
     "fold-scale-in-linear",
     "fxopt-arith": "change-true-div-to-mul-by-inverse",
     "fxopt-cpu": "cpu-inference cpu-inference-int8 cpu-inference-int8-static cpu-inference-bf16 kernels fuse-attention "
-    "fuse-norms fuse-linears fuse-convolutions plan-regions fuse-regions",
+    "fuse-norms fuse-linears fuse-convolutions plan-regions",
     "fxopt-simplify": "simplify remove-no-ops eliminate-common-subexpressions eliminate-dead-code cache-shape-tables "
     "fold-constants fuse-activations fuse-products fuse-scaled-dot-product-attention",
 }

@@ -237,21 +237,6 @@ class PackedConv2d(PackedLayer):
             return result if runs_in_transform() else result.contiguous(memory_format=torch.channels_last)
         return result.contiguous() if self.memory_format == "contiguous" else result
 
-    def by_torch(self) -> Callable[..., Tensor]:
-        """Return a function that computes the same with torch's own, the current weights as constants."""
-        bias = None if self.bias is None else self.bias.detach()
-        weight, padding = self.weight.detach(), self.padding
-        even = evenly_padded(weight, padding, self.dilation)
-        sides = None if even is not None else (*padding[1], *padding[0])
-        weight, zeros = (weight, (0, 0)) if even is None else even
-        rest, activation = (self.stride, zeros, self.dilation, self.groups), self.activation
-
-        def computed(input: Tensor, other: Tensor | None = None) -> Tensor:
-            result = F.conv2d(input if sides is None else F.pad(input, sides), weight, bias, *rest)
-            return activation(result if other is None else result + other)
-
-        return computed
-
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and changes of the weight can be noticed."""
         self.packing.clear()
@@ -340,23 +325,6 @@ class PackedConv2d(PackedLayer):
 def _unpacked(panels: Tensor, shape: Sequence[int], groups: int) -> Tensor:
     """Return the plain weight."""
     return unpack_convolution(panels, shape, groups).clone(memory_format=torch.contiguous_format)
-
-
-def evenly_padded(weight: Tensor, padding: tuple[Pair, Pair], dilation: Pair) -> tuple[Tensor, Pair] | None:
-    """Return a kernel and a padding equal on both sides that compute the same; None if there are none.
-
-    The smaller padding is raised to the larger one, and zeros added to the kernel on that side ignore the extra places.
-
-    >>> weight, padding = evenly_padded(torch.ones(1, 1, 2, 2), ((0, 1), (0, 0)), (1, 1))
-    >>> weight.flatten(0, 2).tolist(), padding
-    ([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]], (1, 0))
-    """
-    added: list[int] = []
-    for (before, after), step in zip(padding[::-1], dilation[::-1], strict=True):
-        if (after - before) % step:
-            return None
-        added += [max(after - before, 0) // step, max(before - after, 0) // step]
-    return F.pad(weight, added) if any(added) else weight, (max(padding[0]), max(padding[1]))
 
 
 def _first_result(before: int, after: int, stride: int) -> int:

@@ -5,7 +5,7 @@ It is made on the first run, again whenever the weight changes, and is never sav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,18 +28,11 @@ class Packing:
 
     Attributes:
         plans: by input shape; None for shapes that torch has to compute.
-        generation: how often `forget` was called.
     """
 
-    __slots__ = ("_kept", "generation", "plans")
+    __slots__ = ("_kept", "plans")
 
     def __init__(self) -> None:
-        self.generation = 0
-        self.clear()
-
-    def forget(self) -> None:
-        """Drop everything, and invalidate whatever else was made from the layer."""
-        self.generation += 1
         self.clear()
 
     def clear(self) -> None:
@@ -69,7 +62,7 @@ class Packing:
     def forget_trained(self, weight: Tensor) -> None:
         """Drop everything if a weight trains: some optimizers change it without a new version."""
         if weight.requires_grad:
-            self.forget()
+            self.clear()
 
     def plan(self, shape: tuple[int, ...], plan: Any) -> Any:
         """Keep the plan for a shape, and return it; drop all once there are too many."""
@@ -132,11 +125,7 @@ class PackedLayer(Layer):
 
     def forget_derived(self) -> None:
         """Drop the packed copy, and what else was made of the weight; the next call makes it again."""
-        self.packing.forget()
-
-    def by_torch(self) -> Callable[..., Tensor]:
-        """Return a function that computes the same with torch's own, the current weights as constants."""
-        raise NotImplementedError
+        self.packing.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes alone, to be copied and saved."""

@@ -25,8 +25,10 @@ class PlanRegions(ReversibleTransformation):
     a module; making it takes about as long as the region itself. With hooks, or when gradients are needed, the nodes
     run one by one.
 
-    A region is a run of nodes with at least two packed products (`FuseLinears`), attention, norms, and the views and
-    sums between them. Graphs without a region stay unchanged, and so do those whose code `fuse-regions` generates.
+    A region is a run of nodes with at least two packed products (`FuseLinears`,
+    `FuseConvolutions`), attention, norms, and the views and
+    sums between them; of images, also with batch norms, pools, activations, concatenations, enlarging by the nearest
+    pixels, and convolutions that share their modules. Graphs without a region stay unchanged.
 
     Source:
         The executors of TensorFlow Lite and onnxruntime plan memory in the same way: by the lifetimes of values.

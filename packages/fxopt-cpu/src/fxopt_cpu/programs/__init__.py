@@ -1,1 +1,0 @@
-"""Runs of packed layers as one oneDNN Graph program, recorded by TorchScript."""
