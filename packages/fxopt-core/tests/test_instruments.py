@@ -303,7 +303,7 @@ class TestVetoes:
         assert " + " in graph_module.code
 
     def test_that_cannot_bring_values_back_are_errors(self) -> None:
-        expected = r"vetoed.*cannot be taken back alone.*linear\.weight"
+        expected = r"vetoed by Log\. The pass wrote values in place.*linear\.weight"
         with pytest.raises(PassError, match=expected), instrumented(Log("a", [], vetoes="writes")):
             Writes()(traced())
 
