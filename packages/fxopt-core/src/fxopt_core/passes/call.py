@@ -18,7 +18,7 @@ from fxopt_core.naming import type_text
 from fxopt_core.passes.base import Pass, Reversible, leaves
 from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments, report, report_failure
 from fxopt_core.passes.record import as_undone, make_record, marked_names, signature_or_empty, to_take_back
-from fxopt_core.passes.run import PassRun, current_run, editing, editing_run, inside, transaction
+from fxopt_core.passes.run import PassRun, editing, editing_run, inside, new_run, transaction
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.outline import Outline
 from fxopt_core.travel import pickling
@@ -91,12 +91,6 @@ def execute(
         if META_KEY in result.meta:
             pickling.install(result)
     return result
-
-
-def new_run(transformation: Pass, graph_module: GraphModule, *, reverse: bool = False) -> PassRun:
-    """Return an outermost run of a pass, or one that the running pass starts inside of its own."""
-    number = ledger_of(graph_module).next_run
-    return PassRun(transformation, graph_module, reverse=reverse, parent=current_run(), number=number)
 
 
 def lint_and_recompile(graph_module: GraphModule, transformation: Pass) -> None:
@@ -178,6 +172,7 @@ def observed(
     except BaseException as error:
         report_failure(entered, run, seen, error)
         if error is veto and may_veto and not run.written:
+            error.__traceback__ = None  # its frames hold what was taken back
             return graph_module, replace(record, state="vetoed", journal=None, derived=())
         if isinstance(error, Exception):
             _raise_named(error, run)
@@ -238,7 +233,7 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
         elif not nothing_to_undo:
             assert isinstance(transformation, Reversible)
             result = transformation.reverse(graph_module)
-    seconds = time.perf_counter() - started
+    run.seconds = time.perf_counter() - started
     if not isinstance(result, GraphModule):
         raise PostconditionError(
             f"`{'reverse' if run.reverse else 'transform'}` of pass `{run.name}` returned {type_text(result)}, "
@@ -248,7 +243,7 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
         set_ledger(result, ledger_of(graph_module))
     if len(ledger_of(result).records) > known:  # it called others
         adopt_records(result, known, run.number)
-    record = make_record(run, result, before, known, marked, seconds)
+    record = make_record(run, result, signature, before, known, marked)
     if run.reverse:
         mark_undone(result, to_take_back(run, result, marked))
         record = as_undone(record, taken_back)

@@ -11,8 +11,8 @@ from torch.fx import GraphModule, Node
 from fxopt_core.errors import PreconditionError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.naming import type_text
-from fxopt_core.passes.call import Demands, execute, new_run
-from fxopt_core.passes.run import inside
+from fxopt_core.passes.call import Demands, execute
+from fxopt_core.passes.run import inside, new_run
 from fxopt_core.passes.signature import signature_of
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.state.copying import faithful_copy

@@ -39,11 +39,10 @@ def _is_rekeyed(before: Outline, result: GraphModule, known: int) -> bool:
 
 
 def make_record(
-    run: PassRun, result: GraphModule, before: Outline, known: int, marked_before: Collection[str], seconds: float
+    run: PassRun, result: GraphModule, signature: str, before: Outline, known: int, marked_before: Collection[str]
 ) -> Record:
     """Return the record of a pass that is over; ``known`` is how many records there were before it."""
     transformation = run.transformation
-    signature = signature_or_empty(transformation)
     changed = bool(run.journal) or result is not run.graph_module or before.changed(result)
     rewrites = run.rewrites
     if not rewrites and run.journal is None and signature:
@@ -55,7 +54,7 @@ def make_record(
         signature=signature,
         rewrites=tuple(rewrites),
         refusals=tuple(run.refusals),
-        seconds=seconds,
+        seconds=run.seconds,
         run=run.number,
         index=run.index,
         reversible=transformation.reversible,

@@ -58,6 +58,8 @@ class PassRun:
     closing: list[Callable[[], None]] = field(default_factory=list)  # completes the edits that wait
     undoes_from: int | None = None  # the place from which to undo: an equal pass comes before
 
+    seconds: float = 0.0
+
     # What a transaction keeps.
     snapshots: list[Snapshot] = field(default_factory=list)
     protect_values: bool = False
@@ -114,6 +116,12 @@ def editing_run(graph_module: GraphModule | None = None) -> PassRun | None:
     run = _CURRENT.get()
     found = run is not None and run.is_editing and (graph_module is None or run.graph_module is graph_module)
     return run if found else None
+
+
+def new_run(transformation: Pass, graph_module: GraphModule, *, reverse: bool = False) -> PassRun:
+    """Return an outermost run of a pass, or one that the running pass starts inside of its own."""
+    number = ledger_of(graph_module).next_run
+    return PassRun(transformation, graph_module, reverse=reverse, parent=_CURRENT.get(), number=number)
 
 
 @contextmanager
