@@ -57,8 +57,7 @@ class PassRun:
     next_id: int | None = None  # the next free number of a node, once one is needed
     closing: list[Callable[[], None]] = field(default_factory=list)  # completes the edits that wait
     undoes_from: int | None = None  # the place from which to undo: an equal pass comes before
-
-    seconds: float = 0.0
+    seconds: float = 0.0  # that it took
 
     # What a transaction keeps.
     snapshots: list[Snapshot] = field(default_factory=list)
@@ -104,11 +103,6 @@ class PassRun:
 
 
 _CURRENT: ContextVar[PassRun | None] = ContextVar("fxopt_run", default=None)
-
-
-def current_run() -> PassRun | None:
-    """Return the run that this code is part of, of a pass or a composition; None outside of any."""
-    return _CURRENT.get()
 
 
 def editing_run(graph_module: GraphModule | None = None) -> PassRun | None:

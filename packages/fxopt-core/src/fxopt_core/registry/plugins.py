@@ -105,7 +105,9 @@ class Offers:
         self.plugins = frozenset({*(offer.source.name for offer in offers), *found})
         self.left_out, self.missing = tuple(sorted(found - allowed)), tuple(sorted(allowed - self.plugins))
         claims = _claims(offers)
-        self.names = {name: found[0].item for name, found in sorted(claims.items()) if _settled(_sources(found))}
+        self.names: dict[str, PassInfo | str] = {
+            name: found[0].item for name, found in sorted(claims.items()) if _settled(found)
+        }
         self.layers = MappingProxyType({path: cls for offer in offers for path, cls in offer.layers.items()})
         self.functions = MappingProxyType({name: each for offer in offers for name, each in offer.functions.items()})
         self._contested = {name: claimed for name, claimed in claims.items() if len(claimed) > 1}
@@ -140,8 +142,7 @@ class Offers:
     def _failures(self) -> dict[str, PluginLoadError]:
         messages: defaultdict[str, list[str]] = defaultdict(list)
         for name, claims in self._contested.items():
-            losing = _sources(claims)[_settled(_sources(claims)) :]
-            for plugin in dict.fromkeys(source.name for source in losing):
+            for plugin in dict.fromkeys(claim.source.name for claim in claims[_settled(claims) :]):
                 messages[plugin].append(_contest_text(name, claims))
         contested = {plugin: _failure(*lines) for plugin, lines in messages.items()}
         return dict(sorted({**self.broken, **contested}.items()))
@@ -164,40 +165,36 @@ class Offers:
 
 
 class _Claim(NamedTuple):
-    kind: str
+    """What one plugin has under a name that others may want: a pass, the text of a pipeline, or an entry point."""
+
     source: PluginSource
-    item: PassInfo | str
+    item: Any
+
+    def __str__(self) -> str:
+        return f"as a {'pipeline' if isinstance(self.item, str) else 'pass'} by plugin {self.source}"
 
 
 def _claims(offers: Iterable[PluginOffer]) -> dict[str, list[_Claim]]:
     claims: defaultdict[str, list[_Claim]] = defaultdict(list)
     for offer in sorted(offers, key=lambda offer: not offer.source.shipped):
-        for info in offer.passes:
-            claims[info.name].append(_Claim("pass", offer.source, info))
-        for name, text in offer.pipelines.items():
-            claims[name].append(_Claim("pipeline", offer.source, text))
+        for name, item in (*((info.name, info) for info in offer.passes), *offer.pipelines.items()):
+            claims[name].append(_Claim(offer.source, item))
     return claims
 
 
-def _sources(claims: Iterable[_Claim]) -> list[PluginSource]:
-    return [claim.source for claim in claims]
-
-
-def _settled(sources: Sequence[PluginSource]) -> bool:
+def _settled(claims: Sequence[_Claim]) -> bool:
     """Return whether the first of those that claim one name keeps it: it is the only one, or the only one of fxopt."""
-    return len(sources) == 1 or sources[0].shipped > sources[1].shipped
+    return len(claims) == 1 or claims[0].source.shipped > claims[1].source.shipped
 
 
 def _contest_text(name: str, claims: Sequence[_Claim]) -> str:
-    claimants = " and ".join(f"as a {claim.kind} by plugin {claim.source}" for claim in claims)
-    kept = _settled(_sources(claims))
+    kept = _settled(claims)
     result = "and stays with the first, a part of fxopt; rename" if kept else "so that nobody gets it; uninstall"
-    return f"{name!r} is claimed {claimants}, {result} one, or leave it out of {ALLOW_LIST}"
+    return f"{name!r} is claimed {' and '.join(map(str, claims))}, {result} one, or leave it out of {ALLOW_LIST}"
 
 
-def _clash_text(name: str, sources: Sequence[PluginSource]) -> str:
+def _clash_text(name: str, sources: Iterable[PluginSource], kept: str = "") -> str:
     claimants = " and ".join(map(str, sources))
-    kept = " The first is part of fxopt and keeps it." if _settled(sources) else ""
     return f"several plugins are named {name!r}: {claimants}; uninstall one, or register it under another name.{kept}"
 
 
@@ -217,13 +214,14 @@ def read_plugins(points: Iterable[PluginEntryPoint]) -> Offers:
     offers: list[PluginOffer] = []
     broken: dict[str, PluginLoadError] = {}
     for name in sorted(by_name.keys() & allowed):
-        claims = sorted(((_source_of(point), point) for point in by_name[name]), key=lambda claim: not claim[0].shipped)
-        sources = [source for source, _ in claims]
-        if len(sources) > 1:
-            broken[name] = _failure(_clash_text(name, sources))
-        if _settled(sources):
+        claims = [_Claim(_source_of(point), point) for point in by_name[name]]
+        claims.sort(key=lambda claim: not claim.source.shipped)
+        if len(claims) > 1:
+            kept = " The first is part of fxopt and keeps it." * _settled(claims)
+            broken[name] = _failure(_clash_text(name, (claim.source for claim in claims), kept))
+        if _settled(claims):
             try:
-                offers.append(read_plugin(claims[0][1].load, sources[0]))
+                offers.append(read_plugin(claims[0].item.load, claims[0].source))
             except PluginLoadError as error:
                 broken[name] = error
     return Offers(offers, broken, by_name.keys(), allowed)
