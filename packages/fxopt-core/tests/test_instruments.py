@@ -203,6 +203,16 @@ class TestFailures:
             "a failed fails: ValueError",
         ]
 
+    def test_are_told_as_they_are_by_instruments_that_may_veto(self) -> None:
+        class MayVeto(Log):
+            may_veto = True
+
+        log: list[str] = []
+        expected = r"pass `fails` \(pass 1 of the composition after `swap`\) failed, and it was rolled back: ValueError"
+        with pytest.raises(PassError, match=expected), instrumented(MayVeto("a", log)):
+            compose(Swap(), Fails())(traced())
+        assert log[-1] == "a failed fails: ValueError"
+
     def test_of_an_instrument_are_told_to_those_that_were_entered(self) -> None:
         class Breaks(Instrument):
             def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:

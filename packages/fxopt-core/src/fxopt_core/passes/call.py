@@ -156,7 +156,7 @@ def observed(
             raise VetoError(declined + _AS_A_WHOLE, pass_name=run.name, index=run.index)
         if against:
             return graph_module, None
-        with transaction(run) if may_veto else inside(run):  # a vetoed pass is rolled back alone
+        with transaction(run, within=True) if may_veto else inside(run):  # a vetoed pass is rolled back alone
             for instrument in instruments:
                 instrument.before_pass(run, graph_module)
                 entered.append(instrument)

@@ -31,11 +31,14 @@ class PassRun:
     Attributes:
         transformation: the pass. Where `undo` takes back a pass that cannot be made again from its record, this is a
             stand-in with the record's name, options and signature.
+        graph_module: what it works on.
         index: position among all passes that the outermost composition comes down to, or None outside one.
         before: names of the passes of the composition that ran before it, in this direction.
         reverse: whether it is being undone.
         parent: the run that this one is part of: of a composition, of a pass that calls others, or of `undo`. None for
             an outermost one. Compositions and `undo` are only seen here, never by themselves.
+
+    The other attributes are core's and the editors'.
     """
 
     transformation: Pass
@@ -151,8 +154,11 @@ def open_snapshots(graph_module: GraphModule) -> list[Snapshot]:
 
 
 @contextmanager
-def transaction(run: PassRun) -> Iterator[None]:
-    """Roll the graph module of a run back if anything is raised in the ``with`` block, and raise what says so."""
+def transaction(run: PassRun, *, within: bool = False) -> Iterator[None]:
+    """Roll the graph module of a run back if anything is raised in the ``with`` block, and raise what says so.
+
+    ``within`` another transaction, which says so itself, the error stays as it is.
+    """
     graph_module, outer, handled = run.graph_module, _CURRENT.get(), sys.exc_info()[1]
     if any(cls.__name__ == "FSDPModule" for cls in type(graph_module).__mro__):
         raise PreconditionError(
@@ -168,12 +174,12 @@ def transaction(run: PassRun) -> Iterator[None]:
             yield
     except BaseException as error:
         run.written = run.snapshots[-1].restore()
-        _raise_rolled_back(run, halted_by(error, handled) or error)
+        _raise_rolled_back(run, halted_by(error, handled) or error, within)
     finally:
         run.snapshots.pop()
 
 
-def _raise_rolled_back(run: PassRun, error: BaseException) -> NoReturn:
+def _raise_rolled_back(run: PassRun, error: BaseException, within: bool) -> NoReturn:
     note = ""
     if run.written:
         note = (
@@ -184,7 +190,7 @@ def _raise_rolled_back(run: PassRun, error: BaseException) -> NoReturn:
         error.pass_name = error.pass_name or run.name
         if run.written and note not in str(error):
             error.args = (f"{str(error).rstrip('.')}.{note}",)
-    if isinstance(error, PassError) or not isinstance(error, Exception):  # an interrupt goes on as it is
+    if within or isinstance(error, PassError) or not isinstance(error, Exception):  # an interrupt stays one
         raise error
     text = f"pass `{run.name}` failed and was rolled back: {type(error).__name__}: {error}{note}"
     raise PassError(text, pass_name=run.name) from error
