@@ -207,14 +207,17 @@ def test_details_that_a_table_keeps() -> None:
 
 
 def test_kept_and_dropped_meta() -> None:
+    class Local(nn.Module):
+        pass
+
     original = touched(functional)
     first, second, *_ = iter_nodes(original.graph)
     source, stack = [NodeSource(None, "a-pass")], {"a": ("a", nn.Linear)}
     first.meta.update(from_node=source, stack_trace="here", nn_module_stack=stack, custom={"k": 1}, mine=1)
-    second.meta.update(nn_module_stack={"a": ("a", "mine.Layer")}, val=torch.ones(1))
+    second.meta.update(nn_module_stack={"a": ("a", Local)}, val=torch.ones(1))
     loaded = [node.meta for node in iter_nodes(through_pickle(original).graph)]
     kept = {"stack_trace": "here", "nn_module_stack": stack, "custom": {"k": 1}, "from_node": source}
-    named = {"fxopt": ("mark", 1), "nn_module_stack": {"a": ("a", "mine.Layer")}}
+    named = {"fxopt": ("mark", 1), "nn_module_stack": {"a": ("a", f"{__name__}.{Local.__qualname__}")}}
     assert loaded[:2] == [{"fxopt": ("mark", 0), **kept}, named]
 
 
