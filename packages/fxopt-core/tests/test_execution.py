@@ -25,7 +25,7 @@ from fxopt_core import (
     iter_nodes,
     undo,
 )
-from fxopt_core.passes.context import current_frame
+from fxopt_core.passes.run import editing_run
 
 Body = Callable[[GraphModule], object]
 
@@ -305,9 +305,9 @@ class TestValues:
 
 class Refuses(Transformation):
     def transform(self, graph_module: GraphModule) -> GraphModule:
-        frame = current_frame(graph_module)
-        assert frame is not None
-        frame.refusals.append(Refusal("linear", "hooks", "module `linear` has hooks", ("linear",)))
+        run = editing_run(graph_module)
+        assert run is not None
+        run.refusals.append(Refusal("linear", "hooks", "module `linear` has hooks", ("linear",)))
         return MulToAdd().transform(graph_module)
 
 

@@ -88,7 +88,6 @@ def test_json_for_scripts() -> None:
                 "reversible": False,
                 "changed": False,
                 "seconds": 0.0123,
-                "note": "",
                 "rewritten": [
                     {
                         "site": "q + k",

@@ -203,6 +203,16 @@ class TestFailures:
             "a failed fails: ValueError",
         ]
 
+    def test_are_told_as_they_are_by_instruments_that_may_veto(self) -> None:
+        class MayVeto(Log):
+            may_veto = True
+
+        log: list[str] = []
+        expected = r"pass `fails` \(pass 1 of the composition after `swap`\) failed, and it was rolled back: ValueError"
+        with pytest.raises(PassError, match=expected), instrumented(MayVeto("a", log)):
+            compose(Swap(), Fails())(traced())
+        assert log[-1] == "a failed fails: ValueError"
+
     def test_of_an_instrument_are_told_to_those_that_were_entered(self) -> None:
         class Breaks(Instrument):
             def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
@@ -303,7 +313,7 @@ class TestVetoes:
         assert " + " in graph_module.code
 
     def test_that_cannot_bring_values_back_are_errors(self) -> None:
-        expected = r"vetoed.*cannot be taken back alone.*linear\.weight"
+        expected = r"vetoed by Log\. The pass wrote values in place.*linear\.weight"
         with pytest.raises(PassError, match=expected), instrumented(Log("a", [], vetoes="writes")):
             Writes()(traced())
 

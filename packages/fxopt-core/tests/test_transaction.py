@@ -187,8 +187,7 @@ def damage_order(gm: Any) -> None:
 
 def damage_users(gm: Any) -> None:
     for node in iter_nodes(gm.graph):
-        node.users = dict(reversed(list(node.users.items())))
-        node._input_nodes.clear()
+        node.users = dict(list(node.users.items())[1:])
 
 
 def damage_assign(gm: Any) -> None:

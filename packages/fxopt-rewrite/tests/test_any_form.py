@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +20,7 @@ from fxopt_core import (
     iter_nodes,
     undo,
 )
-from fxopt_core.ledger.records import ledger_of
-from fxopt_rewrite import ReversibleSitePass, calls_of, is_call, operands_of
-from fxopt_rewrite.data.codec import ledger_from_json, ledger_to_json
+from fxopt_rewrite import calls_of, is_call, operands_of
 
 Form = Callable[[nn.Module, tuple[Tensor, ...]], GraphModule]
 
@@ -250,151 +247,3 @@ class TestTheGuidesExamples:
         assert graph_module.code == before
         undo(MultiplyAndDivideByTwo()(graph_module))
         assert graph_module.code == before
-
-
-# Passes that look for one form, each in its own way.
-
-_PRODUCTS = (operator.mul, torch.mul)
-
-
-def _is_product(node: Node) -> bool:
-    return node.target in {operator.mul, torch.mul}
-
-
-class ByIdentity(Transformation):
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        for node in graph_module.graph.nodes:
-            if node.op == "call_function" and node.target is operator.mul:
-                node.target = operator.add
-        return graph_module
-
-
-class ByEquality(Transformation):
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        for node in [each for each in graph_module.graph.nodes if operator.mul == each.target]:
-            node.target = operator.add
-        return graph_module
-
-
-class ByATuple(Transformation):
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        for node in self.sites(graph_module):
-            node.target = operator.add
-        return graph_module
-
-    def sites(self, graph_module: GraphModule) -> list[Node]:
-        return [node for node in iter_nodes(graph_module.graph) if node.target in _PRODUCTS]
-
-
-class ByAFunction(Transformation):
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        for node in filter(_is_product, graph_module.graph.nodes):
-            node.target = operator.add
-        return graph_module
-
-
-class ByATable(Transformation):
-    sums = {operator.mul: operator.add}  # noqa: RUF012
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        for node in graph_module.graph.nodes:
-            node.target = self.sums.get(node.target, node.target)
-        return graph_module
-
-
-HINTED: list[Transformation] = [ByIdentity(), ByEquality(), ByATuple(), ByAFunction(), ByATable()]
-
-
-class LeavesProductsAlone(Transformation):
-    """Looks at everything but products, and does nothing."""
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        for node in graph_module.graph.nodes:
-            if node.target is operator.mul:
-                continue
-        return graph_module
-
-
-class KnowsBoth(Transformation):
-    """Asks what nodes compute, and looks for a product by zero."""
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        for node in graph_module.graph.nodes:
-            if is_call(node, operator.mul) and node.args[1] == 0:
-                node.target = operator.add
-        return graph_module
-
-
-class AsksForAll(Transformation):
-    """Asks for products, and leaves them."""
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        assert calls_of(graph_module, operator.mul)
-        return graph_module
-
-
-class CallsAnother(Transformation):
-    """Leaves everything to another pass."""
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        return AsksForAll()(graph_module)
-
-
-class Marks(Transformation):
-    """Looks for one form, and marks another node."""
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        for node in graph_module.graph.nodes:
-            if node.target is operator.mul or node.name == "relu":
-                self.mark_as_transformed(node)
-        return graph_module
-
-
-class OnSites(ReversibleSitePass[Any]):
-    """A pass over sites, which has readers."""
-
-    def match(self, index: Any) -> list[Any]:
-        return [node for node in index.nodes if node.target is operator.mul]
-
-    def rewrite(self, site: Any, edit: Any) -> None:
-        raise NotImplementedError
-
-
-SILENT = (KnowsBoth(), AsksForAll(), CallsAnother(), Marks(), OnSites(), ChangeMulToAdd())
-
-
-class TestNotes:
-    @pytest.mark.parametrize("transformation", HINTED, ids=lambda each: each.name)
-    def test_a_pass_that_found_nothing_among_operators_is_told_in_the_history(
-        self, transformation: Transformation
-    ) -> None:
-        graph_module = transformation(exported(Products(), INPUTS), strict=True)
-        record = history(graph_module)[-1]
-        assert "the graph calls operators, such as `aten.mul.Tensor` at node `mul`: a pass that compares" in record.note
-        assert record.note in str(history(graph_module))
-        assert json.loads(history(graph_module).to_json())["passes"][0]["note"] == record.note
-        assert ledger_from_json(ledger_to_json(ledger_of(graph_module))).records[-1].note == record.note
-        assert not record.changed and not record.rewrites and not record.refusals
-
-    @pytest.mark.parametrize("transformation", SILENT, ids=lambda each: each.name)
-    def test_others_are_told_nothing(self, transformation: Transformation) -> None:
-        """Passes that read every form, found something, or recognise their marks."""
-        assert not history(transformation(exported(Products(), INPUTS)))[-1].note
-
-    @pytest.mark.parametrize("transformation", HINTED[:2], ids=lambda each: each.name)
-    def test_nothing_is_told_where_a_graph_has_no_operators(self, transformation: Transformation) -> None:
-        for model in (Products(), nn.Sequential(nn.ReLU())):
-            assert not history(transformation(torch.fx.symbolic_trace(model)))[-1].note
-
-    def test_a_pass_that_has_nothing_left_to_do_is_told_nothing(self) -> None:
-        graph_module = exported(Products(), INPUTS)
-        marks = Marks()
-        assert not history(marks(marks(graph_module)))[-1].note
-
-    def test_leaving_out_what_another_pass_is_for_is_no_refusal(self) -> None:
-        """A comparison in the code of a pass says nothing about what it looks for."""
-        LeavesProductsAlone()(exported(Products(), INPUTS), strict=True)
-
-    def test_a_demand_says_why_there_is_none(self) -> None:
-        with pytest.raises(Exception, match=r"by-identity: it changed nothing, and the graph calls operators"):
-            ByIdentity()(exported(Products(), INPUTS), expect=3)

@@ -126,13 +126,3 @@ def test_an_instrument_may_veto_without_declaring_it(cls: type[FourMethods]) -> 
     with instrumented(cls()):
         compose(Times(), LintAndRecompile())(graph_module)
     assert [record.state for record in history(graph_module)] == ["vetoed", "vetoed"]
-
-
-def test_defaults_of_a_base_class_are_options_too() -> None:
-    class More(Times):
-        def __init__(self, *, label: str = "", **options: Any) -> None:
-            super().__init__(**options)
-            self.label = label
-
-    assert More() == More(count=1)
-    assert More() != More(count=2)

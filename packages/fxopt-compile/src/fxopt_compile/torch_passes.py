@@ -12,9 +12,9 @@ from fxopt_core.errors import PostconditionError, PreconditionError
 from fxopt_core.graph import check_graph_module, iter_nodes
 from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.ledger.records import Record, ledger_of
-from fxopt_core.passes.call import in_transaction, lint_and_recompile, run_pass
+from fxopt_core.passes.call import lint_and_recompile, perform
 from fxopt_core.passes.compose import check_is_transformation
-from fxopt_core.passes.context import Run
+from fxopt_core.passes.run import new_run, transaction
 from fxopt_core.passes.transformation import Transformation
 
 __all__ = ["as_inductor_pass", "as_pass_base"]
@@ -104,21 +104,21 @@ class InductorPass:
                 pass_name=self.transformation.name,
             )
         with _values_lent(graph):
-            in_transaction(self.transformation, owner, False, self._run)
+            self._run(owner)
 
-    def _run(self, run: Run) -> GraphModule:
-        owner = run.graph_module
+    def _run(self, owner: GraphModule) -> None:
         called = bool(owner.graph.find_nodes(op="call_module"))
         traces = {node.name: node.meta.get(META_KEY) for node in iter_nodes(owner.graph)}
         ledger = owner.meta.get(META_KEY)
-        result = run_pass(run, self.transformation, owner, reverse=False)
-        self._check(result, owner, called)
-        lint_and_recompile(owner, self.transformation)
-        _put_back(owner.meta, ledger)
-        for node in iter_nodes(owner.graph):
-            _put_back(node.meta, traces.get(node.name))
-        self.records += run.records
-        return owner
+        known, run = len(ledger_of(owner).records), new_run(self.transformation, owner)
+        with transaction(run):
+            self._check(perform(run, run), owner, called)
+            lint_and_recompile(owner, self.transformation)
+            records = ledger_of(owner).records[known:]
+            _put_back(owner.meta, ledger)
+            for node in iter_nodes(owner.graph):
+                _put_back(node.meta, traces.get(node.name))
+        self.records += records
 
     def _check(self, result: GraphModule, owner: GraphModule, called_modules: bool) -> None:
         if result is not owner:

@@ -24,8 +24,9 @@ from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.history import History, history
 from fxopt_core.ledger.records import Derived, Ledger, Record, Refusal, Rewrite
 from fxopt_core.passes.compose import Composition, DeepCopy, LintAndRecompile, ReversibleComposition, compose
-from fxopt_core.passes.instruments import Instrument, InstrumentProtocol, PassRun, instrumented
+from fxopt_core.passes.instruments import Instrument, InstrumentProtocol, instrumented
 from fxopt_core.passes.options import OptionInfo, options_of
+from fxopt_core.passes.run import PassRun
 from fxopt_core.passes.signature import signature_of, uuid_of
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.passes.undo import RecordedPass, undo

@@ -8,7 +8,7 @@ here and not a wrong graph later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -28,7 +28,6 @@ def _check() -> None:
     wanted: list[tuple[object, Iterable[str]]] = [
         (torch.fx.graph, ("_ExportCodeGen", "_PyTreeCodeGen", "_PyTreeInfo")),
         (torch.fx.graph_module, ("_WrappedCall",)),
-        (torch.fx.node, ("_get_qualified_name",)),
         (graph, (*STRUCTURE, "_codegen", "_co_fields", "_tracer_cls")),
         (getattr(graph, "_graph_namespace", None), _NAME_FIELDS),
         (getattr(graph, "_find_nodes_lookup_table", None), ("insert",)),
@@ -160,11 +159,3 @@ def set_tracer_class(graph: Graph, cls: Any) -> None:
 def codegen_of(graph: Graph) -> CodeGen:
     """Return the code generator of a graph."""
     return graph._codegen
-
-
-def has_name_in_code(function: Callable[..., Any]) -> bool:
-    """Return whether torch can write a call of a function as code; not of `bytes.fromhex`, which no module names."""
-    try:
-        return bool(torch.fx.node._get_qualified_name(function))
-    except (AttributeError, RuntimeError):
-        return False

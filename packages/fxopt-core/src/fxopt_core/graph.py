@@ -12,7 +12,7 @@ from fxopt_core.naming import type_text
 
 
 def iter_nodes(graph: Graph) -> Iterator[Node]:
-    """Yield the nodes of a graph in order, typed.
+    """Return the nodes of a graph in order, typed.
 
     ``for node in graph.nodes`` is typed ``Any`` in torch, so that a type checker sees nothing inside such a loop.
     Nodes may be erased or inserted while walking, as with ``graph.nodes``.
@@ -22,7 +22,7 @@ def iter_nodes(graph: Graph) -> Iterator[Node]:
     >>> [node.op for node in iter_nodes(graph)]
     ['placeholder', 'call_function', 'output']
     """
-    yield from graph.nodes
+    return iter(graph.nodes)
 
 
 def modules_by_name(root: nn.Module) -> dict[str, nn.Module]:

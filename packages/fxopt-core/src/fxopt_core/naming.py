@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from functools import cache
 
 NAME = re.compile(r"[^\W\d][\w-]*")
 """What a pass or pipeline may be called in pipeline text."""
@@ -12,6 +13,7 @@ NAME = re.compile(r"[^\W\d][\w-]*")
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
+@cache
 def kebab_case(identifier: str) -> str:
     """Return the kebab-case form of a class name or a parameter name.
 

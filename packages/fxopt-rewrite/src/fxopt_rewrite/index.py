@@ -13,7 +13,6 @@ from torch.fx import GraphModule, Node
 
 from fxopt_core.graph import check_graph_module, iter_nodes, modules_by_name
 from fxopt_core.ledger.records import Refusal
-from fxopt_core.passes.context import note_reading
 from fxopt_rewrite.effects.analysis import Effects
 from fxopt_rewrite.effects.same_views import SameValues
 from fxopt_rewrite.ops.vocabulary import says_training
@@ -34,7 +33,6 @@ class GraphIndex:
 
     def __init__(self, graph_module: GraphModule) -> None:
         check_graph_module(graph_module, "GraphIndex")
-        note_reading(graph_module)
         self.graph_module = graph_module
         self.nodes = tuple(iter_nodes(graph_module.graph))
         self.position = {node: place for place, node in enumerate(self.nodes)}

@@ -13,8 +13,8 @@ from fxopt_core.errors import PostconditionError
 from fxopt_core.gc_pause import collector_paused
 from fxopt_core.ledger.records import Refusal
 from fxopt_core.passes.call import transform_by_hand
-from fxopt_core.passes.context import current_frame
-from fxopt_core.passes.instruments import PassRun, active_instruments, current_run
+from fxopt_core.passes.instruments import active_instruments
+from fxopt_core.passes.run import PassRun, editing_run
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.passes.undo import undo_pass
 from fxopt_rewrite.index import GraphIndex
@@ -66,8 +66,8 @@ class SitePass(Transformation, Generic[SiteT]):
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Match, check and rewrite; return the same graph module."""
-        run = current_run()
-        if run is None or run.transformation is not self or current_frame(graph_module) is None:
+        run = editing_run(graph_module)
+        if run is None or run.transformation is not self:
             return transform_by_hand(self, graph_module)
         with collector_paused():
             self._rewrite_sites(graph_module, run)

@@ -44,7 +44,6 @@ _RECORD: _Fields = {
     "reversible": ("reversible", bool, False),
     "changed": ("changed", bool, False),
     "seconds": ("seconds", float, 0.0),
-    "note": ("note", str, ""),
     "rewrites": ("rewritten", list, []),
     "refusals": ("refused", list, []),
     **dict.fromkeys(("journal", "derived", "rekeyed")),

@@ -57,7 +57,7 @@ class History(tuple[Record, ...]):
         The object has ``history_version``, ``ledger_version`` and ``passes``, oldest first. Each pass has ``pass``,
         ``class`` (``"module:qualified.name"``), ``options`` (an object; values that JSON lacks are their text),
         ``signature``, ``state`` ("applied", "undone" or "vetoed"), ``run``, ``index`` (its place in a composition, or
-        null), ``reversible``, ``changed``, ``seconds``, ``note``, ``rewritten`` (``site``, ``nodes_before``,
+        null), ``reversible``, ``changed``, ``seconds``, ``rewritten`` (``site``, ``nodes_before``,
         ``nodes_after``, ``modules_before``, ``modules_after``, ``note``) and ``refused`` (``site``, ``reason``,
         ``message``, ``nodes``). Entries may be added; while ``history_version`` is the same, none is taken away or
         changes its meaning.
@@ -103,8 +103,6 @@ def _short(text: str, width: int = 40) -> str:
 
 
 def _sites(record: Record) -> Iterator[str]:
-    if record.note:
-        yield f"     {record.note}"
     refused = [f"- {refusal.site}: {refusal.reason}: {refusal.message}" for refusal in record.refusals]
     for lines, what in ([*map(_rewritten, record.rewrites)], "rewritten"), (refused, "refused"):
         yield from (f"     {line}" for line in lines[:_SHOWN])
@@ -127,7 +125,7 @@ def _within_parent(before: Sequence[str], after: Sequence[str]) -> list[str]:
     return [name.removeprefix(f"{parent}.") for name in after]
 
 
-_FIELDS = ("signature", "state", "run", "index", "reversible", "changed", "seconds", "note")
+_FIELDS = ("signature", "state", "run", "index", "reversible", "changed", "seconds")
 _REWRITE = {"before": "nodes_before", "after": "nodes_after"}
 
 

@@ -142,7 +142,6 @@ class Record:
         journal: its edits; None where it made them by other means than an `Editor`.
         derived: tensors that it computed from several originals.
         rekeyed: whether it changed names or shapes of tensors without saying how.
-        note: what else there is to say of the run.
     """
 
     pass_name: str
@@ -160,7 +159,6 @@ class Record:
     journal: Journal | None = None
     derived: tuple[Derived, ...] = ()
     rekeyed: bool = False
-    note: str = ""
 
     @property
     def options_text(self) -> str:

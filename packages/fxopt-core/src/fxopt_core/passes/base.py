@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 from torch.fx import GraphModule
 
 from fxopt_core.naming import kebab_case
-from fxopt_core.passes.options import bind, is_placeholder, kept
+from fxopt_core.passes.options import bind
 from fxopt_core.passes.signature import signature_of, uuid_of
 from fxopt_core.values.names import note_class
 
@@ -65,8 +65,7 @@ class Pass(ABC):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Remember the constructor's arguments: they are the options."""
         self = super().__new__(cls)
-        options = {name: kept(value) for name, value in bind(cls, args, kwargs).items()}
-        object.__setattr__(self, "_bound", options)  # a frozen dataclass is a pass, too
+        object.__setattr__(self, "_bound", bind(cls, args, kwargs))  # a frozen dataclass is a pass, too
         return self
 
     @abstractmethod
@@ -99,10 +98,9 @@ class Pass(ABC):
     def options(self) -> Mapping[str, object]:
         """The constructor's arguments by name, defaults filled in; lists and the like as they were then.
 
-        Setting the attribute of that name anew changes the option, but not while a pass runs.
+        What is set on a pass later is its own state (a counter): it changes no option. Make another pass instead.
         """
-        given = self._bound.items()
-        return MappingProxyType({name: getattr(self, name, v) if is_placeholder(v) else v for name, v in given})
+        return MappingProxyType(self._bound)
 
     @property
     def signature(self) -> str:

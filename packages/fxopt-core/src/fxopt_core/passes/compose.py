@@ -11,7 +11,8 @@ from torch.fx import GraphModule, Node
 from fxopt_core.errors import PreconditionError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.naming import type_text
-from fxopt_core.passes.call import run_members
+from fxopt_core.passes.call import Demands, execute
+from fxopt_core.passes.run import inside, new_run
 from fxopt_core.passes.signature import signature_of
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.state.copying import faithful_copy
@@ -35,8 +36,16 @@ class Composition(Transformation):
         return compose_exactly, (self.transformations, self.inplace)
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
-        """Run the passes, first to last."""
-        return run_members(self, graph_module, reverse=False)
+        """Run the passes, first to last, each as a transaction; calling the composition makes one of all."""
+        return self._each(graph_module, reverse=False)
+
+    def _each(self, graph_module: GraphModule, *, reverse: bool) -> GraphModule:
+        if self._copies:
+            graph_module = faithful_copy(graph_module)
+        with inside(new_run(self, graph_module, reverse=reverse)):
+            for member in reversed(self.transformations) if reverse else self.transformations:
+                graph_module = execute(member, graph_module, False, reverse, Demands())
+        return graph_module
 
     name = "compose"
 
@@ -73,7 +82,7 @@ class ReversibleComposition(Composition, ReversibleTransformation):
 
     def reverse(self, graph_module: GraphModule) -> GraphModule:
         """Undo the passes, last to first."""
-        return run_members(self, graph_module, reverse=True)
+        return self._each(graph_module, reverse=True)
 
 
 @overload

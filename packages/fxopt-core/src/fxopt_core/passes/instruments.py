@@ -10,40 +10,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from torch.fx import GraphModule, Node
 
 from fxopt_core.errors import PreconditionError, VetoError
 from fxopt_core.ledger.records import Record
-from fxopt_core.passes.base import Pass
-
-
-@dataclass(frozen=True)
-class PassRun:
-    """One pass about to run, running or over.
-
-    Attributes:
-        transformation: the pass. Where `undo` takes back a pass that cannot be made again from its record, this is a
-            stand-in with the record's name, options and signature.
-        index: position among all passes that the outermost composition comes down to, or None outside one.
-        before: names of the passes of the composition that ran before it, in this direction.
-        reverse: whether it is being undone.
-        parent: the run that this one is part of: of a composition, of a pass that calls others, or of `undo`. None for
-            an outermost one. Compositions and `undo` are only seen here, never by themselves.
-    """
-
-    transformation: Pass
-    index: int | None = None
-    before: tuple[str, ...] = ()
-    reverse: bool = False
-    parent: PassRun | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def name(self) -> str:
-        """Name of the pass."""
-        return self.transformation.name
+from fxopt_core.passes.run import PassRun
 
 
 @runtime_checkable
@@ -128,22 +101,6 @@ class Instrument:
 
 
 _ACTIVE: ContextVar[tuple[InstrumentProtocol, ...]] = ContextVar("fxopt_instruments", default=())
-_CURRENT: ContextVar[PassRun | None] = ContextVar("fxopt_current_run", default=None)
-
-
-def current_run() -> PassRun | None:
-    """Return the run that this code is part of, of a pass or a composition; None outside of any."""
-    return _CURRENT.get()
-
-
-@contextmanager
-def inside(run: PassRun) -> Iterator[None]:
-    """Let the runs that start in the ``with`` block be part of this one."""
-    token = _CURRENT.set(run)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
 
 
 def active_instruments() -> tuple[InstrumentProtocol, ...]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import typing
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Parameter
-from types import MappingProxyType, SimpleNamespace
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any
 
 from torch import nn
 
@@ -25,11 +24,7 @@ from fxopt_core.values.coercion import coerce
 
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 # What stands in a dataclass's constructor where the default is made anew each time.
-_FACTORY = (
-    inspect.signature(dataclasses.make_dataclass("_Made", [("made", list, dataclasses.field(default_factory=list))]))
-    .parameters["made"]
-    .default
-)
+_FACTORY = dataclasses._HAS_DEFAULT_FACTORY  # type: ignore[attr-defined]  # private, and nothing else tells it
 _signatures: weakref.WeakKeyDictionary[Callable[..., object], inspect.Signature] = weakref.WeakKeyDictionary()
 
 
@@ -72,14 +67,18 @@ def options_of(cls: type) -> Mapping[str, OptionInfo]:
     >>> options_of(Pad)["multiple_of"]
     OptionInfo(name='multiple_of', annotation=<class 'int'>, default=8, required=False)
     """
-    found: dict[str, OptionInfo] = {}
-    for name, parameter in _signature(cls).parameters.items():
-        if parameter.kind not in _VARIADIC:
-            default = parameter.default
-            if default is _FACTORY:
-                default = cls.__dataclass_fields__[name].default_factory()  # type: ignore[attr-defined]  # a dataclass
-            found[name] = OptionInfo(name, parameter.annotation, default, default is Parameter.empty)
-    return MappingProxyType(found)
+    parameters = {name: each for name, each in _signature(cls).parameters.items() if each.kind not in _VARIADIC}
+    return MappingProxyType(
+        {
+            name: OptionInfo(name, each.annotation, _default(cls, each), each.default is Parameter.empty)
+            for name, each in parameters.items()
+        }
+    )
+
+
+def _default(cls: type, parameter: Parameter) -> object:
+    made = parameter.default is _FACTORY
+    return cls.__dataclass_fields__[parameter.name].default_factory() if made else parameter.default  # type: ignore[attr-defined]  # a dataclass
 
 
 def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
@@ -105,13 +104,12 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
         remedy = f"; to run it, write {cls.__qualname__}()(graph_module)" if modules else ""
         raise PassOptionError(f"{cls.__qualname__}() {error}; its options: {names}{remedy}") from None
     bound.apply_defaults()
-    variadic = [name for name, each in signature.parameters.items() if each.kind is Parameter.VAR_KEYWORD]
-    entries = bound.arguments.pop(variadic[0], {}) if variadic else {}
-    if variadic:  # handed on to the class above, whose defaults are options too
-        above = next((each for each in cls.__mro__ if each.__init__ is not cls.__init__), object)  # type: ignore[misc]
-        with suppress(PassOptionError):
-            entries = {**bind(above, (), entries), **entries}
-    return {**bound.arguments, **entries}
+    values = dict[str, object]()
+    for name, value in bound.arguments.items():
+        parameter = signature.parameters[name]
+        entries = value if parameter.kind is Parameter.VAR_KEYWORD else {name: value}
+        values |= {name: _default(cls, parameter)} if value is _FACTORY else entries
+    return {name: kept(value) for name, value in values.items()}
 
 
 def construct(cls: type, options: Mapping[str, object]) -> object:
@@ -128,15 +126,6 @@ def construct(cls: type, options: Mapping[str, object]) -> object:
     bound.arguments.update(options)
     bound.apply_defaults()
     return cls(*bound.args, **bound.kwargs)
-
-
-def is_placeholder(value: object) -> bool:
-    """Return whether a default only stands for one that the constructor makes: that of a dataclass, or a bare object.
-
-    >>> is_placeholder(object()), is_placeholder(None)
-    (True, False)
-    """
-    return type(value) in (object, type(_FACTORY))  # by type, since copies of them are others
 
 
 def kept(value: object) -> object:
@@ -196,24 +185,16 @@ def _signature(cls: type) -> inspect.Signature:
         return inspect.Signature()
     found = _signatures.get(constructor)
     if found is None:
-        signature = resolved_signature(constructor)
-        found = _signatures[constructor] = signature.replace(parameters=list(signature.parameters.values())[1:])
+        names = getattr(inspect.unwrap(constructor), "__globals__", {})
+        parameters = list(inspect.signature(constructor).parameters.values())[1:]
+        resolved = [each.replace(annotation=_resolved(each.annotation, names)) for each in parameters]
+        found = _signatures[constructor] = inspect.Signature(resolved)
     return found
 
 
-def resolved_signature(function: Callable[..., object]) -> inspect.Signature:
-    """Return a signature, its annotations evaluated if they are text; text that cannot be evaluated stays as it is."""
-    signature = inspect.signature(function)
-    names = getattr(inspect.unwrap(function), "__globals__", {})
-
-    def resolved(parameter: Parameter) -> Parameter:
-        if not isinstance(parameter.annotation, str):
-            return parameter
-        holder = SimpleNamespace(__annotations__={"it": parameter.annotation})
-        try:
-            found = typing.get_type_hints(cast("Any", holder), globalns=names)["it"]
-        except Exception:  # whatever evaluating foreign text raises, most often a name imported for type checking alone
-            return parameter
-        return parameter.replace(annotation=found)
-
-    return signature.replace(parameters=list(map(resolved, signature.parameters.values())))
+def _resolved(annotation: object, names: dict[str, Any]) -> object:
+    """Return what an annotation that is text stands for; the text where only a type checker knows its names."""
+    if isinstance(annotation, str):
+        with suppress(Exception):
+            return eval(annotation, names)
+    return annotation

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY, has_mark
 from fxopt_core.ledger.records import Record, Rewrite, ledger_of
 from fxopt_core.passes.base import Pass
-from fxopt_core.passes.context import Frame
-from fxopt_core.passes.instruments import PassRun
+from fxopt_core.passes.run import PassRun
 from fxopt_core.state.outline import Outline
 from fxopt_core.values.forms import is_plain_data
 from fxopt_core.values.names import class_path
@@ -41,53 +39,40 @@ def _is_rekeyed(before: Outline, result: GraphModule, known: int) -> bool:
 
 
 def make_record(
-    info: PassRun, result: GraphModule, frame: Frame, before: Outline, known: int, marked_before: Collection[str]
+    run: PassRun, result: GraphModule, signature: str, before: Outline, known: int, marked_before: Collection[str]
 ) -> Record:
     """Return the record of a pass that is over; ``known`` is how many records there were before it."""
-    transformation = info.transformation
-    signature = signature_or_empty(transformation)
-    changed = bool(frame.journal) or result is not frame.graph_module or before.changed(result)
-    rewrites = frame.rewrites
-    if not rewrites and frame.journal is None and signature:
-        rewrites = _marked_rewrites(result, frame, signature, before.names(), marked_before)
-    did_something = changed or rewrites or frame.refusals or marked_before or len(ledger_of(result).records) > known
-    overlooks = transformation._edits and not did_something and not frame.reads_every_form
+    transformation = run.transformation
+    changed = bool(run.journal) or result is not run.graph_module or before.changed(result)
+    rewrites = run.rewrites
+    if not rewrites and run.journal is None and signature:
+        rewrites = _marked_rewrites(result, run, signature, before.names(), marked_before)
     return Record(
-        pass_name=transformation.name,
+        pass_name=run.name,
         transformation=class_path(type(transformation)),
         options=_recorded_options(transformation),
         signature=signature,
         rewrites=tuple(rewrites),
-        refusals=tuple(frame.refusals),
-        index=info.index,
+        refusals=tuple(run.refusals),
+        seconds=run.seconds,
+        run=run.number,
+        index=run.index,
         reversible=transformation.reversible,
         changed=changed and transformation._edits,
-        journal=frame.journal,
-        derived=tuple(frame.derived),
-        rekeyed=changed and frame.journal is None and _is_rekeyed(before, result, known),
-        note=_operators_note(result) if overlooks else "",
+        journal=run.journal,
+        derived=tuple(run.derived),
+        rekeyed=changed and run.journal is None and _is_rekeyed(before, result, known),
     )
 
 
-def _operators_note(graph_module: GraphModule) -> str:
-    """Return what to tell of a pass that did nothing, and compares what nodes call, where that may be the reason."""
-    for node in iter_nodes(graph_module.graph):
-        if isinstance(node.target, OpOverload):
-            return (
-                f"it changed nothing, and the graph calls operators, such as `{node.target}` at node `{node.name}`: a "
-                "pass that compares targets with functions overlooks them; fxopt_rewrite.calls_of finds every form"
-            )
-    return ""
-
-
 def _marked_rewrites(
-    result: GraphModule, frame: Frame, signature: str, names: Collection[str], marked_before: Collection[str]
+    result: GraphModule, run: PassRun, signature: str, names: Collection[str], marked_before: Collection[str]
 ) -> list[Rewrite]:
     """Return one rewrite for each node that a pass marked in this run."""
     return [
         Rewrite(site=node.name, before=(node.name,) if node.name in names else (), after=(node.name,))
         for node in iter_nodes(result.graph)
-        if has_mark(node, signature) and (node in frame.marked or node.name not in marked_before)
+        if has_mark(node, signature) and (node in run.marked or node.name not in marked_before)
     ]
 
 
@@ -109,15 +94,13 @@ def _recorded_options(transformation: Pass) -> tuple[tuple[str, object], ...]:
     return tuple((name, value if is_plain_data(value) else repr(value)) for name, value in options)
 
 
-def to_take_back(
-    frame: Frame, graph_module: GraphModule, transformation: Pass, marked: Collection[str]
-) -> list[Record]:
+def to_take_back(run: PassRun, graph_module: GraphModule, marked: Collection[str]) -> list[Record]:
     """Return the records that reversing a pass takes back: all, or the last that changed something.
 
     Core undoes all that it finds in the ledger, and what marks its nodes finds all of those. What does neither takes
     back one run at a time (an argument that each run multiplies).
     """
-    records = list(filter(frame.undoes, _own_records(graph_module, transformation)))
+    records = list(filter(run.undoes, _own_records(graph_module, run.transformation)))
     if marked or any(record.journal is not None for record in records):
         return records
     changed = [place for place, record in enumerate(records) if record.changed]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch.fx import GraphModule, Node
 
@@ -11,8 +11,7 @@ from fxopt_core.graph import check_graph_module, iter_nodes
 from fxopt_core.ledger import marks
 from fxopt_core.passes.base import Pass
 from fxopt_core.passes.call import Demands, execute
-from fxopt_core.passes.context import a_pass_is_running, note_mark
-from fxopt_core.passes.options import is_placeholder, kept
+from fxopt_core.passes.run import note_mark
 
 
 class Transformation(Pass):
@@ -40,19 +39,6 @@ class Transformation(Pass):
     >>> graph_module(torch.tensor(3.0))
     tensor(6.)
     """
-
-    if not TYPE_CHECKING:  # type checkers would take a class with this method to have attributes of any name
-
-        def __setattr__(self, name: str, value: object) -> None:
-            """Set an attribute; to set one anew that holds an option is to change the option.
-
-            Not so while a pass runs: what it stores then is its own state (a counter). And not so when the constructor
-            sets it first: an option is what the constructor is given, so that an equal pass can be made of it.
-            """
-            options = vars(self).get("_bound", {})
-            if name in options and (name in vars(self) or is_placeholder(options[name])) and not a_pass_is_running():
-                object.__setattr__(self, "_bound", {**options, name: kept(value)})  # a shallow copy shares the old one
-            super().__setattr__(name, value)
 
     def __call__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -24,13 +24,13 @@ from fxopt_core.ledger.records import (
     set_ledger,
     undo_error,
 )
-from fxopt_core.passes.call import apply_pass, in_transaction, lint_and_recompile as check_and_compile, observed
-from fxopt_core.passes.context import Run, current_frame, current_snapshot
-from fxopt_core.passes.instruments import PassRun, active_instruments, current_run, inside
+from fxopt_core.passes.call import apply_pass, lint_and_recompile as check_and_compile, observed
+from fxopt_core.passes.instruments import active_instruments
 from fxopt_core.passes.options import construct
 from fxopt_core.passes.record import as_undone
+from fxopt_core.passes.run import PassRun, editing_run, new_run, open_snapshots, transaction
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
-from fxopt_core.state.snapshot import Snapshot
+from fxopt_core.travel.pickling import install
 from fxopt_core.values.names import find_class, known_class
 
 
@@ -72,66 +72,58 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
         _check_edits(record)
     steps = [(record, None if record.journal is not None else _pass_of(record)) for record in reversed(last)]
 
-    def body(run: Run) -> GraphModule:
-        with inside(PassRun(run.transformation, reverse=True, parent=current_run())):
-            result = _undo_steps(run, graph_module, steps)
-        _forget_unused_ids(result)
+    run = new_run(RecordedPass(Record("undo", "", (), "")), graph_module, reverse=True)
+    with transaction(run):
+        graph_module = _undo_steps(run, steps)
+        _forget_unused_ids(graph_module)
         if lint_and_recompile:
-            check_and_compile(result, run.transformation)
-        return result
+            check_and_compile(graph_module, run.transformation)
+        install(graph_module)
+    return graph_module
 
-    return in_transaction(RecordedPass(Record("undo", "", (), "")), graph_module, False, body)
 
-
-def _undo_steps(
-    run: Run, graph_module: GraphModule, steps: Sequence[tuple[Record, ReversibleTransformation | None]]
-) -> GraphModule:
+def _undo_steps(run: PassRun, steps: Sequence[tuple[Record, ReversibleTransformation | None]]) -> GraphModule:
     """Undo records, each by its journal or by the pass beside it; instruments see a run of its pass, in reverse."""
-    memo: Memo | None = None if active_instruments() or any(record.journal is None for record, _ in steps) else {}
+    graph_module, observers = run.graph_module, active_instruments()
+    memo: Memo | None = None if observers or any(record.journal is None for record, _ in steps) else {}
     for record, transformation in steps:
         if not any(each is record for each in ledger_of(graph_module).records):
             continue  # a pass that called it has undone it
-        if transformation is None and active_instruments():  # only they need the pass
+        if transformation is None and observers:  # only they need the pass
             with suppress(UndoError):
                 transformation = _pass_of(record)
-        info = PassRun(transformation or RecordedPass(record), record.index, tuple(run.names), True, current_run())
-        step = partial(_undo_step, run, info, graph_module, record, memo)
-        graph_module, _ = observed(run, info, graph_module, step, as_a_whole=True)
-        run.names.append(record.pass_name)
+        transformation = transformation or RecordedPass(record)
+        step = PassRun(transformation, graph_module, record.index, tuple(run.ran), True, run, run.number)
+        graph_module, _ = observed(step, partial(_undo_step, step, record, memo), as_a_whole=True)
+        run.ran.append(record.pass_name)
     for finish in (memo or {}).values():
         finish()
     return graph_module
 
 
-def _undo_step(
-    run: Run, info: PassRun, graph_module: GraphModule, record: Record, memo: Memo | None
-) -> tuple[GraphModule, Record]:
+def _undo_step(run: PassRun, record: Record, memo: Memo | None) -> tuple[GraphModule, Record]:
     """Undo one record, by its journal, or by the pass that made it; return the record of that."""
     if record.journal is None:
-        return apply_pass(run, info, graph_module)
+        return apply_pass(run)
     started = time.perf_counter()
-    _take_back(graph_module, [record], memo)
-    mark_undone(graph_module, (record,))
+    _take_back(run.graph_module, [record], memo)
+    mark_undone(run.graph_module, (record,))
     seconds = time.perf_counter() - started
-    return graph_module, replace(as_undone(record, (record,)), refusals=(), seconds=seconds, run=run.number)
+    return run.graph_module, replace(as_undone(record, (record,)), refusals=(), seconds=seconds, run=run.number)
 
 
 def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
     """Undo all applied records of the pass with this signature, last first; nothing is changed where there is none."""
-    frame = current_frame(graph_module)
-    records = [r for r in applied_records(graph_module, signature) if frame is None or frame.undoes(r)]
+    run = editing_run(graph_module)
+    records = [r for r in applied_records(graph_module, signature) if run is None or run.undoes(r)]
     for record in records:
         _check_edits(record)
     if not any(record.journal for record in records):
         _check_not_lost(graph_module, signature)
         return graph_module
-    guard = Snapshot.take(graph_module) if current_snapshot(graph_module) is None else None
-    try:
+    by_hand = not open_snapshots(graph_module)
+    with transaction(new_run(RecordedPass(records[0]), graph_module)) if by_hand else nullcontext():
         _take_back(graph_module, records)
-    except BaseException:
-        if guard is not None:
-            guard.restore()
-        raise
     mark_undone(graph_module, records)
     _forget_unused_ids(graph_module)
     return graph_module

@@ -163,44 +163,32 @@ class _Reader:
 def _expand(text: str, lookup: Lookup, inside: tuple[str, ...]) -> list[Transformation]:
     """Return the passes of a text; ``inside`` names the named pipelines that it stands in."""
     passes: list[Transformation] = []
+    within = f"in pipeline {inside[-1]!r}: " if inside else ""
     for item in parse_pipeline(text):
-        found = _looked_up(item, text, lookup, inside)
-        if not isinstance(found, str):
-            passes.append(_created(item, found, text, inside))
-            continue
-        if item.options:
-            message = f"{item.name!r} is a named pipeline, which takes no options; write out its passes: {found}"
-            raise PipelineOptionError(_within(inside, message), text=text, column=item.options[0].column)
+        column = item.column
+        try:
+            found = lookup(item.name)
+            if isinstance(found, str) and item.options:
+                column = item.options[0].column
+                what = f"{item.name!r} is a named pipeline, which takes no options; write out its passes: {found}"
+                raise PassOptionError(what)
+            if not isinstance(found, str):
+                given: dict[str, object] = {}
+                for option in item.options:
+                    column = option.column
+                    parameter = find_option(found.name, found.options, option.name)
+                    column = option.value_column
+                    given[parameter.name] = parameter.checked(option.value, pass_name=found.name)
+                column = item.column
+                passes.append(found.create(given))
+        except PassOptionError as error:
+            raise PipelineOptionError(f"{within}{error}", text=text, column=column) from error.__cause__
+        except RegistryError as error:
+            raise type(error)(f"{within}{error} (column {column} of {text!r})") from error.__cause__
         if item.name in inside:
             raise RegistryError(f"pipeline {item.name!r} contains itself: {' -> '.join((*inside, item.name))}")
-        passes += _expand(found, lookup, (*inside, item.name))
+        passes += _expand(found, lookup, (*inside, item.name)) if isinstance(found, str) else []
     return passes
-
-
-def _looked_up(item: PipelineItem, text: str, lookup: Lookup, inside: tuple[str, ...]) -> PassInfo | str:
-    try:
-        return lookup(item.name)
-    except RegistryError as error:
-        raise type(error)(f"{_within(inside, str(error))} (column {item.column} of {text!r})") from error.__cause__
-
-
-def _created(item: PipelineItem, info: PassInfo, text: str, inside: tuple[str, ...]) -> Transformation:
-    column = item.column
-    try:
-        given: dict[str, object] = {}
-        for option in item.options:
-            column = option.column
-            parameter = find_option(info.name, info.options, option.name)
-            column = option.value_column
-            given[parameter.name] = parameter.checked(option.value, pass_name=info.name)
-        column = item.column
-        return info.create(given)
-    except PassOptionError as error:
-        raise PipelineOptionError(_within(inside, str(error)), text=text, column=column) from error.__cause__
-
-
-def _within(inside: tuple[str, ...], message: str) -> str:
-    return f"in pipeline {inside[-1]!r}: {message}" if inside else message
 
 
 def _members(transformation: Transformation) -> Iterator[Transformation]:

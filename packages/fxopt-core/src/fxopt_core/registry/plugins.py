@@ -12,10 +12,9 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from types import FunctionType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-import pluggy
 from torch import nn
 from torch._ops import OpOverloadPacket
 from torch.fx import GraphModule
@@ -24,7 +23,7 @@ from fxopt_core.errors import DuplicatePassError, PipelineSyntaxError, PluginLoa
 from fxopt_core.naming import NAME, close_names, kebab_case, type_text
 from fxopt_core.passes.options import options_of
 from fxopt_core.passes.transformation import Transformation
-from fxopt_core.registry.hookspec import PROJECT, FunctionsPlugin, LayersPlugin, PipelinesPlugin, TransformationsPlugin
+from fxopt_core.registry.hookspec import PROJECT
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
 from fxopt_core.registry.shipped import SHIPPED_NAMES
@@ -106,7 +105,9 @@ class Offers:
         self.plugins = frozenset({*(offer.source.name for offer in offers), *found})
         self.left_out, self.missing = tuple(sorted(found - allowed)), tuple(sorted(allowed - self.plugins))
         claims = _claims(offers)
-        self.names = {name: found[0].item for name, found in sorted(claims.items()) if _settled(_sources(found))}
+        self.names: dict[str, PassInfo | str] = {
+            name: found[0].item for name, found in sorted(claims.items()) if _settled(found)
+        }
         self.layers = MappingProxyType({path: cls for offer in offers for path, cls in offer.layers.items()})
         self.functions = MappingProxyType({name: each for offer in offers for name, each in offer.functions.items()})
         self._contested = {name: claimed for name, claimed in claims.items() if len(claimed) > 1}
@@ -141,8 +142,7 @@ class Offers:
     def _failures(self) -> dict[str, PluginLoadError]:
         messages: defaultdict[str, list[str]] = defaultdict(list)
         for name, claims in self._contested.items():
-            losing = _sources(claims)[_settled(_sources(claims)) :]
-            for plugin in dict.fromkeys(source.name for source in losing):
+            for plugin in dict.fromkeys(claim.source.name for claim in claims[_settled(claims) :]):
                 messages[plugin].append(_contest_text(name, claims))
         contested = {plugin: _failure(*lines) for plugin, lines in messages.items()}
         return dict(sorted({**self.broken, **contested}.items()))
@@ -165,40 +165,36 @@ class Offers:
 
 
 class _Claim(NamedTuple):
-    kind: str
+    """What one plugin has under a name that others may want: a pass, the text of a pipeline, or an entry point."""
+
     source: PluginSource
-    item: PassInfo | str
+    item: Any
+
+    def __str__(self) -> str:
+        return f"as a {'pipeline' if isinstance(self.item, str) else 'pass'} by plugin {self.source}"
 
 
 def _claims(offers: Iterable[PluginOffer]) -> dict[str, list[_Claim]]:
     claims: defaultdict[str, list[_Claim]] = defaultdict(list)
     for offer in sorted(offers, key=lambda offer: not offer.source.shipped):
-        for info in offer.passes:
-            claims[info.name].append(_Claim("pass", offer.source, info))
-        for name, text in offer.pipelines.items():
-            claims[name].append(_Claim("pipeline", offer.source, text))
+        for name, item in (*((info.name, info) for info in offer.passes), *offer.pipelines.items()):
+            claims[name].append(_Claim(offer.source, item))
     return claims
 
 
-def _sources(claims: Iterable[_Claim]) -> list[PluginSource]:
-    return [claim.source for claim in claims]
-
-
-def _settled(sources: Sequence[PluginSource]) -> bool:
+def _settled(claims: Sequence[_Claim]) -> bool:
     """Return whether the first of those that claim one name keeps it: it is the only one, or the only one of fxopt."""
-    return len(sources) == 1 or sources[0].shipped > sources[1].shipped
+    return len(claims) == 1 or claims[0].source.shipped > claims[1].source.shipped
 
 
 def _contest_text(name: str, claims: Sequence[_Claim]) -> str:
-    claimants = " and ".join(f"as a {claim.kind} by plugin {claim.source}" for claim in claims)
-    kept = _settled(_sources(claims))
+    kept = _settled(claims)
     result = "and stays with the first, a part of fxopt; rename" if kept else "so that nobody gets it; uninstall"
-    return f"{name!r} is claimed {claimants}, {result} one, or leave it out of {ALLOW_LIST}"
+    return f"{name!r} is claimed {' and '.join(map(str, claims))}, {result} one, or leave it out of {ALLOW_LIST}"
 
 
-def _clash_text(name: str, sources: Sequence[PluginSource]) -> str:
+def _clash_text(name: str, sources: Iterable[PluginSource], kept: str = "") -> str:
     claimants = " and ".join(map(str, sources))
-    kept = " The first is part of fxopt and keeps it." if _settled(sources) else ""
     return f"several plugins are named {name!r}: {claimants}; uninstall one, or register it under another name.{kept}"
 
 
@@ -218,13 +214,14 @@ def read_plugins(points: Iterable[PluginEntryPoint]) -> Offers:
     offers: list[PluginOffer] = []
     broken: dict[str, PluginLoadError] = {}
     for name in sorted(by_name.keys() & allowed):
-        claims = sorted(((_source_of(point), point) for point in by_name[name]), key=lambda claim: not claim[0].shipped)
-        sources = [source for source, _ in claims]
-        if len(sources) > 1:
-            broken[name] = _failure(_clash_text(name, sources))
-        if _settled(sources):
+        claims = [_Claim(_source_of(point), point) for point in by_name[name]]
+        claims.sort(key=lambda claim: not claim.source.shipped)
+        if len(claims) > 1:
+            kept = " The first is part of fxopt and keeps it." * _settled(claims)
+            broken[name] = _failure(_clash_text(name, (claim.source for claim in claims), kept))
+        if _settled(claims):
             try:
-                offers.append(read_plugin(claims[0][1].load, sources[0]))
+                offers.append(read_plugin(claims[0].item.load, claims[0].source))
             except PluginLoadError as error:
                 broken[name] = error
     return Offers(offers, broken, by_name.keys(), allowed)
@@ -250,7 +247,7 @@ def pass_name(cls: type[Transformation]) -> str:
 
 
 def _read(plugin: object, source: PluginSource) -> PluginOffer:
-    results = {hook: function() for hook, function in _implementations(plugin, source.name)}
+    results = {hook: function() for hook, function in _implementations(plugin).items()}
     classes = _items("fxopt_transformations", results, "Transformation classes")
     infos = {cls: _pass_info(cls, source) for cls in map(_checked_class, classes)}
     return PluginOffer(
@@ -353,48 +350,41 @@ def _described(value: object) -> str:
     return f"the class {class_path(value)}" if isinstance(value, type) else f"a {class_path(type(value))}"
 
 
-def _implementations(plugin: object, name: str) -> list[tuple[str, Callable[[], object]]]:
-    manager = pluggy.PluginManager(PROJECT)  # of its own: a misspelt hook does not concern the other plugins
-    for specification in (TransformationsPlugin, PipelinesPlugin, LayersPlugin, FunctionsPlugin):
-        manager.add_hookspecs(specification)
-    try:
-        manager.register(plugin, name=name)
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        wrong = ", ".join(line.strip() for line in str(error).splitlines()) + _close_hooks(plugin)
-        hooks = ", ".join(f"{hook}()" for hook in HOOKS)
-        raise PluginLoadError(f"{wrong}; the hooks, all without parameters, are {hooks}") from error
-    found = [(hook, impl) for hook in HOOKS for impl in getattr(manager.hook, hook).get_hookimpls()]
-    _check_the_rest_is_unused(plugin, set(HOOKS).difference(hook for hook, _ in found))
+def _implementations(plugin: object) -> dict[str, Callable[[], object]]:
+    """Return the hooks of a plugin; raise where one is misspelt, unmarked, or cannot be called as a hook is."""
+    found: dict[str, Callable[[], object]] = {}
+    close: list[str] = []
+    for name in dir(plugin):
+        function: Any = getattr(plugin, name, None)
+        marks = getattr(function, f"{PROJECT}_impl", None)  # as pluggy sets it
+        similar = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8) if not name.startswith("__") else []
+        if name in HOOKS and not callable(function):
+            raise PluginLoadError(f"{name} is {type_text(function)}, expected a function; {_MARK}")
+        if name in HOOKS and not marks:
+            raise PluginLoadError(f"{name} is not marked as a hook; {_MARK}")
+        if name not in HOOKS and similar:
+            close.append(f"; {name} looks like {similar[0]} misspelt")
+        if marks:
+            found[name] = function
+            _check_hook(plugin, name, function, "".join(close), wraps=marks["wrapper"] or marks["hookwrapper"])
     if not found:
-        remedy = f"define one of {', '.join(HOOKS)} in it and {_MARK}"
-        raise PluginLoadError(f"it has no hooks; {remedy}{_close_hooks(plugin)}")
-    for hook, impl in found:
-        _check_can_be_called(plugin, hook, impl)
-    return [(hook, impl.function) for hook, impl in found]
+        raise PluginLoadError(f"it has no hooks; define one of {', '.join(HOOKS)} in it and {_MARK}{''.join(close)}")
+    return found
 
 
-def _check_the_rest_is_unused(plugin: object, hooks: Iterable[str]) -> None:
-    """Raise where something has the name of a hook and no mark: nobody would call it."""
-    for hook in hooks:
-        value = getattr(plugin, hook, None)
-        if callable(value):
-            raise PluginLoadError(f"{hook} is not marked as a hook; {_MARK}")
-        if value is not None:
-            raise PluginLoadError(f"{hook} is {type_text(value)}, expected a function; {_MARK}")
-
-
-def _check_can_be_called(plugin: object, hook: str, impl: pluggy.HookImpl) -> None:
-    if impl.wrapper or impl.hookwrapper:
-        raise PluginLoadError(f"hook {hook} is a wrapper, which has nothing to wrap here; expected a plain function")
-    if inspect.iscoroutinefunction(impl.function):
-        raise PluginLoadError(f"hook {hook} is a coroutine, which nobody awaits; expected a plain function")
-    if isinstance(plugin, type) and isinstance(inspect.getattr_static(plugin, hook), FunctionType):
-        name = plugin.__qualname__
-        raise PluginLoadError(f"hook {hook} is a method of {name}; give an object, {name}(), or make it static")
-
-
-def _close_hooks(plugin: object) -> str:
-    names = [name for name in dir(plugin) if name not in HOOKS and not name.startswith("__")]
-    pairs = [(name, difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)) for name in names]
-    return "".join(f"; {name} looks like {close[0]} misspelt" for name, close in pairs if close)
+def _check_hook(plugin: object, name: str, function: Callable[[], object], close: str, *, wraps: bool) -> None:
+    found, remedy = "", "expected a plain function"
+    parameters = ", ".join(inspect.signature(function).parameters)
+    if name not in HOOKS:
+        found, remedy = f"is unknown{close}", f"the hooks are {', '.join(HOOKS)}"
+    elif wraps:
+        found = "is a wrapper, which has nothing to wrap here"
+    elif inspect.iscoroutinefunction(function):
+        found = "is a coroutine, which nobody awaits"
+    elif parameters and isinstance(plugin, type):
+        cls = plugin.__qualname__
+        found, remedy = f"is a method of {cls}", f"give an object, {cls}(), or make it static"
+    elif parameters:
+        found, remedy = f"has parameters ({parameters})", "hooks have none"
+    if found:
+        raise PluginLoadError(f"hook {name} {found}; {remedy}")

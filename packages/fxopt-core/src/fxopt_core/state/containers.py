@@ -7,7 +7,7 @@ through. What is inside of other objects is theirs: a snapshot restores which ob
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ from torch.fx.traceback import NodeSource
 
 Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any] | bytearray"
 CONTAINERS = (dict, list, set, deque, bytearray)
+_WALKED = (*CONTAINERS, tuple)
 MOSTLY_EMPTY = frozenset({dict, OrderedDict, list, set})
 
 # What is in nearly every `meta` and holds no container that anyone would edit; told apart early, for speed.
@@ -28,16 +29,6 @@ _LEAVES = frozenset(
     {bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType}
     | {torch.Size, torch.dtype, torch.device, OpOverload, FakeTensor, Node, NodeSource, TensorMetadata}
 )
-_Kind: TypeAlias = tuple[Callable[[Any], Any] | None, Callable[[Any], Iterable[object]] | None]
-# Of each kind, how to copy it, and what is inside of it.
-_KINDS: dict[type, _Kind] = {
-    dict: (dict, dict.values),
-    list: (list, iter),
-    set: (set, None),
-    deque: (list, iter),
-    bytearray: (bytes, None),
-    tuple: (None, iter),
-}
 
 
 def put_back(container: Container, contents: Any) -> None:
@@ -59,14 +50,6 @@ def put_back(container: Container, contents: Any) -> None:
         base.__setitem__(container, slice(None), contents)
 
 
-class _Kinds(dict[type, _Kind]):
-    """The kind of each class met, looked up once."""
-
-    def __missing__(self, cls: type) -> _Kind:
-        kind = self[cls] = next((kind for base, kind in _KINDS.items() if issubclass(cls, base)), (None, None))
-        return kind
-
-
 class Containers:
     """Containers with what they held, each recorded once, in however many places it is.
 
@@ -82,7 +65,6 @@ class Containers:
 
     def __init__(self) -> None:
         self._seen: dict[int, object] = {}  # containers and tuples, which stay alive
-        self._kinds = _Kinds()
         self._records: list[tuple[Any, Any]] = []
 
     def add(self, values: Iterable[object]) -> list[Tensor]:
@@ -92,20 +74,24 @@ class Containers:
             The tensors with data that were found on the way.
         """
         tensors: list[Tensor] = []
-        seen, kinds = self._seen, self._kinds
+        copy: Any  # what makes a plain copy
+        inside: Iterable[object]
         waiting: list[Any] = [value for value in values if type(value) not in _LEAVES]
         while waiting:
             value = waiting.pop()
-            copy, inside = kinds[type(value)]
-            if copy is inside is None:
-                if isinstance(value, Tensor):
-                    tensors.append(value)
-            elif id(value) not in seen:
-                seen[id(value)] = value
-                if copy is not None:
+            if isinstance(value, dict):
+                copy, inside = dict, value.values()
+            elif isinstance(value, _WALKED):
+                copy = set if isinstance(value, set) else bytes if isinstance(value, bytearray) else list
+                inside = () if copy in (set, bytes) else value
+            else:
+                tensors += [value] if isinstance(value, Tensor) else []
+                continue
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                if not isinstance(value, tuple):
                     self._records.append((value, copy(value)))
-                if inside is not None:
-                    waiting += [item for item in inside(value) if type(item) not in _LEAVES]
+                waiting += [item for item in inside if type(item) not in _LEAVES]
         return tensors
 
     def restore(self) -> None:

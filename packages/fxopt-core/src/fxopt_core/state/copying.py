@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections import ChainMap, Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections import ChainMap, OrderedDict
+from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -32,7 +32,6 @@ from fxopt_core.errors import FxoptError
 from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import check_graph_module
 from fxopt_core.state.graph import GraphRows, own_classes
-from fxopt_core.state.snapshot import over_storage, plain_storage
 
 _GraphModuleT = TypeVar("_GraphModuleT", bound=GraphModule)
 
@@ -74,14 +73,14 @@ class _Copier:
     def __init__(self, root: GraphModule) -> None:
         self._memo: dict[int, Any] = {}
         self._kept_alive: list[object] = []  # so that no id in the memo is given out twice
-        self._tensors = _TensorCopier(self._memo, self._value)
-        modules = list(root.modules())
+        self._root, modules = root, list(root.modules())
         self._in_tree = {id(module) for module in modules}
         for hook in (hook for module in modules for hook in _hooks(module) if not self._is_bound(hook)):
             self._memo[id(hook)] = hook
         ordinary = [module for module in modules if _is_ordinary(module)]
         self._memo.update((id(module), type(module).__new__(type(module))) for module in ordinary)
-        self._tensors.copy_tree(root.named_modules())
+        for tensor in (*root.parameters(), *root.buffers()):  # before what refers to them by means of its own
+            self._value(tensor)
         for module in ordinary:
             self._fill(module, self._memo[id(module)])
         self.twin = self._memo[id(root)]
@@ -112,7 +111,7 @@ class _Copier:
         if id(value) in self._memo:
             return self._memo[id(value)]
         if isinstance(value, Tensor):
-            return self._tensors.copy(value)
+            return self._tensor(value)
         if type(value) in (dict, OrderedDict):
             mapping = self._memo[id(value)] = type(value)()
             mapping.update((self._memo.get(id(key), key), self._value(item)) for key, item in list(value.items()))
@@ -124,6 +123,28 @@ class _Copier:
         if type(value) in (tuple, set):
             return self._memo.setdefault(id(value), type(value)(map(self._value, value)))
         return self._by_its_own_means(value)
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor; unlike by `copy.deepcopy`, parameters over one memory get copies over one memory, too."""
+        if not tensor.is_leaf:
+            held = (*self._root.named_parameters(), *self._root.named_buffers())
+            name = next((name for name, each in held if each is tensor), "a tensor")
+            raise FxoptError(
+                f"{name} is the result of a computation that autograd recorded, and a copy of it would be cut off from "
+                "that; detach it, or compute it in the graph"
+            )
+        if type(tensor) not in (Tensor, nn.Parameter) and not isinstance(tensor, FakeTensor):
+            own: Tensor = copy.deepcopy(tensor, self._memo)
+            return own
+        # A deep copy of a fake one would look for its memory.
+        data = tensor.data.clone() if isinstance(tensor, FakeTensor) else copy.deepcopy(tensor.data, self._memo)
+        is_parameter, flag = isinstance(tensor, nn.Parameter), tensor.requires_grad
+        twin: Tensor = nn.Parameter(data, flag) if is_parameter else data.requires_grad_(flag)
+        self._memo[id(tensor)] = twin
+        vars(twin).update({key: self._value(value) for key, value in vars(tensor).items()})
+        if tensor.grad is not None:
+            twin.grad = self._value(tensor.grad)
+        return twin
 
     def _by_its_own_means(self, value: Any) -> Any:
         layer = ChainMap({}, self._memo)  # a copy that fails half-way leaves nothing behind in the memo
@@ -209,65 +230,3 @@ def _copy_class(module: GraphModule, twin: GraphModule) -> None:
         # torch derives the class of a copy from a swapped class, else from its base.
         call = wrapped if isinstance(twin, wrapped.cls) else WrappedCall(cls, wrapped.cls_call)
         setattr(cls, "_wrapped_call", call)  # noqa: B010  # torch adds it late too, unknown to type checkers
-
-
-class _TensorCopier:
-    """Copies tensors one by one into `memo`, which maps ids to copies; `copy_value` copies their attributes."""
-
-    def __init__(self, memo: dict[int, Any], copy_value: Callable[[Any], Any]) -> None:
-        self._memo = memo
-        self._copy_value = copy_value
-        self._views: Counter[int] = Counter()
-        self._storages: dict[int, torch.UntypedStorage] = {}
-
-    def copy_tree(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
-        """Copy all parameters, buffers and plain tensor attributes of these named modules."""
-        found = [named for prefix, module in modules for named in _tensors_of(prefix, module)]
-        tensors = {id(tensor): (name, tensor) for name, tensor in found}
-        storages = (_storage(tensor) for _, tensor in tensors.values())
-        self._views.update(storage._cdata for storage in storages if storage is not None)
-        for name, tensor in tensors.values():
-            self.copy(tensor, name)
-
-    def copy(self, tensor: Tensor, name: str = "a tensor") -> Tensor:
-        """Return the copy of one tensor, always the same one."""
-        known = self._memo.get(id(tensor))
-        if isinstance(known, Tensor):
-            return known
-        if not tensor.is_leaf:
-            raise FxoptError(
-                f"{name} is the result of a computation that autograd recorded, and a copy of it would be cut off from "
-                "that; detach it, or compute it in the graph"
-            )
-        twin = self._memo[id(tensor)] = self._twin(tensor)
-        vars(twin).update({key: self._copy_value(value) for key, value in vars(tensor).items()})
-        if tensor.grad is not None:
-            twin.grad = self.copy(tensor.grad, f"{name}.grad")
-        return twin
-
-    def _twin(self, tensor: Tensor) -> Tensor:
-        storage = _storage(tensor)
-        if storage is None and not isinstance(tensor, FakeTensor):  # a deep copy of a fake one would look for its data
-            twin: Tensor = copy.deepcopy(tensor, self._memo)
-            return twin
-        data = tensor.data.clone(memory_format=torch.preserve_format)
-        if storage is not None and (self._views[storage._cdata] > 1 or data.stride() != tensor.stride()):
-            if storage._cdata not in self._storages:
-                self._storages[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]  # torch's has no type
-            data = over_storage(self._storages[storage._cdata], tensor.data)
-        if isinstance(tensor, nn.Parameter):
-            return nn.Parameter(data, tensor.requires_grad)
-        return data.requires_grad_(tensor.requires_grad)
-
-
-def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    """The memory to copy, or None where only the tensor itself knows how."""
-    storage = plain_storage(tensor)
-    return None if storage is None or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() else storage
-
-
-def _tensors_of(prefix: str, module: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    for group in (module._parameters, module._buffers, module.__dict__):
-        for key, value in group.items():
-            if isinstance(value, Tensor):
-                yield f"{prefix}.{key}" if prefix else key, value

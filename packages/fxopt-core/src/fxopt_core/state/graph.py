@@ -15,7 +15,6 @@ from fxopt_core._torch import (
     STRUCTURE,
     add_node,
     codegen_of,
-    inputs_of,
     names_of,
     set_arguments,
     set_meta,
@@ -25,14 +24,8 @@ from fxopt_core._torch import (
 from fxopt_core.graph import iter_nodes
 from fxopt_core.state.containers import Containers, put_back
 
-_INPUTS = attrgetter("all_input_nodes")
 _ROW = attrgetter("op", "target", "name", "type", "args", "kwargs")
 _CLASS_FIELDS_LEFT_ALONE = frozenset({"__dict__", "__weakref__"})
-
-
-def _orders_of(nodes: list[Node]) -> list[tuple[Any, Any]]:
-    """Return users and inputs of each node, in order."""
-    return list(zip(map(list, map(attrgetter("users"), nodes)), map(_INPUTS, nodes), strict=True))
 
 
 class NodeAt(int):
@@ -42,12 +35,15 @@ class NodeAt(int):
 
 
 class GraphRows:
-    """The nodes of a graph in order, what each of them is, the orders of its users and inputs, and the names taken."""
+    """The nodes of a graph in order, what each of them is, its users in order, and the names that are taken.
+
+    torch keeps the inputs of a node in the order of its arguments, so that they need no place here.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = list(iter_nodes(graph))
         self._rows = list(map(_ROW, self.nodes))
-        self._orders = _orders_of(self.nodes)
+        self._users = [list(node.users) for node in self.nodes]
         names = names_of(graph)
         self._names = set(names.taken), dict(names.counts)
 
@@ -57,7 +53,7 @@ class GraphRows:
         return (
             nodes == self.nodes
             and all(map(is_, chain.from_iterable(map(_ROW, nodes)), chain.from_iterable(self._rows)))
-            and _orders_of(nodes) == self._orders
+            and [list(node.users) for node in nodes] == self._users
             and names_of(graph) == self._names
         )
 
@@ -67,30 +63,17 @@ class GraphRows:
         It gets the node, the role of the thing and the thing.
         """
         at = {node: NodeAt(position) for position, node in enumerate(self.nodes)}
-        rows, orders = [], []
-        for node, (op, target, name, kind, args, kwargs), (users, inputs) in zip(
-            self.nodes, self._rows, self._orders, strict=True
-        ):
-            read: dict[Node, None] = {}
+        rows = []
+        for node, (op, target, name, kind, args, kwargs) in zip(self.nodes, self._rows, strict=True):
 
-            def leaf(value: Any, node: Node = node, read: dict[Node, None] = read) -> Any:
-                if type(value) is not Node:
-                    return part(node, "argument", value)
-                read[value] = None
-                return at[value]
+            def leaf(value: Any, node: Node = node) -> Any:
+                return at[value] if type(value) is Node else part(node, "argument", value)
 
             parts = part(node, "target", target), name, part(node, "type annotation", kind)
             rows.append((op, *parts, map_aggregate(args, leaf), dict(map_aggregate(kwargs, leaf))))
-            positions = [int(at[user]) for user in users if user in at]
-            # Those that filling a graph gives are left out.
-            orders.append(
-                (
-                    None if positions == sorted(positions) else positions,
-                    None if inputs == list(read) else [int(at[value]) for value in inputs],
-                )
-            )
         twin = copy.copy(self)
-        twin.nodes, twin._rows, twin._orders = range(len(rows)), rows, orders  # type: ignore[assignment]  # positions
+        twin.nodes, twin._rows = range(len(rows)), rows  # type: ignore[assignment]  # positions
+        twin._users = [[int(at[user]) for user in users if user in at] for users in self._users]  # type: ignore[misc]  # positions
         return twin
 
     def fill(
@@ -113,10 +96,9 @@ class GraphRows:
 
         for node, (*_, args, kwargs) in zip(self.nodes, self._rows, strict=True):
             set_arguments(new[node], map_aggregate(args, leaf), map_aggregate(kwargs, leaf))
-        for node, orders in zip(self.nodes, self._orders, strict=True):
-            for found, order in zip((new[node].users, inputs_of(new[node])), orders, strict=True):
-                if order is not None and (len(order) != len(found) or len(order) > 1):
-                    set_order(found, (new[other] for other in order if other in new))
+        for node, users in zip(self.nodes, self._users, strict=True):
+            if len(users) > 1 or len(users) != len(new[node].users):
+                set_order(new[node].users, (new[user] for user in users if user in new))
         put_back(names_of(graph).taken, self._names[0])
         put_back(names_of(graph).counts, self._names[1])
         return new

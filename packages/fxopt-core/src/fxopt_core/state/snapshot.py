@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -43,27 +43,12 @@ _PLAIN = (Tensor, nn.Parameter)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class _Form(NamedTuple):
-    """What a tensor that took a released one's place has to look like."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Form:
-        lazy = is_lazy(tensor)
-        return cls(torch.Size() if lazy else tensor.shape, tensor.dtype, tensor.device)
-
-
 class TensorState:
     """One tensor object as it was. `registered` says that it is no plain attribute, but a parameter, buffer or part."""
 
     saved: Tensor | None = None
     rebuild: Rebuild | None = None
     reference: weakref.ref[Tensor] | None = None
-    form: _Form | None = None
-    place: tuple[object, ...] | None = None
     registered = False
 
     def __init__(self, tensor: Tensor, name: str) -> None:
@@ -72,8 +57,8 @@ class TensorState:
         self.tensor: Tensor | None = tensor
         alias: Tensor = tensor.data
         self.alias: Tensor | None = alias
+        self.place, self.nbytes = _place(alias), _nbytes(alias)
         self.version = None if tensor.is_inference() else tensor._version
-        self.nbytes = _nbytes(alias)
         self.requires_grad = tensor.requires_grad
         self.leaf = tensor.is_leaf
         self.attributes: Mapping[str, Any] = dict(tensor.__dict__) if tensor.__dict__ else _NOTHING
@@ -84,21 +69,21 @@ class TensorState:
     def protect(self, storages: dict[int, torch.UntypedStorage]) -> None:
         """Copy the contents. Tensors over one storage share its copy, which `storages` holds by the storage's id."""
         assert self.alias is not None
-        storage = plain_storage(self.alias)
+        storage = _plain_storage(self.alias)
         if storage is None:
             self.saved = self.alias.clone()
         else:
             if storage._cdata not in storages:
                 storages[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]  # torch's lacks a type
-            self.saved = over_storage(storages[storage._cdata], self.alias)
+            like = self.alias
+            saved = like.new_empty(0).set_(storages[storage._cdata], like.storage_offset(), like.size(), like.stride())
+            self.saved = saved
 
     def release(self, rebuild: Rebuild) -> None:
         """Hold the tensor only weakly; a protected one comes back from its copy."""
         assert self.tensor is not None
-        assert self.alias is not None
         copy = self.saved
         self.rebuild = rebuild if copy is None else lambda: copy
-        self.form, self.place = _Form.of(self.alias), _place(self.alias)
         self.reference = weakref.ref(self.tensor)
         self.tensor = self.alias = None
 
@@ -115,13 +100,11 @@ class TensorState:
             return True
         self.tensor = tensor
         unwritten = self.version is None or tensor.is_inference() or tensor._version == self.version
+        if _place(tensor.data) != self.place:  # a pass let it share the memory of what it made, say
+            tensor.data = self._data() if self.alias is None else self.alias
+            unwritten = unwritten or (self.alias is None and tensor._version == self.version)
         if self.alias is None:
-            if _Form.of(tensor) != self.form or _place(tensor) != self.place:
-                tensor.data = self._data()  # a pass let it share the memory of what it made, say
-                unwritten = self.version is None or tensor._version == self.version
             return unwritten
-        if not _same_memory(tensor, self.alias):
-            tensor.data = self.alias
         if _nbytes(self.alias) != self.nbytes:
             unwritten = False
             self.alias.untyped_storage().resize_(self.nbytes or 0)
@@ -157,50 +140,37 @@ class TensorState:
         """Return the contents of a released tensor, in memory of their own."""
         assert self.rebuild is not None
         data = self.rebuild().detach()
-        if _Form.of(data) != self.form:
+        if _place(data)[:3] != self.place[:3]:
             raise FxoptError(
-                f"tensor {self.name!r} was released, and what stands in for it is {_Form.of(data)} where {self.form} "
-                "was expected; release a tensor with a function that returns it as it was"
+                f"tensor {self.name!r} was released, and what stands in for it is {_place(data)[:3]} where "
+                f"{self.place[:3]} was expected; release a tensor with a function that returns it as it was"
             )
         return data
 
 
-def plain_storage(tensor: Tensor) -> torch.UntypedStorage | None:
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    """Return form and memory of a tensor, without keeping the memory alive; equal where nothing was exchanged."""
+    form = torch.Size() if is_lazy(tensor) else tensor.shape, tensor.dtype, tensor.device
+    if tensor.layout is not torch.strided:
+        return *form, object()  # equal to none: it keeps its memory in inner tensors without a name
+    if type(tensor) not in _PLAIN:
+        return form  # a wrapper keeps its memory in inner tensors, which are recorded on their own
+    return *form, tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.stride()
+
+
+def _plain_storage(tensor: Tensor) -> torch.UntypedStorage | None:
     """The memory of a plain tensor; sparse, meta and wrapper tensors have none of their own."""
     plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta
     return tensor.untyped_storage() if plain else None
 
 
-def _place(tensor: Tensor) -> tuple[object, ...] | None:
-    """Which memory a plain tensor lies in, and how, without keeping that alive."""
-    storage = plain_storage(tensor)
-    return None if storage is None else (storage._cdata, storage.nbytes(), tensor.storage_offset(), tensor.stride())
-
-
 def _nbytes(tensor: Tensor) -> int | None:
-    storage = plain_storage(tensor)
+    storage = _plain_storage(tensor)
     return None if storage is None else storage.nbytes()
 
 
-def over_storage(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
-    """Return a tensor over this memory with the dtype, sizes, strides and offset of another one."""
-    return like.new_empty(0).set_(storage, like.storage_offset(), like.size(), like.stride())
-
-
-def _same_memory(tensor: Tensor, alias: Tensor) -> bool:
-    if tensor.layout is not alias.layout or _Form.of(tensor) != _Form.of(alias) or tensor.layout is not torch.strided:
-        return False
-    if plain_storage(alias) is None and not alias.is_meta:
-        return True  # a wrapper keeps its memory in inner tensors, which are recorded on their own
-    return (
-        tensor.untyped_storage()._cdata == alias.untyped_storage()._cdata
-        and tensor.storage_offset() == alias.storage_offset()
-        and tensor.stride() == alias.stride()
-    )
-
-
 def _copy_back(alias: Tensor, saved: Tensor, done: set[int]) -> None:
-    storage = plain_storage(alias)
+    storage = _plain_storage(alias)
     if storage is None:
         alias.copy_(saved)
     elif storage._cdata not in done:

@@ -11,7 +11,6 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch.fx.graph import CodeGen
 from torch.utils._pytree import TreeSpec, treespec_leaf
 from torch.utils.hooks import RemovableHandle
 
-from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of, has_name_in_code, set_tracer_class
+from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of, set_tracer_class
 from fxopt_core.errors import FxoptError
 from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import iter_nodes
@@ -29,22 +28,17 @@ from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.state.graph import GraphRows, own_classes
 from fxopt_core.values.names import class_path, describe, import_class, name_of
 
-FORMAT = 3
+FORMAT = 4
 """Raised when older versions of this module could not read what this one writes."""
 
-_MADE_AGAIN = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_call_impl"})
-_TENSORS = frozenset({"_parameters", "_buffers"})
-_KEPT_META = ("from_node", "source_fn_stack", "custom")
+_MADE_AGAIN = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_call_impl", "shape_env"})
+_LEFT_TO_PICKLE = frozenset({"_parameters", "_buffers", "_modules"})
+_IF_POSSIBLE: dict[str, Any] = {"_tracer_cls": None, "_tracer_extras": {}}
+_KEPT_META = ("stack_trace", "from_node", "source_fn_stack", "custom")
 _STACK = "nn_module_stack"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 _CONTAINERS = frozenset({dict, OrderedDict, list, set, tuple})
-_DEFAULTS: dict[str, Any] = {"_tracer_cls": None, "_tracer_extras": {}}
-_IMPORTABLE = (
-    "classes and functions pickle by name: define it at the top of a module, or undo what has replaced it "
-    "(torch.nn.utils.parametrize.remove_parametrizations)"
-)
-_REMEDY = "remove it, or use functions and classes that are defined at the top of a module"
 
 
 def install(graph_module: GraphModule) -> None:
@@ -83,7 +77,13 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], dict[str, Any]]
     """Give a graph module its attributes and its graph, and compile it."""
     attributes, written = state
     graph_module.__dict__.update(attributes)
-    graph = _read(written)
+    graph = Graph()
+    with collector_paused():
+        written["rows"].fill(graph)
+    for node, meta in zip(iter_nodes(graph), written["metas"], strict=True):
+        node.meta.update(meta | ({_STACK: copy.copy(meta[_STACK])} if _STACK in meta else {}))
+    code_fields(graph).update(written["code_fields"])
+    graph.set_codegen(written["codegen"])
     set_tracer_class(graph, attributes.get("_tracer_cls"))
     graph.owning_module = graph_module
     graph_module.__dict__["_graph"] = graph
@@ -116,16 +116,22 @@ def _copy(self: GraphModule) -> GraphModule:
 
 def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
     _check_not_exported(self)
-    prober = Prober(protocol)
+    writer = _Writer(protocol)
     base = _base(self)
-    _demand(prober, base, "the class of the graph module", _IMPORTABLE)
-    attributes = {key: _attribute(self, key, value, prober) for key, value in vars(self).items()}
+    writer.check(base, "the class of the graph module")
+    attributes = {key: writer.attribute(key, value) for key, value in vars(self).items()}
     for name, module in self.named_modules():
+        cls: Any = type(module)
         if isinstance(module, GraphModule):
             install(module)  # torch loses names in them too, and cannot trace what an export has made
-        else:
-            _check_submodule(name, module, prober)
-    state = attributes, _write(self.graph, prober)
+            continue
+        writer.check(cls, f"the class of module {name!r}")
+        # What pickle would stop at further down, where its message names neither module nor attribute.
+        if cls.__getstate__ is nn.Module.__getstate__ and cls.__reduce_ex__ is object.__reduce_ex__:
+            for key, value in vars(module).items():
+                if key not in _LEFT_TO_PICKLE:
+                    writer.check(value, f"attribute {key!r} of module {name!r}")
+    state = attributes, writer.graph(self.graph)
     return create, (FORMAT, base, type(self).__name__), state, None, None, fill
 
 
@@ -139,192 +145,12 @@ def _check_not_exported(graph_module: GraphModule) -> None:
         )
 
 
-def bind(function: Any, graph_module: GraphModule) -> MethodType:
-    """Bind a function to a graph module; `MethodType` itself has no name to pickle."""
-    return MethodType(function, graph_module)
-
-
-def _attribute(graph_module: GraphModule, key: str, value: Any, prober: Prober) -> Any:
-    """Return what stands for one attribute of the graph module in a pickle."""
-    if key in _MADE_AGAIN or key == "shape_env":
-        return None
-    if key in _TENSORS or key == "_modules" or isinstance(value, (Tensor, nn.Module)):
-        return value
-    if key == "meta":
-        return {name: entry for name, entry in value.items() if name == META_KEY or prober.obstacle(entry) is None}
-    if key in _DEFAULTS:
-        return value if prober.obstacle(value) is None else copy.copy(_DEFAULTS[key])
-    if isinstance(value, TreeSpec):
-        return spec_reference(value)
-    if isinstance(value, MethodType) and value.__self__ is graph_module:
-        _demand(prober, value.__func__, f"attribute {key!r} of the graph module", _IMPORTABLE)
-        return Rebuilt(bind, value.__func__, graph_module)
-    _demand(prober, value, f"attribute {key!r} of the graph module", _REMEDY)
-    return value
-
-
-def _check_submodule(name: str, module: nn.Module, prober: Prober) -> None:
-    """Find what pickle would stop at further down, where its message would name neither module nor attribute."""
-    cls: Any = type(module)
-    _demand(prober, cls, f"the class of module {name!r}", _IMPORTABLE)
-    if cls.__getstate__ is nn.Module.__getstate__ and cls.__reduce_ex__ is object.__reduce_ex__:
-        for key, value in vars(module).items():
-            if key not in _TENSORS and key != "_modules":
-                _demand(prober, value, f"attribute {key!r} of module {name!r}", _REMEDY)
-
-
-def _demand(prober: Prober, value: object, what: str, remedy: str) -> None:
-    obstacle = prober.obstacle(value)
-    if obstacle is not None:
-        raise FxoptError(f"{what} cannot be pickled: {describe(value)} ({obstacle}); {remedy}") from obstacle
-
-
 def _keep_hook_numbers_apart(graph_module: GraphModule) -> None:
     """Let hooks that are registered from now on not replace those that came with the pickle."""
     for module in graph_module.modules():
         for key, hooks in vars(module).items():
             if key.endswith("_hooks") and isinstance(hooks, dict) and hooks:
                 RemovableHandle.next_id = max(RemovableHandle.next_id, 1 + max(hooks))
-
-
-# -- the graph
-
-
-def _write(graph: Graph, prober: Prober) -> dict[str, Any]:
-    """Return a graph as rows, with what stands in a pickle for functions, operators and classes."""
-    rows, parts = GraphRows(graph), _Parts(prober)
-    codegen = _codegen_reference(codegen_of(graph), prober)
-    with collector_paused():
-        metas = {position: meta for position, node in enumerate(rows.nodes) if (meta := parts.meta(node))}
-        return {"rows": rows.apart(parts), "metas": metas, "codegen": codegen, "code_fields": dict(code_fields(graph))}
-
-
-def _read(written: dict[str, Any]) -> Graph:
-    graph = Graph()
-    with collector_paused():
-        written["rows"].fill(graph)
-    for position, node in enumerate(iter_nodes(graph)):
-        node.meta.update(written["metas"].get(position, {}))
-        if _STACK in node.meta:
-            node.meta[_STACK] = copy.copy(node.meta[_STACK])
-    code_fields(graph).update(written["code_fields"])
-    graph.set_codegen(written["codegen"])
-    return graph
-
-
-class _Parts:
-    """Says what stands in a pickle for parts of nodes; each function, class and stack is one object there."""
-
-    def __init__(self, prober: Prober) -> None:
-        self._prober = prober
-        self._known: dict[Any, Any] = {}
-        self._parts: dict[tuple[str, int], Any] = {}  # by role and id of what they stand for
-
-    def __call__(self, node: Node, role: str, value: Any) -> Any:
-        """Return what stands for a target, an argument or a type annotation.
-
-        Raises:
-            FxoptError: it cannot be pickled.
-        """
-        if type(value) in _ATOMS:
-            return value
-        if (role, id(value)) not in self._parts:
-            self._parts[role, id(value)] = self._part(node, role, value)
-        return self._parts[role, id(value)]
-
-    def _part(self, node: Node, role: str, value: Any) -> Any:
-        if role == "target" and callable(value) and not has_name_in_code(value):
-            raise FxoptError(
-                f"node `{node.name}`, target: torch {torch.__version__} cannot write {describe(value)} in code; "
-                "call it in a function at the top of a module, with `torch.fx.wrap`"
-            )
-        if isinstance(value, _SYMBOLIC):
-            raise FxoptError(
-                f"node `{node.name}`, {role}: the symbolic value {value} has no form; compute it by a node of the "
-                "graph (`torch.ops.aten.sym_size.int`), or use a number"
-            )
-        # Older protocols of pickle have none for memory formats.
-        is_format = isinstance(value, torch.memory_format)
-        name = str(value).replace(".", ":", 1) if is_format else name_of(value)
-        if name is not None:
-            return self._once(name, import_class)
-        obstacle = self._prober.obstacle(value)
-        if obstacle is not None:
-            raise FxoptError(
-                f"node `{node.name}`, {role}: {describe(value)} cannot be pickled ({obstacle}); use functions and "
-                "classes that can be imported by name, and values that pickle"
-            ) from obstacle
-        return value
-
-    def _once(self, name: str, function: Callable[[str], object]) -> Any:
-        return self._known.setdefault((name, function), Rebuilt(function, name))
-
-    def meta(self, node: Node) -> dict[str, Any]:
-        """Return what a pickle keeps of a node's ``meta``."""
-        kept = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
-        meta = {key: value for key, value in kept.items() if self._prober.obstacle(value) is None}
-        trace, stack = node.meta.get("stack_trace"), node.meta.get(_STACK)
-        if isinstance(trace, str):
-            meta["stack_trace"] = trace
-        if isinstance(stack, dict) and all(isinstance(entry, tuple) and len(entry) == 2 for entry in stack.values()):
-            named = ((key, path, cls if isinstance(cls, type) else str(cls)) for key, (path, cls) in stack.items())
-            entries = tuple((str(key), str(path), cls) for key, path, cls in named)
-            kind = OrderedDict if isinstance(stack, OrderedDict) else dict
-            if (kind, entries) not in self._known:
-                self._known[kind, entries] = kind((key, (path, self._class(cls))) for key, path, cls in entries)
-            meta[_STACK] = self._known[kind, entries]
-        return meta | ({META_KEY: node.meta[META_KEY]} if META_KEY in node.meta else {})
-
-    def _class(self, cls: type | str) -> Any:
-        return cls if isinstance(cls, str) else self._once(class_path(cls), class_or_text)
-
-
-def class_or_text(path: str) -> object:
-    """Return the class of this path, or, where it cannot be imported, its name as torch's own graphs have it."""
-    try:
-        return import_class(path)
-    except Exception:  # whatever importing somebody's module raises
-        return path.replace(":", ".")
-
-
-def load_codegen(cls: type[CodeGen], attributes: dict[str, Any], tree: tuple[Any, ...] | None) -> CodeGen:
-    """Make a code generator from its class, its attributes, and what describes its pytree inputs and outputs."""
-    codegen = cls.__new__(cls)
-    vars(codegen).update(attributes)
-    if tree is not None:
-        vars(codegen)["pytree_info"] = PyTreeInfo(*tree)
-    return codegen
-
-
-def _codegen_reference(codegen: CodeGen, prober: Prober) -> Rebuilt:
-    attributes = {key: value for key, value in vars(codegen).items() if key != "pytree_info"}
-    for name, value in (("class", type(codegen)), *attributes.items()):
-        _demand(prober, value, f"the graph's code generator, {name}", _REMEDY)
-    info = vars(codegen).get("pytree_info")
-    tree = None
-    if info is not None:
-        tree = list(info.orig_args), *(spec and spec_reference(spec) for spec in (info.in_spec, info.out_spec))
-    return Rebuilt(load_codegen, type(codegen), attributes, tree)
-
-
-# -- what pickle cannot do by itself
-
-
-class Rebuilt:
-    """What stands for an object in a pickle: a function to call on reading, and its arguments."""
-
-    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
-        self._call = function, arguments
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return self._call
-
-
-def spec_reference(spec: TreeSpec) -> Rebuilt:
-    """Return what stands for a pytree specification; pickled as it is, its leaves warn of a deprecated class."""
-    if spec.is_leaf():
-        return Rebuilt(treespec_leaf)
-    return Rebuilt(TreeSpec, spec.type, spec.context, [spec_reference(child) for child in spec.children()])
 
 
 class _Probe(pickle.Pickler):
@@ -334,25 +160,133 @@ class _Probe(pickle.Pickler):
         return "" if isinstance(obj, (Tensor, nn.Module)) else None
 
 
-class Prober:
-    """Says why a value cannot be pickled by a protocol; remembers the answers while the values live."""
+class _Writer:
+    """Says what stands in a pickle for the parts of a graph module, each one object, and which cannot be pickled."""
 
     def __init__(self, protocol: int) -> None:
         self._protocol = protocol
-        self._known: dict[int, tuple[object, Exception | None]] = {}
+        self._obstacles: dict[int, tuple[object, Exception | None]] = {}  # by id, with what has it
+        self._parts: dict[tuple[str, int], Any] = {}  # by role and id
+        self._stacks: dict[Any, Any] = {}
 
     def obstacle(self, value: object) -> Exception | None:
-        """Return the error of pickling a value, without its tensors and modules.
-
-        >>> Prober(2).obstacle(len), type(Prober(2).obstacle(lambda: 0)).__name__
-        (None, 'PicklingError')
-        """
+        """Return the error of pickling a value, without its tensors and modules."""
         if type(value) in _ATOMS or (type(value) in _CONTAINERS and not value):
             return None
-        if id(value) not in self._known:
-            self._known[id(value)] = value, None
+        if id(value) not in self._obstacles:
+            self._obstacles[id(value)] = value, None
             try:
                 _Probe(io.BytesIO(), self._protocol).dump(value)
-            except Exception as error:
-                self._known[id(value)] = value, error
-        return self._known[id(value)][1]
+            except Exception as error:  # whatever pickling somebody's object raises
+                self._obstacles[id(value)] = value, error
+        return self._obstacles[id(value)][1]
+
+    def check(self, value: object, what: str) -> None:
+        """Raise if a value cannot be pickled; ``what`` says where it is."""
+        obstacle = self.obstacle(value)
+        if obstacle is not None:
+            raise FxoptError(
+                f"{what} cannot be pickled: {describe(value)} ({obstacle}); remove it, or use functions and classes "
+                "that are defined at the top of a module. Undo what has replaced a class "
+                "(torch.nn.utils.parametrize.remove_parametrizations)"
+            ) from obstacle
+
+    def attribute(self, key: str, value: Any) -> Any:
+        """Return what stands for an attribute of the graph module."""
+        if key in _MADE_AGAIN:
+            return None
+        if key == "meta":
+            return {name: entry for name, entry in value.items() if name == META_KEY or self.obstacle(entry) is None}
+        if key in _IF_POSSIBLE and self.obstacle(value) is not None:
+            return copy.copy(_IF_POSSIBLE[key])
+        if isinstance(value, TreeSpec):
+            return _spec_reference(value)
+        if key not in _LEFT_TO_PICKLE:
+            self.check(value, f"attribute {key!r} of the graph module")
+        return value
+
+    def graph(self, graph: Graph) -> dict[str, Any]:
+        """Return a graph as rows."""
+        codegen, rows = codegen_of(graph), GraphRows(graph)
+        held = dict(vars(codegen))
+        if (info := held.pop("pytree_info", None)) is not None:
+            held["pytree_info"] = _Rebuilt(PyTreeInfo, list(info.orig_args), *map(_spec_reference, info[1:]))
+        for name, value in (("class", type(codegen)), *held.items()):
+            self.check(value, f"the graph's code generator, {name},")
+        with collector_paused():
+            metas = [self._meta(node) for node in rows.nodes]
+            rows = rows.apart(self._part)
+        made = _Rebuilt(_codegen, type(codegen), held)
+        return {"rows": rows, "metas": metas, "codegen": made, "code_fields": dict(code_fields(graph))}
+
+    def _part(self, node: Node, role: str, value: Any) -> Any:
+        """Return what stands for a target, an argument or a type annotation."""
+        if type(value) in _ATOMS:
+            return value
+        if (role, id(value)) not in self._parts:
+            self._parts[role, id(value)] = self._reference(value, f"the {role} of node `{node.name}`")
+        return self._parts[role, id(value)]
+
+    def _reference(self, value: Any, what: str) -> Any:
+        if isinstance(value, _SYMBOLIC):
+            raise FxoptError(
+                f"{what} is the symbolic value {value}, which has no form; compute it by a node of the graph "
+                "(`torch.ops.aten.sym_size.int`), or use a number"
+            )
+        # Older protocols of pickle have no memory formats, and none has operators and functions of C.
+        is_format = isinstance(value, torch.memory_format)
+        name = str(value).replace(".", ":", 1) if is_format else name_of(value)
+        if name is not None:
+            return _Rebuilt(import_class, name)
+        self.check(value, what)
+        return value
+
+    def _meta(self, node: Node) -> dict[str, Any]:
+        """Return what a pickle keeps of a node's ``meta``."""
+        meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+        meta = {key: value for key, value in meta.items() if self.obstacle(value) is None}
+        stack = node.meta.get(_STACK)
+        if isinstance(stack, dict) and all(isinstance(entry, tuple) and len(entry) == 2 for entry in stack.values()):
+            kind = OrderedDict if isinstance(stack, OrderedDict) else dict
+            named = tuple((str(key), (str(path), self._class(cls))) for key, (path, cls) in stack.items())
+            meta[_STACK] = self._stacks.setdefault((kind, named), kind(named))
+        return meta | ({META_KEY: node.meta[META_KEY]} if META_KEY in node.meta else {})
+
+    def _class(self, cls: object) -> Any:
+        if isinstance(cls, type):
+            return self._parts.setdefault(("class", id(cls)), _Rebuilt(_class_or_text, class_path(cls)))
+        return str(cls)
+
+
+def _class_or_text(path: str) -> object:
+    """Return the class of this path, or, where it cannot be imported, its name as torch's own graphs have it."""
+    try:
+        return import_class(path)
+    except Exception:  # whatever importing somebody's module raises
+        return path.replace(":", ".")
+
+
+class _Rebuilt:
+    """What stands for an object in a pickle: a function to call on reading, and its arguments."""
+
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        self._call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self._call
+
+
+def _spec_reference(spec: TreeSpec | None) -> _Rebuilt | None:
+    """Return what stands for a pytree specification; pickled as it is, its leaves warn of a deprecated class."""
+    if spec is None:
+        return None
+    if spec.is_leaf():
+        return _Rebuilt(treespec_leaf)
+    return _Rebuilt(TreeSpec, spec.type, spec.context, [_spec_reference(child) for child in spec.children()])
+
+
+def _codegen(cls: type[CodeGen], attributes: dict[str, Any]) -> CodeGen:
+    """Make a code generator of its class and attributes."""
+    codegen = cls.__new__(cls)
+    vars(codegen).update(attributes)
+    return codegen

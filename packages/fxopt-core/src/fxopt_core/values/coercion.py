@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import collections.abc as abc
 import types
+from contextlib import suppress
+from operator import is_
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from fxopt_core.errors import PassOptionError
@@ -23,8 +25,7 @@ _SEQUENCES: dict[object, type | None] = {
 }
 
 
-class _MismatchError(Exception):
-    """A value does not fit an annotation."""
+_MISFIT = object()
 
 
 def is_plain(value: object) -> bool:
@@ -50,10 +51,12 @@ def coerce(value: object, annotation: object, *, pass_name: str = "", option: st
     """
     expected = show_annotation(annotation)
     try:
-        if is_plain(value):
-            return _fit(value, annotation, exact=False)
-        expected = "a number, text, True, False, None, or a list or tuple of such"
-    except (_MismatchError, RecursionError):
+        fitted = _fit(value, annotation) if is_plain(value) else _MISFIT
+        if fitted is not _MISFIT:
+            return fitted
+        if not is_plain(value):
+            expected = "a number, text, True, False, None, or a list or tuple of such"
+    except RecursionError:
         pass
     where = ", ".join([f"pass {pass_name!r}"] * bool(pass_name) + [f"option {option!r}"] * bool(option))
     prefix = f"{where}: " if where else ""
@@ -87,48 +90,37 @@ def show_value(value: object) -> str:
     return text if value is None else f"{text} ({type(value).__qualname__})"
 
 
-def _fit(value: Any, annotation: Any, *, exact: bool) -> object:
-    """Return the value for the annotation; ``exact`` allows no conversion (how a union is read first)."""
+def _fit(value: Any, annotation: Any) -> object:
+    """Return the value for the annotation: itself where it fits as it is, or `_MISFIT`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _fit(value, arguments[0], exact=exact)
     wanted = origin or annotation
+    if origin is Annotated:
+        return _fit(value, arguments[0])
     if origin in (Union, types.UnionType):
-        for as_it_is in (True,) if exact else (True, False):  # 1 stays an int for `float | int`
-            for member in arguments:
-                try:
-                    return _fit(value, member, exact=as_it_is)
-                except _MismatchError:
-                    continue
-        raise _MismatchError
+        fitted = [each for each in (_fit(value, member) for member in arguments) if each is not _MISFIT]
+        return next((each for each in fitted if each is value), fitted[0] if fitted else _MISFIT)  # 1 stays an int
+    if wanted in _SEQUENCES:
+        return _fit_sequence(value, wanted, arguments)
+    if wanted is float and type(value) is int:
+        with suppress(OverflowError):
+            return float(value) if float(value) == value else _MISFIT
+        return _MISFIT
     if origin is Literal:
         fits = any(type(value) is type(choice) and value == choice for choice in arguments)
-    elif wanted in _SEQUENCES:
-        return _fit_sequence(value, wanted, arguments, exact=exact)
-    elif wanted is float and type(value) is int and not exact:
-        try:
-            value, whole = float(value), value
-        except OverflowError:
-            raise _MismatchError from None
-        fits = value == whole
     elif wanted is None or wanted in PLAIN:
         fits = type(value) is (wanted or type(None))
     else:
         fits = not isinstance(wanted, type) or wanted in (object, Any, abc.Callable) or wanted.__name__ == "_empty"
-    if not fits:
-        raise _MismatchError
-    return value
+    return value if fits else _MISFIT
 
 
-def _fit_sequence(value: Any, kind: Any, items: tuple[Any, ...], *, exact: bool) -> object:
+def _fit_sequence(value: Any, kind: Any, items: tuple[Any, ...]) -> object:
+    fixed = kind is tuple and items and items[-1] is not Ellipsis
+    if type(value) not in (list, tuple) or (fixed and len(items) != len(value)):
+        return _MISFIT
+    members = items if fixed else (items[:1] or (Any,)) * len(value)
+    fitted = list(map(_fit, value, members))
+    if any(each is _MISFIT for each in fitted):
+        return _MISFIT
     wanted: Any = _SEQUENCES[kind] or type(value)
-    if type(value) not in (list, tuple) or (exact and type(value) is not wanted):
-        raise _MismatchError
-    if kind is tuple and items and items[-1] is not Ellipsis:
-        if len(items) != len(value):
-            raise _MismatchError
-    elif items:
-        items = items[:1] * len(value)
-    fitted = [_fit(entry, item, exact=exact) for entry, item in zip(value, items, strict=True)] if items else [*value]
-    same = type(value) is wanted and all(new is old for new, old in zip(fitted, value, strict=True))
-    return value if same else wanted(fitted)
+    return value if type(value) is wanted and all(map(is_, fitted, value)) else wanted(fitted)

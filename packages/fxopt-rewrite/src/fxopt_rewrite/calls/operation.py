@@ -16,7 +16,6 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.passes.context import note_reading
 from fxopt_rewrite.calls.records import Obstacle, TensorRef
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.layers import conv1d_class, module_problem
@@ -235,7 +234,6 @@ def calls_of(graph_module: GraphModule, *operations: Callable[..., object]) -> l
     [[mul, relu], [mul, relu]]
     """
     check_graph_module(graph_module, "calls_of")
-    note_reading(graph_module)
     wanted = list(map(_wanted, operations))
     return [node for node in iter_nodes(graph_module.graph) if _is_one_of(node, graph_module, wanted)]
 
@@ -258,7 +256,6 @@ def is_call(node: Node, *operations: Callable[..., object]) -> bool:
     >>> tuple(is_call(graph.call_method(name, (x, 2)), operator.mul) for name in ("mul", "mul_"))
     (True, False)
     """
-    note_reading(node.graph.owning_module)
     return _is_one_of(node, node.graph.owning_module, list(map(_wanted, operations)))
 
 

@@ -20,8 +20,8 @@ from torch.fx.node import map_arg
 from fxopt_core._torch import inputs_of
 from fxopt_core.ledger.marks import META_KEY, NodeTag, tag_of
 from fxopt_core.ledger.records import Derived, Refusal, Rewrite
-from fxopt_core.passes.context import RELEASED_FROM, Frame, current_frame, release
 from fxopt_core.passes.record import signature_or_empty
+from fxopt_core.passes.run import RELEASED_FROM, PassRun, editing_run, release
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.values.forms import is_plain_data
 from fxopt_core.values.names import class_path, describe
@@ -71,10 +71,10 @@ class Editor:
         self.graph_module = index.graph_module
         self.graph = index.graph_module.graph
         self._name, self._marks = transformation.name, (signature,) if signature else ()
-        self._frame = current_frame(index.graph_module) or Frame(index.graph_module)
-        self.edits: list[edits.Edit] = [] if self._frame.edits is None else self._frame.edits
-        self._frame.edits = self.edits
-        self._frame.closing.append(self._close)
+        self._run = editing_run(index.graph_module) or PassRun(transformation, index.graph_module)
+        self.edits: list[edits.Edit] = [] if self._run.edits is None else self._run.edits
+        self._run.edits = self.edits
+        self._run.closing.append(self._close)
         self._log = SiteLog()
         self._ids: dict[Node, int] = {}
         self._replaced: dict[Node, Node] = {}
@@ -90,7 +90,7 @@ class Editor:
 
     def _close(self) -> None:
         self._rewiring.flush()
-        self._frame.journal = Edits(tuple(self.edits))
+        self._run.journal = Edits(tuple(self.edits))
         waiting = [node for node in self._described_last if node not in self._erased and "val" not in node.meta]
         self._described_last.clear()
         if waiting:
@@ -98,7 +98,7 @@ class Editor:
 
     def refuse(self, refusal: Refusal) -> None:
         """Record why a site is left alone."""
-        self._frame.refusals.append(refusal)
+        self._run.refusals.append(refusal)
 
     @contextmanager
     def site(self, name: str) -> Iterator[None]:
@@ -108,7 +108,7 @@ class Editor:
         log = self._log
         nodes = tuple(log.nodes_before), tuple(log.nodes_after)
         modules = tuple(log.modules_before), tuple(log.modules_after)
-        self._frame.rewrites.append(Rewrite(name, *nodes, *modules, log.note))
+        self._run.rewrites.append(Rewrite(name, *nodes, *modules, log.note))
 
     def note(self, text: str) -> None:
         """Add a sentence to the rewrite of the current site."""
@@ -121,7 +121,7 @@ class Editor:
             ValueError: Its functions do not take what they are going to be given.
         """
         check_arguments(derived)
-        self._frame.derived.append(derived)
+        self._run.derived.append(derived)
 
     def record(self, edit: edits.CustomEdit) -> None:
         """Record an edit of a kind of the pass's own, which the pass has just made.
@@ -206,7 +206,7 @@ class Editor:
             for key in VALUE_KEYS:
                 meta.pop(key, None)
             meta.update(self._resized.entries(value_of, last_dim))
-        number = self._ids[node] = self._frame.new_id()
+        number = self._ids[node] = self._run.new_id()
         origin = (self._name, tuple([each.name for each in like]))
         meta[META_KEY] = NodeTag(number, self._marks, origin, node.name)
         self._targets.add(node)
@@ -274,11 +274,11 @@ class Editor:
     def _id(self, node: Node) -> int:
         number = self._ids.get(node)
         if number is None:
-            self._frame.start_ids()
+            self._run.start_ids()
             tag = tag_of(node)
             number = tag.id
             if number is None:
-                number = self._frame.new_id()
+                number = self._run.new_id()
                 node.meta[META_KEY] = NodeTag(number, tag.marks, tag.origin, node.name, tag.ledger)
             self._ids[node] = number
         return number
@@ -446,7 +446,7 @@ class Editor:
 
         A run does so after the pass; call it yourself before anything else reads the graph.
         """
-        self._frame.flush()
+        self._run.flush()
 
 
 def _release(graph_module: GraphModule, tensor: Tensor, piece: edits.Piece) -> None:

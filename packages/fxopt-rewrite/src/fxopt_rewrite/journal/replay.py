@@ -24,7 +24,7 @@ from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import NodeTag, set_tag, tag_of
 from fxopt_core.ledger.records import undo_error
 from fxopt_core.naming import type_text
-from fxopt_core.passes.context import release
+from fxopt_core.passes.run import release
 from fxopt_core.values.names import class_path, import_class
 from fxopt_rewrite._torch import sentinel
 from fxopt_rewrite.journal import edits

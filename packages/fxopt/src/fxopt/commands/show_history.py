@@ -69,7 +69,6 @@ def history_lines(entries: Sequence[Mapping[str, Any]], verbose: bool) -> Iterat
         yield heading
         for row, entry in zip(rows, shown, strict=True):
             yield row
-            yield from [f"{_INDENT}{entry['note']}"] if entry["note"] else []
             yield from (f"{_INDENT}{line}" for line in (_all_sites if verbose else _summary)(entry))
     idle = [entry["pass"] for entry in entries if not _did_something(entry)]
     if idle and not verbose:
@@ -79,7 +78,7 @@ def history_lines(entries: Sequence[Mapping[str, Any]], verbose: bool) -> Iterat
 
 
 def _did_something(entry: Mapping[str, Any]) -> bool:
-    something = entry["changed"] or entry["rewritten"] or entry["refused"] or entry["note"]
+    something = entry["changed"] or entry["rewritten"] or entry["refused"]
     return bool(something or entry["state"] != "applied")
 
 

@@ -1,0 +1,219 @@
+"""`PassRun`: one object for each pass that is under way, and the transaction around it.
+
+A run is what instruments are told of, what editing operations report to, and what knows the snapshot to go back to.
+The runs of a composition's members, and those that a pass starts inside of its own ``transform``, have it as parent.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxopt_core.errors import PassError, PreconditionError, halted_by
+from fxopt_core.graph import iter_nodes
+from fxopt_core.ledger.marks import forget_ids
+from fxopt_core.ledger.records import Derived, Journal, Record, Refusal, Rewrite, has_ledger, ledger_of, set_ledger
+from fxopt_core.passes.base import Pass
+from fxopt_core.state.snapshot import Snapshot
+
+
+@dataclass(eq=False, repr=False)
+class PassRun:
+    """One pass about to run, running or over.
+
+    Attributes:
+        transformation: the pass. Where `undo` takes back a pass that cannot be made again from its record, this is a
+            stand-in with the record's name, options and signature.
+        graph_module: what it works on.
+        index: position among all passes that the outermost composition comes down to, or None outside one.
+        before: names of the passes of the composition that ran before it, in this direction.
+        reverse: whether it is being undone.
+        parent: the run that this one is part of: of a composition, of a pass that calls others, or of `undo`. None for
+            an outermost one. Compositions and `undo` are only seen here, never by themselves.
+
+    The other attributes are core's and the editors'.
+    """
+
+    transformation: Pass
+    graph_module: GraphModule
+    index: int | None = None
+    before: tuple[str, ...] = ()
+    reverse: bool = False
+    parent: PassRun | None = None
+    number: int = 0  # in the ledger
+
+    # What the pass reports while it edits.
+    is_editing: bool = False  # whether it is inside of its `transform` or `reverse`
+    rewrites: list[Rewrite] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    edits: list[Any] | None = None  # through an `Editor`; None where it made none
+    journal: Journal | None = None  # the same as its record keeps it, after `flush`
+    derived: list[Derived] = field(default_factory=list)
+    marked: dict[Node, None] = field(default_factory=dict)
+    next_id: int | None = None  # the next free number of a node, once one is needed
+    closing: list[Callable[[], None]] = field(default_factory=list)  # completes the edits that wait
+    undoes_from: int | None = None  # the place from which to undo: an equal pass comes before
+    seconds: float = 0.0  # that it took
+
+    # What a transaction keeps.
+    snapshots: list[Snapshot] = field(default_factory=list)
+    protect_values: bool = False
+    ran: list[str] = field(default_factory=list)  # names of the passes of this composition that ran
+    started: int = 0  # how many had their turn
+    written: tuple[str, ...] = ()  # tensors that a rollback could not bring back
+
+    @property
+    def name(self) -> str:
+        """Name of the pass."""
+        return self.transformation.name
+
+    def __repr__(self) -> str:
+        return f"<run of {self.transformation!r}, index {self.index}{', in reverse' * self.reverse}>"
+
+    def start_ids(self) -> int:
+        """Return the next free number of a node, and drop the numbers that nodes have brought from elsewhere."""
+        if self.next_id is None:
+            if not has_ledger(self.graph_module):
+                forget_ids(iter_nodes(self.graph_module.graph))
+            self.next_id = ledger_of(self.graph_module).next_id
+        return self.next_id
+
+    def new_id(self) -> int:
+        """Return a number that no node of the graph has."""
+        number = self.start_ids()
+        self.next_id = number + 1
+        return number
+
+    def undoes(self, record: Record) -> bool:
+        """Return whether the turn of a record of the pass has come, last first."""
+        return self.undoes_from is None or (record.index is not None and record.index >= self.undoes_from)
+
+    def flush(self) -> None:
+        """Complete the edits that wait, and write the next free number of a node into the ledger."""
+        for close in self.closing:
+            close()
+        ledger = ledger_of(self.graph_module)
+        if self.next_id is not None and self.next_id > ledger.next_id:
+            set_ledger(self.graph_module, replace(ledger, next_id=self.next_id))
+        self.next_id = None
+
+
+_CURRENT: ContextVar[PassRun | None] = ContextVar("fxopt_run", default=None)
+
+
+def editing_run(graph_module: GraphModule | None = None) -> PassRun | None:
+    """Return the run whose pass is inside of its ``transform`` or ``reverse``, on this graph module if one is given."""
+    run = _CURRENT.get()
+    found = run is not None and run.is_editing and (graph_module is None or run.graph_module is graph_module)
+    return run if found else None
+
+
+def new_run(transformation: Pass, graph_module: GraphModule, *, reverse: bool = False) -> PassRun:
+    """Return an outermost run of a pass, or one that the running pass starts inside of its own."""
+    number = ledger_of(graph_module).next_run
+    return PassRun(transformation, graph_module, reverse=reverse, parent=_CURRENT.get(), number=number)
+
+
+@contextmanager
+def inside(run: PassRun) -> Iterator[None]:
+    """Let the runs that start in the ``with`` block be part of this one."""
+    token = _CURRENT.set(run)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextmanager
+def editing(run: PassRun) -> Iterator[None]:
+    """Let what happens in the ``with`` block report to a run."""
+    run.is_editing = True
+    try:
+        with inside(run):
+            yield
+            run.flush()
+    finally:
+        run.is_editing = False
+        run.closing.clear()  # instruments may keep the run, and not what its editors hold
+
+
+def open_snapshots(graph_module: GraphModule) -> list[Snapshot]:
+    """Return the snapshots of all transactions that are open on a graph module."""
+    found, run = list[Snapshot](), _CURRENT.get()
+    while run is not None:
+        found += run.snapshots if run.graph_module is graph_module else ()
+        run = run.parent
+    return found
+
+
+@contextmanager
+def transaction(run: PassRun, *, within: bool = False) -> Iterator[None]:
+    """Roll the graph module of a run back if anything is raised in the ``with`` block, and raise what says so.
+
+    ``within`` another transaction, which says so itself, the error stays as it is.
+    """
+    graph_module, outer, handled = run.graph_module, _CURRENT.get(), sys.exc_info()[1]
+    if any(cls.__name__ == "FSDPModule" for cls in type(graph_module).__mro__):
+        raise PreconditionError(
+            f"pass `{run.name}`: the graph module was given to fully_shard, after which torch cannot generate its code "
+            "anew. Rewrite and undo before that",
+            pass_name=run.name,
+        )
+    if outer is not None and outer.is_editing:
+        outer.flush()
+    run.snapshots.append(Snapshot.take(graph_module, protect_values=run.protect_values))
+    try:
+        with inside(run):
+            yield
+    except BaseException as error:
+        run.written = run.snapshots[-1].restore()
+        _raise_rolled_back(run, halted_by(error, handled) or error, within)
+    finally:
+        run.snapshots.pop()
+
+
+def _raise_rolled_back(run: PassRun, error: BaseException, within: bool) -> NoReturn:
+    note = ""
+    if run.written:
+        note = (
+            f" The pass wrote values in place, which a rollback does not bring back: {', '.join(run.written)}. Run it "
+            "with protect_values=True to have them copied first."
+        )
+    if isinstance(error, PassError):
+        error.pass_name = error.pass_name or run.name
+        if run.written and note not in str(error):
+            error.args = (f"{str(error).rstrip('.')}.{note}",)
+    if within or isinstance(error, PassError) or not isinstance(error, Exception):  # an interrupt stays one
+        raise error
+    text = f"pass `{run.name}` failed and was rolled back: {type(error).__name__}: {error}{note}"
+    raise PassError(text, pass_name=run.name) from error
+
+
+RELEASED_FROM = 1 << 18  # bytes: smaller tensors cost little, and come back as the same objects
+
+
+def release(graph_module: GraphModule, tensor: Tensor, rebuild: Callable[[], Tensor]) -> None:
+    """Let the transactions that are open on a graph module, if any, hold a large tensor only weakly.
+
+    So its memory is free as soon as it is taken out of the graph module. For a rollback, ``rebuild`` returns its
+    contents, in the same shape and dtype and on the same device; a tensor that someone still holds comes back itself.
+    """
+    if tensor.numel() * tensor.element_size() >= RELEASED_FROM:
+        for snapshot in open_snapshots(graph_module):
+            snapshot.release(tensor, rebuild)
+
+
+def note_mark(node: Node, *, marked: bool) -> None:
+    """Tell the running pass that a node was marked as transformed, or as restored."""
+    run = editing_run()
+    if run is not None and marked:
+        run.marked[node] = None
+    elif run is not None:
+        run.marked.pop(node, None)
