@@ -187,9 +187,3 @@ class TestView:
         shown = fxopt("view", after, "-o", tmp_path / "page.html").stdout
         assert "operations: Linear 3 -> 1" in shown and str(tmp_path / "page.html") in shown.replace("\n", "")
         assert "<h2>Operations</h2>" in (tmp_path / "page.html").read_text(encoding="utf-8")
-
-    def test_a_program_of_torch(self, tmp_path: Path) -> None:
-        model, inputs = attention()[:2]
-        torch.export.save(torch.export.export(model, inputs), tmp_path / "program.pt2")
-        data = fxopt_json("view", tmp_path / "program.pt2", "--trusted", "-o", tmp_path / "page.html")
-        assert data == {"page": str(tmp_path / "page.html"), "opened": False}

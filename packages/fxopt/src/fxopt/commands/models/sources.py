@@ -96,7 +96,7 @@ def read_file(path: Path, *, run_pickled_code: bool) -> nn.Module:
     if run_pickled_code and path.is_file() and not is_program(path):
         return from_pickle(path)
     try:
-        return load(path, trusted=run_pickled_code)
+        return load(path)
     except CaptureError as error:
         hint = f". {FLAG} opens pickles, and runs the code in them" if "torch.save" in str(error) else ""
         raise FileError(f"{error}{hint}") from error
