@@ -304,4 +304,4 @@ class TestOutput:
         fxopt("optimize", ATTENTION, "-p", "merge-linears", "-o", out)
         assert fxopt_json("export", out, "-o", program)["bytes"] == program.stat().st_size
         assert "q_k_v_merged.weight" in torch.export.load(program).state_dict
-        assert "-o model.pt2 or --onnx" in fxopt("export", out, code=2).stderr
+        assert "--output" in fxopt("export", out, code=2).stderr
