@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from generated_models import Generated
 from hypothesis import assume, given, strategies as st
 from nightly import drawn
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from fxopt_core import NotReversibleError, Transformation, compose, registry, un
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
 from fxopt_rewrite import infer_shapes
-from fxopt_testing.models.generated import Generated
 
 
 def fine_tuned(model: nn.Module) -> dict[str, Tensor]:
