@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from generated_models import Generated
 from hypothesis import assume, given, strategies as st
 from nightly import drawn
 from torch import Tensor, nn
@@ -24,7 +23,6 @@ from fxopt_core import NotReversibleError, Transformation, compose, registry, un
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
 from fxopt_rewrite import infer_shapes
-from fxopt_testing.models.generated import Generated
 
 
 def fine_tuned(model: nn.Module) -> dict[str, Tensor]:
@@ -141,62 +139,6 @@ def test_vllm_maps_every_key_of_a_decoder_as_the_key_map_does() -> None:
         mapped.setdefault(new, []).extend([] if number is None else [number])
     assert set(mapped) == set(graph_module.state_dict())
     assert sorted(numbers for numbers in mapped.values() if numbers) == [[0, 1]] * 2 + [[0, 1, 2]] * 2
-
-
-def test_transformers_converts_a_checkpoint_both_ways() -> None:
-    """By its own loading and saving, with sizes of 32, 8 and 8 rows."""
-    loading = pytest.importorskip("transformers.core_model_loading")
-    config = importlib.import_module("transformers.modeling_utils").LoadStateDictConfig
-    model, graph_module, _ = decoder()
-    checkpoint = fine_tuned(model)
-    MergeLinears()(graph_module)
-    vars(graph_module).update(base_model_prefix="base", config=SimpleNamespace())  # as of a PreTrainedModel
-    converters = key_map(graph_module).weight_converters()
-    info, _ = loading.convert_and_load_state_dict_in_model(
-        graph_module, dict(checkpoint), config(weight_mapping=converters), None
-    )
-    problems = (info.missing_keys, info.unexpected_keys, info.mismatched_keys, info.conversion_errors)
-    assert not any(problems)
-    assert_equal(original_state_dict(graph_module), checkpoint)
-    back = loading.revert_weight_conversion(graph_module, dict(graph_module.state_dict()))
-    assert back.keys() == checkpoint.keys()
-    assert all(torch.equal(back[key], value) for key, value in checkpoint.items())
-
-
-class Pyramid(nn.Module):
-    """Convolutions with batch norm, some transposed, and merged heads without bias beside others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
-        self.up, self.up_norm = nn.ConvTranspose2d(4, 6, 2, groups=2), nn.BatchNorm2d(6, affine=False)
-        self.one, self.two = nn.Linear(6, 5), nn.Linear(6, 3, bias=False)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.up_norm(self.up(torch.relu(self.norm(self.conv(x))))).mean((2, 3))
-        return self.one(y), self.two(y)
-
-
-def test_transformers_folds_and_fills_too() -> None:
-    loading = pytest.importorskip("transformers.core_model_loading")
-    config = importlib.import_module("transformers.modeling_utils").LoadStateDictConfig
-    passes = compose(FuseBatchNorm2dInConv2d(), FuseBatchNormInConvTranspose(), MergeLinears(), FuseBiasInLinear())
-    torch.manual_seed(0)
-    new = Pyramid().eval()
-    new.load_state_dict(fine_tuned(new))
-    graph_module = passes(torch.fx.symbolic_trace(Pyramid().eval()))
-    names = key_map(graph_module)
-    vars(graph_module).update(base_model_prefix="base", config=SimpleNamespace())  # as of a PreTrainedModel
-    mapping = config(weight_mapping=names.weight_converters())
-    info, _ = loading.convert_and_load_state_dict_in_model(graph_module, dict(new.state_dict()), mapping, None)
-    assert not any((info.missing_keys, info.unexpected_keys, info.mismatched_keys, info.conversion_errors))
-    assert_equal(graph_module.state_dict(), passes(torch.fx.symbolic_trace(new)).state_dict())
-    back = loading.revert_weight_conversion(graph_module, dict(graph_module.state_dict()))
-    expected = original_state_dict(graph_module)
-    assert back.keys() == expected.keys() and all(torch.equal(back[key], value) for key, value in expected.items())
-    incomplete = {key: value for key, value in new.state_dict().items() if key != "norm.running_var"}
-    info, _ = loading.convert_and_load_state_dict_in_model(graph_module, incomplete, mapping, None)
-    assert "the checkpoint lacks `norm.running_var`" in str(info.conversion_errors)
 
 
 def test_a_real_image_classifier_takes_a_fine_tuned_checkpoint(tmp_path: Path) -> None:

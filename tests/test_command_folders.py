@@ -160,20 +160,3 @@ class Pooled(torch.nn.Module):
 def make():
     return Pooled().eval(), (torch.randn(2, 5, 4),)
 """
-
-
-def test_onnx_agrees_with_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs and outputs have names, the batch varies, and a file that is there is kept."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    monkeypatch.chdir(tmp_path)
-    Path("pooled_model.py").write_text(MODEL)
-    data = command("export", "pooled_model:make", "--onnx", "out.onnx")
-    assert data["outputs"] == ["states", "pooled"]
-    assert data["max_absolute_error"] < 1e-5
-    session = onnxruntime.InferenceSession("out.onnx")
-    assert [each.name for each in session.get_inputs()] == ["x"]
-    states, _ = session.run(None, {"x": torch.ones(7, 5, 4).numpy()})
-    assert states.shape == (7, 5, 3)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["out.onnx", "pooled_model.py"]
-    assert "exists" in command("export", "pooled_model:make", "--onnx", "out.onnx", code=3)["error"]["message"]

@@ -6,13 +6,15 @@ The passes of fxopt-simplify are checked in their own package, on models of thei
 from __future__ import annotations
 
 import pytest
+from generated_models import generated_cases
+from house_properties import HOUSE
 
 from fxopt_core import compose
 from fxopt_cpu import FuseConvolutions, FuseLinears, PlanRegions
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
 from fxopt_testing import Property, conformance_tests, passes_of, zoo
-from fxopt_testing.conformance import applicable, check_property, chosen_properties, subjects_of
+from fxopt_testing.conformance import applicable, check_property, chosen_properties
 from fxopt_testing.plugin import run_check
 from fxopt_testing.trial import Subject
 
@@ -23,7 +25,8 @@ SHIPPED = (
     "fxopt-cpu",
     "fxopt-core",
 )
-SUBJECTS = subjects_of(each for name in SHIPPED for each in passes_of(name))  # tried on the zoo once, for all tests
+CASES = (*zoo(), *generated_cases(4))
+SUBJECTS = [Subject(each, CASES) for name in SHIPPED for each in passes_of(name)]  # tried once, for all tests
 
 SOME = zoo()[::3]  # for passes that are tried on all of the zoo by themselves, or with other options
 
@@ -40,7 +43,13 @@ def name_of(value: Subject | Property) -> str:
     return value.transformation.name if isinstance(value, Subject) else value.name
 
 
-@pytest.mark.parametrize(("subject", "rule"), [(s, rule) for s in SUBJECTS for rule in applicable(s)], ids=name_of)
+CHECKS = [
+    *((subject, rule) for subject in SUBJECTS for rule in applicable(subject)),
+    *((subject, rule) for subject in SUBJECTS for rule in HOUSE if rule.not_applicable(subject) is None),
+]
+
+
+@pytest.mark.parametrize(("subject", "rule"), CHECKS, ids=name_of)
 def test_shipped_passes(subject: Subject, rule: Property) -> None:
     run_check(subject, rule)
 

@@ -113,7 +113,6 @@ SEAM = {
     "fxopt_core._torch": "the seam itself",
     "fxopt_rewrite._torch": "what journals and branches need besides",
     "fxopt_capture._torch": "how captured graphs take their inputs",
-    "fxopt_testing.steps": "counts walks over the list of nodes, whose class is private",
 }
 
 

@@ -26,7 +26,6 @@ from test_edited_ledgers import edit, paths
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt.ledger_file import passes_of, read_history
 from fxopt_capture import capture, load, save
 from fxopt_capture.archive.ledger import read_ledger, write_ledger
 from fxopt_checkpoints import KeyMap, key_map, load_original_state_dict, original_state_dict
@@ -334,7 +333,6 @@ def test_twenty_thousand_records_are_read_and_printed_in_seconds(tmp_path: Path)
     seconds = time.perf_counter() - start
     growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert (len(records), len(text.splitlines()) > 20_000, len(data) > 10**6) == (20_000, True, True)
-    assert read_history(path) == json.loads(data)
     assert seconds < 30, seconds
     assert growth < 600, growth
 
@@ -361,9 +359,6 @@ def test_an_edited_ledger_of_an_archive_is_refused_or_right(tmp_path: Path) -> N
         try:
             twin.meta["fxopt"] = read_ledger(json.dumps(data))
             str(history(twin))
-            light = passes_of(json.dumps(data))  # what the command reads without torch
-            counts["light"] += light is not None
-            assert light in (None, json.loads(history(twin).to_json())["passes"])
             undo(twin)
         except FxoptError:
             counts["refused"] += 1
@@ -371,5 +366,4 @@ def test_an_edited_ledger_of_an_archive_is_refused_or_right(tmp_path: Path) -> N
             continue
         counts["right"] += torch.allclose(twin(X), original, rtol=1e-4, atol=1e-5)
     assert counts["refused"] > edits / 2
-    assert counts["light"] > edits / 10
     assert counts["refused"] + counts["right"] == edits, counts

@@ -10,6 +10,7 @@ from typing import Any
 import elsewhere
 import pytest
 import torch
+from generated_models import Generated
 from hypothesis import event, given, strategies as st
 from nightly import drawn, mostly_nightly
 from torch import nn
@@ -36,7 +37,6 @@ from fxopt_norm import (
 )
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import TRACED, Form
-from fxopt_testing.models.generated import Generated
 from fxopt_testing.outcomes import outcome_of, unlike
 from fxopt_testing.pictures import changes, picture
 from fxopt_testing.rewrites import FORMS, graph_of, structure

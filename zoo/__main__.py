@@ -20,7 +20,7 @@ from zoo.results import FILE, LIMIT, outcome, read, read_known, worse, write
 from zoo.trial import Row, Trial
 
 QUICK = (
-    *("transformers/bert", "transformers/llama", "transformers/gemma3_text", "transformers/switch_transformers"),
+    *("transformers/bert", "transformers/llama", "transformers/gemma3_text", "transformers/qwen3_moe"),
     *("transformers/qwen3_vl_moe", "transformers/glm_ocr_vision", "transformers/whisper", "transformers/bros"),
     *("timm/convnext", "timm/vision_transformer", "timm/hgnet"),
     *("heads/LlamaForCausalLM+decode", "heads/T5ForConditionalGeneration", "heads/BertForMaskedLM+bf16"),

@@ -49,33 +49,6 @@ class Varied(nn.Module):
         return {"logits": self.head(x), "states": (x, steps)}
 
 
-class Layers(nn.Module):
-    """Every layer that a capture raises, also without their optional parts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv1d(4, 6, 3, padding="same", dilation=2)
-        self.conv2 = nn.Conv2d(1, 4, 3, stride=(2, 1), padding=1, bias=False)
-        self.conv3 = nn.Conv3d(1, 2, 1, groups=1)
-        self.up = nn.ConvTranspose2d(4, 4, 2, stride=2, groups=2, output_padding=1)
-        self.norm1 = nn.BatchNorm1d(6, affine=False)
-        self.norm2 = nn.BatchNorm2d(4, track_running_stats=False)
-        self.bare = nn.BatchNorm2d(4, affine=False, track_running_stats=False, eps=1e-3)
-        self.layer_norm = nn.LayerNorm((4,), eps=1e-6)
-        self.plain_norm = nn.LayerNorm(4, elementwise_affine=False)
-        self.no_bias_norm = nn.LayerNorm(4, bias=False)
-        self.group_norm = nn.GroupNorm(2, 4)
-        self.plain_group_norm = nn.GroupNorm(2, 4, affine=False)
-        self.embedding = nn.Embedding(5, 4, padding_idx=1)
-        self.linear = nn.Linear(4, 4, bias=False)
-
-    def forward(self, ids: Tensor, image: Tensor) -> Any:
-        text = self.no_bias_norm(self.plain_norm(self.layer_norm(self.linear(self.embedding(ids)))))
-        image = self.bare(self.norm2(self.conv2(image)))
-        image = self.plain_group_norm(self.group_norm(self.up(image)))
-        return self.norm1(self.conv1(text.transpose(1, 2))), image, self.conv3(image[:, :1, None])
-
-
 class Square(nn.Module):
     """Multiplies what its inputs hold; branches on sizes and takes a constant."""
 

@@ -234,3 +234,10 @@ def test_types_that_are_not_there(tmp_path: Path) -> None:
 
     with pytest.raises(CaptureError, match=r"are of type elsewhere\.Output, .* import the module that defines"):
         load(rewritten(path, renamed))
+
+
+def test_a_program_of_torch_is_refused_with_the_line_that_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(Perceptron(), (torch.randn(2, 4),)), file)
+    with pytest.raises(CaptureError, match=r"which may run code .*torch\.export\.load\('.*model\.pt2'\)\.module\(\)"):
+        load(file)

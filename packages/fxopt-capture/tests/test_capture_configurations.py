@@ -188,16 +188,11 @@ def test_a_cache_that_the_model_does_not_make_by_itself_is_not_in_the_graph(tran
     assert CACHE in capture(model, (IDS,), {"use_cache": True})(IDS, use_cache=True)
 
 
-def test_a_loop_over_the_experts_that_are_hit_is_right_for_other_tokens(transformers: ModuleType) -> None:
+def test_routers_that_convert_their_layers_are_refused(transformers: ModuleType) -> None:
     small = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_heads": 2, "num_layers": 1, "num_sparse_encoder_layers": 1}
     config = transformers.SwitchTransformersConfig(**small, vocab_size=99, num_experts=4, expert_capacity=64)
-    torch.manual_seed(0)
     model = transformers.SwitchTransformersEncoderModel(config).eval()
-    experts = next(module for module in model.modules() if type(module).__name__ == "SwitchTransformersExperts")
-    forward, before = type(experts).forward, state(model)
-    captured = capture(model, kwargs={"input_ids": IDS, "attention_mask": ONES})
-    assert type(experts).forward is forward
+    before = state(model)
+    with pytest.raises(CaptureError, match=r"SwitchTransformersEncoderModel cannot be captured: .*torch\.compile\("):
+        capture(model, kwargs={"input_ids": IDS, "attention_mask": ONES})
     check_untouched(model, before)
-    # One token is at one expert alone: the others have none.
-    for ids in (IDS, torch.arange(3, 43).view(4, 10), torch.full((2, 5), 7), torch.full((1, 2), 50)):
-        check_right(model, captured, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})

@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors_writing import write_raw, write_safetensors, write_shards
 
-from fxopt_checkpoints.streaming import files
-from fxopt_checkpoints.streaming.files import Reader, stored_tensors
+from fxopt_checkpoints.streaming.files import stored_tensors
 from fxopt_checkpoints.streaming.renaming import renamed
 from fxopt_core import CheckpointError
 
@@ -58,24 +57,20 @@ def test_folders_with_other_names_with_several_and_with_none(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn], ids=str
 )
-def test_tensors_are_read_also_when_a_file_is_opened_again(
-    tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_KEPT_OPEN", 8)
+def test_tensors_are_read_in_any_order(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = {"x": torch.arange(6).reshape(2, 3), "one": torch.tensor(1), "none": torch.empty(0, 3)}
     tensors = {key: tensor.to(dtype) for key, tensor in tensors.items()}
     write_shards(tmp_path, {ONE: tensors, TWO: {"y": torch.ones(2)}})
-    reader, stored = Reader(), stored_tensors(tmp_path)
+    stored = stored_tensors(tmp_path)
     for key in ("x", "y", "one", "none", "x"):
-        found = reader.read(stored[key])
+        found = stored[key].read()
         assert torch.equal(found.float(), tensors.get(key, torch.ones(2)).float())
         assert (found.dtype, found.shape) == (stored[key].like.dtype, stored[key].like.shape)
 
 
-def test_memory_of_a_file_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_KEPT_OPEN", 1 << 20)
+def test_memory_of_a_file_is_given_back(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model.safetensors", {f"x{n}": torch.ones(1 << 18) for n in range(32)})
-    reader, stored = Reader(), stored_tensors(tmp_path)
+    stored = stored_tensors(tmp_path)
     file = str(tmp_path.resolve() / "model.safetensors")  # other tests of this process have models mapped too
 
     def mapped() -> int:
@@ -86,7 +81,7 @@ def test_memory_of_a_file_is_given_back(tmp_path: Path, monkeypatch: pytest.Monk
     if not Path("/proc/self/smaps").exists():
         pytest.skip("nothing says how much is mapped")
     for each in stored.values():
-        assert reader.read(each).sum() == 1 << 18
+        assert each.read().sum() == 1 << 18
         assert mapped() < 4 << 10
 
 

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 from dataclasses import FrozenInstanceError, replace
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -273,46 +271,6 @@ def as_vllm_maps(key: str, stacked: dict[str, tuple[str, int]]) -> tuple[str, in
         if text in key:
             key, number = key.replace(text, new, 1), shard
     return key, number
-
-
-class TestTransformers:
-    def test_without_it_the_error_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "transformers", None)
-        monkeypatch.setitem(sys.modules, "transformers.core_model_loading", None)
-        with pytest.raises(FxoptError, match="needs transformers 5, which cannot be imported here"):
-            key_map(rewritten(Join())).weight_converters()
-
-    def test_names_that_are_no_plain_text_in_patterns_are_told(self) -> None:
-        rows = (OriginalTensor("a+.weight", (1,), torch.float32, kept=False),)
-        with pytest.raises(FxoptError, match=r"`a\+\.weight` has characters that mean something else"):
-            KeyMap(rows).weight_converters()
-
-    def test_converters_are_made_of_full_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With a stand-in for transformers, which is no dependency; the tests of the whole run the real one."""
-        made = ModuleType("transformers.core_model_loading")
-        made.ConversionOps = object  # type: ignore[attr-defined]  # a module of its own
-        made.WeightConverter = lambda sources, targets, operations: SimpleNamespace(  # type: ignore[attr-defined]  # as above
-            sources=sources, targets=targets, operations=operations
-        )
-        monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
-        monkeypatch.setitem(sys.modules, "transformers.core_model_loading", made)
-        weight, bias, folded = key_map(rewritten(*BOTH)).weight_converters()
-        assert weight.sources == [r"^q\.weight(?!.)", r"^k\.weight(?!.)", r"^v\.weight(?!.)"]
-        assert weight.targets == [r"^joined\.weight(?!.)"]
-        given = {pattern: [torch.rand(size, 4)] for pattern, size in zip(weight.sources, (8, 2, 2), strict=True)}
-        (operation,) = weight.operations
-        whole = operation.convert(dict(given), weight.sources, ["joined.weight"])
-        assert torch.equal(whole["joined.weight"], torch.cat([values[0] for values in given.values()]))
-        names = ["q.weight", "k.weight", "v.weight"]
-        back = operation.reverse_op.convert({weight.targets[0]: whole["joined.weight"]}, weight.targets, names)
-        assert [tuple(back[name].shape) for name in names] == [(8, 4), (2, 4), (2, 4)]
-        assert all(torch.equal(back[name], values[0]) for name, values in zip(names, given.values(), strict=True))
-        assert len(bias.sources) == 2 and len(folded.sources) == 5 and len(folded.targets) == 2
-        del given[weight.sources[0]]
-        with pytest.raises(FxoptError, match=r"the checkpoint lacks `q\.weight`"):
-            operation.convert(given, weight.sources, ["joined.weight"])
-        with pytest.raises(FxoptError, match=r"the state_dict lacks `joined\.weight`"):
-            operation.reverse_op.convert({}, weight.targets, names)
 
 
 class TestLedgersOfOthers:

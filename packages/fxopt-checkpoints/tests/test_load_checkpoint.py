@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from fxopt_capture import capture
 from fxopt_checkpoints import load_checkpoint
 from fxopt_checkpoints.load import load_original_state_dict
-from fxopt_checkpoints.streaming.files import Reader, StoredTensor
+from fxopt_checkpoints.streaming.files import StoredTensor
 from fxopt_core import CaptureError, CheckpointError, undo
 
 
@@ -268,17 +268,17 @@ def test_failing_midway_leaves_nothing_loaded(
     tmp_path: Path, trained: nn.Module, error: BaseException, on_meta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_safetensors(tmp_path / "model.safetensors", trained.state_dict())
-    original = Reader.read
+    original = StoredTensor.read
     for at in range(1, len(trained.state_dict()) + 1):
         graph_module = _padded(_meta() if on_meta else Perceptron().eval())
         before, reads = _state(graph_module), itertools.count(1)
 
-        def failing(reader: Reader, stored: StoredTensor, at: int = at, reads: Iterator[int] = reads) -> Tensor:
+        def failing(stored: StoredTensor, at: int = at, reads: Iterator[int] = reads) -> Tensor:
             if next(reads) == at:
                 raise error
-            return original(reader, stored)
+            return original(stored)
 
-        monkeypatch.setattr(Reader, "read", failing)
+        monkeypatch.setattr(StoredTensor, "read", failing)
         with pytest.raises(type(error)):
             load_checkpoint(graph_module, tmp_path, dtype=torch.float64 if at % 2 else None)
         assert _unchanged(graph_module, before)

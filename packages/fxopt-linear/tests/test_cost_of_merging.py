@@ -7,12 +7,12 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
+from step_counts import count_steps
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from fxopt_core import history
 from fxopt_linear import FuseBiasInLinear, MergeLinears
-from fxopt_testing import count_steps
 
 FORMS = ("modules", "functions", "aten")
 

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from step_counts import count_steps
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_core import history, iter_nodes, undo
 from fxopt_linear import FuseBiasInLinear, MergeLinears
-from fxopt_testing import assert_rewrites, count_steps
+from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import TRACED, Form
 from fxopt_testing.rewrites import FORMS, graph_of, refused, structure
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from step_counts import count_steps
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_linear import MergeLinears
-from fxopt_testing import count_steps
 from fxopt_testing.rewrites import refusals
 
 

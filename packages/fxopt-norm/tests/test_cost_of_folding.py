@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from step_counts import count_steps
 from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxopt_core import history
 from fxopt_norm import FuseBatchNorm2dInConv2d
-from fxopt_testing import count_steps
 
 
 def convolutions(count: int) -> GraphModule:

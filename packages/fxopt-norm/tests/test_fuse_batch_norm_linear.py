@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from norm_models import Computes, chain
+from step_counts import count_steps
 from torch import Tensor, nn
 
 from fxopt_norm import FuseBatchNorm1dInLinear
 from fxopt_rewrite.shapes.infer import infer_shapes
-from fxopt_testing import assert_rewrites, count_steps
+from fxopt_testing import assert_rewrites
 from fxopt_testing.rewrites import graph_of, refused
 
 OTHERS = [(torch.randn(7, 4),), (torch.randn(0, 4),), (torch.randn(1, 4),), (torch.randn(4, 3).t(),)]

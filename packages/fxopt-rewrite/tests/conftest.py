@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
-from fxopt_testing.steps import count_steps
+from step_counts import count_steps
 
 
 @pytest.fixture

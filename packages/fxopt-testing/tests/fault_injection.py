@@ -27,12 +27,12 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from footprints import Footprint
+from step_counts import profiler
 from torch import nn
 from torch.fx import GraphModule
 
 import fxopt_testing
 from fxopt_testing.pictures import bits_of, picture
-from fxopt_testing.steps import profiler
 
 Moment: TypeAlias = Literal["before", "after"]
 Action: TypeAlias = Callable[[GraphModule], object]

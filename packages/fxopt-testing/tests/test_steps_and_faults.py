@@ -6,12 +6,14 @@ import pytest
 import torch
 from fault_injection import Moment, every, inject_faults, some
 from footprints import Footprint
+from house_properties import grown
+from step_counts import count_steps
 from torch import nn
 from torch.fx import GraphModule, traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt_core import LintAndRecompile
-from fxopt_testing import count_steps, model_case
+from fxopt_testing import model_case
 
 
 def test_steps_are_the_same_each_time_and_grow_with_the_work() -> None:
@@ -23,7 +25,7 @@ def test_steps_are_the_same_each_time_and_grow_with_the_work() -> None:
 
 
 def test_a_walk_over_all_nodes_is_as_many_steps_as_there_are() -> None:
-    graph = model_case("blocks[modules]").grown(20).graph_module.graph
+    graph = grown(model_case("blocks[modules]"), 20).graph_module.graph
     assert count_steps(lambda: len(list(graph.nodes))) - count_steps(lambda: 0) >= len(graph.nodes)
 
 

@@ -20,7 +20,6 @@ WRONG = [
     (["optimize", "shop", "-o", "out.fxopt"], 3, "there is no file or folder 'shop'; did you mean shop:FUNCTION?"),
     (["optimize", "shop.py", "-o", "out.fxopt"], 3, "shop.py is Python source; name the function in it"),
     (["optimize", "sub/other.py", "-o", "out.fxopt"], 3, "that makes the model: other:FUNCTION, in the folder 'sub'"),
-    (["optimize", "nowhere:make", "-o", "out.fxopt"], 3, "there is no module 'nowhere' for nowhere:make"),
     (["optimize", "model", "-o", "out.fxopt"], 3, "there is no file or folder 'model'; did you mean model.fxopt?"),
     (["optimize", "bret", "-o", "out.fxopt"], 3, "there is no file or folder 'bret'; did you mean bert?"),
     (["optimize", "notes", "-o", "out.fxopt"], 3, "Hugging Face format, owner/name on the hub, or package"),

@@ -55,14 +55,12 @@ class TestSources:
         assert "hello from the factory" in result.stderr
         json.loads(result.stdout)
 
-    def test_an_archive_of_torch(self, tmp_path: Path, out: Path) -> None:
+    @pytest.mark.parametrize("flags", [(), ("--trusted",)])
+    def test_a_program_of_torch(self, tmp_path: Path, out: Path, flags: tuple[str, ...]) -> None:
         model, args = attention()
         plain = tmp_path / "plain.pt2"
         torch.export.save(torch.export.export(model, args), plain)
-        assert "which may run code" in fxopt("optimize", plain, "-p", "merge-linears", "-o", out, code=3).stderr
-        data = fxopt_json("optimize", plain, "--trusted", "-p", "merge-linears", "-o", out)
-        assert [len(entry["rewritten"]) for entry in data["passes"]] == [1]
-        assert data["verification"]["passed"]
+        assert "torch.export.load(" in fxopt("optimize", plain, *flags, "-o", out, code=3).stderr
 
     def test_an_archive_that_was_optimized_before_keeps_its_history(self, tmp_path: Path, out: Path) -> None:
         fxopt("optimize", ATTENTION, "-p", "merge-linears", "-o", tmp_path / "first.fxopt")
@@ -306,4 +304,4 @@ class TestOutput:
         fxopt("optimize", ATTENTION, "-p", "merge-linears", "-o", out)
         assert fxopt_json("export", out, "-o", program)["bytes"] == program.stat().st_size
         assert "q_k_v_merged.weight" in torch.export.load(program).state_dict
-        assert "-o model.pt2 or --onnx" in fxopt("export", out, code=2).stderr
+        assert "--output" in fxopt("export", out, code=2).stderr

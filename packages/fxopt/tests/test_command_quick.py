@@ -27,8 +27,6 @@ assert "torch" not in sys.modules
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no FIFOs")
 def test_errors_about_files_do_not_wait_for_torch(tmp_path: Path) -> None:
-    (tmp_path / "notes.fxopt").write_text("notes")
-    (tmp_path / "half.fxopt").write_bytes(b"PK\x03\x04 and no more")
     for name, config in (("empty", None), ("broken", "{"), ("fifo", "{}")):
         (tmp_path / name).mkdir()
         if config is not None:
@@ -37,14 +35,10 @@ def test_errors_about_files_do_not_wait_for_torch(tmp_path: Path) -> None:
     cases = {
         ("history", "nowhere.fxopt"): "there is no file or folder 'nowhere.fxopt'",
         ("bench", "nowhere/model.fxopt"): "there is no file or folder 'nowhere/model.fxopt'; expected a .fxopt archive",
-        ("history", "notes.fxopt"): "'notes.fxopt' is no archive (File is not a zip file)",
-        ("undo", "half.fxopt", "-o", "out.fxopt"): "'half.fxopt' is cut off or damaged",
         ("view", "empty"): "'empty' is a directory, and no file",
         ("optimize", "empty", "-o", "out.fxopt"): "empty has no config.json",
         ("bench", "broken"): "broken/config.json is not valid JSON",
         ("bench", "fifo"): "fifo/model.safetensors is a FIFO",
-        ("verify", "notes.fxopt", "half.fxopt"): "'notes.fxopt' is no archive",
-        ("bisect", "no_such_module:make"): "there is no module 'no_such_module'",
     }
     arguments = [sys.executable, "-W", "ignore", "-c", _RUN]
     lines = json.dumps(list(cases))

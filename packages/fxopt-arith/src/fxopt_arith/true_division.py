@@ -1,7 +1,8 @@
 """``x / c`` -> ``x * (1 / c)`` for a Python number ``c``, where that is safe.
 
 Unless ``c`` is a power of two, a product with the rounded inverse differs from the quotient in the last bit for some
-values. That matters only if the quotient is rounded to an integer or compared, so such divisions are refused.
+values. That matters where the quotient is rounded to an integer or compared, so a division is refused whose own readers
+do so. Readers of these are not looked at: a last bit that passed another operation is as uncertain as its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from fxopt_arith.rounding import RoundedValues
 from fxopt_core import Refusal
 from fxopt_rewrite import (
     Editor,
@@ -36,7 +36,6 @@ class ConstantDivision:
 
     call: TrueDivision
     constant: int | float
-    rounded: Node | None
 
     @property
     def label(self) -> str:
@@ -53,8 +52,8 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
     """``x / c`` -> ``x * (1 / c)`` for a Python number ``c``, where that is safe.
 
     Refused if ``1 / c`` is not finite and normal in the dtype of the computation, if ``x`` is shape arithmetic, and if
-    the quotient is floored, rounded, compared or cast to an integer later (except for powers of two, whose inverse is
-    exact). Undoing restores the exact constant.
+    what reads the quotient floors, rounds or compares it or makes it an integer (except for powers of two, whose
+    inverse is exact). Undoing restores the exact constant.
 
     Source:
         IEEE 754-2019, section 5.4.1: quotient and product are each rounded once, so a product with a rounded inverse
@@ -77,19 +76,18 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         "Compute in a wider dtype, if there is one that holds it.",
         "shape-arithmetic": "The dividend is a Python number that is computed from shapes; a product would round. "
         "Nothing to do: no tensor is divided.",
-        "rounded-quotient": "The quotient is later rounded, compared, made an integer, or decides an index or a jump. "
+        "rounded-quotient": "What reads the quotient rounds it, compares it or makes it an integer. "
         "Nothing to do, but to divide by a power of two, whose inverse is exact.",
     }
 
     def match(self, index: GraphIndex) -> Iterator[ConstantDivision | Refusal]:
         """Yield the divisions by Python numbers."""
-        rounded = RoundedValues(index)
         for node in index.nodes:
             call = read_true_division(index, node)
             if isinstance(call, Obstacle):
                 yield Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,))
             elif call is not None and isinstance(call.divisor, int | float) and not isinstance(call.divisor, bool):
-                yield ConstantDivision(call, call.divisor, rounded.by(node))
+                yield ConstantDivision(call, call.divisor)
 
     def check(self, site: ConstantDivision, index: GraphIndex) -> Refusal | None:
         """Refuse unsafe constants, shape arithmetic, and quotients whose last bit matters."""
@@ -106,8 +104,9 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
                 return index.refuse(name, "shape-unknown", message, *site.nodes)
             message = f"the inverse of {site.constant} at node `{name}` is not finite and normal in {dtype}"
             return index.refuse(name, "unsafe-constant", message, *site.nodes)
-        if site.rounded is not None and not _is_power_of_two(site.constant):
-            message = f"node `{site.rounded.name}` rounds or compares the result of node `{name}`, or may do so"
+        reader = None if _is_power_of_two(site.constant) else _rounding_reader(site.call, index)
+        if reader is not None:
+            message = f"node `{reader.name}` rounds or compares the result of node `{name}`, or may do so"
             return index.refuse(name, "rounded-quotient", message, *site.nodes)
         return None
 
@@ -140,3 +139,43 @@ def _has_safe_inverse(constant: int | float, dtype: torch.dtype) -> bool:
 
 def _is_power_of_two(constant: int | float) -> bool:
     return math.frexp(abs(constant))[0] == 0.5
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_ROUNDING = _names(
+    """
+    floor ceil round trunc fix frac fmod mod imod remainder floor_divide floordiv ifloordiv divmod sign sgn signbit
+    eq ne lt le gt ge equal isclose allclose isin argmax argmin argsort nonzero searchsorted bucketize histc heaviside
+    int bool long short char byte item _local_scalar_dense tolist numpy builtins.int builtins.bool builtins.float
+    builtins.round threshold _threshold hardshrink nn.Threshold nn.Hardshrink logical_and logical_or logical_not all any
+    one_hot bernoulli multinomial unique fake_quantize_per_tensor_affine quantize_per_tensor
+    """
+)
+"""Operations that round or compare a value, by their names in `fxopt_rewrite.Effects`."""
+
+_CONVERTING = frozenset({"to", "type", "type_as", "_to_copy"})
+_ELEMENTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def _rounding_reader(call: TrueDivision, index: GraphIndex) -> Node | None:
+    """Return the first reader of a quotient that floors, rounds, compares or converts it, or may do so."""
+    later = (node for node in call.input.users if node > call.node) if call.inplace else ()
+    return next((node for node in (*call.node.users, *later) if _rounds(node, index)), None)
+
+
+def _rounds(node: Node, index: GraphIndex) -> bool:
+    if node.op == "output":
+        return False
+    effect, facts = index.effects.effect(node), tensor_facts(node)
+    if effect.opaque or effect.operation is None or node.kwargs.get("rounding_mode") is not None:
+        return True  # what is unknown may round
+    name = effect.operation.removeprefix("_foreach_").removeprefix("special_").rstrip("_")
+    given = [each for each in (*node.args[1:], *node.kwargs.values()) if isinstance(each, torch.dtype)]
+    if any(dtype in _ELEMENTS for dtype in given) or name in _ROUNDING:
+        return True
+    if facts is not None:  # comparisons, arguments of extremes, and conversions return integers
+        return facts.dtype in _ELEMENTS and name not in ("size", "shape", "zeros_like", "ones_like", "full_like")
+    return name in _CONVERTING and not given

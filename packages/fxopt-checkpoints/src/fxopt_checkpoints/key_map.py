@@ -6,11 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from fxopt_checkpoints.formats import orig_to_new_stacked, packed_modules_mapping, weight_converters
+from fxopt_checkpoints.formats import orig_to_new_stacked, packed_modules_mapping
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, NewTensor, OriginalTensor, Part, TensorMap
 from fxopt_core.errors import FxoptError
 from fxopt_core.text import text_table
@@ -84,14 +83,6 @@ class KeyMap(TensorMap):
             FxoptError: Some original tensor went elsewhere than into rows of a merged one, which vLLM cannot express.
         """
         return orig_to_new_stacked(self)
-
-    def weight_converters(self) -> list[Any]:
-        """Return ``WeightConverter`` objects of transformers, one for each group of tensors that belong together.
-
-        Raises:
-            FxoptError: transformers is not installed, or a name has characters that its patterns cannot express.
-        """
-        return weight_converters(self)
 
     def __str__(self) -> str:
         """Return a table: each original tensor that a pass took out, and what became of it."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fxopt_testing.models import model_case as model_case, zoo as zoo
     from fxopt_testing.plugin import conformance_tests as conformance_tests
     from fxopt_testing.properties import PROPERTIES as PROPERTIES, Property as Property
-    from fxopt_testing.steps import count_steps as count_steps
 
 __version__ = "0.1.0"
 
@@ -38,7 +37,6 @@ _HOMES = {
     "models": ("model_case", "zoo"),
     "plugin": ("conformance_tests",),
     "properties": ("PROPERTIES", "Property"),
-    "steps": ("count_steps",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -55,7 +53,6 @@ __all__ = [
     "check_transformation",
     "code_of",
     "conformance_tests",
-    "count_steps",
     "model_case",
     "passes_of",
     "zoo",

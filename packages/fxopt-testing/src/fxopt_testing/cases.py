@@ -65,7 +65,6 @@ class ModelCase:
         device: "cpu", or "meta", where nothing is computed.
         batched: whether the first dimension of all input tensors is a batch of any size, so that other sizes, the
             empty batch included, are tried too.
-        grow: makes the model with ``n`` times as many sites, to count steps on; None where the size is fixed.
         real: whether it is a large model of the field, for thorough checks alone.
 
     >>> from fxopt_core import iter_nodes
@@ -83,10 +82,8 @@ class ModelCase:
     training: bool = False
     device: str = "cpu"
     batched: bool = True
-    grow: Callable[[int], nn.Module] | None = field(default=None, repr=False)
     real: bool = False
-    # By how many times as many sites it has; 0 for the model itself.
-    _known: dict[int, _Known] = field(default_factory=dict, init=False, repr=False)
+    _known: list[_Known] = field(default_factory=list, init=False, repr=False)  # what was captured, at most one
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -116,26 +113,9 @@ class ModelCase:
 
     def model(self) -> nn.Module:
         """Return the model, made anew, in its dtype, mode and device."""
-        return self._finished(self.make)
-
-    def grown(self, times: int) -> Captured:
-        """Return the model with ``times`` as many sites, and its graph module."""
-        grow = self.grow
-        assert grow is not None
-        return self._captured(times, lambda: grow(times))
-
-    def _captured(self, times: int, make: Callable[[], nn.Module]) -> Captured:
-        if times not in self._known or not self._known[times].intact:
-            model = self._finished(make)
-            is_exported = self.form.startswith("export")
-            made = (exported if is_exported else traced)(model, self.form, self.example())
-            self._known[times] = _Known(model, made.graph if isinstance(made, GraphModule) else made)
-        return self._known[times].captured()
-
-    def _finished(self, make: Callable[[], nn.Module]) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = make()
+            model = self.make()
         if self.form == "graph":
             return model
         model = model.to(self.dtype).train(self.training)
@@ -150,7 +130,11 @@ class ModelCase:
         if self.form in ("graph", "capture"):
             model = self.model()
             return Captured(model, traced(model, self.form, self.example()))
-        return self._captured(0, self.make)
+        if not self._known or not self._known[0].intact:
+            model, is_exported = self.model(), self.form.startswith("export")
+            made = (exported if is_exported else traced)(model, self.form, self.example())
+            self._known[:] = [_Known(model, made.graph if isinstance(made, GraphModule) else made)]
+        return self._known[0].captured()
 
     def forget(self) -> None:
         """Capture the model anew next time."""

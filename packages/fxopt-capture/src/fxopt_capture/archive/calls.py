@@ -174,7 +174,6 @@ def write_binding(binding: InputBinding) -> Form:
         "absent": dict(form.absent),
         "ignored": sorted(form.ignored),
         "renamed": dict(form.renamed),
-        "names": list(binding.names),
         "nested": [name for name, nesting in binding.nestings.items() if nesting.kind is not None],
         "checked": list(binding.nestings),
         "release": version(_LIBRARY) if any(map(is_cache_type, binding.structures)) else None,
@@ -208,7 +207,7 @@ def read_binding(rows: Form, graph: Graph, name: str) -> InputBinding:
     nestings = dict.fromkeys(_texts(rows["checked"]), Nesting())
     examples = _examples(graph) if rows["nested"] else {}
     nestings |= {local: nesting_of(examples[local]) for local in _texts(rows["nested"])}
-    binding = InputBinding(form, name, structures_of(graph), nestings, _texts(rows["names"]))
+    binding = InputBinding(form, name, structures_of(graph), nestings)
     if any(map(is_cache_type, binding.structures)) and rows["release"] != version(_LIBRARY):
         # In the messages: releases differ in what caches and their arguments are called and hold.
         binding.model_name += f" (saved with {_LIBRARY} {str(rows['release'])[:20]}, opened with {version(_LIBRARY)})"

@@ -1,19 +1,15 @@
-"""`load` and `save`: graph modules in archives of our own, and programs of `torch.export` in."""
+"""`load` and `save`: graph modules in archives of our own."""
 
 from __future__ import annotations
 
-import warnings
 from typing import IO
 
-import torch
 from torch.fx import GraphModule
 
 from fxopt_capture.archive.container import Container, PathLike, checked_target, opened, write_archive
 from fxopt_capture.archive.document import FILE, read_document, write_document
-from fxopt_capture.archive.raising import raise_program
-from fxopt_capture.exporting.failure import first_line
 from fxopt_capture.one_at_a_time import one_at_a_time
-from fxopt_core.errors import CaptureError, FxoptError
+from fxopt_core.errors import CaptureError
 from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import check_graph_module
 from fxopt_rewrite.data.forms import InexpressibleError
@@ -51,7 +47,7 @@ def save(graph_module: GraphModule, path: PathLike | IO[bytes], *, source_lines:
     write_archive(target, entries)
 
 
-def load(path: PathLike | IO[bytes], *, trusted: bool = False) -> GraphModule:
+def load(path: PathLike | IO[bytes]) -> GraphModule:
     """Load what `save` has written: the graph module, with its nodes, modules and history, which can be undone.
 
     The file may come from anyone: reading it runs no code of it, and neither does calling the result, which consists of
@@ -60,13 +56,10 @@ def load(path: PathLike | IO[bytes], *, trusted: bool = False) -> GraphModule:
 
     Args:
         path: the file, by its path, or open for reading bytes.
-        trusted: whether a ``.pt2`` archive of ``torch.export.save`` is read too, by ``torch.export.load``, which can
-            run any code in it: only for a file that you trust like a program. Its layers become modules again, as if
-            `capture` had made the graph module of the model.
 
     Raises:
         CaptureError: there is no such file, it is no archive, is damaged, a newer version wrote it, or it holds
-            something that needs trust.
+            something that needs trust, such as a ``.pt2`` file of ``torch.export.save``.
     """
     with opened(path) as (name, file):
         container = Container(name, file)
@@ -77,25 +70,7 @@ def load(path: PathLike | IO[bytes], *, trusted: bool = False) -> GraphModule:
             raise CaptureError(
                 f"{name!r} is a zip file, and no archive: it has no {FILE}, as fxopt_capture.save writes"
             )
-        if not trusted:
-            raise CaptureError(
-                f"{name!r} is an archive of torch.export, which may run code where torch reads it. If you trust it "
-                f"like a program: load(path, trusted=True), and save what that gives"
-            )
-        file.seek(0)
-        return _raised(name, file)
-
-
-@one_at_a_time()  # making a module of a program traces it
-def _raised(name: str, file: IO[bytes]) -> GraphModule:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
-            return raise_program(torch.export.load(file))
-    except FxoptError:
-        raise
-    except Exception as error:  # whatever a damaged or foreign program leads to
         raise CaptureError(
-            f"torch.export.load cannot read {name!r}: {type(error).__name__}: {first_line(error)}. The file may be "
-            f"damaged, or its operators not registered here: import the package that registers them"
-        ) from error
+            f"{name!r} is a program of torch.export, which may run code where torch reads it. If you trust it like a "
+            f"program: torch.export.load({name!r}).module() is a graph module that passes rewrite"
+        )

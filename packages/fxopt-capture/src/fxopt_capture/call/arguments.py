@@ -245,7 +245,6 @@ class InputBinding:
         model_name: the model's class, for messages.
         structures: the dataclasses that the graph's inputs and outputs consist of.
         nestings: how the containers of each input nest, by name; what is not here is not checked.
-        names: all inputs of the graph in order, where some are constants baked in; a call need not give those.
 
     >>> form = CallForm((Parameter("x", True, True, True), Parameter("mask", True, True, False)), ("x",))
     >>> InputBinding(form, "Model")((torch.ones(1),), {"mask": None})
@@ -258,25 +257,21 @@ class InputBinding:
         model_name: str,
         structures: tuple[type, ...] = (),
         nestings: Mapping[str, Nesting] | None = None,
-        names: Sequence[str] | None = None,
     ) -> None:
         self.form = form
         self.model_name = model_name
         self.structures = structures
         self.nestings = dict(nestings or {})
-        self.names = form.inputs if names is None else tuple(names)
         self._positional = tuple(parameter.name for parameter in form.parameters if parameter.positional)
-        self._plain = frozenset(self.names) if self._takes_tensors_alone() else frozenset()
-        in_order = self._positional[: len(self.names)] == self.names
+        self._plain = frozenset(form.inputs) if self._takes_tensors_alone() else frozenset()
+        in_order = self._positional[: len(form.inputs)] == form.inputs
         self._count = len(self._plain) if in_order else 0  # of tensors by position that need no sorting
 
     def _takes_tensors_alone(self) -> bool:
         """Whether a call that gives a tensor for each input, and nothing else, is right."""
         defaults = {parameter.name: parameter.default for parameter in self.form.parameters}
-        return (
-            self.names == self.form.inputs
-            and all(nesting.kind is None for nesting in self.nestings.values())
-            and all(name in self.form.implied or _same(defaults.get(name), v) for name, v in self.form.fixed.items())
+        return all(nesting.kind is None for nesting in self.nestings.values()) and all(
+            name in self.form.implied or _same(defaults.get(name), value) for name, value in self.form.fixed.items()
         )
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -290,7 +285,7 @@ class InputBinding:
         if len(args) == self._count and not kwargs and {*map(type, args)} == _TENSOR:
             return None
         if kwargs.keys() == self._plain and not args and {*map(type, kwargs.values())} == _TENSOR:
-            return {name: kwargs[name] for name in self.names}
+            return {name: kwargs[name] for name in self.form.inputs}
         return self.bound(args, kwargs)
 
     def bound(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, object]:
@@ -312,7 +307,7 @@ class InputBinding:
         self._check_rest(values)
         for name in inputs.keys() & self.nestings.keys():
             check_nesting(inputs[name], self.nestings[name], name, self.model_name)
-        return {name: inputs[name] if name in inputs else self.form.fixed[name] for name in self.names}
+        return {name: inputs[name] for name in self.form.inputs}
 
     def by_name(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, object]:
         """Return all arguments by name; none may be given twice."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -18,7 +19,6 @@ from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.caches import is_cache, register_cache_types
 from fxopt_capture.exporting.strategy import Preparation
 from fxopt_capture.huggingface.configurations import configurations, configurations_kept
-from fxopt_capture.huggingface.experts import all_experts
 
 _SEQUENCE = frozenset({"inputs_embeds", "decoder_inputs_embeds", "encoder_hidden_states", "encoder_outputs"})
 _EXPORTABLE_EXPERTS = "batched_mm"
@@ -115,7 +115,6 @@ def _prepared(model: nn.Module, *, patched: bool, eager: bool = False) -> Iterat
     with ExitStack() as stack:
         stack.enter_context(configurations_kept(model))
         stack.enter_context(_plain_masks())
-        stack.enter_context(all_experts(model))
         for config in configurations(model):
             if getattr(config, "_experts_implementation", None) is not None:
                 config._experts_implementation = _EXPORTABLE_EXPERTS
@@ -136,24 +135,19 @@ def _prepared(model: nn.Module, *, patched: bool, eager: bool = False) -> Iterat
 
 @contextmanager
 def _plain_masks() -> Iterator[None]:
-    """Let masks of several conditions be computed by broadcasting, as others are, and not by ``torch.vmap``.
+    """Have transformers compute masks of several conditions by broadcasting, as in its own exports, without vmap.
 
-    A graph can say that, and passes and other runtimes can read it. The conditions are elementwise, and index tensors.
+    Passes and other runtimes can read such a graph. Releases before 5.23 do not offer it.
     """
-    masks: Any = sys.modules.get("transformers.masking_utils")
-    names = ("_vmap_expansion_sdpa", "_non_vmap_expansion_sdpa", "TransformGetItemToIndex")
-    if not all(hasattr(masks, name) for name in names):
+    masks = sys.modules.get("transformers.masking_utils")
+    exporters: Any = find_spec("transformers.exporters") and import_module("transformers.exporters.utils")
+    expansion = getattr(exporters, "_patch_broadcast_mask_expansion", None)
+    if masks is None or expansion is None:
         yield
         return
-
-    def expanded(condition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def mask(*places: torch.Tensor) -> torch.Tensor:
-            sizes = [place.shape[0] for place in places]  # len() would make them constants of the graph
-            return condition(*masks._non_vmap_expansion_sdpa(*places)).expand(sizes)
-
-        return mask
-
-    with patch.multiple(masks, _vmap_expansion_sdpa=expanded, TransformGetItemToIndex=nullcontext):
+    with exporters.patch_attributes(
+        [(masks, "_vmap_expansion_sdpa", expansion), (masks, "TransformGetItemToIndex", lambda _: nullcontext)]
+    ):
         yield
 
 

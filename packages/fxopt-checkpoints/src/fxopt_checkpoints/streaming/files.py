@@ -16,7 +16,6 @@ from fxopt_rewrite.special_files import special_kind
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LONGEST_INDEX = 100_000_000  # bytes, as the header of a file may have
-_KEPT_OPEN = 1 << 26  # bytes that are read of a file before it is opened again
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,30 +26,15 @@ class StoredTensor:
     file: Path
     like: Tensor
 
+    def read(self) -> Tensor:
+        """Return the tensor in the mapped memory of its file, which nobody may write and which is to be dropped soon.
 
-class Reader:
-    """Reads tensors of files.
-
-    Files are mapped, and what was read of a mapped file counts as memory of the process until it is closed. So one file
-    is open at a time, and a large one is closed and opened again now and then.
-    """
-
-    def __init__(self) -> None:
-        self._file: Path | None = None
-        self._opened: Any = None
-        self._left = 0
-
-    def read(self, stored: StoredTensor) -> Tensor:
-        """Return a tensor in the mapped memory of its file, which nobody may write and which is to be dropped soon.
+        What was read of a mapped file counts as memory of the process until it is closed: each tensor opens its own.
 
         Raises:
             CheckpointError: Reading fails.
         """
-        if self._file != stored.file or self._left <= 0:
-            self._opened = None
-            self._opened, self._file, self._left = _open(stored.file), stored.file, _KEPT_OPEN
-        self._left -= stored.like.nbytes
-        return _tensor(self._opened, stored.key, stored.file)
+        return _tensor(_open(self.file), self.key, self.file)
 
 
 def stored_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:

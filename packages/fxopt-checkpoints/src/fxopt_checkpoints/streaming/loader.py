@@ -14,7 +14,7 @@ from fxopt_checkpoints._torch import IncompatibleKeys
 from fxopt_checkpoints.arithmetic import NewTensors, present_devices, present_dtypes
 from fxopt_checkpoints.load import run_post_hooks
 from fxopt_checkpoints.rollback import Rollback
-from fxopt_checkpoints.streaming.files import Reader, stored_tensors
+from fxopt_checkpoints.streaming.files import stored_tensors
 from fxopt_checkpoints.streaming.placement import Placement
 from fxopt_checkpoints.streaming.renaming import renamed, renaming
 from fxopt_checkpoints.streaming.validation import StoredValidation
@@ -75,12 +75,11 @@ def load_checkpoint(
     """
     check_graph_module(graph_module, "load_checkpoint")
     stored = renamed(stored_tensors(path), renaming(graph_module, rename))
-    reader = Reader()
     with collector_paused():
         placement = Placement(graph_module, device, dtype)
         validation = StoredValidation(placement, stored, path)
-        validation.check_headers(reader, strict=strict)
-        return _Loading(placement, validation, reader, Rollback(protect_values)).run(strict)
+        validation.check_headers(strict=strict)
+        return _Loading(placement, validation, Rollback(protect_values)).run(strict)
 
 
 @runtime_checkable
@@ -94,8 +93,8 @@ class Movable(Protocol):
 class _Loading:
     """Reads the tensors of a checkpoint to their places."""
 
-    def __init__(self, placement: Placement, validation: StoredValidation, reader: Reader, rollback: Rollback) -> None:
-        self.placement, self.validation, self.reader, self.rollback = placement, validation, reader, rollback
+    def __init__(self, placement: Placement, validation: StoredValidation, rollback: Rollback) -> None:
+        self.placement, self.validation, self.rollback = placement, validation, rollback
         self.dtypes = present_dtypes(placement.names, placement.wanted)
         self.devices = present_devices(placement.names, placement.wanted)
         self.done: set[int] = set()
@@ -122,7 +121,7 @@ class _Loading:
     def _prepare(self, label: str, values: Tensor) -> Tensor:
         """Read what a function computes with, cast as loading it into the original model would."""
         stored = self.validation.stored_for(values)
-        read = values if stored is None else self.reader.read(stored).reshape(values.shape)
+        read = values if stored is None else stored.read().reshape(values.shape)
         return read.to(self.devices[label], self.dtypes[label]).contiguous()
 
     def _load(self) -> None:
@@ -156,7 +155,7 @@ class _Loading:
         with torch.no_grad():
             for pieces, values in parts:
                 stored, place = self.validation.stored_for(values), region(target.detach(), pieces)
-                place.copy_(values if stored is None else self.reader.read(stored).reshape(values.shape))
+                place.copy_(values if stored is None else stored.read().reshape(values.shape))
             for pieces, value in fills:
                 region(target.detach(), pieces).fill_(value)
         if target is not former:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fxopt_checkpoints.custom_loading import CustomLoading, has_custom_loading
-from fxopt_checkpoints.streaming.files import Reader, StoredTensor
+from fxopt_checkpoints.streaming.files import StoredTensor
 from fxopt_checkpoints.streaming.placement import Placement
 from fxopt_checkpoints.streaming.renaming import converted_names
 from fxopt_checkpoints.validation import Validation
@@ -28,7 +28,7 @@ class StoredValidation(Validation):
         self._placement, self._stored, self._path = placement, stored, path
         self._files: dict[int, StoredTensor] = {}
 
-    def check_headers(self, reader: Reader, *, strict: bool) -> None:
+    def check_headers(self, *, strict: bool) -> None:
         """Find all that is wrong by the headers; of tied tensors that are there several times, compare the values too.
 
         Raises:
@@ -47,7 +47,7 @@ class StoredValidation(Validation):
                     f"be {expected}"
                 )
         if not self.problems:
-            self.problems += self._different_ties(reader)
+            self.problems += self._different_ties()
         if strict:
             self.problems += self._left_on_meta()
         self.raise_error(strict)
@@ -102,13 +102,13 @@ class StoredValidation(Validation):
                     f"(graph_module.get_submodule({owner!r}).{name} = ...), or make the model with it elsewhere"
                 )
 
-    def _different_ties(self, reader: Reader) -> Iterator[str]:
+    def _different_ties(self) -> Iterator[str]:
         """Compare tensors that are one in the model, and several in the checkpoint."""
         for group in self._map.ties:
             found = [self._stored[key] for key in group if key in self._stored]
             for other in found[1:]:
                 first = found[0]
-                if not _same(reader.read(first), reader.read(other)):
+                if not _same(first.read(), other.read()):
                     yield (
                         f"`{first.key}` in `{first.file}` and `{other.key}` in `{other.file}` are one tensor in the "
                         "model, and differ here: leave out one of them"

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.forms import TRACED, Form
 from fxopt_testing.models import linear, norm, plain
-from fxopt_testing.models.generated import Generated
 from fxopt_testing.models.graph import nested_graphs, with_spare_parts
 from fxopt_tools import Inputs
 
@@ -65,7 +64,6 @@ def _everything(thorough: bool) -> Iterator[ModelCase]:
         yield from more
         if thorough:
             yield from _in_other_dtypes(case, more)
-    yield from _generated(24 if thorough else 4)
 
 
 def _thorough_forms(case: ModelCase) -> tuple[Form, ...]:
@@ -139,17 +137,17 @@ def _linear() -> Iterator[Row]:
     yield _row("subclassed", linear.subclassed, x)
     yield _row("parametrized", linear.parametrized, x)
     yield _row("parameters at the root", linear.AtRoot, x, *TRACED)
-    yield _row("hub", linear.Hub, x, "modules", "functions", grow=linear.Hub)
+    yield _row("hub", linear.Hub, x, "modules", "functions")
     yield _row("sizes", linear.Sizes, x, "modules", "functions", "export-dynamic")
     yield _row("unused result", linear.Unused, x)
-    yield _row("blocks", linear.Blocks, x, "modules", "functions", "export", variants=[_TRAIN], grow=linear.Blocks)
+    yield _row("blocks", linear.Blocks, x, "modules", "functions", "export", variants=[_TRAIN])
 
 
 def _norm() -> Iterator[Row]:
     image = _input(2, 2, 5, 5)
     half: list[dict[str, object]] = [{"dtype": torch.float64}, {"dtype": torch.bfloat16}]
     yield _row("convolution", norm.Convolution, image, *TRACED, "export", variants=[*half, _TRAIN, _META])
-    yield _row("convolutions", norm.Convolutions, image, grow=norm.Convolutions)
+    yield _row("convolutions", norm.Convolutions, image)
     yield _row("convolution, 1d", lambda: norm.chain(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4)), _input(2, 2, 6), *TRACED)
     yield _row("convolution, 3d", lambda: norm.chain(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2)), _input(2, 1, 3, 3, 3))
     yield _row("convolution, transposed", _transposed, image, *TRACED)
@@ -184,16 +182,8 @@ def _plain() -> Iterator[Row]:
     yield _row("structured", plain.Structured, Inputs(x, mask=_input(3, 4)), "modules", "export")
     yield _row("passed through", plain.Passed, x)
     yield _row("multi-head attention", plain.Opaque, _input(2, 3, 4))
-    yield _row("products", plain.Products, x, grow=plain.Products)
+    yield _row("products", plain.Products, x)
     yield _row("many products", partial(plain.Products, 8), x)  # enough for an order to differ elsewhere, if it can
-
-
-def _generated(count: int) -> Iterator[ModelCase]:
-    for seed in range(count):
-        form = ALL[seed % 3]
-        yield ModelCase(f"generated {seed}", partial(Generated, seed), _input(3, 4), form=form)
-        images = partial(Generated, seed, convolutions=True)
-        yield ModelCase(f"generated convolutions {seed}", images, _input(2, 4, 4, 4), form=form)
 
 
 def _real() -> Iterator[ModelCase]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fxopt_testing.findings import Property
-from fxopt_testing.properties import numbers, result, run, the_pass, travel, way_back, work
+from fxopt_testing.properties import numbers, result, run, the_pass, travel, way_back
 
 PROPERTIES: tuple[Property, ...] = (
     the_pass.CONSTRUCTIBLE,
@@ -36,8 +36,6 @@ PROPERTIES: tuple[Property, ...] = (
     travel.PICKLE,
     result.CHECKPOINTS,
     way_back.RETURN,
-    work.FAULTS,
-    work.COST,
     run.REFUSALS,
     run.DECLARED,
     run.FINDS,

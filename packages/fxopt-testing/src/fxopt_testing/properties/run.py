@@ -12,10 +12,8 @@ from fxopt_core import PostconditionError, Transformation, iter_nodes
 from fxopt_core.passes.base import leaves
 from fxopt_rewrite import REASONS
 from fxopt_testing.cases import ModelCase
-from fxopt_testing.elsewhere import elsewhere
 from fxopt_testing.findings import Flaw, Property
 from fxopt_testing.forms import Form, sizes_from_values
-from fxopt_testing.models import is_of_the_zoo
 from fxopt_testing.pictures import changes, picture
 from fxopt_testing.trial import Subject, Trial
 
@@ -64,27 +62,11 @@ def _process(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         yield Flaw(trial.process[0], "random state, grad mode, default dtype and context as they were")
 
 
-_ELSEWHERE = 3
-"""On how many models other processes are asked: those with the most changes, where an order of hashes shows."""
-
-
 def _deterministic(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     for made, transformation in (("the same pass", subject.transformation), ("an equal pass", subject.equal_pass())):
         again = picture(transformation(trial.fresh()))
         for name, now, was in changes(trial.after, again, limit=1):
             yield Flaw(f"{made} on an equal model: {name} is {now}", f"{was}, as the first time")
-    if subject.importable and trial in subject.most_changed[:_ELSEWHERE] and is_of_the_zoo(trial.case):
-        yield from _elsewhere(subject, trial)
-
-
-def _elsewhere(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    answer = elsewhere(subject.transformation, [trial.case.id])
-    if answer.error is not None:
-        yield Flaw(f"in another process, the pass raises {answer.error:.300}", "what it does in this one")
-        return
-    mine = {name: repr(value) for name, value in trial.after.items()}
-    for name, now, was in changes(mine, dict(answer.pictures[trial.case.id]), limit=1):
-        yield Flaw(f"in another process, with other hashes, {name} is {now}", f"{was}, as in this one")
 
 
 def _idempotent(subject: Subject, trial: Trial) -> Iterator[Flaw]:

@@ -7,18 +7,17 @@ import enum
 import inspect
 import pickle
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator
 from inspect import Parameter
 from typing import Any, Literal, Union
-from unittest import mock
 
 import torch
 
 from fxopt_core import Composition, FxoptError, Registry, Transformation, hookimpl, options_of
 from fxopt_core.passes.options import construct
-from fxopt_testing.elsewhere import elsewhere
 from fxopt_testing.findings import Flaw, Property
 from fxopt_testing.pictures import picture
 from fxopt_testing.trial import Subject, Trial
@@ -167,30 +166,30 @@ _OF_CORE = {"_bound"}
 
 
 def _is_read(subject: Subject, name: str) -> bool:
-    """Whether the pass reads an attribute that another value of an option changes."""
+    """Whether code beside the pass reads an attribute that another value of an option changes."""
     mine = vars(subject.equal_pass())
     for option, made in _variants(subject.transformation):
         theirs = vars(made)
         differing = {key for key in mine.keys() | theirs.keys() if key not in mine or mine[key] is not theirs.get(key)}
-        if option == name and (differing - _OF_CORE) & _read_on(subject, made):
+        if option == name and (differing - _OF_CORE) & _attributes_read(type(made)):
             return True
     return False
 
 
-def _read_on(subject: Subject, made: Transformation) -> set[str]:
-    """Return the attributes of a pass that are read while it runs on some models."""
-    found: set[str] = set()
-    cls = type(made)
-    read = cls.__getattribute__
-
-    def noted(self: Transformation, name: str) -> Any:
-        found.add(name)
-        return read(self, name)
-
-    with mock.patch.object(cls, "__getattribute__", noted):
-        for trial in subject.changed[:4]:
-            made(trial.fresh())
-    return found
+def _attributes_read(cls: type[Transformation]) -> set[str]:
+    """Return the names that methods of a class and functions beside it read, those of core left out."""
+    beside = [vars(sys.modules[each.__module__]) for each in cls.__mro__ if each.__module__ in sys.modules]
+    found = [inspect.getattr_static(cls, name) for name in dir(cls) if not name.startswith("__")]
+    found += [value for names in beside for value in names.values()]
+    functions = (getattr(value, "fget", value) for value in found)
+    codes = [
+        function.__code__
+        for function in functions
+        if isinstance(function, types.FunctionType) and not function.__module__.startswith("fxopt_core")
+    ]
+    for code in codes:
+        codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+    return {name for code in codes for name in code.co_names}
 
 
 def _differs(trial: Trial, made: Transformation) -> bool:
@@ -224,16 +223,6 @@ def _signature(subject: Subject) -> Iterator[Flaw]:
     if trials and transformation.signature != first:
         yield Flaw("running the pass changes its signature", "a signature that only options decide")
         return
-    if subject.importable:
-        yield from _elsewhere(transformation, first)
-
-
-def _elsewhere(transformation: Transformation, expected: str) -> Iterator[Flaw]:
-    found = elsewhere(transformation)
-    if found.error is not None:
-        yield Flaw(f"in another process an equal pass cannot be made: {found.error:.300}", "an equal pass")
-    elif found.signature != expected:
-        yield Flaw(f"in another process the signature is {found.signature:.200}", f"{expected}, as in this one")
 
 
 CONSTRUCTIBLE = Property(
@@ -260,7 +249,7 @@ OPTIONS = Property(
 )
 SIGNATURE = Property(
     "signature-stable",
-    "equal passes have equal signatures, before and after a run, and in every process",
+    "equal passes have equal signatures, before and after a run",
     "Leave `signature` to core; let no id, hash, time, path or counter into the options.",
     on_pass=_signature,
 )

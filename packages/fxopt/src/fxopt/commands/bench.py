@@ -55,7 +55,7 @@ def bench(
     def work(terminal: Terminal) -> Answer:
         check_pipeline(pipeline)
         varying = check_dynamic(dynamic or ())
-        check_sources(source, inputs=inputs, trusted=run_pickled_code)
+        check_sources(source, inputs=inputs)
         with terminal.steps(4) as step:
             from fxopt.commands.models.inputs import prepared
             from fxopt.commands.models.wanted import Wanted

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import sys
-import zipfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -40,18 +39,15 @@ def check_pipeline(text: str | None) -> None:
         raise CommandError(message, ExitCode.USAGE, kind="PipelineSyntaxError")
 
 
-def check_sources(*texts: str, inputs: str | None = None, trusted: bool = False) -> None:
+def check_sources(*texts: str, inputs: str | None = None) -> None:
     """Raise if a SOURCE does not exist or holds no model at first sight, or if the file of inputs does not exist.
 
     Args:
         texts: what each SOURCE is given as.
         inputs: the file of inputs, or None.
-        trusted: whether a file may also be a pickle.
     """
     for text in texts:
-        if not Path(text).exists() and FACTORY.fullmatch(text):
-            _check_module(text)
-        elif not is_hub_name(text):
+        if Path(text).exists() or not (FACTORY.fullmatch(text) or is_hub_name(text)):
             _check_path(text, _EXPECTED)
     if inputs is not None and (not Path(inputs).exists() or Path(inputs).is_dir()):
         close = _close(inputs, (".pt", ".pth", ".safetensors")) or "; expected one of torch.save, or safetensors"
@@ -59,21 +55,16 @@ def check_sources(*texts: str, inputs: str | None = None, trusted: bool = False)
     for path in (source_path(text) for text in texts if Path(text).exists() or is_hub_name(text)):
         if path.is_dir():
             _check_folder(path)
-        elif not trusted:
-            _check_archive(path)
 
 
-def check_archives(*texts: str | None, trusted: bool = False) -> None:
-    """Raise if there is no file of the name of an archive, or if it is none at first sight and may not be a pickle."""
-    given = [text for text in texts if text is not None]
-    for text in given:
+def check_archives(*texts: str | None) -> None:
+    """Raise if there is no file of the name of an archive."""
+    for text in (text for text in texts if text is not None):
         _check_path(text, "expected a .fxopt archive")
         if archive_path(text).is_dir():
             within = " or ".join(sorted(map(str, Path(text).glob(f"*/{ARCHIVE}"))))
             hint = f"; give one of those in it, {within}" if within else "; expected a .fxopt archive"
             raise FileError(f"{text!r} is a directory, and no file{hint}")
-    for path in map(archive_path, () if trusted else given):
-        _check_archive(path)
 
 
 def archive_path(text: str) -> Path:
@@ -174,13 +165,6 @@ def find_in_current_folder() -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def _check_module(text: str) -> None:
-    find_in_current_folder()
-    name = text.partition(":")[0].partition(".")[0]
-    if name not in sys.modules and importlib.util.find_spec(name) is None:
-        raise no_module(name, text)
-
-
 def _check_path(text: str, expected: str) -> None:
     path = Path(text)
     if path.suffix == ".py" and path.is_file():
@@ -192,24 +176,6 @@ def _check_path(text: str, expected: str) -> None:
     close = _close(text, (".fxopt", ".pt2", ".pt", ".pth", ".py"))
     hub = f". On the hub, names have an owner: OWNER/{text}" if _NAME.fullmatch(text) and expected == _EXPECTED else ""
     raise FileError(f"there is no file or folder {text!r}{close or f'; {expected}{hub}'}")
-
-
-def _check_archive(path: Path) -> None:
-    """Raise if a file is not one that `torch.export.save` can have written."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(2)
-            names = {name.partition("/")[2] for name in zipfile.ZipFile(file).namelist()}
-    except OSError:
-        return  # reading it says why
-    except Exception as error:  # whatever zipfile raises for what is no zip file, or damaged
-        what = "is cut off or damaged" if start == b"PK" else "is no archive"
-        raise FileError(f"{str(path)!r} {what} ({error}); {_ARCHIVE}") from error
-    if "data.pkl" in names and "constants.pkl" not in names:
-        raise FileError(
-            f"{str(path)!r} was written by torch.save, and holds no program; {_ARCHIVE}. {FLAG} opens pickles, and "
-            "runs the code in them"
-        )
 
 
 def _check_folder(folder: Path) -> None:

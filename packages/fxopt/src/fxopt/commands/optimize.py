@@ -96,7 +96,7 @@ def optimize(
     def work(terminal: Terminal) -> Answer:
         check_pipeline(pipeline)
         varying = check_dynamic(dynamic or ())
-        check_sources(source, inputs=inputs, trusted=run_pickled_code)
+        check_sources(source, inputs=inputs)
         from fxopt.commands.outputs import check_output, check_output_folder, check_page, is_folder_name
 
         check = partial(check_output_folder, source=source) if is_folder_name(output) else check_output

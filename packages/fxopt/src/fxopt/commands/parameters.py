@@ -53,8 +53,8 @@ PickleOption = Annotated[
     bool,
     typer.Option(
         "--trusted",
-        help="Open pickles in the files that are named, and leave archives to torch.export.load, which opens them too. "
-        "A pickle runs whatever code its author put into it: only for files that you trust like a program.",
+        help="Open pickles in the files that are named. A pickle runs whatever code its author put into it: only for "
+        "files that you trust like a program.",
     ),
 ]
 DtypeOption = Annotated[

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.checks import archive_path, check_archives
+from fxopt.commands.checks import check_archives
 from fxopt.commands.failures import ExitCode, blaming
 from fxopt.commands.parameters import ArchiveArgument, JsonOption, PickleOption
 from fxopt.commands.terminal import Terminal, columns
-from fxopt.ledger_file import read_history
 
 _HEADINGS = ("run", "pass", "options", "state", "rewritten", "refused", "ms")
 _NUMBERS = (4, 5, 6)
@@ -29,31 +28,21 @@ def show_history(
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what passes rewrote in an archive, and what they refused.
-
-    Only the history in the file is read, without the model. An archive that fxopt did not write is loaded.
-    """
+    """Show what passes rewrote in an archive, and what they refused."""
 
     def work(terminal: Terminal) -> Answer:
-        check_archives(archive, trusted=run_pickled_code)
-        data = None if run_pickled_code else read_history(archive_path(archive))
-        if data is None:
-            data = _loaded_history(terminal, archive, run_pickled_code)
+        check_archives(archive)
+        with terminal.steps(2) as step:
+            from fxopt.commands.models.sources import read_archive
+            from fxopt_core import history
+
+            step("reading")
+            graph_module = read_archive(archive, run_pickled_code=run_pickled_code)
+        with blaming(ExitCode.FILE):
+            data = json.loads(history(graph_module).to_json())
         return Answer(data, lambda terminal: terminal.raw("\n".join(history_lines(data["passes"], verbose))))
 
     answer(work, as_json=as_json)
-
-
-def _loaded_history(terminal: Terminal, archive: str, run_pickled_code: bool) -> dict[str, Any]:
-    with terminal.steps(2) as step:
-        from fxopt.commands.models.sources import read_archive
-        from fxopt_core import history
-
-        step("reading")
-        graph_module = read_archive(archive, run_pickled_code=run_pickled_code)
-    with blaming(ExitCode.FILE):
-        data: dict[str, Any] = json.loads(history(graph_module).to_json())
-        return data
 
 
 def history_lines(entries: Sequence[Mapping[str, Any]], verbose: bool) -> Iterator[str]:

@@ -32,7 +32,7 @@ def undo(
     """
 
     def work(terminal: Terminal) -> Answer:
-        check_archives(archive, trusted=run_pickled_code)
+        check_archives(archive)
         from fxopt.commands.outputs import check_output
 
         path = check_output(output, force=force)

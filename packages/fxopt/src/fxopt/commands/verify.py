@@ -42,7 +42,7 @@ def verify(
     """
 
     def work(terminal: Terminal) -> Answer:
-        check_sources(original, transformed, inputs=inputs, trusted=run_pickled_code)
+        check_sources(original, transformed, inputs=inputs)
         with terminal.steps(4) as step:
             from fxopt.commands.data import report_data
             from fxopt.commands.models.inputs import inputs_for

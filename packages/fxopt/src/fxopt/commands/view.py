@@ -33,7 +33,7 @@ def view(
     """
 
     def work(terminal: Terminal) -> Answer:
-        check_archives(archive, trusted=run_pickled_code)
+        check_archives(archive)
         from fxopt.commands.outputs import check_page, check_reports
 
         check_reports()

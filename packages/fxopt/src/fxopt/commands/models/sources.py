@@ -54,7 +54,7 @@ def read_source(text: str, *, run_pickled_code: bool = False, wanted: Wanted | N
     Raises:
         CommandError: There is nothing of that name, or it holds no model.
     """
-    check_sources(text, trusted=run_pickled_code)
+    check_sources(text)
     wanted = wanted or Wanted()
     calls: Sequence[Inputs] = ()
     note = None
@@ -80,7 +80,7 @@ def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
     Raises:
         CommandError: There is none.
     """
-    check_archives(text, trusted=run_pickled_code)
+    check_archives(text)
     model = read_file(archive_path(text), run_pickled_code=run_pickled_code)
     if not isinstance(model, GraphModule):
         raise FileError(f"{text} holds {type_text(model)}, expected a graph module, as `fxopt optimize` writes it")
@@ -96,9 +96,10 @@ def read_file(path: Path, *, run_pickled_code: bool) -> nn.Module:
     if run_pickled_code and path.is_file() and not is_program(path):
         return from_pickle(path)
     try:
-        return load(path, trusted=run_pickled_code)
+        return load(path)
     except CaptureError as error:
-        hint = f". {FLAG} opens pickles, and runs the code in them" if "torch.save" in str(error) else ""
+        pickled = f". If torch.save wrote it, {FLAG} opens it, and runs the code in it"
+        hint = pickled if "no archive" in str(error) and not run_pickled_code else ""
         raise FileError(f"{error}{hint}") from error
 
 

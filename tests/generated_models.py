@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fxopt_testing.cases import ModelCase
+from fxopt_testing.models import ALL
 from fxopt_testing.models.norm import randomised
 
 
@@ -125,3 +128,12 @@ class Generated(nn.Module):
 
 def _negated(module: nn.Module, args: Any, output: Tensor) -> Tensor:
     return -output
+
+
+def generated_cases(count: int) -> Iterator[ModelCase]:
+    """Yield models of so many seeds, with layers and with convolutions, in forms by turns."""
+    for seed in range(count):
+        form = ALL[seed % 3]
+        yield ModelCase(f"generated {seed}", partial(Generated, seed), torch.randn(3, 4), form=form)
+        images = partial(Generated, seed, convolutions=True)
+        yield ModelCase(f"generated convolutions {seed}", images, torch.randn(2, 4, 4, 4), form=form)

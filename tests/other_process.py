@@ -29,7 +29,7 @@ answers, sys.stdout = os.fdopen(os.dup(1), "wb"), sys.stderr
 given = pickle.load(sys.stdin.buffer)
 while given is not None:
     sys.path[:] = given["path"]
-    from fxopt_testing.elsewhere import answer
+    from other_process import answer
     pickle.dump(answer(given), answers)
     answers.flush()
     given = pickle.load(sys.stdin.buffer)

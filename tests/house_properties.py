@@ -1,24 +1,36 @@
-"""Properties of the work of a pass: it grows as the graph does, and a failure leaves no trace of it."""
+"""Properties that shipped passes keep besides those of the kit: costs, failures, and other processes."""
 
 from __future__ import annotations
 
 import sys
 from abc import ABC
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from inspect import CO_GENERATOR
 from types import FrameType
 from typing import Any
 from unittest import mock
 
+from other_process import elsewhere
+from step_counts import Steps, profiler
+from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_core import Composition, Transformation
-from fxopt_testing.cases import ModelCase
+from fxopt_testing.cases import Captured, ModelCase
 from fxopt_testing.findings import Flaw, Property
 from fxopt_testing.forms import TRACED
+from fxopt_testing.models import is_of_the_zoo, linear, norm, plain
 from fxopt_testing.pictures import bits_of, changes, modes_of_process, picture, state_of
-from fxopt_testing.steps import Steps, profiler
 from fxopt_testing.trial import Subject, Trial, members_of
+
+GROWING: dict[str, Callable[[int], nn.Module]] = {
+    "hub": linear.Hub,
+    "blocks": linear.Blocks,
+    "convolutions": norm.Convolutions,
+    "products": plain.Products,
+}
+"""By the name of a case of the zoo: what makes it with so many times as many sites."""
 
 _TIMES = (6, 12, 24)
 _GROWTH = 2.5
@@ -26,13 +38,13 @@ _GROWTH = 2.5
 
 
 def _if_growing(subject: Subject, trial: Trial | None) -> str | None:
-    return None if any(case.grow for case in subject.cases) else "no model says how it grows (ModelCase(grow=...))"
+    return None if any(case.name in GROWING for case in subject.cases) else "no model grows"
 
 
 def _linear(subject: Subject) -> Iterator[Flaw]:
     forms = TRACED if subject.thorough else TRACED[:1]
     for case in subject.cases:
-        if case.grow is None or case.form not in forms or case.training:
+        if case.name not in GROWING or case.form not in forms or case.training:
             continue
         steps = [_steps(subject, case, times * (2 if subject.thorough else 1)) for times in _TIMES]
         less, more = steps[1] - steps[0], steps[2] - steps[1]
@@ -41,10 +53,15 @@ def _linear(subject: Subject) -> Iterator[Flaw]:
             yield Flaw(f"{found}: twice as many sites, {more / less:.1f} times the steps", "2 times", case=case.id)
 
 
+def grown(case: ModelCase, times: int) -> Captured:
+    """Return a case of the zoo with so many times as many sites."""
+    return case.variant(make=partial(GROWING[case.name], times)).capture()
+
+
 def _steps(subject: Subject, case: ModelCase, times: int) -> int:
     """Return how many steps the pass's own code takes, what core does around it left out."""
     transformation, steps = subject.transformation, Steps()
-    graph_module = case.grown(times).graph_module
+    graph_module = grown(case, times).graph_module
     transform = type(transformation).transform
 
     def counted(self: Transformation, graph_module: GraphModule) -> GraphModule:
@@ -165,3 +182,33 @@ FAULTS = Property(
     "graph module that you were given.",
     on_pass=_all_or_nothing,
 )
+
+_ASKED = 3
+"""On how many models other processes are asked: those with the most changes, where an order of hashes shows."""
+
+
+def _same_elsewhere(subject: Subject) -> Iterator[Flaw]:
+    if not subject.importable:
+        return
+    asked = [trial for trial in subject.most_changed[:_ASKED] if is_of_the_zoo(trial.case)]
+    answer = elsewhere(subject.transformation, [trial.case.id for trial in asked])
+    if answer.error is not None:
+        yield Flaw(f"in another process, the pass raises {answer.error:.300}", "what it does in this one")
+        return
+    signature = subject.transformation.signature
+    if answer.signature != signature:
+        yield Flaw(f"in another process the signature is {answer.signature:.200}", f"{signature}, as in this one")
+    for trial in asked:
+        mine = {name: repr(value) for name, value in trial.after.items()}
+        for name, now, was in changes(mine, dict(answer.pictures[trial.case.id]), limit=1):
+            yield Flaw(f"in another process, with other hashes, {name} is {now}", f"{was}, as in this one")
+
+
+ELSEWHERE = Property(
+    "same-elsewhere",
+    "in another process, with other hashes, an equal pass has the same signature and does the same",
+    "Order what is gathered by the graph, and sign no hash.",
+    on_pass=_same_elsewhere,
+)
+
+HOUSE = (FAULTS, COST, ELSEWHERE)
