@@ -285,6 +285,29 @@ def test_images_that_are_enlarged_by_means_are_not_planned() -> None:
 
 
 @torch.no_grad()
+def test_concatenations_are_planned_by_all_names_of_their_dimension_and_not_into_a_tensor() -> None:
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.three = nn.Conv2d(3, 3, 1), nn.Conv2d(6, 3, 1), nn.Conv2d(6, 3, 1)
+            self.four, self.memory = nn.Conv2d(3, 3, 1), torch.zeros(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.two(torch.cat((x, self.one(x)), axis=1))  # type: ignore[call-arg]  # NumPy's name
+            z = self.three(torch.cat(tensors=[y, x], dim=-3))
+            images: Tensor = self.four(torch.cat([z, z], out=self.memory))
+            return images
+
+    model, x = Joined().eval(), torch.randn(2, 3, 8, 8)
+    graph_module = registry().pipeline(PACKED)(infer_shapes(torch.fx.symbolic_trace(model), x))
+    wanted = model(x)
+    for _ in range(2):
+        torch.testing.assert_close(graph_module(x), wanted, rtol=1e-4, atol=1e-5)
+    regions = [{node.name for node in region.nodes} for region in regions_of(graph_module)]
+    assert regions == [{"cat", "cat_1", "one_packed", "two_packed", "three_packed"}]
+
+
+@torch.no_grad()
 def test_sums_in_place_are_planned_where_nobody_else_reads_the_summand() -> None:
     class Sums(nn.Module):
         def __init__(self) -> None:

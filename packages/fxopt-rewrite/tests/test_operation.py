@@ -313,3 +313,23 @@ def test_what_is_no_operation_of_torch() -> None:
     graph.output(x)
     index = GraphIndex(GraphModule(nn.Module(), graph))
     assert not any(read_operation(index, node) for node in index.nodes)
+
+
+def test_names_of_numpy_are_those_of_torch() -> None:
+    """Torch's functions and methods take both."""
+
+    class Named(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Any, ...]:
+            function: Any = torch
+            joined = function.cat((x, x), axis=1), function.cat((x, x), dim=1)
+            summed = function.sum(x, axis=-1, keepdims=True), x.sum(dim=-1, keepdim=True)
+            return *joined, *summed, function.squeeze(x, axis=0), x.squeeze(0), function.add(x1=x, x2=x), x + x
+
+    graph_module = torch.fx.symbolic_trace(Named())
+    index = GraphIndex(graph_module)
+    (output,) = graph_module.graph.find_nodes(op="output")
+    read = [read_operation(index, node) for node in output.args[0]]
+    for numpy, own in zip(read[::2], read[1::2], strict=True):
+        assert numpy is not None
+        assert own is not None
+        assert (numpy.name, dict(numpy.arguments)) == (own.name, dict(own.arguments))

@@ -16,6 +16,7 @@ from fxopt_cpu.passes.layouts import SPLITS, STEPS, operation
 from fxopt_cpu.passes.matching import is_float
 from fxopt_cpu.regions.images import (
     activation_of,
+    concatenation_of,
     convolutions_fit,
     is_enlarging,
     overwriting,
@@ -144,8 +145,8 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
         return True
     if name in ELEMENTWISE:
         return _is_plain_sum(node)
-    if name == "cat":
-        return all(is_float(each) or is_enlarging(index, each) for each in node.all_input_nodes)
+    if concatenation_of(index, node) is not None:
+        return True
     if name == CHECK or name in CASTS:  # of float32 to float32
         source = node.args[0] if node.args else None
         return isinstance(source, Node) and is_float(source) and (name == CHECK or is_float(node))

@@ -311,10 +311,29 @@ def enlarge(builder: PlanBuilder, input: Value, compute: Callable[[Tensor], Tens
     height, width = input.shape[2:]
     if max(height, width) >= 1 << 24:
         raise ValueError(f"images are {height} x {width}, expected at most {1 << 24} rows and columns")
-    rows, columns = (torch.arange(size, dtype=torch.float32) for size in (height, width))
+    rows, columns = (torch.arange(size, dtype=torch.float32, device="cpu") for size in (height, width))
     down = compute(rows.view(1, 1, -1, 1).expand(1, 1, height, width))[0, 0, :, 0]
     along = compute(columns.view(1, 1, 1, -1).expand(1, 1, height, width))[0, 0, 0]
     return builder.pick(input, down.int().tolist(), along.int().tolist())
+
+
+class Concatenation(NamedTuple):
+    """Values one after the other along a dimension."""
+
+    parts: tuple[Node, ...]
+    dim: int
+
+
+def concatenation_of(index: GraphIndex, node: Node) -> Concatenation | None:
+    """Return the concatenation of float values that a node computes; None for anything else."""
+    call = read_operation(index, node)
+    if call is None or call.name != "cat" or set(call.arguments) != {"tensors", "dim"}:  # with `out`, it writes
+        return None
+    parts, dim = call.arguments["tensors"], call.arguments["dim"]
+    if type(parts) is not tuple or type(dim) is not int or not all(isinstance(each, Node) for each in parts):
+        return None
+    known = all(is_float(each) or is_enlarging(index, each) for each in parts)
+    return Concatenation(parts, dim) if parts and known else None
 
 
 def concatenate(builder: PlanBuilder, values: Sequence[Value], dim: int) -> Value:

@@ -110,11 +110,12 @@ class _Step:
                 return self._view(module, args, kwargs)
             return self._layer(module, *args)
         name = operation(self.index, node) or images.overwriting(self.index, node)
-        if name == "cat":
-            values, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        joined = images.concatenation_of(self.index, node)
+        if joined is not None:
+            values: list[Value] = [self.made[part] for part in joined.parts]
             ranks = {len(each.shape) for each in values}
             _need(len(ranks) == 1 and all(each.layout.dtype is torch.float32 for each in values))
-            return images.concatenate(self.builder, values, dim % ranks.pop())
+            return images.concatenate(self.builder, values, joined.dim % ranks.pop())
         if name in ELEMENTWISE and any(isinstance(each, Value) for each in args):
             return self._elementwise(ELEMENTWISE[name], *args)
         if name in CASTS or name == CHECK:
