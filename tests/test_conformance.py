@@ -34,7 +34,8 @@ test_merging_with_other_options = conformance_tests(MergeLinears(min_group=3), m
 test_a_composition = conformance_tests(
     compose(FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), MergeLinears(), inplace=False), models=SOME
 )
-test_packing = conformance_tests(compose(FuseConvolutions(), FuseLinears(), PlanRegions()), models=SOME)
+test_packing = conformance_tests(compose(FuseConvolutions(), FuseLinears()), models=SOME)
+test_planning = conformance_tests(compose(FuseLinears(), PlanRegions()), models=SOME)
 test_quantizing = conformance_tests(FuseLinears(weights="int8", min_weights=1, keep_originals=True))
 test_a_reversible_composition = conformance_tests(compose(FuseBiasInLinear(), MergeLinears()), models=SOME)
 

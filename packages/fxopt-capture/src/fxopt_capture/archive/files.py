@@ -32,6 +32,7 @@ def save(graph_module: GraphModule, path: PathLike | IO[bytes], *, source_lines:
             not plain, or modules and functions that neither torch has nor a plugin offers. It is named.
 
     >>> import io
+    >>> import torch
     >>> from fxopt_capture import capture
     >>> file = io.BytesIO()
     >>> save(capture(torch.nn.Linear(4, 3), torch.zeros(2, 4)), file)

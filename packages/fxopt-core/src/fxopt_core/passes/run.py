@@ -176,7 +176,7 @@ def transaction(run: PassRun, *, within: bool = False) -> Iterator[None]:
         run.written = run.snapshots[-1].restore()
         _raise_rolled_back(run, halted_by(error, handled) or error, within)
     finally:
-        run.snapshots.pop()
+        del run.snapshots[-1]
 
 
 def _raise_rolled_back(run: PassRun, error: BaseException, within: bool) -> NoReturn:
