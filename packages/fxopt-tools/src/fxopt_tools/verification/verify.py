@@ -37,8 +37,8 @@ def verify(
 ) -> VerificationReport:
     """Run two modules on the same inputs and compare everything that they return.
 
-    The transformed module is called three times with each input, since fast paths such as region programs start at the
-    second call, and every call has to agree. Each run gets copies of the inputs and of the module's buffers, has
+    The transformed module is called three times with each input, since fast paths such as packed weights may start at
+    a later call, and every call has to agree. Each run gets copies of the inputs and of the module's buffers, has
     gradients disabled and starts from the same random state; inputs, buffers, attributes of modules and random number
     generators are restored afterwards. (If the first call writes to no buffer, the others have the module's own.) The
     modules keep their mode, so dropout and batch norm in train mode are compared, too.
