@@ -274,6 +274,48 @@ def test_enlarged_and_concatenated_images_are_planned(mode: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("named", [False, True])
+def test_images_are_enlarged_whichever_way_they_are_given(named: bool) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.three = nn.Conv2d(1, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 1, 1)
+            self.up, self.norm = nn.Upsample(scale_factor=3), nn.BatchNorm2d(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.two(self.up(input=self.one(x)) if named else self.up(self.one(x)))
+            size = (y.shape[2] * 2, y.shape[3])
+            y = F.interpolate(size=size, input=y) if named else F.interpolate(y, size)
+            images: Tensor = self.norm(self.three(y) + x.mean())
+            return images
+
+    model, x = Twice().eval(), torch.randn(2, 1, 5, 7)
+    graph_module = registry().pipeline(PACKED)(infer_shapes(torch.fx.symbolic_trace(model), x))
+    for each in (x, torch.randn(1, 1, 4, 4), torch.randn(0, 1, 5, 7)):
+        for _ in range(2):
+            torch.testing.assert_close(graph_module(each), model(each), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@torch.no_grad()
+def test_sums_in_place_that_torch_refuses_are_refused() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+            y = F.avg_pool2d(self.one(x), 1)
+            images: Tensor = self.two(y.add_(other))
+            return images
+
+    x, one = torch.randn(1, 4, 3, 3), torch.randn(1, 4, 3, 3)
+    graph_module = registry().pipeline(PACKED)(infer_shapes(torch.fx.symbolic_trace(Sum().eval()), x, one))
+    graph_module(x, one)
+    with pytest.raises(RuntimeError, match="shape"):
+        graph_module(x, torch.randn(2, 4, 3, 3))
+
+
+@torch.no_grad()
 def test_images_that_are_enlarged_by_means_are_not_planned() -> None:
     model, x = Pyramid("bilinear").eval(), torch.randn(1, 3, 16, 16)
     graph_module = planned(model, x)

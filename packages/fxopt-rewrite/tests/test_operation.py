@@ -333,3 +333,14 @@ def test_names_of_numpy_are_those_of_torch() -> None:
         assert numpy is not None
         assert own is not None
         assert (numpy.name, dict(numpy.arguments)) == (own.name, dict(own.arguments))
+
+
+@pytest.mark.parametrize("name", ["input", "x", "a"])
+def test_writes_are_seen_by_all_names_of_what_is_written(name: str) -> None:
+    graph = Graph()
+    value = graph.placeholder("value")
+    written = graph.call_function(torch.relu_, (), {name: value})
+    graph.output(written)
+    index = GraphIndex(GraphModule(nn.Module(), graph))
+    assert index.effects.writes(written) == (value,)
+    assert index.effects.aliases(written)

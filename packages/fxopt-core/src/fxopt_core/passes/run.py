@@ -176,7 +176,7 @@ def transaction(run: PassRun, *, within: bool = False) -> Iterator[None]:
         run.written = run.snapshots[-1].restore()
         _raise_rolled_back(run, halted_by(error, handled) or error, within)
     finally:
-        del run.snapshots[-1]
+        del run.snapshots[-1]  # no call, which an interrupt could end after the rollback had its chance
 
 
 def _raise_rolled_back(run: PassRun, error: BaseException, within: bool) -> NoReturn:

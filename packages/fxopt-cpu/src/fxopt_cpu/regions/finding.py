@@ -18,7 +18,7 @@ from fxopt_cpu.regions.images import (
     activation_of,
     concatenation_of,
     convolutions_fit,
-    is_enlarging,
+    enlarged_by,
     overwriting,
     plain_layer_of,
     pooling_of,
@@ -117,7 +117,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     """Return whether a node's results follow from its inputs and tensors alone, and a plan may have it."""
     if norm_of(index, node) is not None:
         return True
-    if images and (pooling_of(index, node) or activation_of(index, node) or is_enlarging(index, node)):
+    if images and (pooling_of(index, node) or activation_of(index, node) or enlarged_by(index, node)):
         return True
     if images and plain_layer_of(index, node) is not None:
         return True

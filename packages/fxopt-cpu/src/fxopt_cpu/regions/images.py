@@ -294,16 +294,16 @@ def _is_own(index: GraphIndex, node: Node) -> bool:
     return False
 
 
-def is_enlarging(index: GraphIndex, node: Node) -> bool:
-    """Return whether a node enlarges images, or makes them smaller, by the nearest pixels."""
+def enlarged_by(index: GraphIndex, node: Node) -> Node | None:
+    """Return the images that a node enlarges, or makes smaller, by the nearest pixels; None for anything else."""
     module, call = index.module_of(node), read_operation(index, node)
+    source: object = None
     if isinstance(module, nn.Upsample):
-        source, fits = node.args[0], module.mode in _NEAREST and is_plain_module(module) and len(node.args) == 1
+        if module.mode in _NEAREST and is_plain_module(module) and len(node.args) == 1 and not node.kwargs:
+            source = node.args[0]
     elif call is not None and call.name in ("interpolate", "upsample_nearest2d", "_upsample_nearest_exact2d"):
-        source, fits = call.input, call.arguments.get("mode", "nearest") in _NEAREST
-    else:
-        return False
-    return fits and isinstance(source, Node) and is_float(source) and _rank(source) == 4
+        source = call.input if call.arguments.get("mode", "nearest") in _NEAREST else None
+    return source if isinstance(source, Node) and is_float(source) and _rank(source) == 4 else None
 
 
 def enlarge(builder: PlanBuilder, input: Value, compute: Callable[[Tensor], Tensor]) -> Value:
@@ -332,7 +332,7 @@ def concatenation_of(index: GraphIndex, node: Node) -> Concatenation | None:
     parts, dim = call.arguments["tensors"], call.arguments["dim"]
     if type(parts) is not tuple or type(dim) is not int or not all(isinstance(each, Node) for each in parts):
         return None
-    known = all(is_float(each) or is_enlarging(index, each) for each in parts)
+    known = all(is_float(each) or enlarged_by(index, each) is not None for each in parts)
     return Concatenation(parts, dim) if parts and known else None
 
 

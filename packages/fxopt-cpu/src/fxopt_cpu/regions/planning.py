@@ -100,8 +100,9 @@ class _Step:
         plain = images.plain_layer_of(self.index, node)
         if plain is not None:
             return images.compute(self.builder, plain, self.made[plain.input], self.kept)
-        if images.is_enlarging(self.index, node):
-            return self._enlarge(node)
+        enlarged = images.enlarged_by(self.index, node)
+        if enlarged is not None:
+            return self._enlarge(node, enlarged)
         module = self.index.module_of(node)
         if module is not None:
             if kwargs:
@@ -142,16 +143,14 @@ class _Step:
         made = tuple(Value(source.buffer, each) for each in views)
         return made if isinstance(found, tuple | list) else made[0]
 
-    def _enlarge(self, node: Node) -> Value:
-        input = self.made[node.all_input_nodes[0]]
-
+    def _enlarge(self, node: Node, source: Node) -> Value:
         def compute(other: Tensor) -> Tensor:
-            given = {**self.made, node.all_input_nodes[0]: other}
+            given = {**self.made, source: other}
             args: Any = map_arg(node.args, given.__getitem__)
             found: Tensor = called(self.index.module_of(node) or node, args, map_arg(node.kwargs, given.__getitem__))
             return found
 
-        return images.enlarge(self.builder, input, compute)
+        return images.enlarge(self.builder, self.made[source], compute)
 
     def _elementwise(self, kind: str, one: Any, other: Any) -> Value:
         one, other = (

@@ -94,8 +94,14 @@ def argument(node: Node, position: int | None, name: str) -> object:
     """Return an argument of a call by position or name, `MISSING` where it is not given."""
     if position is not None and position < len(node.args):
         return node.args[position]
-    return node.kwargs.get(name, MISSING)
+    if name in node.kwargs:
+        return node.kwargs[name]
+    known = "input" if name == "self" else name  # an operator's ``self`` is a function's ``input``
+    return next((value for key, value in node.kwargs.items() if NUMPY.get(key, key) == known), MISSING)
 
+
+NUMPY = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "x1": "input", "x2": "other"}
+"""Names of NumPy that torch's functions and methods take besides their own: ``torch.cat(tensors, axis=1)``."""
 
 MISSING = object()
 """Stands for an argument that a call does not give."""

@@ -22,6 +22,7 @@ from torch.fx import Node
 
 from fxopt_rewrite.ops.names import (
     MISSING,
+    NUMPY,
     aten_name,
     aten_overloads,
     overloads_of,
@@ -286,10 +287,6 @@ def plain(operation: str, key: str, value: Any) -> Any:
     return value
 
 
-_NUMPY = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "x1": "input", "x2": "other"}
-"""Names of NumPy that torch's functions and methods take besides their own: ``torch.cat(tensors, axis=1)``."""
-
-
 def _bound(form: tuple[Parameter, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the arguments of a call by name if they are those of a form; else None."""
     placed = [each for each in form if not each.keyword]
@@ -303,7 +300,7 @@ def _bound(form: tuple[Parameter, ...], args: tuple[Any, ...], kwargs: Mapping[s
     found = {each.name: value for each, value in zip(placed, args, strict=False)}
     names = {each.name for each in form}
     for key, value in kwargs.items():
-        name = key if key in names else _NUMPY.get(key, key)
+        name = key if key in names else NUMPY.get(key, key)
         name = "self" if name == "input" and "self" in names else name
         if name not in names or name in found:
             return None
