@@ -94,8 +94,8 @@ def argument(node: Node, position: int | None, name: str) -> object:
     """Return an argument of a call by position or name, `MISSING` where it is not given."""
     if position is not None and position < len(node.args):
         return node.args[position]
-    if name in node.kwargs:
-        return node.kwargs[name]
+    if not node.kwargs or name in node.kwargs:  # most calls: this runs for every node
+        return node.kwargs.get(name, MISSING)
     known = "input" if name == "self" else name  # an operator's ``self`` is a function's ``input``
     return next((value for key, value in node.kwargs.items() if NUMPY.get(key, key) == known), MISSING)
 
