@@ -1,22 +1,27 @@
-"""Whether plans pay: `cpu-inference` as it is and without them, each in a process of its own."""
+"""Whether plans pay: `cpu-inference` as it is and without them, beside engines, each in a process of its own."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
 
 import fxopt
 from benchmarks import varied
-from benchmarks.apart import Ready, Timed, rounds_apart
+from benchmarks.apart import Make, Ready, Timed, rounds_apart
+from benchmarks.runners import onnx_session, openvino_request
 from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table
 
 TEXT = """One call in float32. {note} `layers only` is `cpu-inference` without `plan-regions`. Each cell has a process \
-of its own, and is verified before it is timed. Speeds are times as fast as eager; a value whose quartiles are more \
-than 15 % of it apart is not shown. The last column says where plans have less than {least:g} times the speed of the \
-layers."""
+of its own, and is verified before it is timed. onnxruntime and OpenVINO read torch's ONNX export, and compute in \
+float32. Speeds are times as fast as eager; a value whose quartiles are more than 15 % of it apart is not shown. The \
+last column says where plans have less than {least:g} times the speed of the layers."""
 PLANS, LAYERS = "default", "layers only"
 LEAST = 0.97
 
@@ -33,7 +38,7 @@ def tables(settings: Settings) -> Iterator[Table]:
                 yield settings.known[title]
             elif labels:
                 text = TEXT.format(note=given.note, least=LEAST)
-                columns = ("", "eager, 1 call", *ways, "plans", "plans are slower")
+                columns = ("", "eager, 1 call", *ways, *ENGINES, "plans", "plans are slower")
                 yield Table(title, columns, tuple(rows(labels, ways, given)), text)
 
 
@@ -50,17 +55,21 @@ def ways_of(pipeline: str) -> dict[str, str]:
 def rows(labels: Iterable[str], ways: Mapping[str, str], settings: Settings) -> Iterator[Row]:
     """Measure models in all ways, a row for each."""
     for label in labels:
-        found = measured(label, ways, settings)
+        found = measured(label, ways, settings, ENGINES)
         default = found["default"]
         regions = default.note["regions"] if isinstance(default, Timed) else ""
         yield Row(label, (*cells(found), regions, slower(found)))
 
 
-def measured(label: str, ways: Mapping[str, str], settings: Settings) -> dict[str, Timed | Absent]:
-    """Measure a model in eager mode and after some pipelines."""
+def measured(
+    label: str, ways: Mapping[str, str], settings: Settings, engines: Iterable[str] = ()
+) -> dict[str, Timed | Absent]:
+    """Measure a model in eager mode, after some pipelines, and in other engines."""
     print(f"{label}: {settings.note}", file=sys.stderr, flush=True)
-    makes = {way: partial(optimized, label, pipeline) for way, pipeline in ways.items()}
-    return rounds_apart({"eager": partial(eager, label), **makes}, settings)
+    makes: dict[str, Make] = {"eager": partial(eager, label)}
+    makes |= {way: partial(optimized, label, pipeline) for way, pipeline in ways.items()}
+    makes |= {engine: partial(exported, label, engine) for engine in engines}
+    return rounds_apart(makes, settings)
 
 
 def eager(label: str) -> Ready | Absent:
@@ -80,6 +89,41 @@ def optimized(label: str, pipeline: str) -> Ready | Absent:
         return Absent("wrong results")
     counts = {record.pass_name: len(record.rewrites) for record in fxopt.history(found)}
     return Ready(partial(found, *args), {"regions": str(counts.get("plan-regions", 0))})
+
+
+def exported(label: str, engine: str) -> Ready | Absent:
+    """The model in another engine, if it computes what the model does."""
+    given = varied.made(label)
+    if isinstance(given, Absent):
+        return given
+    model, args = given
+    prepared = ENGINES[engine](model, args)
+    expected = model(*args)
+    first = next(iter(expected.values())) if isinstance(expected, dict) else expected
+    first = first if isinstance(first, torch.Tensor) else first[0]
+    if not torch.allclose(torch.from_numpy(prepared()), first, rtol=1e-2, atol=1e-2 * float(first.abs().max())):
+        return Absent("wrong results")
+    return Ready(prepared, {})
+
+
+def by_onnxruntime(model: nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
+    """What computes the first output in onnxruntime."""
+    session = onnx_session(model, args)
+    inputs = {each.name: given.numpy() for each, given in zip(session.get_inputs(), args, strict=True)}
+    return lambda: session.run(None, inputs)[0]
+
+
+def by_openvino(model: nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
+    """What computes the first output in OpenVINO."""
+    request = openvino_request(model, args)
+    inputs = [each.numpy() for each in args]
+    return lambda: request.infer(inputs, share_inputs=True)[0]
+
+
+ENGINES: Mapping[str, Callable[[nn.Module, tuple[torch.Tensor, ...]], Callable[[], Any]]] = {
+    "onnxruntime": by_onnxruntime,
+    "OpenVINO": by_openvino,
+}
 
 
 def cells(found: Mapping[str, Timed | Absent]) -> tuple[Cell, ...]:

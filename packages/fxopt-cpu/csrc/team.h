@@ -11,10 +11,11 @@
 #include <cstdint>
 #include <exception>
 #include <thread>
+#include <vector>
 
 class Team {
  public:
-  static constexpr uint64_t COUNT = uint64_t(1) << 32;  // a step has fewer pieces
+  static constexpr int64_t MOST_PIECES = (int64_t(1) << 20) - 1;  // of a step
   const int64_t threads;
 
   // The team that the calling thread drives, or null.
@@ -30,8 +31,9 @@ class Team {
     Team team(threads);
     std::atomic<bool> driven{false};
     std::exception_ptr error;
-    torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-      if (driven.exchange(true)) return team.work();
+    torch::stable::parallel_for(0, threads, 1, [&](int64_t thread, int64_t) {
+      if (driven.exchange(true)) return team.work(thread);
+      team.driver_ = thread;
       current() = &team;
       try {
         body();
@@ -49,42 +51,64 @@ class Team {
   void run_pieces(int64_t pieces, const Function& function) {
     call_ = [](const void* called, int64_t piece) { (*static_cast<const Function*>(called))(piece); };
     function_ = &function;
-    pieces_ = pieces;
     done_.store(0, std::memory_order_relaxed);
-    const uint64_t next = (open_.load(std::memory_order_relaxed) / COUNT + 1) * COUNT;
-    open_.store(next + uint64_t(pieces), std::memory_order_release);
-    while (take()) {
+    ++step_;
+    for (int64_t i = 0; i < threads; ++i) {
+      const Share share{step_, uint64_t(pieces * i / threads), uint64_t(pieces * (i + 1) / threads)};
+      shares_[size_t(i)].packed.store(share.packed(), std::memory_order_release);
+    }
+    while (take(driver_)) {
     }
     for (int64_t idle = 0; done_.load(std::memory_order_acquire) != pieces;) rest(idle);
     if (error_) std::rethrow_exception(error_);
   }
 
  private:
-  explicit Team(int64_t threads) : threads(threads) {}
+  // The pieces of a step that a thread begins with, and that nobody has taken. The step is part of the number, so that
+  // whoever has read that of an earlier step takes nothing.
+  struct Share {
+    uint64_t step, next, end;
+    static Share of(uint64_t packed) { return {packed >> 40, packed >> 20 & MOST_PIECES, packed & MOST_PIECES}; }
+    uint64_t packed() const { return step << 40 | next << 20 | end; }
+  };
+  struct alignas(64) Slot {
+    std::atomic<uint64_t> packed{0};
+  };
 
-  void work() {
+  explicit Team(int64_t threads) : threads(threads), shares_(size_t(threads)) {}
+
+  void work(int64_t thread) {
     for (int64_t idle = 0; !ended_.load(std::memory_order_acquire);) {
-      if (take())
+      if (take(thread))
         idle = 0;
       else
         rest(idle);
     }
   }
 
-  // Takes a piece and does it; false where none is open. Who has taken one keeps the step from ending, so that what the
-  // step set is read only after.
-  bool take() {
-    uint64_t open = open_.load(std::memory_order_acquire);
-    do {
-      if (open % COUNT == 0) return false;
-    } while (!open_.compare_exchange_weak(open, open - 1, std::memory_order_acquire));
+  // Takes a piece and does it; false where none is left. A thread takes its own share from the front, so that it reads what
+  // it wrote in the step before, and then those of others from the back. Who has taken a piece keeps the step from
+  // ending, so that what the step set is read only after.
+  bool take(int64_t thread) {
+    for (int64_t i = 0; i < threads; ++i) {
+      std::atomic<uint64_t>& packed = shares_[size_t((thread + i) % threads)].packed;
+      for (uint64_t known = packed.load(std::memory_order_acquire);;) {
+        Share share = Share::of(known);
+        if (share.next == share.end) break;
+        const int64_t piece = int64_t(i == 0 ? share.next++ : --share.end);
+        if (packed.compare_exchange_weak(known, share.packed(), std::memory_order_acquire)) return perform(piece), true;
+      }
+    }
+    return false;
+  }
+
+  void perform(int64_t piece) {
     try {
-      call_(function_, pieces_ - int64_t(open % COUNT));
+      call_(function_, piece);
     } catch (...) {
       if (!failed_.exchange(true)) error_ = std::current_exception();
     }
     done_.fetch_add(1, std::memory_order_release);
-    return true;
   }
 
   static void rest(int64_t& idle) {
@@ -94,11 +118,12 @@ class Team {
 #endif
   }
 
-  std::atomic<uint64_t> open_{0};  // which step, times COUNT, plus how many of its pieces nobody has taken
+  std::vector<Slot> shares_;  // one for each thread
   std::atomic<int64_t> done_{0};
   std::atomic<bool> ended_{false}, failed_{false};
   std::exception_ptr error_;
   void (*call_)(const void*, int64_t) = nullptr;
   const void* function_ = nullptr;
-  int64_t pieces_ = 0;
+  uint64_t step_ = 0;
+  int64_t driver_ = 0;
 };

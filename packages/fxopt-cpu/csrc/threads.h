@@ -29,7 +29,7 @@ void run_pieces(int64_t pieces, double nanoseconds, const Function& function) {
     return;
   }
   Team* team = Team::current();
-  if (team && uint64_t(pieces) < Team::COUNT) return team->run_pieces(pieces, function);
+  if (team && pieces <= Team::MOST_PIECES) return team->run_pieces(pieces, function);
   std::atomic<int64_t> next{0};
   torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (; begin < end; ++begin)
