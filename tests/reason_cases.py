@@ -54,7 +54,7 @@ from reason_models import (
     OfShape,
     OneIsLazy,
     OneUnbiased,
-    OverTime,
+    OverVolumes,
     Pair,
     ReadsBetween,
     ReturnsView,
@@ -226,7 +226,7 @@ _OF_OPERATORS = [
     Case("kept", INT8_BUT_ONE, Dense, ("dense",), mend=without_weight, mended_by=INT8),
     Case("too-small", FuseLinears(weights="int8"), Dense, ("dense",), mend=without_weight, mended_by=INT8),
     Case("padding-mode", PACK, Convolution, ("conv",), set_to("conv.padding_mode", "reflect")),
-    *_in_all_forms("other-convolution", PACK, OverTime, ("conv",)),
+    *_in_all_forms("other-convolution", PACK, OverVolumes, ("conv",)),
 ]
 _OF_NO_USE = [
     *_in_all_forms("returned", RemoveNoOps(), ReturnsView, ()),

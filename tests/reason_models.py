@@ -175,14 +175,14 @@ class Biased(nn.Module):
         return self.k(x)
 
 
-class OverTime(nn.Module):
-    """A convolution over one dimension."""
+class OverVolumes(nn.Module):
+    """A convolution over three dimensions."""
 
-    shape: ClassVar[tuple[int, ...]] = (2, 3, 5)
+    shape: ClassVar[tuple[int, ...]] = (2, 3, 5, 4, 3)
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(3, 4, 3)
+        self.conv = nn.Conv3d(3, 4, 3)
 
     def forward(self, x: Tensor) -> Any:
         return self.conv(x)

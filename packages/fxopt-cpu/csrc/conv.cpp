@@ -46,7 +46,7 @@ Tensor conv(Tensor input, Tensor panels, std::optional<Tensor> bias, int64_t fea
   if (!panels.sizes().equals(expected) || !panels.is_contiguous())
     refuse(CONV, ": panels have shape ", text_of(panels.sizes()), ", expected ", text_of(expected), ", contiguous");
   call.panels = static_cast<const float*>(panels.const_data_ptr());
-  call.features = features;
+  call.features = features, call.pitch = call.channels, call.result_pitch = features;
   for (int i = 0; i < 2; ++i)
     call.kernel[i] = kernel[size_t(i)], call.stride[i] = stride[size_t(i)], call.dilation[i] = dilation[size_t(i)];
   if (!fit(CONV, call, {padding[0], padding[1], padding[2], padding[3]}))

@@ -30,10 +30,11 @@ struct Activate {
 // activation, and into memory.
 template <int M, int N>
 inline void finish(const Convolution& c, Floats (&sums)[M][N], int64_t pixel, int64_t feature, int64_t left) {
-  const int64_t place = pixel * c.features + feature;
+  float* const to = c.output + pixel * c.result_pitch + feature;
   if (c.residual) {
+    const float* const from = c.residual + pixel * c.features + feature;
     UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j)
-        if (j * WIDTH < left) sums[i][j] += load(c.residual + place + i * c.features + j * WIDTH, left - j * WIDTH);
+        if (j * WIDTH < left) sums[i][j] += load(from + i * c.features + j * WIDTH, left - j * WIDTH);
   }
   if (c.activation == RELU || c.activation == HARDTANH) {  // the usual ones
     const bool relu = c.activation == RELU;
@@ -49,10 +50,10 @@ inline void finish(const Convolution& c, Floats (&sums)[M][N], int64_t pixel, in
   }
   if (left >= N * WIDTH) {
     UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j)
-        store(c.output + place + i * c.features + j * WIDTH, sums[i][j]);
+        store(to + i * c.result_pitch + j * WIDTH, sums[i][j]);
   } else {
     UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j)
-        if (j * WIDTH < left) store(c.output + place + i * c.features + j * WIDTH, sums[i][j], left - j * WIDTH);
+        if (j * WIDTH < left) store(to + i * c.result_pitch + j * WIDTH, sums[i][j], left - j * WIDTH);
   }
 }
 
@@ -162,7 +163,7 @@ inline void point(const Convolution& c, const Pixels& pixels, const float** tabl
   int64_t image = pixels.image, row = pixels.row, column = pixels.column;
   for (int64_t done = 0, some; done < pixels.count; done += some, column = 0) {
     some = least(pixels.count - done, c.columns - column);  // of one row
-    const float* from = c.input + image * c.height * c.width * c.channels;
+    const float* from = c.input + image * c.height * c.width * c.pitch;
     int64_t y = row * c.stride[0] - c.padding[0];
     for (int64_t v = 0, tap = 0; v < c.kernel[0]; ++v, y += c.dilation[0])
       for (int64_t h = 0; h < c.kernel[1]; ++h, ++tap) {
@@ -173,7 +174,7 @@ inline void point(const Convolution& c, const Pixels& pixels, const float** tabl
         if (y < 0 || y >= c.height || end < begin) begin = end = some;
         const float** to = table + tap * pixels.count + done;
         for (int64_t i = 0; i < begin; ++i) to[i] = c.zeros;
-        for (int64_t i = begin; i < end; ++i) to[i] = from + (y * c.width + x + i * c.stride[1]) * c.channels;
+        for (int64_t i = begin; i < end; ++i) to[i] = from + (y * c.width + x + i * c.stride[1]) * c.pitch;
         for (int64_t i = end; i < some; ++i) to[i] = c.zeros;
       }
     if (++row == c.rows) row = 0, ++image;
@@ -183,7 +184,7 @@ inline void point(const Convolution& c, const Pixels& pixels, const float** tabl
 // Copies rows of an image, and the zeros around them, with the channels last.
 inline void copy_rows(const Convolution& c, const float* image, int64_t top, int64_t left, int64_t rows, int64_t width,
                       float* to) {
-  const int64_t place = c.channel_stride == 1 ? c.channels : 1;  // from pixel to pixel
+  const int64_t place = c.channel_stride == 1 ? c.pitch : 1;  // from pixel to pixel
   for (int64_t y = top; y < top + rows; ++y, to += width * c.channels) {
     const bool inside = y >= 0 && y < c.height;
     const int64_t begin = inside ? least(width, most(int64_t(0), -left)) : width;
@@ -191,12 +192,12 @@ inline void copy_rows(const Convolution& c, const float* image, int64_t top, int
     for (int64_t i = 0; i < begin * c.channels; ++i) to[i] = 0.0f;
     for (int64_t i = end * c.channels; i < width * c.channels; ++i) to[i] = 0.0f;
     const float* from = image + (y * c.width + left) * place;
-    if (c.channel_stride == 1) {
+    if (place == c.channels) {
       for (int64_t i = begin * c.channels; i < end * c.channels; ++i) to[i] = from[i];
       continue;
     }
     for (int64_t k = 0; k < c.channels; ++k)
-      for (int64_t x = begin; x < end; ++x) to[x * c.channels + k] = from[x + k * c.channel_stride];
+      for (int64_t x = begin; x < end; ++x) to[x * c.channels + k] = from[x * place + k * c.channel_stride];
   }
 }
 
@@ -214,7 +215,7 @@ inline void copy(const Convolution& c, Pixels& pixels, float* rows, const float*
     left += pixels.column * c.stride[1], width = (pixels.count - 1) * c.stride[1] + c.kernel[1], before = 0;
   }
   const int64_t lines = (before + pixels.count - 1) / c.columns + 1;
-  copy_rows(c, c.input + pixels.image * c.height * c.width * c.channels, pixels.row * c.stride[0] - c.padding[0], left,
+  copy_rows(c, c.input + pixels.image * c.height * c.width * c.pitch, pixels.row * c.stride[0] - c.padding[0], left,
             (lines - 1) * c.stride[0] + high, width, rows);
   for (int64_t done = 0, row = 0, column = before, some; done < pixels.count; done += some, column = 0, ++row) {
     some = least(pixels.count - done, c.columns - column);
@@ -280,13 +281,13 @@ void convolve(const Convolution& c, int64_t first, int64_t last, int64_t panel, 
 template <int X, int V, bool WHOLE>
 inline void depthwise_tile(const Convolution& c, const float* corner, int64_t pixel, int64_t channel, int64_t top,
                            int64_t bottom, int64_t left, int64_t right) {
-  const int64_t some = c.channels - channel, step = c.stride[1] * c.channels;
+  const int64_t some = c.channels - channel, step = c.stride[1] * c.pitch;
   Floats sums[X][V];
 UNROLL for (int i = 0; i < X; ++i)
 UNROLL for (int j = 0; j < V; ++j) sums[i][j] = load(c.bias + channel + j * WIDTH);
   for (int64_t y = top; y < bottom; ++y)
     for (int64_t x = left; x < right; ++x) {
-      const float* from = corner + (y * c.dilation[0] * c.width + x * c.dilation[1]) * c.channels + channel;
+      const float* from = corner + (y * c.dilation[0] * c.width + x * c.dilation[1]) * c.pitch + channel;
       const float* weights = c.panels + (y * c.kernel[1] + x) * divide_up(c.features, 16) * 16 + channel;
 UNROLL for (int j = 0; j < V; ++j) {
         const Floats weight = load(weights + j * WIDTH);
@@ -321,13 +322,13 @@ void convolve_depthwise(const Convolution& c, int64_t first, int64_t last) {
   const int64_t outer = most(inner, least(c.columns, room < 0 ? 0 : room / c.stride[1] + 1));
   for (int64_t line = first; line < last; ++line) {
     const int64_t y = line % c.rows * c.stride[0] - c.padding[0];
-    const float* image = c.input + line / c.rows * c.height * c.width * c.channels;
+    const float* image = c.input + line / c.rows * c.height * c.width * c.pitch;
     int64_t top = 0, bottom = c.kernel[0];
     while (top < bottom && y + top * c.dilation[0] < 0) ++top;
     while (bottom > top && y + (bottom - 1) * c.dilation[0] >= c.height) --bottom;
     for (int64_t column = 0; column < c.columns;) {
       const int64_t x = column * c.stride[1] - c.padding[1], pixel = line * c.columns + column;
-      const float* corner = image + (y * c.width + x) * c.channels;
+      const float* corner = image + (y * c.width + x) * c.pitch;
       if (column >= inner && column + X <= outer) {
         depthwise_pixels<X>(c, corner, pixel, top, bottom, 0, c.kernel[1]), column += X;
       } else if (column >= inner && column + 2 <= outer) {

@@ -39,6 +39,7 @@ struct Rows {
 struct Window {
   int64_t images, height, width, channels, rows, columns;
   int64_t kernel[2], stride[2], padding[2], dilation[2];  // padding: before the first row and column
+  int64_t pitch, result_pitch;  // from pixel to pixel of the input and of the result: parts of wider images have more
 };
 
 // result = activation(convolution(input) + bias + residual).
@@ -51,9 +52,9 @@ struct Convolution : Window {
   const float* input;
   const float* panels;    // (groups * panels of a group, taps * channels of a group, 16); depthwise: (taps, padded features)
   const float* bias;      // `run_convolution` takes `features` of them or null; kernels take them in panels, as the weight
-  const float* residual;  // as the output, or null
+  const float* residual;  // (images, rows, columns, features), or null
   const float* zeros;     // of `run_convolution`: as many as there are channels
-  float* output;          // (images, rows, columns, features)
+  float* output;
   int64_t activation;
   float alpha, beta;
 };

@@ -13,7 +13,7 @@
 namespace {
 
 constexpr const char* OP = "fxopt::run";
-constexpr int64_t FORMAT = 4;
+constexpr int64_t FORMAT = 5;
 enum StepKind : int64_t {
   LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP,
   PICK_STEP
@@ -219,20 +219,26 @@ void elementwise(Reader& plan) {
   if (elements) run_elementwise(call);
 }
 
+// The elements from the first to the last of images whose pixels are so far apart.
+int64_t pixels_of(int64_t images, int64_t rows, int64_t columns, int64_t channels, int64_t pitch) {
+  return product({product({images, rows, columns}) - 1, pitch}) + channels;
+}
+
 // result[image][y][x] = input[image][rows[y]][columns[x]], as images are enlarged to the nearest pixel.
 void pick(Reader& plan) {
   const int64_t images = plan.size(1), height = plan.size(1), width = plan.size(1), channels = plan.size(1);
   const int64_t rows = plan.size(1), columns = plan.size(1);
+  const int64_t pitch = plan.size(channels), result_pitch = plan.size(channels);
   const int64_t* places = plan.at;  // of the rows, then of the columns
   for (int64_t i = 0; i < rows; ++i) plan.size(0, height - 1);
   for (int64_t i = 0; i < columns; ++i) plan.size(0, width - 1);
-  const float* input = plan.floats(product({images, height, width, channels}));
-  float* result = plan.result(product({images, rows, columns, channels}));
+  const float* input = plan.floats(pixels_of(images, height, width, channels, pitch));
+  float* result = plan.result(pixels_of(images, rows, columns, channels, result_pitch));
   run_pieces(images * rows, double(images * rows) * double(columns) * double(channels) / 8, [&](int64_t row) {
-    const float* from = input + (row / rows * height + places[row % rows]) * width * channels;
-    float* to = result + row * columns * channels;
-    for (int64_t x = 0; x < columns; ++x, to += channels)
-      std::memcpy(to, from + places[rows + x] * channels, size_t(channels) * 4);
+    const float* from = input + (row / rows * height + places[row % rows]) * width * pitch;
+    float* to = result + row * columns * result_pitch;
+    for (int64_t x = 0; x < columns; ++x, to += result_pitch)
+      std::memcpy(to, from + places[rows + x] * pitch, size_t(channels) * 4);
   });
 }
 
@@ -245,6 +251,7 @@ int64_t window(Reader& plan, Window& call, int64_t (&padding)[4]) {
   for (int64_t& each : call.stride) each = plan.size(1, most);
   for (int64_t& each : padding) each = plan.size(0, most);
   for (int64_t& each : call.dilation) each = plan.size(1, most);
+  call.pitch = plan.size(call.channels, most), call.result_pitch = plan.size(1, most);
   if (!fit(OP, call, padding)) refuse(OP, ": step ", plan.step, " of the plan has a kernel larger than its images");
   return product({call.kernel[0], call.kernel[1]});
 }
@@ -263,12 +270,13 @@ void convolution(Reader& plan) {
     refuse(OP, ": step ", plan.step, " of the plan has channels or features that do not divide into groups");
   call.depthwise = is_depthwise(call.groups, call.channels, call.features);
   const int64_t groups = call.depthwise ? 1 : call.groups, padded = (call.features / groups + 15) / 16 * 16 * groups;
-  call.input = plan.floats(product({call.images, call.height, call.width, call.channels}));
+  if (call.result_pitch < call.features || (planes && call.pitch != call.channels))
+    refuse(OP, ": step ", plan.step, " of the plan has pixels that lie in each other");
+  call.input = plan.floats(pixels_of(call.images, call.height, call.width, call.channels, call.pitch));
   call.panels = plan.floats(product({padded, taps, call.channels / call.groups}));
   call.bias = plan.floats(call.features, true);
-  const int64_t elements = product({call.images, call.rows, call.columns, call.features});
-  call.residual = plan.floats(elements, true);
-  call.output = plan.result(elements);
+  call.residual = plan.floats(product({call.images, call.rows, call.columns, call.features}), true);
+  call.output = plan.result(pixels_of(call.images, call.rows, call.columns, call.features, call.result_pitch));
   run_convolution(call);
 }
 
@@ -278,8 +286,9 @@ void pool(Reader& plan) {
   window(plan, call, padding);
   call.largest = plan.size(0, 1), call.counts_padding = plan.size(0, 1);
   call.after[0] = padding[1], call.after[1] = padding[3];
-  call.input = plan.floats(product({call.images, call.height, call.width, call.channels}));
-  call.output = plan.result(product({call.images, call.rows, call.columns, call.channels}));
+  if (call.result_pitch < call.channels) refuse(OP, ": step ", plan.step, " of the plan has pixels that lie in each other");
+  call.input = plan.floats(pixels_of(call.images, call.height, call.width, call.channels, call.pitch));
+  call.output = plan.result(pixels_of(call.images, call.rows, call.columns, call.channels, call.result_pitch));
   run_pool(call);
 }
 

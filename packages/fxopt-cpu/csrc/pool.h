@@ -9,7 +9,7 @@ namespace {
 void pool_rows(const Pool& c, int64_t first, int64_t last) {
   for (int64_t line = first; line < last; ++line) {
     const int64_t top = line % c.rows * c.stride[0] - c.padding[0];
-    const float* image = c.input + line / c.rows * c.height * c.width * c.channels;
+    const float* image = c.input + line / c.rows * c.height * c.width * c.pitch;
     for (int64_t column = 0; column < c.columns; ++column) {
       const int64_t left = column * c.stride[1] - c.padding[1];
       // Where padding counts, what reaches beyond it does not.
@@ -23,13 +23,13 @@ void pool_rows(const Pool& c, int64_t first, int64_t last) {
           for (int64_t h = 0; h < c.kernel[1]; ++h) {
             const int64_t y = top + v * c.dilation[0], x = left + h * c.dilation[1];
             if (y < 0 || y >= c.height || x < 0 || x >= c.width) continue;
-            const Floats each = load(image + (y * c.width + x) * c.channels + channel, some);
+            const Floats each = load(image + (y * c.width + x) * c.pitch + channel, some);
             // A NaN takes the place of any number, and nothing takes its place.
             value = c.largest ? select((each > value) | (each != each), each, value) : value + each;
             ++count;
           }
         if (!c.largest) value = value / float(c.counts_padding ? all : count);
-        store(c.output + (line * c.columns + column) * c.channels + channel, value, some);
+        store(c.output + (line * c.columns + column) * c.result_pitch + channel, value, some);
       }
     }
   }

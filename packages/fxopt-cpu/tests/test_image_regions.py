@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Callable
 
 import pytest
@@ -454,3 +455,83 @@ def test_each_call_has_the_strides_of_eager_and_the_bits_of_the_first(
             assert [each.stride() for each in found] == [each.stride() for each in wanted]
             torch.testing.assert_close(found, first, rtol=0, atol=0)
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+class Drawn(nn.Module):
+    """Convolutions, pools, parts and concatenations of drawn values, each of which may be read several times."""
+
+    def __init__(self, seed: int, steps: int = 9) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.layers, self.program = nn.ModuleList(), []
+        sizes = [8]
+        for _ in range(steps):
+            kind = draw.choice(["conv", "deep", "pool", "cat", "cat", "part", "up", "sum"])
+            read = [draw.randrange(len(sizes)) for _ in range(draw.randint(2, 3) if kind == "cat" else 1)]
+            size, layer = sizes[read[0]], None
+            if kind == "conv":
+                size, layer = draw.choice([4, 8, 17]), nn.Conv2d(size, draw.choice([4, 8, 17]), 3, padding=1)
+                size = layer.out_channels
+            elif kind == "deep":
+                layer = nn.Conv2d(size, size, 3, padding=1, groups=size)
+            elif kind == "cat":
+                size = sum(sizes[each] for each in read)
+            elif kind == "part":
+                size = size // 2
+            self.layers.append(layer or nn.Identity())
+            self.program.append((kind, read))
+            sizes.append(size)
+        self.last = nn.Conv2d(sum(sizes), 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return images of five channels."""
+        values = [self.first(x)]
+        for (kind, read), layer in zip(self.program, self.layers, strict=True):
+            given = [values[each] for each in read]
+            if kind == "cat":
+                values.append(torch.cat(given, 1))
+            elif kind == "part":
+                values.append(given[0].chunk(2, 1)[0] if given[0].shape[1] % 2 == 0 else given[0][:, 1::2])
+            elif kind == "pool":
+                values.append(F.max_pool2d(given[0], 3, 1, 1))
+            elif kind == "up":
+                values.append(F.interpolate(F.max_pool2d(given[0], 2), scale_factor=2.0))
+            elif kind == "sum":
+                values.append(given[0] + given[0].mean((2, 3), keepdim=True))
+            else:
+                values.append(F.relu(layer(given[0])))
+        result: Tensor = self.last(torch.cat(values, 1))
+        return result
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(24))
+def test_values_may_lie_within_concatenations_whoever_else_reads_them(seed: int) -> None:
+    torch.manual_seed(seed)
+    model, x = Drawn(seed).eval(), torch.randn(2, 3, 8, 6)
+    graph_module = planned(model, x)
+    expected = model(x)
+    for _ in range(2):
+        torch.testing.assert_close(graph_module(x), expected, rtol=1e-4, atol=1e-4)
+    assert plans_of(graph_module)
+
+
+@torch.no_grad()
+def test_concatenations_of_results_copy_nothing() -> None:
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Conv2d(8 * (place + 1), 8, 3, padding=1) for place in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = torch.cat((x, F.relu(layer(x))), 1)
+            return x
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), Dense(), nn.Conv2d(40, 3, 1)).eval()
+    x = torch.randn(1, 3, 8, 8)
+    graph_module = planned(model, x)
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    (plan,) = plans_of(graph_module)
+    assert plan.arena == (40 + 3) * 64 * 4  # the widest concatenation, in which all others lie, and the result

@@ -3,7 +3,7 @@
 from fxopt_cpu.layers.attention import MergedAttention, RowAttention
 from fxopt_cpu.layers.epilogue import Activation
 from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
-from fxopt_cpu.layers.packed_conv import PackedConv2d
+from fxopt_cpu.layers.packed_conv import PackedConv1d, PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.library import isa
 from fxopt_cpu.passes.calibration import calibrated
@@ -23,6 +23,7 @@ __all__ = [
     "FuseLinears",
     "FuseNorms",
     "MergedAttention",
+    "PackedConv1d",
     "PackedConv2d",
     "PanelLinear",
     "PlanRegions",

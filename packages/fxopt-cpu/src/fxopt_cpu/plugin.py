@@ -54,5 +54,6 @@ def fxopt_layers() -> Iterable[type[nn.Module]]:
     attention = cpu.MergedAttention, cpu.RowAttention
     return (
         *(cpu.PanelLinear, *attention, cpu.SumNorm, cpu.EmbeddingNorm),
+        cpu.PackedConv1d,
         cpu.PackedConv2d,
     )

@@ -1,4 +1,4 @@
-"""`PackedConv2d`: a convolution, a sum and an activation in one oneDNN operator, with a packed weight."""
+"""`PackedConv2d` and `PackedConv1d`: a convolution, a sum and an activation in one oneDNN operator, packed weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -92,6 +92,7 @@ class PackedConv2d(PackedLayer):
     __slots__ = ("_panels",)
     _panels: ConvolutionPanels | None
     only_computes = True
+    dims: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class PackedConv2d(PackedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shape = (out_channels, in_channels // groups, *kernel_size)
+        shape = (out_channels, in_channels // groups, *kernel_size[2 - self.dims :])
         super().__init__(shape, activation, bias=bias, device=device, dtype=dtype)
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
@@ -138,6 +139,11 @@ class PackedConv2d(PackedLayer):
         if self.memory_format not in _FORMATS:
             raise ValueError(f"memory_format is {self.memory_format!r:.40}, expected one of {', '.join(_FORMATS)}")
         self._prepare()
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape that the weight has to have."""
+        return self.out_channels, self.in_channels // self.groups, *self.kernel_size[2 - self.dims :]
 
     @property
     def overwritten(self) -> tuple[tuple[int, str], ...]:
@@ -240,8 +246,7 @@ class PackedConv2d(PackedLayer):
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and changes of the weight can be noticed."""
         self.packing.clear()
-        expected = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        unfit = weight.shape != expected or not bias_fits(bias, weight)
+        unfit = weight.shape != self.weight_shape or not bias_fits(bias, weight)
         if unfit or weight.is_inference() or onednn.why_unsupported(weight.dtype, weight.device) is not None:
             return None
         plan = self._plan(input.shape)
@@ -322,9 +327,52 @@ class PackedConv2d(PackedLayer):
         return shown if self.activation == NONE else f"{shown}, activation={self.activation}"
 
 
+class PackedConv1d(PackedConv2d):
+    """``activation(conv1d(pad(x), weight, bias) + other)``; ``other`` is optional.
+
+    ``x`` is (N, in_channels, L), ``weight`` (out_channels, in_channels / groups, width). The settings are those of a
+    `PackedConv2d` over one row: kernel, stride and dilation of the row are 1. A plan computes it so; a call by itself
+    is torch's ``conv1d``, as oneDNN's order of elements would have to be undone after each layer.
+
+    >>> conv = PackedConv1d(1, 1, (1, 2), bias=False)
+    >>> with torch.no_grad():
+    ...     _ = conv.weight.fill_(2.0)
+    ...     conv(torch.tensor([[[1.0, 2.0, 3.0]]]))
+    tensor([[[ 6., 10.]]])
+    """
+
+    __slots__ = ()
+    dims = 1
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes, or more than one row."""
+        super().check_attributes()
+        rows = (self.kernel_size[0], self.stride[0], self.dilation[0], self.padding[0])
+        if rows != (1, 1, 1, (0, 0)):
+            raise ValueError(f"kernel size, stride, dilation and padding of rows are {rows}, expected 1, 1, 1 and none")
+
+    def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
+        """Return the result for an input and, optionally, a value to add."""
+        (_, sides), settings = self.padding, (self.stride[1:], self.padding[1][:1], self.dilation[1:], self.groups)
+        if sides[0] != sides[1]:
+            input, settings = F.pad(input, sides), (self.stride[1:], (0,), self.dilation[1:], self.groups)
+        result = F.conv1d(input, self.weight, self.bias, *settings)
+        return self.activation(result if other is None else result + other)
+
+
+def sides_of(setting: Sequence[int], row: int = 1) -> Pair:
+    """Return a setting of rows and columns; where there is one dimension, that of a row is given.
+
+    >>> sides_of((3, 5)), sides_of((5,))
+    ((3, 5), (1, 5))
+    """
+    return (row, setting[0]) if len(setting) == 1 else (setting[0], setting[1])
+
+
 def _unpacked(panels: Tensor, shape: Sequence[int], groups: int) -> Tensor:
     """Return the plain weight."""
-    return unpack_convolution(panels, shape, groups).clone(memory_format=torch.contiguous_format)
+    windows = unpack_convolution(panels, (*shape[:2], *(1,) * (4 - len(shape)), *shape[2:]), groups)
+    return windows.reshape(shape).clone(memory_format=torch.contiguous_format)
 
 
 def _first_result(before: int, after: int, stride: int) -> int:

@@ -21,7 +21,7 @@ from fxopt_cpu.operators.conv import shape_of_panels
 from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import PANEL, TOGETHER
 
-FORMAT = 4
+FORMAT = 5
 LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK = range(1, 9)
 OPERATIONS = ("copy", "add", "subtract", "multiply")
 FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
@@ -88,11 +88,41 @@ class Plan(NamedTuple):
 
 
 class _Buffer:
-    """What values lie in; `first` and `last` are the steps that write it and read it last."""
+    """What values lie in; `first` and `last` are the steps that write it and read it last.
 
-    def __init__(self, kind: str, elements: int, first: int) -> None:
-        self.kind, self.elements, self.first, self.last = kind, elements, first, first
-        self.slot, self.offset = -1, 0
+    Images that only steps with a pitch (the distance from pixel to pixel) write and read may lie within a wider one.
+    """
+
+    def __init__(self, kind: str, shape: Sequence[int], first: int) -> None:
+        self.kind, self.shape, self.elements, self.first, self.last = kind, shape, math.prod(shape), first, first
+        self.slot, self.own_offset = -1, 0
+        self.movable, self.within, self.channel = True, self, 0
+
+    @property
+    def whole(self) -> _Buffer:
+        """The buffer that it lies in."""
+        return self if self.within is self else self.within.whole
+
+    @property
+    def offset(self) -> int:
+        """Where it begins."""
+        return self.own_offset if self.within is self else self.within.offset + self.channel
+
+
+@dataclass(frozen=True, eq=False)
+class _Pitch:
+    """The distance between the pixels of a value, known once its place is."""
+
+    buffer: _Buffer
+
+
+class _Part(NamedTuple):
+    """A step that copies a value into a concatenation, which is left out where the value may lie there itself."""
+
+    step: int
+    value: _Buffer
+    result: _Buffer
+    channel: int
 
 
 def _bits(value: float) -> int:
@@ -120,7 +150,8 @@ class PlanBuilder:
         self._outputs: list[Value] = []
         self._weights: list[tuple[Tensor, Value]] = []
         # Operands stand in a step as values, or None, and become two numbers each when the plan is built.
-        self._steps: list[list[int | Value | None]] = []
+        self._steps: list[list[int | Value | _Pitch | None]] = []
+        self._parts: list[_Part] = []
         self._nanoseconds = 0.0
 
     def input(self, like: Tensor) -> Value:
@@ -318,7 +349,16 @@ class PlanBuilder:
         shape[dim] = sum(lengths)
         result, start = self._result(shape), 0
         for value, length in zip(values, lengths, strict=True):
-            self.elementwise(value, into=result.narrow(dim, start, length))
+            into = result.narrow(dim, start, length)
+            if len(shape) == 4 and dim == 3 and self._is_pitched(value):
+                if value.layout.is_contiguous():  # all of its buffer
+                    part, whole = self._buffers[value.buffer], self._buffers[result.buffer]
+                    self._parts.append(_Part(len(self._steps), part, whole, start))
+                sizes, steps = [1, 1, math.prod(shape[:3]), length], [0, 0, self._pitch(value), 1]
+                numbers = [OPERATIONS.index("copy"), 0, 0, 0, *sizes, *steps, *steps, 0, 0, self._pitch(into)]
+                self._step(ELEMENTWISE, numbers, [value, value, into], pitched=(value, into))
+            else:
+                self.elementwise(value, into=into)
             start += length
         return result
 
@@ -326,7 +366,8 @@ class PlanBuilder:
         """Return images (images, channels, height, width) that have these rows and columns of the input's."""
         images = self._channels_last(input)
         result = self._result((images.shape[0], len(rows), len(columns), images.shape[3]))
-        self._step(PICK, [*images.shape, len(rows), len(columns), *rows, *columns], [images, result])
+        sizes = [*images.shape, len(rows), len(columns), self._pitch(images), self._pitch(result)]
+        self._step(PICK, [*sizes, *rows, *columns], [images, result], pitched=(images, result))
         return result.permute(0, 3, 1, 2)
 
     def conv(
@@ -358,12 +399,14 @@ class PlanBuilder:
         planes = few and tuple(dilation) == (1, 1) and input.layout.is_contiguous()
         images, numbers, sizes = self._window(input, kernel, stride, padding, dilation, planes=planes)
         result = self._result((input.shape[0], *sizes, features))
-        other = None if residual is None else self._channels_last(residual)
+        other = None if residual is None else self._channels_last(residual, together=True)
         if other is not None and other.shape != result.shape:
             raise ValueError(f"conv: the residual has the layout {other.shape}, expected {result.shape}")
-        numbers += [features, groups, int(planes), activation, _bits(alpha), _bits(beta)]
+        numbers += [channels if planes else self._pitch(images), self._pitch(result), features, groups, int(planes)]
+        numbers += [activation, _bits(alpha), _bits(beta)]
         products = math.prod(result.shape) * taps * (channels // groups)
-        self._step(CONVOLUTION, numbers, [images, panels, bias, other, result], products)
+        pitched = (result,) if planes else (images, result)
+        self._step(CONVOLUTION, numbers, [images, panels, bias, other, result], products, pitched=pitched)
         return result.permute(0, 3, 1, 2)
 
     def pool(
@@ -380,7 +423,8 @@ class PlanBuilder:
         """Return the largest or the mean of each window of images (images, channels, height, width)."""
         images, numbers, sizes = self._window(input, kernel, stride, padding, dilation)
         result = self._result((input.shape[0], *sizes, input.shape[1]))
-        self._step(POOL, [*numbers, int(largest), int(counts_padding)], [images, result])
+        numbers += [self._pitch(images), self._pitch(result), int(largest), int(counts_padding)]
+        self._step(POOL, numbers, [images, result], pitched=(images, result))
         return result.permute(0, 3, 1, 2)
 
     def _window(
@@ -392,7 +436,7 @@ class PlanBuilder:
         dilation: Sequence[int],
         *,
         planes: bool = False,
-    ) -> tuple[Value, list[int], list[int]]:
+    ) -> tuple[Value, list[int | _Pitch], list[int]]:
         """Return images with the channels last, the numbers of a window over them, and the sizes that result."""
         if max(kernel) > MOST_TAPS:
             raise ValueError(f"the kernel is {tuple(kernel)}, expected at most {MOST_TAPS} on each side")
@@ -403,16 +447,18 @@ class PlanBuilder:
         ]
         if min(sizes) < 1:
             raise ValueError(f"an operand has shape {input.shape}, which is smaller than the kernel {tuple(kernel)}")
-        numbers = [count, *lengths, channels, *kernel, *stride, *padding, *dilation]
+        numbers: list[int | _Pitch] = [count, *lengths, channels, *kernel, *stride, *padding, *dilation]
         return input if planes else self._channels_last(input), numbers, sizes
 
-    def _channels_last(self, value: Value) -> Value:
-        """Return images as (images, height, width, channels), contiguous."""
+    def _channels_last(self, value: Value, *, together: bool = False) -> Value:
+        """Return images as (images, height, width, channels): contiguous, or if they may, with a pitch."""
         last = value.permute(0, 2, 3, 1)
-        return last if last.layout.is_contiguous() else self.elementwise(last)
+        fits = last.layout.is_contiguous() or (not together and self._is_pitched(last))
+        return last if fits else self.elementwise(last)
 
     def build(self) -> Plan:
         """Return the plan: places in the arena by the steps between which a value lives."""
+        left_out = self._unite()
         arena = self._place()
         counts = [len(self._inputs), len(self._outputs), len(self._weights)]
         numbers = [FORMAT, arena, int(self._nanoseconds), *counts]
@@ -423,17 +469,39 @@ class PlanBuilder:
             buffer.slot = slot
             if slot <= counts[0] + counts[1]:
                 numbers += [len(value.shape), *value.shape]
-        for step in self._steps:
-            for part in step:
+        for number, step in enumerate(self._steps):
+            for part in step if number not in left_out else ():
                 if part is None:
                     numbers += [-1, 0]
                 elif isinstance(part, Value):
                     buffer = self._buffers[part.buffer]
-                    numbers += [max(buffer.slot, 0), buffer.offset + int(part.layout.storage_offset())]
+                    numbers += [max(buffer.whole.slot, 0), buffer.offset + int(part.layout.storage_offset())]
+                elif isinstance(part, _Pitch):
+                    numbers.append(part.buffer.whole.shape[-1])
                 else:
                     numbers.append(part)
         weights = [tensor for tensor, _ in self._weights]
         return Plan(weights, torch.tensor(numbers, dtype=torch.int64), arena * 4)
+
+    def _unite(self) -> set[int]:
+        """Let values lie in the concatenations that they are copied to; return the steps that this saves."""
+        left_out: set[int] = set()
+        for step, value, result, channel in self._parts:
+            if value.kind == "arena" and value.movable and value.within is value and value is not result:
+                value.within, value.channel = result, channel
+                result.first, result.last = min(result.first, value.first), max(result.last, value.last)
+                left_out.add(step)
+        return left_out
+
+    def _is_pitched(self, value: Value) -> bool:
+        """Return whether a value is some channels of all pixels of its buffer, in their order."""
+        shape, sizes = tuple(self._buffers[value.buffer].shape), value.shape
+        strides = torch.empty(shape, device="meta").stride()
+        return len(shape) == 4 and sizes[:3] == shape[:3] and value.layout.stride() == strides
+
+    def _pitch(self, value: Value) -> int | _Pitch:
+        """Return the distance between the pixels of images with the channels last."""
+        return _Pitch(self._buffers[value.buffer]) if self._is_pitched(value) else value.shape[-1]
 
     def _place(self) -> int:
         """Give each buffer of the arena its offset, and return the arena's size, in elements."""
@@ -441,30 +509,40 @@ class PlanBuilder:
         end = 0
         # The largest first, each at the lowest place that nothing takes while it lives.
         for buffer in sorted(self._buffers, key=lambda buffer: -buffer.elements):
-            if buffer.kind != "arena":
+            if buffer.kind != "arena" or buffer.within is not buffer:
                 continue
             others = [other for other in placed if other.first <= buffer.last and buffer.first <= other.last]
             for other in sorted(others, key=lambda other: other.offset):
                 if buffer.offset + buffer.elements <= other.offset:
                     break
-                buffer.offset = max(buffer.offset, other.offset + -(-other.elements // ALIGNMENT) * ALIGNMENT)
+                buffer.own_offset = max(buffer.offset, other.offset + -(-other.elements // ALIGNMENT) * ALIGNMENT)
             placed.append(buffer)
             end = max(end, buffer.offset + buffer.elements)
         return end
 
     def _new(self, kind: str, shape: Sequence[int], dtype: torch.dtype) -> Value:
-        self._buffers.append(_Buffer(kind, math.prod(shape), len(self._steps)))
+        self._buffers.append(_Buffer(kind, tuple(shape), len(self._steps)))
         return Value(len(self._buffers) - 1, torch.empty(tuple(shape), dtype=dtype, device="meta"))
 
     def _result(self, shape: Sequence[int]) -> Value:
         return self._new("arena", shape, torch.float32)
 
     def _step(
-        self, kind: int, numbers: Sequence[int], operands: Sequence[int | Value | None], products: int = 0
+        self,
+        kind: int,
+        numbers: Sequence[int | _Pitch],
+        operands: Sequence[int | Value | None],
+        products: int = 0,
+        *,
+        pitched: Sequence[Value] = (),
     ) -> None:
+        """Add a step; of ``pitched`` operands it has the pitch."""
         for operand in operands:
             if isinstance(operand, Value):
-                self._buffers[operand.buffer].last = len(self._steps)
+                buffer = self._buffers[operand.buffer]
+                buffer.last = len(self._steps)
+                if not any(operand is each for each in pitched) or not self._is_pitched(operand):
+                    buffer.movable = False
         self._steps.append([kind, *numbers, *operands])
         self._nanoseconds += products / 50  # of one thread, roughly
 

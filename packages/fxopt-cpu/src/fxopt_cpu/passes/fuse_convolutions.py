@@ -1,4 +1,4 @@
-"""``activation(conv2d(pad(x)) + other)`` -> ``packed(x, other)``: one call of oneDNN's operator."""
+"""``activation(conv(pad(x)) + other)`` -> ``packed(x, other)``: one call of oneDNN's operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from fxopt_core import Refusal
 from fxopt_cpu.layers.epilogue import NONE, Activation
-from fxopt_cpu.layers.packed_conv import PackedConv2d, Pair
+from fxopt_cpu.layers.packed_conv import PackedConv1d, PackedConv2d, Pair, sides_of
 from fxopt_cpu.operators.onednn import ALTER_EXTREMES, HIDE_NAN, why_unsupported
 from fxopt_cpu.passes.matching import REASONS, parameter_of
 from fxopt_cpu.passes.memory_formats import format_of, is_ambiguous, leave_channels_last
@@ -33,7 +33,7 @@ from fxopt_rewrite import (
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionSite:
-    """A 2-D convolution and the operations that are packed with it.
+    """A convolution over one or two dimensions and the operations that are packed with it.
 
     Attributes:
         call: the convolution.
@@ -101,8 +101,8 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
 
     reasons: ClassVar[Mapping[str, str]] = {
         **REASONS,
-        "other-convolution": "Only plain convolutions over two dimensions are packed. Nothing to do: torch computes "
-        "the others.",
+        "other-convolution": "Only plain convolutions over one and two dimensions are packed. Nothing to do: plans "
+        "or torch compute the others.",
         "padding-mode": "The convolution pads by reflection, replication or around the edge, and the operators pad "
         "with zeros. Nothing to do: one operator cannot do both.",
     }
@@ -111,14 +111,14 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
         self.keep_nan = keep_nan
 
     def match(self, index: GraphIndex) -> Iterator[ConvolutionSite | Refusal]:
-        """Yield the 2-D convolutions."""
+        """Yield the convolutions over one and two dimensions."""
         taken: dict[Node, tuple[int, ConvolutionCall]] = {}  # sums, and the site and call that each went to
         sites: list[ConvolutionSite | Refusal] = []
         for node in index.nodes:
             call = read_convolution(index, node)
-            if isinstance(call, Obstacle) and _looks_like_conv2d(index, node):
+            if isinstance(call, Obstacle) and _looks_like_convolution(index, node):
                 sites.append(Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,)))
-            elif isinstance(call, ConvolutionCall) and call.dims == 2 and not call.transposed:
+            elif isinstance(call, ConvolutionCall) and call.dims in _LAYERS and not call.transposed:
                 site = self._site(call, index)
                 if site.sum is not None:
                     former = taken.get(site.sum.node)
@@ -128,7 +128,7 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
                 sites.append(site)
             elif isinstance(call, ConvolutionCall):
                 kind = f"{'transposed' if call.transposed else 'plain'} over {call.dims}"
-                message = f"convolution `{call.label}` is {kind} dimensions; expected a plain one over 2"
+                message = f"convolution `{call.label}` is {kind} dimensions; expected a plain one over 1 or 2"
                 sites.append(index.refuse(call.label, "other-convolution", message, node))
         yield from _without_early_overwrites(sites, index)
 
@@ -173,6 +173,8 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
     def _site(self, call: ConvolutionCall, index: GraphIndex, *, alone: bool = False) -> ConvolutionSite:
         """Return a convolution with all that can be packed with it; ``alone``, without a sum."""
         padding = padding_before(index, call.input) if isinstance(call.padding, tuple) else None
+        if padding is not None and call.dims == 1 and any(padding.sides[0]):  # of channels
+            padding = None
         if padding is not None and index.effects.written_between(padding.node, padding.node, call.node):
             padding = None
         last, activation = self._activation_after(index, call.node)
@@ -196,12 +198,12 @@ def _format(site: ConvolutionSite) -> str:
     return format_of(site.input if alike else site.last) or "preserve"
 
 
-def _looks_like_conv2d(index: GraphIndex, node: Node) -> bool:
-    """Return whether a call that cannot be read is a 2-D convolution by its class or name."""
+def _looks_like_convolution(index: GraphIndex, node: Node) -> bool:
+    """Return whether a call that cannot be read is such a convolution by its class or name."""
     module = index.module_of(node)
     if module is not None:
-        return isinstance(module, nn.Conv2d)
-    return "conv2d" in str(getattr(node.target, "__name__", ""))
+        return isinstance(module, nn.Conv1d | nn.Conv2d)
+    return any(name in str(getattr(node.target, "__name__", "")) for name in ("conv1d", "conv2d"))
 
 
 def _without_early_overwrites(
@@ -231,21 +233,21 @@ def _fits(call: ConvolutionCall, padding: Padding | None, found: Sum, index: Gra
 
 def _packed(site: ConvolutionSite) -> PackedConv2d:
     """Return the packed module of a site, without its parameters."""
-    call, kernel = site.call, site.call.weight.tensor.shape[2:]
+    call, kernel = site.call, sides_of(site.call.weight.tensor.shape[2:])
     own = _padding_of(call)
     outer = ((0, 0), (0, 0)) if site.padding is None else site.padding.sides
     rows, columns = ((a[0] + b[0], a[1] + b[1]) for a, b in zip(own, outer, strict=True))
-    return PackedConv2d(
+    return _LAYERS[call.dims](
         call.in_channels,
         call.out_channels,
-        (kernel[0], kernel[1]),
-        stride=(call.stride[0], call.stride[1]),
+        kernel,
+        stride=sides_of(call.stride),
         padding=(rows, columns),
-        dilation=(call.dilation[0], call.dilation[1]),
+        dilation=sides_of(call.dilation),
         groups=call.groups,
         bias=call.bias is not None,
         activation=tuple(site.activation),
-        memory_format=_format(site),
+        memory_format=_format(site) if call.dims == 2 else "preserve",
         adds=site.sum is not None,
         overwrites=site.sum is not None and site.sum.last and site.sum.other is not site.input,
         device="meta",
@@ -255,9 +257,13 @@ def _packed(site: ConvolutionSite) -> PackedConv2d:
 def _padding_of(call: ConvolutionCall) -> tuple[Pair, Pair]:
     """Return a convolution's own padding, a pair for rows and a pair for columns."""
     if isinstance(call.padding, tuple):
-        return (call.padding[0], call.padding[0]), (call.padding[1], call.padding[1])
+        high, wide = sides_of(call.padding, 0)
+        return (high, high), (wide, wide)
     if call.padding == "valid":
         return (0, 0), (0, 0)
-    totals = [d * (k - 1) for d, k in zip(call.dilation, call.weight.tensor.shape[2:], strict=True)]
+    totals = sides_of([d * (k - 1) for d, k in zip(call.dilation, call.weight.tensor.shape[2:], strict=True)], 0)
     rows, columns = ((total // 2, total - total // 2) for total in totals)
     return rows, columns
+
+
+_LAYERS: Mapping[int, type[PackedConv2d]] = {1: PackedConv1d, 2: PackedConv2d}

@@ -78,7 +78,7 @@ def leave_channels_last(index: GraphIndex) -> Iterable[Node]:
             continue
         free.add(node)
         module = index.module_of(node)
-        if isinstance(module, PackedConv2d) and module.memory_format != "channels_last":
+        if type(module) is PackedConv2d and module.memory_format != "channels_last":
             module.memory_format = "channels_last"
             changed[node] = None
     waiting = list(changed)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_cpu.layers.epilogue import CODES, Activation, activation_named
-from fxopt_cpu.layers.packed_conv import PackedConv2d
+from fxopt_cpu.layers.packed_conv import PackedConv2d, sides_of
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.plan import PlanBuilder, Value
@@ -41,8 +42,13 @@ def fits(layer: PackedConv2d) -> bool:
         return False
     if layer.holder.frozen:  # a dropped weight is what the operator takes
         return True
-    weight, shape = layer.weight, (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
-    return type(weight) is nn.Parameter and weight.shape == shape and weight.dtype is torch.float32 and weight.is_cpu
+    weight = layer.weight
+    return (
+        type(weight) is nn.Parameter
+        and weight.shape == layer.weight_shape
+        and weight.dtype is torch.float32
+        and weight.is_cpu
+    )
 
 
 def convolutions_fit(index: GraphIndex) -> bool:
@@ -53,19 +59,35 @@ def convolutions_fit(index: GraphIndex) -> bool:
 
 def convolve(builder: PlanBuilder, layer: PackedConv2d, panels: Value, bias: Value | None, *args: Value) -> Value:
     """Add a convolution to a plan; the arguments are its input and, optionally, the value to add."""
-    input, residual = (*args, None)[:2]
-    assert input is not None
+    input, *residuals = map(_as_images, args)
     activation = layer.activation
-    return builder.conv(
+    made = builder.conv(
         input, panels, features=layer.out_channels, kernel=layer.kernel_size, stride=layer.stride,
         padding=(*layer.padding[0], *layer.padding[1]), dilation=layer.dilation, groups=layer.groups, bias=bias,
-        activation=CODES[activation.name], alpha=activation.alpha, beta=activation.beta, residual=residual,
+        activation=CODES[activation.name], alpha=activation.alpha, beta=activation.beta,
+        residual=residuals[0] if residuals else None,
     )  # fmt: skip
+    return _like(args[0], made)
+
+
+def _as_images(value: Value) -> Value:
+    """Return (count, channels, length) as images of one row."""
+    return value if len(value.shape) == 4 else Value(value.buffer, value.layout.unsqueeze(-2))
+
+
+def _like(input: Value, made: Value) -> Value:
+    """Return what was made of `_as_images` with as many dimensions as the input has."""
+    return made if len(input.shape) == 4 else Value(made.buffer, made.layout.squeeze(-2))
 
 
 def panels_of(layer: PackedConv2d) -> Tensor:
     """Return the weight of a convolution as the operator reads it."""
-    return pack_convolution(layer.weight.detach(), layer.groups)
+    return pack_convolution(_window(layer.weight.detach()), layer.groups)
+
+
+def _window(weight: Tensor) -> Tensor:
+    """Return a weight over rows and columns."""
+    return weight if weight.dim() == 4 else weight.unsqueeze(-2)
 
 
 class Pooling(NamedTuple):
@@ -98,18 +120,17 @@ def pooling_of(index: GraphIndex, node: Node) -> Pooling | None:
     """Return the pool that a node computes; None for anything else, and for sizes that the graph computes."""
     call = read_operation(index, node)
     source = None if call is None else call.input
-    if call is None or source is None or not is_float(source) or _rank(source) != 4:
+    rank = None if source is None or not is_float(source) else _rank(source)
+    if call is None or source is None or rank not in (3, 4):
         return None
     arguments = call.arguments
     if call.name == "mean":
         dims = arguments.get("dim")
-        both = isinstance(dims, tuple) and sorted(dim % 4 for dim in dims if isinstance(dim, int)) == [2, 3]
-        return (
-            Pooling(source, False, keeps_sizes=arguments["keepdim"] is True)
-            if both and not arguments["dtype"]
-            else None
-        )
-    if call.name == "adaptive_avg_pool2d":
+        dims = dims if isinstance(dims, tuple) else (dims,)
+        places = sorted(dim % rank for dim in dims if type(dim) is int)
+        whole = places == [*range(2, rank)] and not arguments["dtype"]
+        return Pooling(source, False, keeps_sizes=arguments["keepdim"] is True) if whole else None
+    if call.name == f"adaptive_avg_pool{rank - 2}d":
         return Pooling(source, False) if _pair(arguments["output_size"]) == (1, 1) else None
     return _windows(source, call.name == "max_pool2d", arguments) if call.name in ("max_pool2d", "avg_pool2d") else None
 
@@ -142,6 +163,7 @@ def _rank(node: Node) -> int | None:
 
 def pool(builder: PlanBuilder, found: Pooling, input: Value) -> Value:
     """Add a pool to a plan."""
+    given, input = input, _as_images(input)
     kernel, counts = found.kernel or (input.shape[2], input.shape[3]), found.counts_padding
     padding: list[int] = []
     settings = zip(input.shape[2:], kernel, found.stride, found.padding, found.dilation, strict=True)
@@ -158,7 +180,7 @@ def pool(builder: PlanBuilder, found: Pooling, input: Value) -> Value:
         input, kernel=kernel, largest=found.largest, stride=found.stride, padding=padding, dilation=found.dilation,
         counts_padding=counts,
     )  # fmt: skip
-    return made if found.keeps_sizes else made.permute(0, 2, 3, 1).view(made.shape[0], made.shape[1])
+    return _like(given, made) if found.keeps_sizes else made.permute(0, 2, 3, 1).view(made.shape[0], made.shape[1])
 
 
 def activation_of(index: GraphIndex, node: Node) -> Activation | None:
@@ -183,7 +205,8 @@ def plain_layer_of(index: GraphIndex, node: Node) -> BatchNormCall | Convolution
         call = convolution
     else:
         return None
-    if not is_float(call.input) or _rank(call.input) != 4 or not (module is None or is_plain_module(module)):
+    ranks = (3, 4) if isinstance(call, BatchNormCall) else (call.dims + 2,)
+    if not is_float(call.input) or _rank(call.input) not in ranks or not (module is None or is_plain_module(module)):
         return None
     tensors = [ref.tensor for ref in call.tensors if ref is not getattr(call, "counter", None)]
     plain = all(
@@ -193,12 +216,14 @@ def plain_layer_of(index: GraphIndex, node: Node) -> BatchNormCall | Convolution
 
 
 def _is_computed(call: ConvolutionCall) -> bool:
-    """Return whether the operator computes a convolution; a transposed one whose windows lie side by side."""
+    """Return whether the operator computes a convolution; transposed ones of images if windows lie side by side."""
     kernel = tuple(call.weight.tensor.shape[2:])
-    if call.dims != 2 or call.padding_mode != "zeros" or kernel[0] * kernel[1] > 256:
+    if call.dims > 2 or call.padding_mode != "zeros" or math.prod(kernel) > 256 or not isinstance(call.padding, tuple):
         return False
     if not call.transposed:
-        return isinstance(call.padding, tuple)
+        return True
+    if call.dims == 1:  # what is added behind the result is read of what was cut off before
+        return (call.dilation, call.groups) == ((1,), 1) and call.output_padding[0] <= call.padding[0]
     settings = (call.stride, call.padding, call.output_padding, call.dilation, call.groups)
     return settings == (kernel, (0, 0), (0, 0), (1, 1), 1)
 
@@ -217,28 +242,32 @@ def compute(builder: PlanBuilder, call: BatchNormCall | ConvolutionCall, input: 
     if isinstance(call, BatchNormCall):
         refs, settings = (call.weight, call.bias, call.running_mean, call.running_var), (call.eps,)
     else:
-        refs, settings = (call.weight, call.bias), (call.groups, call.transposed)
+        refs, settings = (call.weight, call.bias), (call.groups, call.transposed, call.stride)
     key = (*(None if ref is None else id(ref.tensor) for ref in refs), *settings)
     if key not in kept:
         with torch.no_grad():
             kept[key] = _scale_and_shift(call) if isinstance(call, BatchNormCall) else _panels(call)
     panels, *more = map(builder.weight, kept[key])
+    norm = isinstance(call, BatchNormCall)
+    channels = more[0].shape[0] if isinstance(call, BatchNormCall) else call.in_channels
+    ranks = (3, 4) if isinstance(call, BatchNormCall) else (call.dims + 2,)
+    if len(input.shape) not in ranks or input.shape[1] != channels:
+        kind = "batch norm" if norm else "convolution"
+        raise ValueError(f"{kind}: the input has shape {input.shape}, expected {channels} channels")
+    images = _as_images(input)
     if isinstance(call, BatchNormCall):
-        (bias,), channels = more, more[0].shape[0]
-        if len(input.shape) != 4 or input.shape[1] != channels:
-            raise ValueError(f"batch norm: images have shape {input.shape}, expected {channels} channels")
-        return builder.conv(input, panels, features=channels, kernel=(1, 1), groups=channels, bias=bias)
-    if len(input.shape) != 4 or input.shape[1] != call.in_channels:
-        raise ValueError(f"convolution: images have shape {input.shape}, expected {call.in_channels} channels")
-    if call.transposed:
-        return _enlarged(builder, call, input, panels, more[0] if more else None)
-    assert isinstance(call.padding, tuple)
-    padding = [side for side in call.padding for _ in range(2)]
-    return builder.conv(
-        input, panels, features=call.out_channels, kernel=call.weight.tensor.shape[2:], stride=call.stride,
-        padding=padding, dilation=call.dilation, groups=call.groups,
-        bias=None if call.bias is None else builder.weight(call.bias.tensor),
-    )  # fmt: skip
+        made = builder.conv(images, panels, features=channels, kernel=(1, 1), groups=channels, bias=more[0])
+    elif call.transposed:
+        return _enlarged(builder, call, images, panels, more[0] if more else None)
+    else:
+        assert isinstance(call.padding, tuple)
+        made = builder.conv(
+            images, panels, features=call.out_channels, kernel=_window(call.weight.tensor).shape[2:],
+            stride=sides_of(call.stride), padding=[side for side in sides_of(call.padding, 0) for _ in range(2)],
+            dilation=sides_of(call.dilation), groups=call.groups,
+            bias=None if call.bias is None else builder.weight(call.bias.tensor),
+        )  # fmt: skip
+    return _like(input, made)
 
 
 def _scale_and_shift(call: BatchNormCall) -> tuple[Tensor, ...]:
@@ -258,14 +287,31 @@ def _panels(call: ConvolutionCall) -> tuple[Tensor, ...]:
     """Return the weight as the operator reads it; of a transposed convolution, with a bias for each of a window."""
     weight = call.weight.tensor.detach()
     if not call.transposed:
-        return (pack_convolution(weight, call.groups),)
-    panels = pack_convolution(weight.permute(2, 3, 1, 0).reshape(-1, call.in_channels, 1, 1), 1)
+        return (pack_convolution(_window(weight), call.groups),)
+    taps = -(-weight.shape[-1] // call.stride[-1])  # of one dimension: pixels that reach the same one
+    padded = F.pad(weight, (0, taps * call.stride[-1] - weight.shape[-1]))
+    windows = padded.view(*weight.shape[:-1], taps, call.stride[-1]).flip(-2).movedim(-2, -1)
+    # (in, out, height, width, taps), or without a height -> (height * width * out, in, 1, taps)
+    panels = pack_convolution(windows.movedim((0, 1), (-2, -3)).flatten(0, -3).unsqueeze(-2), 1)
     return (panels,) if call.bias is None else (panels, call.bias.tensor.repeat(math.prod(call.stride)))
 
 
 def _enlarged(builder: PlanBuilder, call: ConvolutionCall, input: Value, panels: Value, bias: Value | None) -> Value:
-    """Add a transposed convolution: each pixel becomes a window, and the windows are laid side by side."""
-    (high, wide), (count, _, height, width), channels = call.stride, input.shape, call.out_channels
+    """Add a transposed convolution: each pixel becomes a window, and the windows are laid side by side.
+
+    Along one dimension they lie so in memory; windows that overlap are summed by a convolution over them.
+    """
+    (count, _, height, width), channels = input.shape, call.out_channels
+    if call.dims == 1:
+        assert isinstance(call.padding, tuple)
+        (stride,), (cut,), size = call.stride, call.padding, call.weight.tensor.shape[-1]
+        taps = -(-size // stride)
+        sides = (0, 0, taps - 1, taps - 1)
+        made = builder.conv(input, panels, features=stride * channels, kernel=(1, taps), padding=sides, bias=bias)
+        values = made.permute(0, 2, 3, 1).view(count, made.shape[-1] * stride, channels)
+        length = (width - 1) * stride - 2 * cut + size + call.output_padding[0]
+        return values.narrow(1, cut, length).permute(0, 2, 1)
+    high, wide = call.stride
     windows = builder.conv(input, panels, features=high * wide * channels, kernel=(1, 1), bias=bias)
     rows = windows.permute(0, 2, 3, 1).view(count * height, width, high, wide * channels)
     images = builder.elementwise(rows.transpose(1, 2)).view(count, height * high, width * wide, channels)
@@ -338,10 +384,11 @@ def concatenation_of(index: GraphIndex, node: Node) -> Concatenation | None:
 
 def concatenate(builder: PlanBuilder, values: Sequence[Value], dim: int) -> Value:
     """Add a concatenation to a plan: of images with the channels last, in their order."""
-    if len(values[0].shape) != 4 or all(each.layout.is_contiguous() for each in values):
+    if not any(map(_is_last, values)):
         return builder.concatenate(values, dim)
-    last = [each.permute(0, 2, 3, 1) for each in values]
-    return builder.concatenate(last, (0, 3, 1, 2)[dim]).permute(0, 3, 1, 2)
+    images = [_as_images(each).permute(0, 2, 3, 1) for each in values]
+    place = (0, 3, 1, 2)[dim if dim < 2 else dim - len(values[0].shape)]
+    return _like(values[0], builder.concatenate(images, place).permute(0, 3, 1, 2))
 
 
 def elementwise(builder: PlanBuilder, one: Value, other: Value | None, kind: str, activation: Activation) -> Value:
@@ -350,8 +397,17 @@ def elementwise(builder: PlanBuilder, one: Value, other: Value | None, kind: str
         "activation": CODES[activation.name], "alpha": activation.alpha, "beta": activation.beta,
     }  # fmt: skip
     operands = [one] if other is None else [one, other]
-    images = any(len(each.shape) == 4 and not each.layout.is_contiguous() for each in operands)
-    if not images or any(len(each.shape) > 4 for each in operands):
+    rank = max(len(each.shape) for each in operands)
+    if rank not in _ORDERS or not any(len(each.shape) == rank and _is_last(each) for each in operands):
         return builder.elementwise(one, other, kind, **settings)
-    last = [each.view(*(1,) * (4 - len(each.shape)), *each.shape).permute(0, 2, 3, 1) for each in operands]
-    return builder.elementwise(last[0], None if other is None else last[1], kind, **settings).permute(0, 3, 1, 2)
+    order, back = _ORDERS[rank]
+    last = [each.view(*(1,) * (rank - len(each.shape)), *each.shape).permute(*order) for each in operands]
+    return builder.elementwise(last[0], None if other is None else last[1], kind, **settings).permute(*back)
+
+
+_ORDERS = {3: ((0, 2, 1), (0, 2, 1)), 4: ((0, 2, 3, 1), (0, 3, 1, 2))}  # of the channels last, and back
+
+
+def _is_last(value: Value) -> bool:
+    """Return whether the channels lie together, and elements of a row do not."""
+    return len(value.shape) in _ORDERS and value.layout.stride(1) == 1 and not value.layout.is_contiguous()

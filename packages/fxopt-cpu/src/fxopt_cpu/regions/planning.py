@@ -173,7 +173,7 @@ class _Step:
         if isinstance(module, PanelLinear):
             return self._linear(module, *args)
         if isinstance(module, PackedConv2d):
-            _need(all(len(each.shape) == 4 and each.layout.dtype is torch.float32 for each in args))
+            _need(all(len(each.shape) == module.dims + 2 and each.layout.dtype is torch.float32 for each in args))
             _need(args[0].shape[1] == module.in_channels)
             packed = packed_of(module)
             assert packed is not None

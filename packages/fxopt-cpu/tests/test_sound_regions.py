@@ -1,0 +1,139 @@
+"""Convolutions over one dimension: packed layers, and plans of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_capture import capture
+from fxopt_core import history, registry, undo
+from fxopt_cpu import FuseConvolutions, PackedConv1d
+from fxopt_cpu.library import ISAS, isa
+from fxopt_cpu.regions.running import plans_of
+
+PIPELINE = "fold-batch-norm,fuse-convolutions,plan-regions"
+planned_here = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
+
+
+class Voice(nn.Module):
+    """Enlarged twice, with dilated, grouped and depthwise layers after, residual sums, and a gate by means."""
+
+    def __init__(self, stride: int = 4, size: int = 9, padding: int = 2, extra: int = 1) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(5, 24, 7, padding=3)
+        self.up = nn.ConvTranspose1d(24, 12, size, stride, padding, extra)
+        self.wide = nn.Conv1d(12, 12, 3, padding="same", dilation=3)
+        self.grouped, self.deep = nn.Conv1d(12, 12, 3, padding=1, groups=3), nn.Conv1d(12, 12, 5, 2, 2, groups=12)
+        self.norm, self.gate = nn.BatchNorm1d(12), nn.Conv1d(12, 12, 1)
+        self.last = nn.Conv1d(24, 1, 7, padding=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 5, frames) to (batch, 1, longer)."""
+        x = F.leaky_relu(self.up(F.leaky_relu(self.first(x), 0.1)), 0.1)
+        x = x + self.wide(x)
+        x = self.norm(F.relu(self.grouped(x)))
+        x = x * torch.sigmoid(self.gate(x.mean(2, keepdim=True)))
+        y = self.deep(x)
+        result: Tensor = torch.tanh(self.last(torch.cat((y, F.silu(y)), 1)))
+        return result
+
+
+def ready(model: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for norm in model.modules():
+            if isinstance(norm, nn.BatchNorm1d):
+                assert norm.running_mean is not None and norm.running_var is not None
+                norm.running_mean.normal_(), norm.running_var.uniform_(0.5, 2.0)
+    return model.eval()
+
+
+def planned(model: nn.Module, x: Tensor) -> GraphModule:
+    return registry().pipeline(PIPELINE)(capture(model, (x,)))
+
+
+@torch.no_grad()
+@planned_here
+@pytest.mark.parametrize(
+    ("stride", "size", "padding", "extra"), [(4, 9, 2, 1), (8, 16, 4, 0), (2, 2, 0, 0), (5, 3, 0, 0), (1, 4, 3, 0)]
+)
+def test_a_voice_is_one_plan(stride: int, size: int, padding: int, extra: int) -> None:
+    model = ready(Voice(stride, size, padding, extra))
+    graph_module = planned(model, torch.randn(2, 5, 20))
+    for shape in ((2, 5, 20), (1, 5, 20)):
+        x = torch.randn(*shape)
+        for each in (x, x.transpose(1, 2).contiguous().transpose(1, 2)):
+            expected = model(each)
+            first = graph_module(each)
+            torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-5)
+            assert first.stride() == expected.stride() and torch.equal(first, graph_module(each))
+    assert len(plans_of(graph_module)) == 2
+    x[0, 0, 7] = torch.nan
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@torch.no_grad()
+@planned_here
+def test_lengths_that_are_added_beyond_the_padding_are_not_planned() -> None:
+    model, x = ready(Voice(4, 4, 0, 2)), torch.randn(2, 5, 20)
+    graph_module = planned(model, x)
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    assert any("up" in str(node.target) for node in graph_module.graph.nodes)
+
+
+@torch.no_grad()
+@planned_here
+def test_plans_hold_the_weights_alone_and_see_their_changes() -> None:
+    model, x = ready(Voice()), torch.randn(2, 5, 20)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    graph_module = planned(model, x)
+    expected = model(x)
+    torch.testing.assert_close(graph_module(x), expected, rtol=1e-4, atol=1e-5)
+    layers = [each for each in graph_module.modules() if isinstance(each, PackedConv1d)]
+    assert len(layers) == 6
+    by_shape = {tuple(tensor.shape): tensor for tensor in weights.values()}
+    for layer in layers:
+        shape = (layer.out_channels, layer.in_channels // layer.groups, layer.kernel_size[1])
+        assert layer.weight.shape == shape and shape in by_shape
+    graph_module(x)
+    layers[0].weight.mul_(2.0), layers[0].get_parameter("bias").mul_(2.0)
+    model.get_parameter("first.weight").mul_(2.0), model.get_parameter("first.bias").mul_(2.0)
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    restored = undo(graph_module)
+    torch.testing.assert_close(restored(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [0, 2, "same", "valid"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_packed_layer_computes_what_the_modules_do(padding: int | str, groups: int) -> None:
+    settings = {"padding": padding, "dilation": 2, "groups": groups}
+    model = nn.Sequential(nn.ConstantPad1d((1, 2), 0.0), nn.Conv1d(4, 8, 4, **settings), nn.GELU()).eval()  # type: ignore[arg-type]  # mypy cannot know which is which
+    x = torch.randn(3, 4, 17, requires_grad=True)
+    traced = torch.fx.symbolic_trace(model)
+    graph_module = FuseConvolutions()(traced)
+    assert isinstance(graph_module.get_submodule("1_packed"), PackedConv1d)
+    for each in (x, x[0]):  # one without a batch, too
+        torch.testing.assert_close(graph_module(each), model(each))
+    expected, found = (torch.autograd.grad(run(x).square().sum(), x)[0] for run in (model, graph_module))
+    torch.testing.assert_close(found, expected)
+    restored = FuseConvolutions()(graph_module, reverse=True)
+    assert restored.state_dict().keys() == model.state_dict().keys()
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(restored.state_dict()[key], tensor)
+
+
+def test_padding_of_channels_stays() -> None:
+    model = nn.Sequential(nn.ConstantPad2d((1, 1, 1, 0), 0.0), nn.Conv1d(4, 8, 3)).eval()
+    x = torch.randn(3, 3, 17)
+    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(model))
+    torch.testing.assert_close(graph_module(x), model(x))
+
+
+def test_other_convolutions_are_refused_in_words() -> None:
+    model = nn.Sequential(nn.ConvTranspose1d(4, 8, 3), nn.Conv1d(8, 8, 3, padding=1, padding_mode="reflect")).eval()
+    (record,) = history(FuseConvolutions()(torch.fx.symbolic_trace(model)))
+    assert [refusal.reason for refusal in record.refusals] == ["other-convolution", "padding-mode"]
+    assert "expected a plain one over 1 or 2" in record.refusals[0].message
