@@ -153,6 +153,30 @@ void convolve_panels(const Convolution& c, const float* const* table, int64_t ta
   for (; i < pixels; ++i) convolve_some<1, P>(c, table + i, taps, channels, pixels, first + i, columns);
 }
 
+constexpr int64_t MOST_DOT = 4096;  // elements of the weight of one feature
+
+// One feature, whose pixels lie together. Lanes are channels first and pixels then; what is left of a vector repeats one.
+void convolve_dot(const Convolution& c, const float* const* table, int64_t taps, int64_t channels, int64_t pixels,
+                  int64_t first) {
+  const int64_t width = divide_up(channels, WIDTH) * WIDTH;
+  float weights[MOST_DOT] = {};
+  for (int64_t tap = 0; tap < taps; ++tap)
+    for (int64_t k = 0; k < channels; ++k) weights[tap * width + k] = c.panels[(tap * channels + k) * 16];
+  for (int64_t i = 0; i < pixels; i += WIDTH) {
+    Floats rows[WIDTH] = {};
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      const float* from[WIDTH];
+UNROLL for (int64_t p = 0; p < WIDTH; ++p) from[p] = table[tap * pixels + least(i + p, pixels - 1)];
+      for (int64_t k = 0; k < channels; k += WIDTH) {
+        const Floats weight = load(weights + tap * width + k);
+UNROLL for (int64_t p = 0; p < WIDTH; ++p) rows[p] += load(from[p] + k, channels - k) * weight;
+      }
+    }
+    Floats result[1][1] = {{sums(rows) + splat(c.bias[0])}};
+    finish(c, result, first + i, 0, pixels - i);
+  }
+}
+
 // Neighbouring pixels of the result, in the order of images, rows and columns.
 struct Pixels {
   int64_t count, image, row, column;
@@ -233,6 +257,9 @@ void convolve(const Convolution& c, int64_t first, int64_t last, int64_t panel, 
   const bool copies = may_be_planes(c);
   const int64_t taps = copies ? c.kernel[0] : c.kernel[0] * c.kernel[1];
   const int64_t channels = copies ? c.kernel[1] * c.channels : c.channels / c.groups;
+  // By all pixels, not those of this call, so that the bits do not depend on the number of threads.
+  const bool dot = c.features == 1 && c.result_pitch == 1 && !copies && c.images * c.rows * c.columns >= WIDTH &&
+                   taps * divide_up(channels, WIDTH) * WIDTH <= MOST_DOT;
   const float* table[MOST_POINTERS];
   float rows[ROOM];
   for (int64_t start = first; start < last;) {
@@ -242,6 +269,10 @@ void convolve(const Convolution& c, int64_t first, int64_t last, int64_t panel, 
       copy(c, pixels, rows, table);
     } else {
       point(c, pixels, table);
+    }
+    if (dot) {
+      convolve_dot(c, table, taps, channels, pixels.count, start);
+      panel = end;
     }
     for (int64_t p = panel; p < end;) {
       const int64_t group = p / panels, done = p % panels;
