@@ -1,4 +1,5 @@
 // fxopt::conv: checks of every operand, the result, and how a convolution is split into pieces.
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -9,7 +10,8 @@
 namespace {
 
 constexpr const char* CONV = "fxopt::conv";
-constexpr int64_t BLOCK_BYTES = 256 << 10;  // of the pixels that a piece reads
+constexpr int64_t BLOCK_BYTES = 256 << 10;   // of the pixels that a piece reads
+constexpr int64_t STRIPE_BYTES = 384 << 10;  // of the rows between the layers of a block
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -112,20 +114,39 @@ void run_pool(const Pool& call) {
   });
 }
 
-void run_convolution(Convolution call) {
+namespace {
+
+// A convolution as kernels read it: its biases in whole panels, and zeros in whole vectors.
+struct Prepared : Convolution {
+  int64_t panel_count;
+  double nanoseconds;
+
+  explicit Prepared(const Convolution& call) : Convolution(call) {
+    const int64_t parts = depthwise ? 1 : groups, of_part = features / parts, padded = divide_up(of_part, 16) * 16;
+    panel_count = parts * padded / 16;
+    constants_.resize(size_t(parts * padded + channels + 16), 0.0f);
+    for (int64_t part = 0; call.bias && part < parts; ++part)
+      std::memcpy(constants_.data() + part * padded, call.bias + part * of_part, size_t(of_part) * 4);
+    bias = constants_.data(), zeros = constants_.data() + parts * padded;
+    if (!input) input = zeros;  // images without a pixel, only padded
+    const double products = double(images * rows * columns) * double(kernel[0] * kernel[1]);
+    nanoseconds = depthwise ? products * double(features) / 25
+                            : products * double(parts * padded) * double(channels / groups) / 75;
+  }
+  Prepared(const Prepared&) = delete;
+
+ private:
+  std::vector<float> constants_;
+};
+
+}  // namespace
+
+void run_convolution(const Convolution& given) {
   const Kernels& unit = kernels();
-  const int64_t lines = call.images * call.rows, pixels = lines * call.columns;
-  const int64_t groups = call.depthwise ? 1 : call.groups, features = call.features / groups;
-  const int64_t of_group = divide_up(features, 16), panels = groups * of_group;
-  const double taps = double(call.kernel[0] * call.kernel[1]), results = double(pixels) * double(call.features);
-  // Biases are read in whole panels, and zeros in whole vectors.
-  std::vector<float> constants(size_t(panels * 16 + call.channels + 16), 0.0f);
-  for (int64_t group = 0; call.bias && group < groups; ++group)
-    std::memcpy(constants.data() + group * of_group * 16, call.bias + group * features, size_t(features) * 4);
-  call.bias = constants.data(), call.zeros = constants.data() + panels * 16;
-  if (!call.input) call.input = call.zeros;  // images without a pixel, only padded
+  const Prepared call(given);
+  const int64_t lines = call.images * call.rows, pixels = lines * call.columns, panels = call.panel_count;
+  const double nanoseconds = call.nanoseconds;
   if (call.depthwise) {
-    const double nanoseconds = results * taps / 25;
     const int64_t part = divide_up(lines, threads_for(nanoseconds) * 4);
     run_pieces(divide_up(lines, part), nanoseconds, [&](int64_t piece) {
       unit.convolve_depthwise(call, piece * part, piece * part + part < lines ? piece * part + part : lines);
@@ -133,7 +154,6 @@ void run_convolution(Convolution call) {
     return;
   }
   // A piece is a block of pixels, whose inputs stay in the second cache, and some panels.
-  const double nanoseconds = double(pixels) * double(panels * 16) * taps * double(call.channels / groups) / 75;
   const int64_t threads = threads_for(nanoseconds), wanted = BLOCK_BYTES / (call.channels * 4) / 48 * 48;
   const int64_t fair = divide_up(pixels, threads > 1 ? threads * 4 : 1), most = wanted < 48 ? 48 : wanted;
   int64_t part = most < pixels ? most : pixels;
@@ -146,6 +166,52 @@ void run_convolution(Convolution call) {
     const int64_t first = piece / column_pieces * part, panel = piece % column_pieces * columns;
     unit.convolve(call, first, first + part < pixels ? first + part : pixels, panel,
                   panel + columns < panels ? panel + columns : panels);
+  });
+}
+
+int64_t rows_read(const Window& window) {
+  return std::min((window.kernel[0] - 1) * window.dilation[0] + 1, window.height);
+}
+
+void run_block(const Convolution& expand, const Convolution& deep, const Convolution* project) {
+  const Kernels& unit = kernels();
+  const Prepared first(expand), second(deep), third(project ? *project : deep);
+  const int64_t step = deep.stride[0], reach = (deep.kernel[0] - 1) * deep.dilation[0] + 1, least = rows_read(deep);
+  const int64_t line = deep.width * deep.channels, result = deep.columns * deep.features;  // of a row
+  // A stripe of results, and the rows that it reads, stay in the second cache.
+  int64_t stripe = (STRIPE_BYTES / 4 - least * line) / (std::min(step, deep.height) * line + result);
+  stripe = stripe < 1 ? 1 : stripe < deep.rows ? stripe : deep.rows;
+  const int64_t room = std::min((stripe - 1) * step + least, deep.height) * line;
+  const double nanoseconds = first.nanoseconds + second.nanoseconds + (project ? third.nanoseconds : 0);
+  const int64_t threads = threads_for(nanoseconds), parts = threads > 1 ? std::min(threads * 2, deep.rows) : 1;
+  run_pieces(deep.images * parts, nanoseconds, [&](int64_t piece) {
+    const int64_t image = piece / parts, part = piece % parts, end = deep.rows * (part + 1) / parts;
+    float* const wide = reinterpret_cast<float*>(scratch(size_t(room + stripe * result) * 4));
+    Convolution e = first, d = second, p = third;
+    Convolution& last = project ? p : d;
+    e.images = d.images = p.images = 1;
+    e.input += image * e.height * e.width * (e.channel_stride == 1 ? e.pitch : e.channels);
+    last.output += image * last.rows * last.columns * last.result_pitch;
+    if (last.residual) last.residual += image * last.rows * last.columns * last.features;
+    // `wide` holds rows `from` to `to` of what is expanded. Kernels take rows by their numbers in the image.
+    int64_t from = 0, to = 0;
+    for (int64_t y = deep.rows * part / parts, next; y < end; y = next) {
+      next = std::min(y + stripe, end);
+      const int64_t top = std::max<int64_t>(y * step - deep.padding[0], 0);
+      const int64_t bottom = std::min((next - 1) * step - deep.padding[0] + reach, deep.height);
+      if (top < to) {
+        std::memmove(wide, wide + (top - from) * line, size_t((to - top) * line) * 4);
+      } else {
+        to = top;
+      }
+      from = top;
+      e.output = wide - from * line, d.input = wide - from * line;
+      if (to < bottom) unit.convolve(e, to * e.columns, bottom * e.columns, 0, first.panel_count), to = bottom;
+      if (project) d.output = wide + room - y * result;
+      unit.convolve_depthwise(d, y, next);
+      p.input = d.output;
+      if (project) unit.convolve(p, y * p.columns, next * p.columns, 0, third.panel_count);
+    }
   });
 }
 

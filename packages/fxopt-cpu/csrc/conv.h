@@ -257,8 +257,8 @@ void convolve(const Convolution& c, int64_t first, int64_t last, int64_t panel, 
   const bool copies = may_be_planes(c);
   const int64_t taps = copies ? c.kernel[0] : c.kernel[0] * c.kernel[1];
   const int64_t channels = copies ? c.kernel[1] * c.channels : c.channels / c.groups;
-  // By all pixels, not those of this call, so that the bits do not depend on the number of threads.
-  const bool dot = c.features == 1 && c.result_pitch == 1 && !copies && c.images * c.rows * c.columns >= WIDTH &&
+  // By the pixels of an image, not of this call, so that the bits depend on no threads and on no other images.
+  const bool dot = c.features == 1 && c.result_pitch == 1 && !copies && c.rows * c.columns >= WIDTH &&
                    taps * divide_up(channels, WIDTH) * WIDTH <= MOST_DOT;
   const float* table[MOST_POINTERS];
   float rows[ROOM];

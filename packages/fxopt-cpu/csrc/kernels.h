@@ -150,7 +150,11 @@ void run_linear(const Linear&);
 bool fit(const char* op, Window&, const int64_t (&padding)[4]);
 bool is_depthwise(int64_t groups, int64_t channels, int64_t features);
 bool may_be_planes(const Convolution&);
-void run_convolution(Convolution);
+void run_convolution(const Convolution&);
+constexpr int64_t MOST_OF_STRIPE = 1 << 20;  // elements between the layers of a block that one row of results needs
+int64_t rows_read(const Window&);            // by one row of results
+// A convolution, a depthwise one of its result and, unless null, one over single pixels of that, without images between.
+void run_block(const Convolution& expand, const Convolution& deep, const Convolution* project);
 void run_pool(const Pool&);
 // attention.cpp and norms.cpp.
 void run_attention(const Attention&);

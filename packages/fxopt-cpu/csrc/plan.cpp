@@ -16,7 +16,7 @@ constexpr const char* OP = "fxopt::run";
 constexpr int64_t FORMAT = 5;
 enum StepKind : int64_t {
   LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP,
-  PICK_STEP
+  PICK_STEP, BLOCK_STEP
 };
 
 // What operands lie in: the arena, the inputs, the outputs and the weights, in this order.
@@ -256,7 +256,8 @@ int64_t window(Reader& plan, Window& call, int64_t (&padding)[4]) {
   return product({call.kernel[0], call.kernel[1]});
 }
 
-void convolution(Reader& plan) {
+// The layers of a block have no images between them: they read or write no operand.
+Convolution convolution(Reader& plan, bool reads = true, bool writes = true) {
   Convolution call{};
   int64_t padding[4];
   const int64_t taps = window(plan, call, padding);
@@ -272,13 +273,36 @@ void convolution(Reader& plan) {
   const int64_t groups = call.depthwise ? 1 : call.groups, padded = (call.features / groups + 15) / 16 * 16 * groups;
   if (call.result_pitch < call.features || (planes && call.pitch != call.channels))
     refuse(OP, ": step ", plan.step, " of the plan has pixels that lie in each other");
-  call.input = plan.floats(pixels_of(call.images, call.height, call.width, call.channels, call.pitch));
+  if (reads) call.input = plan.floats(pixels_of(call.images, call.height, call.width, call.channels, call.pitch));
   call.panels = plan.floats(product({padded, taps, call.channels / call.groups}));
   call.bias = plan.floats(call.features, true);
   call.residual = plan.floats(product({call.images, call.rows, call.columns, call.features}), true);
-  call.output = plan.result(pixels_of(call.images, call.rows, call.columns, call.features, call.result_pitch));
-  run_convolution(call);
+  if (writes) call.output = plan.result(pixels_of(call.images, call.rows, call.columns, call.features, call.result_pitch));
+  return call;
 }
+
+bool follows(const Convolution& next, const Convolution& call) {
+  return next.images == call.images && next.height == call.rows && next.width == call.columns &&
+         next.channels == call.features && next.pitch == next.channels && call.result_pitch == call.features && !call.residual;
+}
+
+bool is_pointwise(const Convolution& call) {
+  return call.kernel[0] * call.kernel[1] * call.stride[0] * call.stride[1] == 1 && call.rows == call.height &&
+         call.columns == call.width && !call.padding[0] && !call.padding[1];
+}
+
+void block(Reader& plan) {
+  const bool projects = plan.size(0, 1);
+  const Convolution expand = convolution(plan, true, false), deep = convolution(plan, false, !projects);
+  const Convolution project = projects ? convolution(plan, false) : deep;
+  const bool ends = !projects || (is_pointwise(project) && !project.depthwise && follows(project, deep));
+  if (expand.depthwise || !deep.depthwise || !follows(deep, expand) || !ends)
+    refuse(OP, ": step ", plan.step, " of the plan has layers that are no block");
+  if (product({rows_read(deep), deep.width, deep.channels}) + product({deep.columns, deep.features}) > MOST_OF_STRIPE)
+    refuse(OP, ": step ", plan.step, " of the plan has rows that are too large for a block");
+  run_block(expand, deep, projects ? &project : nullptr);
+}
+
 
 void pool(Reader& plan) {
   Pool call{};
@@ -310,7 +334,10 @@ void run_steps(Reader& plan) {
         elementwise(plan);
         break;
       case CONVOLUTION_STEP:
-        convolution(plan);
+        run_convolution(convolution(plan));
+        break;
+      case BLOCK_STEP:
+        block(plan);
         break;
       case POOL_STEP:
         pool(plan);

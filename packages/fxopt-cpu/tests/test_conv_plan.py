@@ -12,7 +12,7 @@ from torch import nn
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.linear import ACTIVATIONS
-from fxopt_cpu.operators.plan import PlanBuilder
+from fxopt_cpu.operators.plan import BLOCK, PlanBuilder
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 
@@ -118,3 +118,81 @@ def test_wrong_operands_are_named() -> None:
         builder.pool(builder.input(torch.empty(1, 8, 1, 5000)), kernel=(1, 5000), largest=False)
     with pytest.raises(ValueError, match=r"the residual has the layout \(1, 4, 4, 8\), expected \(1, 2, 2, 8\)"):
         builder.conv(images, panels, features=8, kernel=(3, 3), residual=images)
+
+
+def drawn_block(seed: int) -> tuple[list[nn.Conv2d], list[tuple[int, ...]], torch.Tensor]:
+    """Layers of a block, the padding of each, and images."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    channels, wide = draw.choice((3, 8, 17)), draw.choice((24, 33, 48))
+    size, step, gap = draw.choice((1, 3, 5)), draw.choice((1, 2, 3)), draw.choice((1, 1, 2))
+    first = draw.choice((1, 3))
+    expand = nn.Conv2d(channels, wide, first, stride=draw.choice((1, 2)) if first == 3 else 1)
+    deep = nn.Conv2d(wide, wide, size, stride=step, dilation=gap, groups=wide)
+    layers, padding = [expand, deep], [(first // 2,) * 4, tuple(draw.randint(0, size) for _ in range(4))]
+    if draw.random() < 0.7:
+        layers.append(nn.Conv2d(wide, draw.choice((1, 20)), 1))
+        padding.append((0,) * 4)
+    height, width = draw.choice((12, 33, 90)), draw.choice((12, 40, 64))
+    return layers, padding, torch.randn(draw.choice((1, 2)), channels, height, width)
+
+
+@pytest.mark.skipif(isa() in (None, "portable"), reason="an order of sums")
+@pytest.mark.parametrize("seed", range(30))
+def test_blocks_have_the_bits_of_their_layers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, padding, x = drawn_block(seed)
+    if seed % 3 == 0:
+        x[0, 0, 3, 3] = torch.nan
+    found, kinds, arenas, threads = [], [], [], torch.get_num_threads()
+    for least in (1, 1 << 60):
+        monkeypatch.setattr("fxopt_cpu.operators.plan.LEAST_OF_BLOCK", least)
+        builder = PlanBuilder()
+        value = first = builder.input(x)
+        for place, (layer, sides) in enumerate(zip(layers, padding, strict=True)):
+            assert layer.bias is not None
+            value = builder.conv(
+                value, builder.weight(pack_convolution(layer.weight.detach(), layer.groups)),
+                features=layer.out_channels, kernel=layer.kernel_size, stride=layer.stride, padding=sides,
+                dilation=layer.dilation, groups=layer.groups, bias=builder.weight(layer.bias.detach()),
+                activation=ACTIVATIONS.index("relu") if place < 2 else 0,
+                residual=first if value.shape == first.shape and place == 2 else None,
+            )  # fmt: skip
+        builder.output(value)
+        plan = builder.build()
+        kinds.append(any(BLOCK in step[:1] for step in builder._steps))
+        arenas.append(plan.arena)
+        try:
+            for count in (1, 2, 3) if least == 1 else (1,):
+                torch.set_num_threads(count)
+                found.append(plan(x)[0])
+        finally:
+            torch.set_num_threads(threads)
+    assert kinds == [True, False] and arenas[0] < arenas[1]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=0, equal_nan=True)
+
+
+def test_layers_that_are_no_block_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxopt_cpu.operators.plan.LEAST_OF_BLOCK", 1)
+    x = torch.randn(1, 8, 12, 12)
+    builder = PlanBuilder()
+    value = builder.input(x)
+    for features, groups, size in ((24, 1, 1), (24, 24, 3), (8, 1, 1)):
+        layer = nn.Conv2d(value.shape[1], features, size, padding=size // 2, groups=groups)
+        panels = builder.weight(pack_convolution(layer.weight.detach(), groups))
+        value = builder.conv(
+            value, panels, features=features, kernel=(size, size), padding=(size // 2,) * 4, groups=groups
+        )
+    builder.output(value)
+    plan = builder.build()
+    plan(x)
+    refused = 0
+    for place in range(20, plan.steps.numel()):
+        for value_there in (0, 1, 2, 7, 1 << 30, 1 << 62):
+            steps = plan.steps.clone()
+            steps[place] = value_there
+            try:
+                torch.ops.fxopt.run([x], plan.weights, steps)
+            except RuntimeError:
+                refused += 1
+    assert refused > 100

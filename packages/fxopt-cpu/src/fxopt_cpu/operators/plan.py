@@ -22,11 +22,13 @@ from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import PANEL, TOGETHER
 
 FORMAT = 5
-LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK = range(1, 9)
+LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK, BLOCK = range(1, 10)
 OPERATIONS = ("copy", "add", "subtract", "multiply")
 FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
 MOST_TAPS = 4096  # of a window's side, as csrc/plan.cpp reads it
 ALIGNMENT = 16  # elements of the arena: 64 bytes
+MOST_OF_STRIPE = 96 << 10  # elements between the layers of a block that one row of results needs
+LEAST_OF_BLOCK = 128 << 10  # elements of what a block expands; less stays in the second cache anyway
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +118,18 @@ class _Pitch:
     buffer: _Buffer
 
 
+class _Layer(NamedTuple):
+    """A step that is a convolution."""
+
+    image: Value
+    result: Value
+    kernel: tuple[int, ...]
+    settings: tuple[object, ...]  # stride and padding
+    reach: int  # rows that one row of results reads
+    depthwise: bool
+    residual: bool
+
+
 class _Part(NamedTuple):
     """A step that copies a value into a concatenation, which is left out where the value may lie there itself."""
 
@@ -152,6 +166,7 @@ class PlanBuilder:
         # Operands stand in a step as values, or None, and become two numbers each when the plan is built.
         self._steps: list[list[int | Value | _Pitch | None]] = []
         self._parts: list[_Part] = []
+        self._layers: dict[int, _Layer] = {}
         self._nanoseconds = 0.0
 
     def input(self, like: Tensor) -> Value:
@@ -406,6 +421,11 @@ class PlanBuilder:
         numbers += [activation, _bits(alpha), _bits(beta)]
         products = math.prod(result.shape) * taps * (channels // groups)
         pitched = (result,) if planes else (images, result)
+        settings, reach = (*stride, *padding), (kernel[0] - 1) * dilation[0] + 1
+        deep = groups > 1 and groups == channels == features
+        self._layers[len(self._steps)] = _Layer(
+            images, result, tuple(kernel), settings, reach, deep, residual is not None
+        )
         self._step(CONVOLUTION, numbers, [images, panels, bias, other, result], products, pitched=pitched)
         return result.permute(0, 3, 1, 2)
 
@@ -458,7 +478,7 @@ class PlanBuilder:
 
     def build(self) -> Plan:
         """Return the plan: places in the arena by the steps between which a value lives."""
-        left_out = self._unite()
+        left_out = self._join() | self._unite()
         arena = self._place()
         counts = [len(self._inputs), len(self._outputs), len(self._weights)]
         numbers = [FORMAT, arena, int(self._nanoseconds), *counts]
@@ -482,6 +502,49 @@ class PlanBuilder:
                     numbers.append(part)
         weights = [tensor for tensor, _ in self._weights]
         return Plan(weights, torch.tensor(numbers, dtype=torch.int64), arena * 4)
+
+    def _join(self) -> set[int]:
+        """Make blocks of convolutions that expand images, depthwise ones of these, and what projects them.
+
+        What they expand is large where images are, and would be written to memory and read again; a block computes
+        some rows of all of its layers at a time. Return the steps that have become part of another one.
+        """
+        left_out: set[int] = set()
+        for step, deep in self._layers.items():
+            expand, project = self._layers.get(step - 1), self._layers.get(step + 1)
+            if expand is None or step - 1 in left_out or not deep.depthwise or expand.depthwise:
+                continue
+            rows = min(deep.reach, deep.image.shape[1])
+            of_row = rows * math.prod(deep.image.shape[2:]) + math.prod(deep.result.shape[2:])
+            large = math.prod(deep.image.shape[1:]) >= LEAST_OF_BLOCK and of_row <= MOST_OF_STRIPE
+            if not large or expand.residual or not self._is_between(expand, deep, step):
+                continue
+            last, layers = step, [self._steps[step - 1][1:-1], self._steps[step][1:]]
+            if project is not None and self._ends(project, deep, step + 1):
+                last, layers = step + 1, [layers[0], layers[1][:-1], self._steps[step + 1][1:]]
+            for place, numbers in enumerate(layers[1:], 1):
+                operand = next(index for index, part in enumerate(numbers) if isinstance(part, Value))
+                layers[place] = [*numbers[:operand], *numbers[operand + 1 :]]  # it reads what is between them
+            self._steps[step - 1] = [BLOCK, int(last > step), *(part for numbers in layers for part in numbers)]
+            left_out |= {*range(step, last + 1)}
+            result = self._buffers[self._layers[last].result.buffer]
+            result.first = step - 1
+        return left_out
+
+    def _ends(self, project: _Layer, deep: _Layer, step: int) -> bool:
+        """Return whether a step computes single pixels of what a depthwise one has computed for it alone."""
+        single = project.kernel == (1, 1) and project.settings == (1, 1, 0, 0, 0, 0) and not project.depthwise
+        return single and not deep.residual and self._is_between(deep, project, step)
+
+    def _is_between(self, first: _Layer, second: _Layer, step: int) -> bool:
+        """Return whether the result of the step before goes to this one alone; then it needs no place."""
+        buffer = self._buffers[first.result.buffer]
+        alone = buffer.kind == "arena" and buffer.last == step and first.result.shape == second.image.shape
+        reads = sum(isinstance(part, Value) and part.buffer == first.result.buffer for part in self._steps[step])
+        if not alone or second.image.buffer != first.result.buffer or reads > 1:
+            return False
+        buffer.kind = "between"
+        return True
 
     def _unite(self) -> set[int]:
         """Let values lie in the concatenations that they are copied to; return the steps that this saves."""
