@@ -29,7 +29,6 @@ from fxopt_rewrite import (
     GraphIndex,
     LinearCall,
     Obstacle,
-    ParameterisedCall,
     SitePass,
     TensorRef,
     input_of,
@@ -148,7 +147,11 @@ class FoldBatchNorm(SitePass[FoldSite]):
             elif (origin := _origin(value, index)) is not value:
                 layer = self.read_layer(index, origin)
                 if layer is not None:
-                    yield _not_adjacent(layer, norm, (origin, value, node), index)
+                    site, other = (each.site if isinstance(each, Obstacle) else each.label for each in (layer, norm))
+                    message = (
+                        f"`{value.name}` is between layer `{site}` and batch norm `{other}`, so they are not folded"
+                    )
+                    yield index.refuse(f"{site} + {other}", "not-adjacent", message, origin, value, node)
             if self.norm_may_come_first and written is None:
                 for user in node.users:
                     layer = self.read_layer(index, user)
@@ -206,21 +209,6 @@ def _origin(value: Node, index: GraphIndex) -> Node:
             break
         value = before
     return value
-
-
-def _not_adjacent(
-    layer: ParameterisedCall | Obstacle,
-    norm: ParameterisedCall | Obstacle,
-    nodes: tuple[Node, Node, Node],
-    index: GraphIndex,
-) -> Refusal:
-    """Refuse a batch norm on a view, a copy or a dropout of what a layer computes.
-
-    The nodes are the call of the layer, the input of the batch norm, and its call.
-    """
-    site, other = (call.site if isinstance(call, Obstacle) else call.label for call in (layer, norm))
-    between = f"`{nodes[1].name}` is between layer `{site}` and batch norm `{other}`"
-    return index.refuse(f"{site} + {other}", "not-adjacent", f"{between}, so they are not folded", *nodes)
 
 
 def _mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:

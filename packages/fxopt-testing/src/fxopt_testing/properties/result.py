@@ -218,7 +218,8 @@ def _checkpoints(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         yield Flaw(f"after loading the original state_dict, {difference.text}", "what the result does")
 
 
-def _if_tensors(subject: Subject, trial: Trial | None) -> str | None:
+def if_tensors(subject: Subject, trial: Trial | None) -> str | None:
+    """Apply to models that have parameters or buffers."""
     if trial is not None and not trial.source.state_dict():
         return "the model has no parameters or buffers"
     return None
@@ -290,5 +291,5 @@ CHECKPOINTS = Property(
     "Give `Editor.drop` the pieces of the new tensors that hold the old ones; each with the right dimension, start and "
     "length.",
     on_model=_checkpoints,
-    applies=_if_tensors,
+    applies=if_tensors,
 )

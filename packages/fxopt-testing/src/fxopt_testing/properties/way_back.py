@@ -14,6 +14,7 @@ from fxopt_core import history
 from fxopt_core.errors import CheckpointError, NotReversibleError
 from fxopt_testing.findings import Flaw, Property
 from fxopt_testing.outcomes import behaviour_of, differences
+from fxopt_testing.properties.result import if_tensors
 from fxopt_testing.trial import Subject, Trial
 
 
@@ -58,17 +59,11 @@ def _computes_the_same(trial: Trial, saved: dict[str, Any]) -> Iterator[Flaw]:
             yield Flaw(f"the original, with the weights that come back: {difference.text}", "what the result does")
 
 
-def _if_weights(subject: Subject, trial: Trial | None) -> str | None:
-    if trial is not None and not trial.source.state_dict():
-        return "the model has no parameters or buffers"
-    return None
-
-
 RETURN = Property(
     "checkpoints-return",
     "with the weights that come back, the original model computes what the result does, in float32 and bfloat16",
     "Let `restore` of a `Derived` return a tensor for each of its inputs, from which `function` computes the present "
     "values again; where there is none, let it raise a NotReversibleError, or name no `restore`.",
     on_model=_comes_back,
-    applies=_if_weights,
+    applies=if_tensors,
 )
