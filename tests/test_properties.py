@@ -37,7 +37,7 @@ from fxopt_norm import (
 )
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import TRACED, Form
-from fxopt_testing.outcomes import outcome_of, unlike
+from fxopt_testing.outcomes import behaviour_of, unlike
 from fxopt_testing.pictures import changes, picture
 from fxopt_testing.rewrites import FORMS, graph_of, structure
 from fxopt_tools import Inputs
@@ -105,13 +105,15 @@ def test_any_order_and_journeys(form: Form, data: st.DataObject) -> None:
     first, rest = data.draw(several), data.draw(several)
     pipeline = compose(*first[:1], compose(*first[1:]), *rest[:1], inplace=data.draw(st.booleans()))
     source, twin = (graph_of(copy.deepcopy(model), form, x) for _ in range(2))
-    expected = outcome_of(twin, Inputs(x), gradients=False)
+    expected = behaviour_of(twin, Inputs(x), gradients=False)
     graph_module = pipeline(source)
     trips = data.draw(st.lists(st.sampled_from(sorted(TRIPS)), max_size=2))
     for trip in ("none", *trips):
         if trip != "none":
             graph_module = TRIPS[trip](graph_module)
-        assert not unlike(twin, graph_module, Inputs(x), expected, outcome_of(graph_module, Inputs(x), gradients=False))
+        assert not unlike(
+            twin, graph_module, Inputs(x), expected, behaviour_of(graph_module, Inputs(x), gradients=False)
+        )
     change: Callable[[GraphModule], object] = CHANGES[data.draw(st.sampled_from(sorted(CHANGES)))]
     for each in (graph_module, twin):
         change(each)

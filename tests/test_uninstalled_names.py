@@ -31,7 +31,7 @@ def test_a_pass_whose_distribution_is_not_installed() -> None:
 def test_one_that_is_installed_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXOPT_PLUGINS", "core")
     with pytest.raises(UnknownPassError, match=r"FXOPT_PLUGINS leaves out these plugins: .*norm") as caught:
-        Registry().create("fold-scale-in-conv")
+        Registry().create("fold-batch-norm")
     assert "not installed" not in str(caught.value)
 
 

@@ -18,7 +18,7 @@ from fxopt_linear import MergeLinears
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import TRACED, Form
-from fxopt_testing.outcomes import outcome_of
+from fxopt_testing.outcomes import behaviour_of
 from fxopt_testing.rewrites import (
     FORMS,
     fingerprint,
@@ -137,17 +137,15 @@ def test_meta_parameters_are_merged_without_memory() -> None:
 def test_gradients_of_the_merged_weight_are_those_of_the_originals() -> None:
     model, x = qkv("k"), torch.randn(3, 4)
     graph_module = graph_of(model, "modules", x)
-    expected = outcome_of(graph_module, Inputs(x)).gradients
+    expected = behaviour_of(graph_module, Inputs(x)).gradients
     graph_module.zero_grad()
     MergeLinears()(graph_module, expect=1)
-    found = outcome_of(graph_module, Inputs(x)).gradients
-    weights, biases = found["q_k_v_merged.weight"], found["q_k_v_merged.bias"]
-    assert weights is not None
-    assert biases is not None
-    wanted = [expected[f"{name}.weight"] for name in "qkv"]
-    torch.testing.assert_close(weights, torch.cat([w for w in wanted if w is not None]))
-    torch.testing.assert_close(biases[:8], expected["q.bias"])
-    torch.testing.assert_close(biases[10:], expected["v.bias"])
+    found = behaviour_of(graph_module, Inputs(x)).gradients
+    weights, biases = found["gradient of `q_k_v_merged.weight`"], found["gradient of `q_k_v_merged.bias`"]
+    wanted = [expected[f"gradient of `{name}.weight`"] for name in "qkv"]
+    torch.testing.assert_close(weights, torch.cat(wanted))
+    torch.testing.assert_close(biases[:8], expected["gradient of `q.bias`"])
+    torch.testing.assert_close(biases[10:], expected["gradient of `v.bias`"])
 
 
 def test_train_mode_merges_biased_and_unbiased_layers_apart() -> None:

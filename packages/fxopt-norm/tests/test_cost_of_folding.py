@@ -1,14 +1,11 @@
-"""What folding costs, in steps: in proportion to the graph, and few operations on small tensors."""
+"""What folding costs, in steps: in proportion to the graph."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from step_counts import count_steps
 from torch import nn
 from torch.fx import GraphModule, symbolic_trace
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxopt_core import history
 from fxopt_norm import FuseBatchNorm2dInConv2d
@@ -30,26 +27,6 @@ def test_twice_the_graph_takes_twice_the_steps() -> None:
 
     steps(4)  # what is looked up once
     assert steps(80) < 2.2 * steps(40)
-
-
-class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
-    """Counts operations that compute something."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # nor here
-        self.counts: dict[str, int] = {}
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(function)
-        self.counts[name] = self.counts.get(name, 0) + 1
-        return function(*args, **(kwargs or {}))
-
-
-def test_all_batch_norms_are_computed_at_once() -> None:
-    graph_module = convolutions(20)
-    with Counting() as counting:
-        FuseBatchNorm2dInConv2d()(graph_module, expect=20)
-    assert counting.counts["aten.rsqrt.default"] == 1
 
 
 def test_large_weights_are_scaled_block_by_block_to_the_same_values() -> None:

@@ -289,21 +289,7 @@ def test_nodes_that_came_later() -> None:
     assert effects.written_between(view, nodes["x"], nodes["output"])
     assert effects.written_between(nodes["relu"], write, nodes["output"])
     assert effects.writes(write) == (view,)
-    assert effects.alias_closure(nodes["relu"]) == {nodes["relu"], view, write}
     assert effects.needs_own_memory(nodes["relu"])
-
-
-def test_alias_closure() -> None:
-    def forward(x: Tensor) -> Any:
-        h = torch.relu(x)
-        v = h.view(-1)
-        parts = v.chunk(2)
-        return parts[0], h.sin().view(-1), v + 1
-
-    graph_module = symbolic_trace(forward)
-    effects, nodes = Effects(graph_module), nodes_of(graph_module)
-    assert {node.name for node in effects.alias_closure(nodes["relu"])} == {"relu", "view", "chunk", "getitem"}
-    assert {node.name for node in effects.alias_closure(nodes["chunk"])} == {"chunk", "getitem"}
 
 
 def test_guards_of_an_export_write_nothing() -> None:

@@ -9,8 +9,10 @@ from torch import nn
 
 from fxopt_testing import ModelCase, model_case, zoo
 from fxopt_testing.forms import Form
-from fxopt_testing.outcomes import differences, outcome_of
+from fxopt_testing.outcomes import behaviour_of, differences
 from fxopt_testing.pictures import bits_of, picture
+from fxopt_tools import differing
+from fxopt_tools.verification.isolated_run import run_once
 
 
 def test_it_holds_every_kind_of_model() -> None:
@@ -38,15 +40,9 @@ def test_graphs_compute_what_their_models_do(case: ModelCase) -> None:
     if case.device == "meta":
         pytest.skip("nothing is computed")
     captured = case.capture()
-    inputs = case.example()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        expected = captured.model(*inputs.args, **inputs.kwargs)
-    outcome = outcome_of(captured.graph_module, case.example(), gradients=False)
-    leaves = torch.utils._pytree.tree_leaves(expected)
-    assert len(leaves) == len(outcome.outputs)
-    for mine, other in zip(leaves, outcome.outputs.values(), strict=True):
-        torch.testing.assert_close(other, mine)
+    expected = run_once(captured.model, case.example())
+    found = behaviour_of(captured.graph_module, case.example(), gradients=False)
+    assert not list(differing(expected.output, found.outcome.output))
 
 
 def test_capturing_twice_gives_equal_graphs_of_their_own() -> None:
@@ -73,13 +69,13 @@ def test_what_a_pass_writes_into_a_model_is_gone_the_next_time(form: Form) -> No
 def test_outcomes_differ_where_models_do() -> None:
     case = model_case("pair[modules]")
     captured = case.capture()
-    expected = outcome_of(captured.graph_module, case.example())
-    assert not list(differences(expected, outcome_of(captured.graph_module, case.example()), torch.float32))
+    expected = behaviour_of(captured.graph_module, case.example())
+    assert not list(differences(expected, behaviour_of(captured.graph_module, case.example())))
     for node in captured.graph_module.graph.nodes:
         if node.name == "mul":
             node.args = (node.args[0], 2.5)
     captured.graph_module.recompile()
-    found = list(differences(expected, outcome_of(captured.graph_module, case.example()), torch.float32))
+    found = list(differences(expected, behaviour_of(captured.graph_module, case.example())))
     assert {each.what for each in found} == {"outputs", "gradients"}
     assert all(each.is_rounding for each in found)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxopt_core import PreconditionError
+from fxopt_core import PreconditionError, VerificationError
 from fxopt_tools import Inputs, VerificationReport, verify
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
@@ -99,8 +99,9 @@ def test_what_is_not_initialised_is_refused() -> None:
 
 def test_the_meta_device_holds_no_numbers() -> None:
     model = nn.Linear(4, 4, device="meta")
-    with pytest.raises(PreconditionError, match="`output` of input 0 is on the meta device"):
-        verify(model, copy.deepcopy(model), X.to("meta"))
+    report = verify(model, copy.deepcopy(model), X.to("meta"))
+    with pytest.raises(VerificationError, match="saw nothing: `output` of input 0 is on the meta device"):
+        report.raise_if_failed()
 
 
 # --- Nothing is left behind

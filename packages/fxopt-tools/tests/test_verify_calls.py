@@ -160,8 +160,8 @@ def test_parameters_of_other_names_have_gradients_that_are_not_compared() -> Non
 def test_a_model_without_gradients_is_refused_in_words() -> None:
     class Written(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            """Overwrite the input."""
-            return x.mul_(2)
+            """Overwrite what the gradient is computed from."""
+            return x.exp().mul_(2)
 
     with pytest.raises(PreconditionError, match=r"the original, with gradients, \(Written\) refuses input 0"):
         verify(Written(), Written(), X, gradients=True)

@@ -58,14 +58,8 @@ def symbolic_trace(
     with one_at_a_time():
         if example_inputs is None and not is_pretrained(model):
             return _trace_without_inputs(model, input_names)
-        return _traced(model, input_names, example_inputs, disable_check)
-
-
-def _traced(
-    model: nn.Module, input_names: Sequence[str] | None, example_inputs: Examples | None, disable_check: bool
-) -> GraphModule:
-    call = read_call(model, *_arguments(model, input_names, example_inputs), without_cache=True)
-    return capture_call(model, call, None, compare=not disable_check)
+        call = read_call(model, *_arguments(model, input_names, example_inputs), without_cache=True)
+        return capture_call(model, call, None, compare=not disable_check)
 
 
 def _arguments(

@@ -3,7 +3,7 @@
 A graph has devices in it: that of the positions it counts, of the masks it makes. So such a model is exported as if its
 tensors were where its inputs are, and on the CPU where these are on the meta device too. While `torch.export` looks at
 them, they are tensors of the right shape and strides on that device, without memory behind them. Where model and graph
-are run and compared, they are windows on the same random numbers, which take memory for the largest tensor alone.
+are run and compared, they are random numbers whose rows overlap in memory; a kernel may copy the one that it reads.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from torch.utils import _pytree as pytree
 from fxopt_capture.graph.shells import registered
 
 _KINDS = ("_parameters", "_buffers")
-_OFFSETS, _APART = 61, 1040  # how many beginnings windows have, and how far from each other
 _LARGEST = 1 << 29  # elements of a tensor; 2 GiB in float32
-_DRAWN = 1 << 20  # how many random numbers are drawn; they are repeated beyond
 
 
 def is_weightless(model: nn.Module) -> bool:
@@ -122,8 +120,8 @@ def is_too_large(model: nn.Module) -> bool:
 
 
 def random_weights(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
-    """Return values for all tensors of a model that are on the meta device, by name; they share memory."""
-    pools = _Pools(model, device)
+    """Return values for all tensors of a model that are on the meta device, by name, in next to no memory."""
+    generator = torch.Generator().manual_seed(0)
     made: dict[int, Tensor] = {}
     found = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -131,40 +129,22 @@ def random_weights(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
     for name, tensor in (*parameters.items(), *buffers.items()):
         if _is_hollow(tensor):
             if id(tensor) not in made:
-                made[id(tensor)] = pools.window(tensor, positive=name in buffers or tensor.dim() < 2)
+                positive = name in buffers or tensor.dim() < 2
+                made[id(tensor)] = _random(tensor, generator, device, positive=positive)
             found[name] = made[id(tensor)]
     return found
 
 
-class _Pools:
-    """Random numbers, and tensors of any shape that are windows on them."""
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if _is_hollow(tensor)]
-        self._device, self._size = device, max((tensor.numel() for tensor in tensors), default=0)
-        self._pools: dict[tuple[torch.dtype, float, bool], Tensor] = {}
-        self._windows = 0
-
-    def window(self, tensor: Tensor, *, positive: bool) -> Tensor:
-        """Return values of the shape of a tensor, such that products with them are about as large as before."""
-        shape, dtype = tuple(tensor.shape), tensor.dtype
-        if not dtype.is_floating_point:
-            return torch.zeros((), dtype=dtype, device=self._device).expand(shape)
-        inputs = math.prod(shape[1:])
-        scale = 1.0 if positive or inputs < 2 else 2.0 ** round(-math.log2(inputs) / 2)
-        self._windows += 1
-        start = self._windows % _OFFSETS * _APART  # no two that meet in one layer are alike
-        return self._pool(dtype, scale, positive)[start : start + tensor.numel()].view(shape)
-
-    def _pool(self, dtype: torch.dtype, scale: float, positive: bool) -> Tensor:
-        key = (dtype, scale, positive)
-        if key not in self._pools:
-            generator = torch.Generator().manual_seed(0)
-            values = torch.rand(min(self._size, _DRAWN) + _OFFSETS * _APART, generator=generator, device="cpu")
-            values = values.add_(0.5) if positive else values.sub_(0.5).mul_(3.4 * scale)
-            copies = -(-(self._size + _OFFSETS * _APART) // values.numel())
-            self._pools[key] = values.to(self._device, dtype).repeat(copies)
-        return self._pools[key]
+def _random(tensor: Tensor, generator: torch.Generator, device: torch.device, *, positive: bool) -> Tensor:
+    """Return values of the shape of a tensor, such that products with them are about as large as before."""
+    shape, dtype = tuple(tensor.shape), tensor.dtype
+    if not dtype.is_floating_point:
+        return torch.zeros((), dtype=dtype, device=device).expand(shape)
+    numbers = torch.rand(sum(shape) + 1, generator=generator, device="cpu")
+    inputs = max(math.prod(shape[1:]), 1)
+    numbers = numbers + 0.5 if positive else (numbers - 0.5) * 3.4 * 2.0 ** round(-math.log2(inputs) / 2)
+    # Each row is the one before, shifted by one: no two are alike, and a matrix takes the memory of a row and a column.
+    return numbers.to(device, dtype).as_strided(shape, (1,) * len(shape))
 
 
 def _is_hollow(tensor: Tensor | None) -> bool:

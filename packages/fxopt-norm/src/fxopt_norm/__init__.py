@@ -1,4 +1,4 @@
-"""fxopt passes that fold normalisations and constants into convolutions and linear layers."""
+"""fxopt passes that fold batch norm into convolutions and linear layers."""
 
 from fxopt_norm.convolutions import (
     FuseBatchNorm1dInConv1d,
@@ -6,16 +6,11 @@ from fxopt_norm.convolutions import (
     FuseBatchNorm3dInConv3d,
     FuseBatchNormInConvTranspose,
 )
-from fxopt_norm.layer_norm import FoldLayerNormAffine
 from fxopt_norm.linear import FuseBatchNorm1dInLinear
-from fxopt_norm.scale import FoldScaleInConv, FoldScaleInLinear
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "FoldLayerNormAffine",
-    "FoldScaleInConv",
-    "FoldScaleInLinear",
     "FuseBatchNorm1dInConv1d",
     "FuseBatchNorm1dInLinear",
     "FuseBatchNorm2dInConv2d",

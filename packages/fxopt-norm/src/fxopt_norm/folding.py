@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -11,8 +12,15 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Derived, Refusal
-from fxopt_norm.affine import AffineMaps
-from fxopt_norm.formulas import fold_after, fold_before, restore_after, restore_before, scaled_after, scaled_before
+from fxopt_norm.formulas import (
+    fold_after,
+    fold_before,
+    restore_after,
+    restore_before,
+    scale_and_shift,
+    scaled_after,
+    scaled_before,
+)
 from fxopt_norm.written import WrittenBatchNorm, read_written_batch_norm
 from fxopt_rewrite import (
     BatchNormCall,
@@ -21,7 +29,6 @@ from fxopt_rewrite import (
     GraphIndex,
     LinearCall,
     Obstacle,
-    ParameterisedCall,
     SitePass,
     TensorRef,
     input_of,
@@ -56,14 +63,12 @@ class FoldSite:
         norm: the batch norm.
         norm_first: whether the batch norm comes first.
         rank: required number of dimensions of the value between them.
-        maps: the affine maps of the batch norms of all sites.
     """
 
     layer: Layer
     norm: BatchNormCall
     norm_first: bool
     rank: int
-    maps: AffineMaps = field(default_factory=AffineMaps)
 
     @property
     def first(self) -> Layer | BatchNormCall:
@@ -84,6 +89,16 @@ class FoldSite:
     def nodes(self) -> tuple[Node, ...]:
         """Both calls, in order."""
         return (self.first.node, self.second.node)
+
+    @cached_property
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """Scale and shift of the batch norm, both (channels,) and in the widest dtype."""
+        norm = self.norm
+        refs = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+        mean, var, weight, bias = (None if ref is None else ref.tensor.detach() for ref in refs)
+        assert mean is not None
+        assert var is not None
+        return scale_and_shift(mean, var, weight, bias, norm.eps)
 
 
 class FoldBatchNorm(SitePass[FoldSite]):
@@ -117,16 +132,7 @@ class FoldBatchNorm(SitePass[FoldSite]):
         """Read a layer that this pass folds into; None for anything else."""
         raise NotImplementedError
 
-    def match(self, index: GraphIndex) -> list[FoldSite | Refusal]:
-        """Return pairs of a layer and a batch norm."""
-        maps = AffineMaps()
-        found = [replace(each, maps=maps) if isinstance(each, FoldSite) else each for each in self._pairs(index)]
-        for each in found:
-            if isinstance(each, FoldSite):
-                maps.add(each.norm)
-        return found
-
-    def _pairs(self, index: GraphIndex) -> Iterator[FoldSite | Refusal]:
+    def match(self, index: GraphIndex) -> Iterator[FoldSite | Refusal]:
         """Yield pairs of a layer and a batch norm."""
         for node in index.nodes:
             norm: BatchNormCall | Obstacle | None = read_batch_norm(index, node)
@@ -141,7 +147,11 @@ class FoldBatchNorm(SitePass[FoldSite]):
             elif (origin := _origin(value, index)) is not value:
                 layer = self.read_layer(index, origin)
                 if layer is not None:
-                    yield _not_adjacent(layer, norm, (origin, value, node), index)
+                    site, other = (each.site if isinstance(each, Obstacle) else each.label for each in (layer, norm))
+                    message = (
+                        f"`{value.name}` is between layer `{site}` and batch norm `{other}`, so they are not folded"
+                    )
+                    yield index.refuse(f"{site} + {other}", "not-adjacent", message, origin, value, node)
             if self.norm_may_come_first and written is None:
                 for user in node.users:
                     layer = self.read_layer(index, user)
@@ -152,7 +162,7 @@ class FoldBatchNorm(SitePass[FoldSite]):
         """Refuse train mode, other users, wrong shapes, shared or tied tensors, mixed flags and overflow."""
         return (
             _mode_refusal(site, index)
-            or flow_refusal(site.label, (site.first.label, site.second.label), (site.first.node, _reader(site)), index)
+            or _flow_refusal(site, index)
             or _shape_refusal(site, index)
             or tensors_refusal(site.layer, index)
             or tensors_refusal(site.norm, index)
@@ -166,7 +176,7 @@ class FoldBatchNorm(SitePass[FoldSite]):
         """Insert one layer with new tensors, and drop layer and batch norm."""
         layer, norm, first, second = site.layer, site.norm, site.first.node, site.second.node
         full = layer.module_name or layer.weight.name
-        name = edit.add_module(full, f"{full.rpartition('.')[2]}_folded", folded(site))
+        name = edit.add_module(full, f"{full.rpartition('.')[2]}_folded", _folded(site))
         call = edit.call_module(name, site.first.input, before=first, like=[second, first])
         edit.replace(second, call)
         for part in reversed(_parts(norm)):
@@ -191,12 +201,6 @@ def _parts(norm: BatchNormCall) -> tuple[Node, ...]:
     return norm.parts if isinstance(norm, WrittenBatchNorm) else ()
 
 
-def _reader(site: FoldSite) -> Node:
-    """Return the call that reads the value between the two."""
-    parts = _parts(site.norm)
-    return parts[-1] if parts else site.second.node
-
-
 def _origin(value: Node, index: GraphIndex) -> Node:
     """Return the value that a view, a copy or a dropout was made of; mostly the value itself."""
     for _ in range(_MOST_MOVES):
@@ -205,21 +209,6 @@ def _origin(value: Node, index: GraphIndex) -> Node:
             break
         value = before
     return value
-
-
-def _not_adjacent(
-    layer: ParameterisedCall | Obstacle,
-    norm: ParameterisedCall | Obstacle,
-    nodes: tuple[Node, Node, Node],
-    index: GraphIndex,
-) -> Refusal:
-    """Refuse a batch norm on a view, a copy or a dropout of what a layer computes.
-
-    The nodes are the call of the layer, the input of the batch norm, and its call.
-    """
-    site, other = (call.site if isinstance(call, Obstacle) else call.label for call in (layer, norm))
-    between = f"`{nodes[1].name}` is between layer `{site}` and batch norm `{other}`"
-    return index.refuse(f"{site} + {other}", "not-adjacent", f"{between}, so they are not folded", *nodes)
 
 
 def _mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
@@ -233,16 +222,17 @@ def _mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     return None
 
 
-def flow_refusal(site: str, labels: tuple[str, str], nodes: tuple[Node, ...], index: GraphIndex) -> Refusal | None:
+def _flow_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     """Refuse a first call whose result something else than the second one reads or writes."""
-    first, second = nodes
+    parts, first = _parts(site.norm), site.first.node
+    second = parts[-1] if parts else site.second.node  # of a batch norm that is written out, the product reads it
     other = next((user for user in first.users if user is not second and not _reads_shape(user, index)), None)
     if other is not None:
-        message = f"the result of `{labels[0]}` is also used at node `{other.name}`, where it would change"
-        return index.refuse(site, "several-users", message, *nodes)
+        message = f"the result of `{site.first.label}` is also used at node `{other.name}`, where it would change"
+        return index.refuse(site.label, "several-users", message, first, second)
     if index.effects.written_between(first, first, second):
-        message = f"the result of `{labels[0]}` is written in place before `{labels[1]}` reads it"
-        return index.refuse(site, "mutated", message, *nodes)
+        message = f"the result of `{site.first.label}` is written in place before `{site.second.label}` reads it"
+        return index.refuse(site.label, "mutated", message, first, second)
     return None
 
 
@@ -271,7 +261,7 @@ def _shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
 def _fit_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     """Refuse a batch norm whose tensors do not match those of the layer."""
     layer, weight = site.layer, site.layer.weight.tensor
-    features = layer_features(layer, inputs=site.norm_first)
+    features = _layer_features(layer, inputs=site.norm_first)
     for factor in site.norm.factors if isinstance(site.norm, WrittenBatchNorm) else ():
         shape, whole = tuple(factor.shape), (1, features, *(1,) * (site.rank - 2))
         if shape not in (whole, whole[1:]):
@@ -299,7 +289,7 @@ def _agrees(tensor: Tensor, weight: Tensor) -> bool:
     return tensor.device == weight.device and (wide or tensor.dtype == weight.dtype) and weight.is_floating_point()
 
 
-def layer_features(layer: Layer, *, inputs: bool) -> int:
+def _layer_features(layer: Layer, *, inputs: bool) -> int:
     """Return how many features a layer takes or produces."""
     if isinstance(layer, LinearCall):
         return layer.in_features if inputs else layer.out_features
@@ -320,8 +310,7 @@ def _surely_finite(site: FoldSite) -> bool:
     weight, bias = site.layer.weight.tensor.detach(), _data(site.layer.bias)
     if weight.numel() == 0:
         return True
-    affine = site.maps.of(site.norm)
-    scale, shift = affine.largest_scale, affine.largest_shift
+    scale, shift = map(_largest, site.affine)
     largest, own = _largest(weight), 0.0 if bias is None else _largest(bias.detach())
     before = site.layer.weight.tensor.shape[1] * largest * shift + own
     bound = max(scale * largest, before if site.norm_first else shift + scale * own)
@@ -335,8 +324,8 @@ def _largest(tensor: Tensor) -> float:
 
 def _new_tensors(site: FoldSite) -> tuple[Tensor, Tensor]:
     """Return weight and bias of the folded layer."""
-    layer, affine = site.layer, site.maps.of(site.norm)
-    own = (layer.weight.tensor, _data(layer.bias), affine.scale, affine.shift)
+    layer = site.layer
+    own = (layer.weight.tensor, _data(layer.bias), *site.affine)
     with torch.no_grad():
         if site.norm_first:
             return scaled_before(*own)
@@ -345,7 +334,7 @@ def _new_tensors(site: FoldSite) -> tuple[Tensor, Tensor]:
         return scaled_after(*own)
 
 
-def folded(site: FoldSite) -> nn.Module:
+def _folded(site: FoldSite) -> nn.Module:
     """Return the folded layer; frozen tensors stay frozen."""
     layer = site.layer
     weight, bias = _new_tensors(site)

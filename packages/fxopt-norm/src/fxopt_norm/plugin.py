@@ -9,7 +9,7 @@ from fxopt_core import Transformation, hookimpl
 
 @hookimpl
 def fxopt_transformations() -> Iterable[type[Transformation]]:
-    """Return the folds of normalisations and constants."""
+    """Return the folds of batch norm."""
     import fxopt_norm
 
     return (
@@ -18,9 +18,6 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
         fxopt_norm.FuseBatchNorm3dInConv3d,
         fxopt_norm.FuseBatchNormInConvTranspose,
         fxopt_norm.FuseBatchNorm1dInLinear,
-        fxopt_norm.FoldLayerNormAffine,
-        fxopt_norm.FoldScaleInConv,
-        fxopt_norm.FoldScaleInLinear,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fxopt_report.changes import DrawnSite
@@ -122,7 +122,10 @@ def _nodes(
         "module": [printable(node.module) for node in nodes],
         "value": [node.value for node in nodes],
         "arguments": [printable(node.arguments) for node in nodes],
-        "former": [_former_arguments(former.get(node.name), node) for node in nodes],
+        "former": [
+            printable(was.arguments) if (was := former.get(node.name)) and was.arguments != node.arguments else ""
+            for node in nodes
+        ],
         "status": [picture.status(node.name) for node in nodes],
         "refused": [int(node.name in refused) for node in nodes],
         "links": [_links(picture, node.name, numbers) for node in nodes],
@@ -130,10 +133,6 @@ def _nodes(
         "sites": sites,
         "frames": [frames.of(node.trace) for node in nodes],
     }
-
-
-def _former_arguments(former: DrawnNode | None, node: DrawnNode) -> str:
-    return "" if former is None or former.arguments == node.arguments else printable(former.arguments)
 
 
 def _links(picture: Comparison, name: str, numbers: Mapping[str, int]) -> list[int]:
@@ -155,13 +154,12 @@ def _pane(word: str, graph: DrawnGraph, layout: Layout, numbers: Mapping[str, in
         "widths": [width_of(graph.nodes[name]) for name in names],
         "inputs": [[numbers[each] for each in graph.nodes[name].inputs] for name in names],
         "tops": [round(points[0][1], 1) for _, points in paths],
-        "edges": [[numbers[one], numbers[other], _flat(points)] for (one, other), points in paths],
+        "edges": [
+            [numbers[one], numbers[other], [round(number, 1) for point in points for number in point]]
+            for (one, other), points in paths
+        ],
         "far_edges": [[numbers[one], numbers[other]] for one, other in layout.far],
     }
-
-
-def _flat(points: Sequence[tuple[float, float]]) -> list[float]:
-    return [round(number, 1) for point in points for number in point]
 
 
 def _site(site: DrawnSite, numbers: Mapping[str, int], frames: _Frames) -> dict[str, Any]:

@@ -67,11 +67,8 @@ def _frames(lines: list[str]) -> Iterator[Frame]:
         following = lines[place + 1].strip() if place + 1 < len(lines) else ""
         code = "" if _FRAME.match(following) else following
         file = found["file"]
-        yield Frame(_short(file), int(found["line"]), found["function"].strip(), code, _internal(file))
-
-
-def _internal(file: str) -> bool:
-    return file.startswith((*_own_folders(), "torch/", "<")) or _OWN_PACKAGE.search(file) is not None
+        internal = file.startswith((*_own_folders(), "torch/", "<")) or _OWN_PACKAGE.search(file) is not None
+        yield Frame(_short(file), int(found["line"]), found["function"].strip(), code, internal)
 
 
 @cache

@@ -65,6 +65,7 @@ class Contents:
 def page(contents: Contents) -> str:
     """Return the whole page."""
     style, script = asset("report.css"), asset("report.js")
+    versions = f"fxopt {version('fxopt-core')} with torch {torch.__version__}"
     policy = (
         f"default-src 'none'; style-src {hash_source(style)}; script-src {hash_source(script)}; "
         "img-src data:; "  # the drawing, on its way to a PNG
@@ -84,7 +85,7 @@ def page(contents: Contents) -> str:
         tag("a", "Skip the picture", href="#rewrites", class_="skip"),
         _header(contents),
         tag("main", *_sections(contents)),
-        _footer(),
+        tag("footer", f"Written by {versions}. This file loads nothing from elsewhere."),
         tag("script", drawing_json(contents.picture, contents.weights), type="application/json", id="fxopt-data"),
         tag("script", Html(script)),
     )
@@ -217,8 +218,3 @@ def _tools(both: bool) -> Html:
 
 def _button(name: str, text: str, label: str | None = None) -> Html:
     return tag("button", text, type="button", data_do=name, aria_label=label, title=label)
-
-
-def _footer() -> Html:
-    versions = f"fxopt {version('fxopt-core')} with torch {torch.__version__}"
-    return tag("footer", f"Written by {versions}. This file loads nothing from elsewhere.")

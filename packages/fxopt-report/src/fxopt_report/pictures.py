@@ -1,4 +1,4 @@
-"""`picture`: a graph and what passes changed in it, as text or SVG."""
+"""`picture`: a graph and what passes changed in it, as SVG."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_core.graph import check_graph_module
-from fxopt_core.text import notebook_text
 from fxopt_report.changes import changes_between
 from fxopt_report.comparison import Comparison
 from fxopt_report.drawn import DrawnGraph
 from fxopt_report.graph_before import graph_before
 from fxopt_report.markup import tag
-from fxopt_report.picture_text import picture_text
 from fxopt_report.svg import picture_svg
 
 _MOST = 400
@@ -21,7 +19,7 @@ _MOST = 400
 class Picture(Comparison):
     """A comparison of two graphs that can be drawn.
 
-    ``print`` shows what changed as text; a notebook shows it as a drawing.
+    A notebook shows what changed as a drawing.
 
     Attributes:
         after: the graph as it is now.
@@ -29,24 +27,6 @@ class Picture(Comparison):
         changes: which nodes are gone, new or changed, and the sites that the passes rewrote and refused.
         notes: remarks for the reader.
     """
-
-    def to_text(self, context: int | None = 1) -> str:
-        """Return the nodes as lines: ``-`` gone, ``+`` new, ``!`` refused; changed nodes have ``-`` and ``+``.
-
-        Args:
-            context: how many edges away from a change nodes are still shown; None for all nodes.
-
-        Raises:
-            PreconditionError: The context is not a number of edges.
-
-        >>> import torch
-        >>> from fxopt_core import LintAndRecompile
-        >>> print(picture(torch.fx.symbolic_trace(torch.nn.ReLU())).to_text(context=None))
-          input_1  input
-          relu     torch.nn.functional.relu  %input_1, inplace=False
-          output   output                    %relu
-        """
-        return picture_text(self, context)
 
     def to_svg(self, context: int | None = 1) -> str:
         """Return a drawing of both graphs in one, without scripts.
@@ -59,19 +39,17 @@ class Picture(Comparison):
         """
         return picture_svg(self, context)
 
-    def __str__(self) -> str:
-        """Return what changed as text."""
-        return self.to_text()
-
     def __repr__(self) -> str:
         """Return the sizes of the graphs."""
         before = "unknown" if self.before is None else len(self.before.nodes)
         return f"<picture of {before} nodes before and {len(self.after.nodes)} after>"
 
     def _repr_html_(self) -> str:
-        """Return a drawing of what changed for a notebook, or text where the drawing would be large."""
-        if not 0 < len(self.near(1)) <= _MOST:
-            return notebook_text(self)
+        """Return a drawing of what changed for a notebook; a line where nothing did, or too much to draw."""
+        shown = len(self.near(1))
+        if not 0 < shown <= _MOST:
+            what = f"{shown} nodes to draw: write a report, or draw them with to_svg()" if shown else "nothing changed"
+            return tag("p", what)
         notes = "".join(tag("p", note) for note in self.notes)
         return f'<div style="max-height:640px;overflow:auto">{self.to_svg()}{notes}</div>'
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from fxopt_report.comparison import Comparison
 from fxopt_report.drawing_data import caption_of, is_tensor, label_of, width_of
@@ -70,20 +70,15 @@ def _node(picture: Comparison, name: str, x: float, y: float) -> Html:
     if status == "kept" and name in picture.changes.refused:
         status = "refused"
     fill, line, ink = _COLOURS[status]
-    width = width_of(node)
+    width, caption = width_of(node), caption_of(node)
     border = {"stroke": line, "stroke_width": "1.3", "stroke_dasharray": _DASHES.get(status)}
     return tag(
         "g",
         tag("title", f"{node.name}\n{node.module or node.target}"),
         tag("rect", width=width, height=NODE_HEIGHT, rx=6, fill=fill, **border),
-        _texts(label_of(node), caption_of(node), ink),
+        tag("text", label_of(node), x=12, y=17 if caption else 24, fill=ink, font_size="12.5", font_weight="600"),
+        tag("text", caption, x=12, y=32, fill=ink, font_size="11", font_family=_CODE_FONT) if caption else None,
         tag("text", _SIGNS[status], x=width - 7, y=16, fill=line, **_SIGN_FONT) if status in _SIGNS else None,
         transform=f"translate({x - width / 2:.1f} {y - NODE_HEIGHT / 2:.1f})",
         class_=status,
     )
-
-
-def _texts(label: str, caption: str, ink: str) -> Iterator[Html]:
-    yield tag("text", label, x=12, y=17 if caption else 24, fill=ink, font_size="12.5", font_weight="600")
-    if caption:
-        yield tag("text", caption, x=12, y=32, fill=ink, font_size="11", font_family=_CODE_FONT)

@@ -47,11 +47,6 @@ def runs_in_transform() -> bool:
     return not torch.compiler.is_compiling() and functorch_level() is not None
 
 
-def runs_under_modes() -> bool:
-    """Return whether modes intercept operators called now, as shape inference does, and no graph is recorded."""
-    return not torch.compiler.is_compiling() and bool(dispatch_modes())
-
-
 def is_plain_tensor(value: object, dtype: torch.dtype) -> bool:
     """Return whether a value is a dense CPU tensor of this dtype, and of no subclass."""
     return type(value) is Tensor and value.dtype is dtype and value.is_cpu and value.layout is torch.strided

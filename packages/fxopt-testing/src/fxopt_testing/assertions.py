@@ -28,7 +28,7 @@ from fxopt_core import (
 from fxopt_core.naming import type_text
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.forms import Form, graph_of
-from fxopt_testing.outcomes import outcome_of, unlike
+from fxopt_testing.outcomes import behaviour_of, unlike
 from fxopt_testing.pictures import bits_of, changes, picture, state_of
 from fxopt_testing.rewrites import structure
 from fxopt_tools import Inputs
@@ -190,16 +190,16 @@ def assert_rewrites(
     if transformation.preserves_computation:
         for each in (given, *(Inputs(*more) for more in others)):
             try:
-                expected = outcome_of(source, copy.deepcopy(each), gradients=gradients)
+                expected = behaviour_of(source, copy.deepcopy(each), gradients=gradients)
             except Exception:
                 if each is given or not form.startswith("export"):  # only guards of an export may refuse inputs
                     raise
                 continue
-            found = outcome_of(result, copy.deepcopy(each), gradients=gradients)
-            if exact and bits_of(list(found.outputs.values())) != bits_of(list(expected.outputs.values())):
+            found = behaviour_of(result, copy.deepcopy(each), gradients=gradients)
+            if exact and bits_of(dict(found.outcome.output)) != bits_of(dict(expected.outcome.output)):
                 _fail(f"after {name}, results are not the same bit for bit", result, _refusals(records))
             for difference in unlike(source, result, each, expected, found):
-                what = f"{difference.what}: {difference.found}, expected {difference.expected}"
+                what = f"{difference.what}: {difference.text}"
                 _fail(f"after {name}, the model computes something else: {what}", result, _refusals(records))
         result = transformation(result)
         _assert_equal(f"after {name} a second time", once, structure(result), result)

@@ -26,7 +26,7 @@ from fxopt_core.passes.options import construct
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.examples import example_case
 from fxopt_testing.forms import Form
-from fxopt_testing.outcomes import Outcome, coarsest_of, outcome_of
+from fxopt_testing.outcomes import Behaviour, behaviour_of
 from fxopt_testing.pictures import changes, modes_of_process, picture, state_of
 from fxopt_tools import Inputs
 
@@ -102,25 +102,20 @@ class Trial:
         return len(self.source.graph.nodes)
 
     @cached_property
-    def coarsest(self) -> torch.dtype:
-        """The dtype with the fewest digits: how exact the model is."""
-        return coarsest_of(self.source, self.case.dtype)
-
-    @cached_property
-    def expected(self) -> Outcome:
+    def expected(self) -> Behaviour:
         """What the model did before the run."""
-        return outcome_of(self.source, self.case.example())
+        return behaviour_of(self.source, self.case.example())
 
     @cached_property
-    def found(self) -> Outcome:
+    def found(self) -> Behaviour:
         """What it does after the run."""
-        return outcome_of(self.done, self.case.example())
+        return behaviour_of(self.done, self.case.example())
 
-    def other_inputs(self) -> Iterator[tuple[str, Inputs, Outcome]]:
+    def other_inputs(self) -> Iterator[tuple[str, Inputs, Behaviour]]:
         """Yield further inputs that the model accepted, with what it did."""
         for name, inputs in self.case.all_inputs():
             try:
-                yield name, inputs, outcome_of(self.source, inputs, gradients=False)
+                yield name, inputs, behaviour_of(self.source, inputs, gradients=False)
             except Exception:  # the graph is bound to its sizes, or the model takes no such input
                 continue
 

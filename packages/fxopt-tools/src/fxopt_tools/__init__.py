@@ -15,6 +15,7 @@ from fxopt_tools.size import Size
 from fxopt_tools.speed import Ratio, Speedup, compare_speed
 from fxopt_tools.verification.closeness import Measurement, Worst
 from fxopt_tools.verification.instrument import Check, Verify
+from fxopt_tools.verification.judge import differing
 from fxopt_tools.verification.report import OutputReport, VerificationReport
 from fxopt_tools.verification.verify import verify
 
@@ -46,6 +47,7 @@ __all__ = [
     "bisect",
     "compare_pipelines",
     "compare_speed",
+    "differing",
     "reproduce",
     "verify",
     "write_reproducer",

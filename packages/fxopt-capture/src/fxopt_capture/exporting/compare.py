@@ -15,10 +15,7 @@ from fxopt_capture.call.caches import is_cache_type
 from fxopt_capture.call.nesting import Nesting, context_difference, nesting_of
 from fxopt_capture.exporting.random_state import random_state_kept
 from fxopt_core.state.snapshot import kept
-from fxopt_rewrite.tolerances import tolerance
-
-_SMALLEST = 1e-3
-"""The tolerances are for values of about 1; they shrink with outputs that are smaller, down to this size."""
+from fxopt_tools import differing
 
 
 class GraphError(Exception):
@@ -60,12 +57,12 @@ def difference(
         found = _run(graph_module, (), {**given, **constants}, given, weights, gradients=gradients)
     except Exception as error:
         raise GraphError(f"the graph raises {type(error).__name__}: {error}") from error
-    reason = _mismatch(expected.output, found.output)
+    reason = _mismatch(model, expected.output, found.output)
     if reason is not None or not effects:
         return reason
     changed = {name: buffer for name, buffer in expected.buffers.items() if name in found.buffers}
-    return _mismatch(expected.inputs, found.inputs, "after the call, the input") or _mismatch(
-        changed, {name: found.buffers[name] for name in changed}, "after the call, the buffer"
+    return _mismatch(model, expected.inputs, found.inputs, "after the call, the input") or _mismatch(
+        model, changed, {name: found.buffers[name] for name in changed}, "after the call, the buffer"
     )
 
 
@@ -87,7 +84,7 @@ def is_same_call(model: nn.Module, form: CallForm, one: Mapping[str, object], ot
         )
     except Exception:  # whatever the model raises
         return False
-    return _mismatch(left.output, right.output) is None
+    return _mismatch(model, left.output, right.output) is None
 
 
 def _run(
@@ -122,7 +119,7 @@ def effect_of(
             _stand_in(model, {})
             args, kwargs = form.arguments(_cloned(inputs))
             outputs.append(model(*args, **kwargs))
-    return _mismatch(*outputs)
+    return _mismatch(model, *outputs)
 
 
 def _cloned(inputs: Mapping[str, object]) -> dict[str, object]:
@@ -152,18 +149,15 @@ def _stand_in(root: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str,
     return named
 
 
-def _mismatch(expected: object, found: object, name: str = "output") -> str | None:
+def _mismatch(model: nn.Module, expected: object, found: object, name: str = "output") -> str | None:
     if (reason := _other_nesting(nesting_of(expected), nesting_of(found), name)) is not None:
         return reason
-    pairs = zip(pytree.tree_leaves_with_path(expected), pytree.tree_leaves(found), strict=True)
-    for (path, left), right in pairs:
-        where = name + pytree.keystr(path)
-        if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-            if (reason := _tensor_mismatch(left, right)) is not None:
-                return f"{where} {reason}"
-        elif not _is_same(left, right):
-            return f"{where} is {right!r} where the model returns {left!r}"
-    return None
+    before, after = (
+        {name + pytree.keystr(path): leaf for path, leaf in pytree.tree_leaves_with_path(tree)}
+        for tree in (expected, found)
+    )
+    wrong = next(differing(before, after, [*model.parameters()] or before.values()), None)
+    return None if wrong is None else f"{wrong.path} {wrong.problem}"
 
 
 def _other_nesting(expected: Nesting, found: Nesting, name: str) -> str | None:
@@ -177,34 +171,3 @@ def _other_nesting(expected: Nesting, found: Nesting, name: str) -> str | None:
         place, one, other = context_difference(found.context, expected.context)
         return f"{name}{place and f'.{place}'} is {one!r} where the model returns {other!r}"
     return reason
-
-
-def _is_same(expected: object, found: object) -> bool:
-    """Whether two leaves, not both tensors, are equal; of objects that cannot say, whether they are of one class."""
-    if type(expected) is not type(found):
-        return False
-    if type(expected).__eq__ is object.__eq__:
-        return True
-    both_nan = expected != expected and found != found
-    return both_nan or bool(expected == found)
-
-
-def _tensor_mismatch(expected: torch.Tensor, found: torch.Tensor) -> str | None:
-    if expected.shape != found.shape or expected.dtype != found.dtype:
-        return f"is {found.dtype} of shape {tuple(found.shape)}, not {expected.dtype} of shape {tuple(expected.shape)}"
-    allowed = tolerance(expected.dtype)
-    if allowed.is_exact:
-        return None if torch.equal(expected, found) else "has other values"
-    wide = torch.complex128 if expected.is_complex() else torch.float64
-    left, right = (tensor.detach().to_dense().cpu().to(wide) for tensor in (expected, found))
-    if torch.equal(left, right):
-        return None
-    largest = float(left.abs().nan_to_num(0, 0, 0).max())
-    atol = allowed.atol * max(_SMALLEST, largest)
-    if torch.allclose(right, left, rtol=allowed.rtol, atol=atol, equal_nan=True):
-        return None
-    if not torch.equal(left.isfinite(), right.isfinite()):
-        return "is infinite or no number in other places"
-    off = float((right - left).abs().nan_to_num(0, 0, 0).max())
-    limit = atol + allowed.rtol * largest
-    return f"differs by up to {off:.3g} among values of up to {largest:.3g}, where rounding explains {limit:.1g}"

@@ -30,8 +30,10 @@ def capture_error(model: nn.Module, error: Exception, hints: Sequence[str] = ())
     """
     place = source_of(error)
     where = f" at {place}" if place else ""
+    text = first_line(error).rstrip(".")
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     remedy = ". ".join([*hints, _remedy(model, error)])
-    return CaptureError(f"{type(model).__name__} cannot be captured: {_reason(error)}{where}. {remedy}")
+    return CaptureError(f"{type(model).__name__} cannot be captured: {reason}{where}. {remedy}")
 
 
 def source_of(error: BaseException) -> str | None:
@@ -60,11 +62,6 @@ def _is_model_source(filename: str) -> bool:
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's text that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-
-
-def _reason(error: Exception) -> str:
-    text = first_line(error)
-    return f"{type(error).__name__}: {text.rstrip('.')}" if text else type(error).__name__
 
 
 def _is_about_shapes(error: Exception) -> bool:

@@ -183,7 +183,11 @@ def refuted(
     wrong = []
     for question in asked:
         narrowed = question.applied(leaves)
-        flipped = [_flipped(leaf) for leaf in narrowed]
+        # In another order, positions run backwards and masks mask elsewhere.
+        flipped = [
+            leaf.detach().flip(list(range(1, leaf.dim()))) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in narrowed
+        ]
         plain = pytree.tree_unflatten(narrowed, spec)
         if not is_equal(model, form, graph_module, plain, weights):
             wrong.append(question)
@@ -198,13 +202,6 @@ def _same(left: object, right: object) -> bool:
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return torch.equal(left, right)
     return left is right
-
-
-def _flipped(leaf: object) -> object:
-    """Return the tensor with its values in another order: positions then run backwards, masks mask elsewhere."""
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return leaf.detach().flip(list(range(1, leaf.dim())))
 
 
 def is_equal(

@@ -126,16 +126,6 @@ class Effects:
         """
         return bool(self._written) and self._classes.find(_storage_of(tensor)) in self._written
 
-    def alias_closure(self, node: Node) -> frozenset[Node]:
-        """Return a node with its views, their views, and so on: what is made from it and may share its memory."""
-        found, waiting = {node}, [node]
-        while waiting:
-            member = waiting.pop()
-            new = [user for user in member.users if user not in found and member in self.aliases(user)]
-            found.update(new)
-            waiting += new
-        return frozenset(found)
-
     def needs_own_memory(self, node: Node) -> bool:
         """Return whether the graph may notice that a value becomes a slice of a larger tensor's last dimension.
 

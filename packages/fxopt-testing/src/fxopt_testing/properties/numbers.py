@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxopt_testing.findings import Flaw, OnModel, Property, if_preserving
-from fxopt_testing.outcomes import Difference, Outcome, outcome_of, unlike
+from fxopt_testing.outcomes import Behaviour, Difference, behaviour_of, unlike
 from fxopt_testing.trial import Subject, Trial
 from fxopt_tools import Inputs
 
 
-def _told(trial: Trial, expected: Outcome, found: Outcome, inputs: Inputs, *kinds: str) -> Iterator[Difference]:
+def _told(trial: Trial, expected: Behaviour, found: Behaviour, inputs: Inputs, *kinds: str) -> Iterator[Difference]:
     """Yield the differences of some kinds; those of numbers only if a comparison with float64 does not excuse them."""
-    all_found = unlike(trial.source, trial.done, inputs, expected, found, coarsest=trial.coarsest)
+    all_found = unlike(trial.source, trial.done, inputs, expected, found)
     yield from (each for each in all_found if each.what in kinds)
 
 
@@ -27,7 +27,7 @@ def _same(*kinds: str) -> OnModel:
                 yield Flaw(f"the result raises {type(error).__name__}: {error!s:.300}", "what the model returns")
             return
         for each in _told(trial, trial.expected, found, trial.case.example(), *kinds):
-            yield Flaw(each.found, each.expected)
+            yield Flaw(each.text, "what the model does")
 
     return check
 
@@ -35,14 +35,14 @@ def _same(*kinds: str) -> OnModel:
 def _other_inputs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     for name, inputs, expected in trial.other_inputs():
         try:
-            found = outcome_of(trial.done, inputs, gradients=False)
+            found = behaviour_of(trial.done, inputs, gradients=False)
         except Exception as error:
             yield Flaw(
                 f"with {name}, the result raises {type(error).__name__}: {error!s:.300}", "what the model returns"
             )
             return
         for each in _told(trial, expected, found, inputs, "outputs", "effects"):
-            yield Flaw(f"with {name}, {each.found}", each.expected)
+            yield Flaw(f"with {name}, {each.text}", "what the model does")
 
 
 def _in_eval_mode(subject: Subject, trial: Trial | None) -> str | None:

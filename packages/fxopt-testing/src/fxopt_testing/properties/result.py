@@ -16,7 +16,7 @@ from fxopt_core.errors import CheckpointError, PreconditionError
 from fxopt_rewrite.journal.arithmetic import derived_problem, registered_functions
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_testing.findings import Flaw, Property, if_preserving
-from fxopt_testing.outcomes import differences, outcome_of
+from fxopt_testing.outcomes import behaviour_of, differences
 from fxopt_testing.trial import Subject, Trial, called_modules, hooks_of
 
 
@@ -212,13 +212,14 @@ def _checkpoints(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         return
     if trial.case.device == "meta":
         return
-    expected = outcome_of(trial.done, trial.case.example(), gradients=False)
-    found = outcome_of(twin, trial.case.example(), gradients=False)
-    for difference in differences(expected, found, trial.coarsest):
-        yield Flaw(f"after loading the original state_dict, {difference.found}", difference.expected)
+    expected = behaviour_of(trial.done, trial.case.example(), gradients=False)
+    found = behaviour_of(twin, trial.case.example(), gradients=False)
+    for difference in differences(expected, found):
+        yield Flaw(f"after loading the original state_dict, {difference.text}", "what the result does")
 
 
-def _if_tensors(subject: Subject, trial: Trial | None) -> str | None:
+def if_tensors(subject: Subject, trial: Trial | None) -> str | None:
+    """Apply to models that have parameters or buffers."""
     if trial is not None and not trial.source.state_dict():
         return "the model has no parameters or buffers"
     return None
@@ -290,5 +291,5 @@ CHECKPOINTS = Property(
     "Give `Editor.drop` the pieces of the new tensors that hold the old ones; each with the right dimension, start and "
     "length.",
     on_model=_checkpoints,
-    applies=_if_tensors,
+    applies=if_tensors,
 )

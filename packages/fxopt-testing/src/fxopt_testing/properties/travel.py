@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import FxoptError, ReversibleTransformation, history, iter_nodes, undo
 from fxopt_testing.findings import Flaw, Property, if_reversible
-from fxopt_testing.outcomes import outcome_of
+from fxopt_testing.outcomes import behaviour_of
 from fxopt_testing.pictures import bits_of, changes, picture
 from fxopt_testing.trial import Subject, Trial
 
@@ -80,8 +80,8 @@ def _survives(subject: Subject, trial: Trial, way: str) -> Iterator[Flaw]:
 
 
 def _same(one: GraphModule, other: GraphModule, trial: Trial) -> bool:
-    outcomes = (outcome_of(each, trial.case.example(), gradients=False) for each in (one, other))
-    mine, theirs = (bits_of(outcome.outputs) for outcome in outcomes)
+    behaviours = (behaviour_of(each, trial.case.example(), gradients=False) for each in (one, other))
+    mine, theirs = (bits_of(dict(each.outcome.output)) for each in behaviours)
     return mine == theirs
 
 

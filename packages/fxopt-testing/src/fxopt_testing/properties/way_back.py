@@ -13,7 +13,8 @@ from fxopt_checkpoints.load import original_state_dict
 from fxopt_core import history
 from fxopt_core.errors import CheckpointError, NotReversibleError
 from fxopt_testing.findings import Flaw, Property
-from fxopt_testing.outcomes import differences, outcome_of
+from fxopt_testing.outcomes import behaviour_of, differences
+from fxopt_testing.properties.result import if_tensors
 from fxopt_testing.trial import Subject, Trial
 
 
@@ -51,17 +52,11 @@ def _computes_the_same(trial: Trial, saved: dict[str, Any]) -> Iterator[Flaw]:
     original.load_state_dict({**original.state_dict(), **saved})
     if trial.case.device == "meta" or not trial.transformation.preserves_computation:
         return
-    expected = outcome_of(trial.done, trial.case.example(), gradients=False)
-    found = outcome_of(original, trial.case.example(), gradients=False)
-    for difference in differences(expected, found, trial.coarsest):
+    expected = behaviour_of(trial.done, trial.case.example(), gradients=False)
+    found = behaviour_of(original, trial.case.example(), gradients=False)
+    for difference in differences(expected, found):
         if difference.what == "outputs":
-            yield Flaw(f"the original model, with the weights that come back: {difference.found}", difference.expected)
-
-
-def _if_weights(subject: Subject, trial: Trial | None) -> str | None:
-    if trial is not None and not trial.source.state_dict():
-        return "the model has no parameters or buffers"
-    return None
+            yield Flaw(f"the original, with the weights that come back: {difference.text}", "what the result does")
 
 
 RETURN = Property(
@@ -70,5 +65,5 @@ RETURN = Property(
     "Let `restore` of a `Derived` return a tensor for each of its inputs, from which `function` computes the present "
     "values again; where there is none, let it raise a NotReversibleError, or name no `restore`.",
     on_model=_comes_back,
-    applies=_if_weights,
+    applies=if_tensors,
 )

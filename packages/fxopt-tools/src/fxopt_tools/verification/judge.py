@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from fxopt_core import PreconditionError
 from fxopt_rewrite.tolerances import Tolerance, tolerance
 from fxopt_tools.value_tree import Container, equal, has_value
 from fxopt_tools.verification.bounds import UNSTATED, Bounds
@@ -53,7 +53,7 @@ class Judge:
         """
         tokens = None if self.bounds.sqnr is None else tokens_of(expected)
         trees = (expected.output, found.output, {} if reference is None else reference.output)
-        for report in self._all(*(trees if tokens is None else (_of_tokens(tree, tokens) for tree in trees))):
+        for report in self.parts(*(trees if tokens is None else (_of_tokens(tree, tokens) for tree in trees))):
             was = expected.strides.get(report.path)
             now = found.strides.get(report.path, was)
             if report.passed and was != now:
@@ -65,7 +65,7 @@ class Judge:
         both = (*expected.arguments.items(), *found.arguments.items())
         others = {path for path, value in both if not isinstance(value, Tensor)}
         exact = {} if reference is None else reference.arguments
-        for report in self._all(expected.arguments, found.arguments, exact):
+        for report in self.parts(expected.arguments, found.arguments, exact):
             if report.path in touched or not (report.passed or report.path in others):
                 yield replace(report, path=f"{report.path}{_AFTER}")
         buffers = {} if reference is None else reference.buffers
@@ -118,8 +118,8 @@ class Judge:
         usable = finer or exact.dtype in (torch.float64, torch.complex128)  # float32 will do for half precision
         return exact if usable and sqnr_db(exact, a) >= _RELATED_DB else None
 
-    def _all(
-        self, a: Mapping[str, object], b: Mapping[str, object], exact: Mapping[str, object]
+    def parts(
+        self, a: Mapping[str, object], b: Mapping[str, object], exact: Mapping[str, object] = MappingProxyType({})
     ) -> Iterator[OutputReport]:
         """Compare parts by their paths; of containers that differ, the contents are not compared."""
         wrong: list[str] = []
@@ -173,10 +173,8 @@ class Judge:
         if different is not None:
             return OutputReport(path, self.number, shape, a.dtype, problem=different)
         if a.is_meta:
-            raise PreconditionError(
-                f"`{path}` of input {self.number} is on the meta device and holds no numbers to compare: load weights "
-                "and inputs on a real device first, for example by module.to_empty(device='cpu') and load_state_dict"
-            )
+            unseen = "is on the meta device and holds no numbers: load weights and inputs on a real device first"
+            return OutputReport(path, self.number, shape, a.dtype, unseen=unseen)
         criterion = self.criterion(a.dtype)
         truth = self._truth(a, exact)
         measurement = measure(a, b, criterion, truth)
@@ -208,6 +206,47 @@ class Judge:
 
     def _problem(self, path: str, problem: str) -> OutputReport:
         return OutputReport(path, self.number, problem=problem)
+
+
+def differing(
+    expected: Mapping[str, object],
+    found: Mapping[str, object],
+    computes_with: Iterable[object] = (),
+    *,
+    sqnr: float | None = None,
+) -> Iterator[OutputReport]:
+    """Compare values by name, by the criterion of `verify`, and yield what differs.
+
+    Args:
+        expected: what the original has.
+        found: what the other has.
+        computes_with: the parameters of the original, or else its inputs, whose dtypes say how exact it is.
+        sqnr: the least signal-to-noise ratio in dB, in place of the tolerance.
+
+    >>> [each.path for each in differing({"x": torch.ones(2), "y": 1}, {"x": torch.ones(2) + 1e-7, "y": 2})]
+    ['y']
+    """
+    judge = Judge(0, dtypes_of(computes_with), UNSTATED if sqnr is None else Bounds(sqnr=sqnr, source="promised"))
+    # Judging takes a second for some million elements, and most of what is compared is equal.
+    others = {path for path in {**expected, **found} if not _are_equal(expected.get(path), found.get(path))}
+    left, right = ({path: each for path, each in tree.items() if path in others} for tree in (expected, found))
+    return (report for report in judge.parts(left, right) if not report.passed)
+
+
+def _are_equal(a: object, b: object) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or _other_kind(a, b) is not None:
+        return False
+    return a.layout is torch.strided and not a.is_meta and torch.equal(a, b)
+
+
+def dtypes_of(tensors: Iterable[object]) -> frozenset[torch.dtype]:
+    """Return the dtypes in which something computes that computes with these tensors, and that of autocast."""
+    usual = {torch.float64, torch.float32, torch.bfloat16, torch.float16}  # narrower ones are only for storage
+    given = [each for each in tensors if isinstance(each, Tensor)]
+    found = {each.dtype.to_real() for each in given if each.is_floating_point() or each.is_complex()}
+    kinds = {each.device.type for each in given}
+    casting = {kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)}
+    return frozenset((found & usual) | {torch.get_autocast_dtype(kind) for kind in casting})
 
 
 def describe(value: object) -> str:

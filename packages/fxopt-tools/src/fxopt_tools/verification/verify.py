@@ -18,7 +18,7 @@ from fxopt_core.naming import type_text
 from fxopt_tools.inputs import Inputs, OneInput, read_inputs
 from fxopt_tools.verification.bounds import UNSTATED, Bounds, read_bounds, records_of
 from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME, Outcome, gradients_once, run_once, run_thrice
-from fxopt_tools.verification.judge import Judge, tokens_of
+from fxopt_tools.verification.judge import Judge, dtypes_of, tokens_of
 from fxopt_tools.verification.report import OutputReport, VerificationReport, counted
 
 _SHARE_OF_MEMORY = 0.5
@@ -153,7 +153,7 @@ class Original:
         with ONE_AT_A_TIME:
             outcomes = run_or_refuse(run_thrice, self._module, inputs, self._who, number)
             reference = self._in_float64(inputs, run_once)
-            return Baseline(number, outcomes, reference, dtypes_of(self._module, inputs))
+            return Baseline(number, outcomes, reference, self._dtypes(inputs))
 
     def gradients(self, inputs: Inputs, number: int) -> tuple[dict[str, Tensor], Mapping[str, Tensor], Judge]:
         """Return the gradients of the original, those of its copy in float64, if it has any, and who judges others.
@@ -164,8 +164,11 @@ class Original:
         with ONE_AT_A_TIME:
             expected = run_or_refuse(gradients_once, self._module, inputs, f"{self._who}, with gradients,", number)
             reference = self._in_float64(inputs, gradients_once)
-            judge = Judge(number, dtypes_of(self._module, inputs))
+            judge = Judge(number, self._dtypes(inputs))
             return expected, {} if isinstance(reference, str) else reference, judge
+
+    def _dtypes(self, inputs: Inputs) -> frozenset[torch.dtype]:
+        return dtypes_of([*self._module.parameters()] or inputs.tensors().values())
 
     def _in_float64(self, inputs: Inputs, run: Callable[..., ResultT]) -> ResultT | str:
         if isinstance(self._copy, str):
@@ -261,16 +264,6 @@ def _with_gradients(
     more = f" and {counted(len(others), 'other')}" if others else ""
     note = f"not compared: the {first}{more}, which the transformed module has no parameter of that name for"
     return replace(report, outputs=tuple(outputs), notes=(*report.notes, note))
-
-
-def dtypes_of(module: nn.Module, inputs: Inputs) -> frozenset[torch.dtype]:
-    """Return the dtypes that a module computes in: those of its parameters, or else of the inputs, and of autocast."""
-    tensors: list[Tensor] = [*module.parameters()] or [*inputs.tensors().values()]
-    usual = {torch.float64, torch.float32, torch.bfloat16, torch.float16}  # narrower ones are only for storage
-    found = {tensor.dtype.to_real() for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()}
-    kinds = {tensor.device.type for tensor in tensors}
-    casting = {kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)}
-    return frozenset((found & usual) | {torch.get_autocast_dtype(kind) for kind in casting})
 
 
 def _notes(base: Baseline, expected: Outcome, found: Outcome, outputs: Iterable[OutputReport]) -> Iterator[str]:
