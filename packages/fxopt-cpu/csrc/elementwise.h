@@ -29,7 +29,10 @@ struct ElementwiseRow {
       Floats value = gather(a + i * call.a_strides[3], call.a_strides[3], size - i);
       if (call.operation != COPY) {
         const Floats other = gather(b + i * call.b_strides[3], call.b_strides[3], size - i);
-        value = call.operation == ADD ? value + other : call.operation == SUBTRACT ? value - other : value * other;
+        value = call.operation == ADD        ? value + other
+                : call.operation == SUBTRACT ? value - other
+                : call.operation == MULTIPLY ? value * other
+                                             : value / other;
       }
       store(to + i, activate<KIND>(value, call.alpha, call.beta), size - i);
     }

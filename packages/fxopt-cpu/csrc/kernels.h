@@ -104,9 +104,9 @@ struct Embedding {
   float* result;
 };
 
-// result = activation(a), or of their sum, difference or product; four dimensions, of which the first may be 1. The elements
+// result = activation(a), or of their sum, difference, product or quotient; four dimensions, of which the first may be 1. The elements
 // of a row of the result lie together.
-enum Operation : int64_t { COPY, ADD, SUBTRACT, MULTIPLY };
+enum Operation : int64_t { COPY, ADD, SUBTRACT, MULTIPLY, DIVIDE };
 struct Elementwise {
   int64_t operation, activation;
   float alpha, beta;

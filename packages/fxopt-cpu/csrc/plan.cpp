@@ -210,7 +210,7 @@ void embedding(Reader& plan) {
 
 void elementwise(Reader& plan) {
   Elementwise call{};
-  call.operation = plan.size(0, MULTIPLY), call.activation = plan.size(0, 13), call.alpha = plan.real(), call.beta = plan.real();
+  call.operation = plan.size(0, DIVIDE), call.activation = plan.size(0, 13), call.alpha = plan.real(), call.beta = plan.real();
   plan.sizes(call.sizes), plan.sizes(call.a_strides), plan.sizes(call.b_strides), plan.sizes(call.result_strides);
   call.a = plan.floats(extent(call.sizes, call.a_strides));
   call.b = plan.floats(extent(call.sizes, call.b_strides), call.operation == COPY);

@@ -13,6 +13,7 @@ from fxopt_core import history, registry, undo
 from fxopt_cpu import FuseConvolutions, PackedConv1d
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.regions.running import plans_of
+from fxopt_rewrite import infer_shapes
 
 PIPELINE = "fold-batch-norm,fuse-convolutions,plan-regions"
 planned_here = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
@@ -73,6 +74,37 @@ def test_a_voice_is_one_plan(stride: int, size: int, padding: int, extra: int) -
     assert len(plans_of(graph_module)) == 2
     x[0, 0, 7] = torch.nan
     torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+class Averaged(nn.Module):
+    """Means of several layers of one input, as HiFi-GAN has them, in place and not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(4, 16, 3, padding=1), nn.Conv1d(16, 1, 7, padding=3)
+        self.layers = nn.ModuleList(nn.Conv1d(16, 16, 3, padding=step, dilation=step) for step in (1, 3, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 4, frames) to (batch, 1, frames)."""
+        x = self.first(x)
+        for _ in range(2):
+            found = self.layers[0](F.leaky_relu(x, 0.1))
+            for layer in list(self.layers)[1:]:
+                found += layer(F.leaky_relu(x, 0.1))
+            x = found / len(self.layers)
+        result: Tensor = self.last(x / (x * x + 1.0))
+        return result
+
+
+@torch.no_grad()
+@planned_here
+@pytest.mark.parametrize("traced", [False, True])
+def test_means_of_layers_are_in_the_plan(traced: bool) -> None:
+    model, x = ready(Averaged()), torch.randn(2, 4, 50)
+    graph = infer_shapes(torch.fx.symbolic_trace(model), x) if traced else capture(model, (x,))
+    graph_module = registry().pipeline(PIPELINE)(graph)
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    assert len(plans_of(graph_module)) == 1
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from fxopt_cpu.operators.linear import PANEL, TOGETHER
 
 FORMAT = 5
 LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK, BLOCK = range(1, 10)
-OPERATIONS = ("copy", "add", "subtract", "multiply")
+OPERATIONS = ("copy", "add", "subtract", "multiply", "divide")
 FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
 MOST_TAPS = 4096  # of a window's side, as csrc/plan.cpp reads it
 ALIGNMENT = 16  # elements of the arena: 64 bytes
@@ -334,7 +334,7 @@ class PlanBuilder:
         beta: float = 0.0,
         into: Value | None = None,
     ) -> Value:
-        """Return the activation of `a`, or of its sum, difference or product with `b` (`OPERATIONS`), contiguous.
+        """Return the activation of `a`, or of an operation (`OPERATIONS`) on it and `b`, contiguous.
 
         Args:
             a: the first operand.

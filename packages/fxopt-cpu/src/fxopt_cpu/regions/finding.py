@@ -27,7 +27,7 @@ from fxopt_rewrite import ConvolutionCall, GraphIndex, LayerNormCall, is_python_
 from fxopt_rewrite.toolbox import Region, is_plain_module
 
 LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
-ELEMENTWISE = {"add": "add", "sub": "subtract", "mul": "multiply"}
+ELEMENTWISE = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
 _MORE_VIEWS = {"squeeze", "movedim", "moveaxis", "t", "mT", "view_as", "expand_as"}
 VIEWS = frozenset(STEPS) - {"clone", "contiguous"} | SPLITS | _MORE_VIEWS
 VIEW_MODULES = (nn.Flatten, nn.Unflatten)
@@ -78,8 +78,7 @@ def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
         nodes = nodes[1:]
     while nodes and not _is_layer(index, nodes[-1]):
         nodes = nodes[:-1]
-    modules = [index.module_of(node) for node in nodes]
-    if sum(isinstance(each, PanelLinear | PackedConv2d) for each in modules) < _FEWEST_LAYERS:
+    if sum(_multiplies(index, node) for node in nodes) < _FEWEST_LAYERS:
         return
     region = Region.of(nodes)
     inside = set(nodes)
@@ -99,7 +98,12 @@ def _gives_tensor(index: GraphIndex, node: Node) -> bool:
 
 
 def _is_layer(index: GraphIndex, node: Node) -> bool:
-    if isinstance(index.module_of(node), (*LAYERS, PackedConv2d)) or norm_of(index, node) is not None:
+    return isinstance(index.module_of(node), LAYERS) or norm_of(index, node) is not None or _multiplies(index, node)
+
+
+def _multiplies(index: GraphIndex, node: Node) -> bool:
+    """Return whether a node is a linear layer or a convolution."""
+    if isinstance(index.module_of(node), PanelLinear | PackedConv2d):
         return True
     return isinstance(plain_layer_of(index, node), ConvolutionCall)
 
