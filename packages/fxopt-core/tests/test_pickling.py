@@ -23,10 +23,9 @@ from torch.fx import GraphModule
 from torch.fx.traceback import NodeSource
 from torch.nn.utils import parametrize
 
-from fxopt_core import faithful_copy, iter_nodes
+from fxopt_core import faithful_copy, install_pickling, iter_nodes
 from fxopt_core.errors import FxoptError
 from fxopt_core.travel import pickling
-from fxopt_core.travel.pickling import install
 
 
 def hook(*_: object) -> None:
@@ -35,7 +34,7 @@ def hook(*_: object) -> None:
 
 def is_installed(graph_module: Any) -> bool:
     """Whether a graph module pickles its graph."""
-    return getattr(type(graph_module).__reduce_ex__, "__module__", "") == install.__module__
+    return getattr(type(graph_module).__reduce_ex__, "__module__", "") == install_pickling.__module__
 
 
 class Block(nn.Module):
@@ -126,7 +125,7 @@ def touched(make: Callable[[], Any]) -> Any:
     placeholder.users = dict(reversed(list(placeholder.users.items())))
     graph_module.meta["fxopt"], graph_module.meta["lambda"] = ("ledger",), lambda: None
     graph_module.recompile()
-    install(graph_module)
+    install_pickling(graph_module)
     return graph_module
 
 
@@ -228,8 +227,8 @@ def test_copies_pickle_their_graph_too() -> None:
         twin = make_copy(original)
         assert is_installed(twin)
         assert [node.name for node in iter_nodes(through_pickle(twin).graph)] == names
-        install(twin)
-        assert twin._deepcopy_hooks == [install]
+        install_pickling(twin)
+        assert twin._deepcopy_hooks == [install_pickling]
     assert [node.name for node in iter_nodes(through_pickle(copy.copy(copy.deepcopy(original))).graph)] == names
 
 
@@ -293,7 +292,7 @@ def _body(body: list[str]) -> list[str]:
 def test_a_graph_of_torch_export_is_refused(check_guards: bool) -> None:
     program = torch.export.export(Functional(), (torch.ones(2, 3),), strict=False)
     original: Any = program.module(check_guards=check_guards)
-    install(original)
+    install_pickling(original)
     with pytest.raises(FxoptError, match=r"fxopt_capture\.capture.*torch\.export\.save"):
         pickle.dumps(original)
 
@@ -390,7 +389,7 @@ def test_a_replaced_class_is_refused() -> None:
     graph_module.__class__ = nn.Identity
     graph_module._deepcopy_hooks = []
     with pytest.raises(FxoptError, match="class was replaced by Identity"):
-        install(graph_module)
+        install_pickling(graph_module)
 
 
 def test_a_newer_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,16 +25,9 @@ from torch.fx import symbolic_trace
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
-from fxopt_core import Derived, FxoptError, Ledger, Record, Refusal, Rewrite, iter_nodes
-from fxopt_core.ledger.marks import NodeTag
-from fxopt_core.ledger.records import Journal, restore_ledger
-from fxopt_core.values.names import name_of
-from fxopt_rewrite.data import codec
-from fxopt_rewrite.data.codec import ledger_from_json, ledger_to_json, restore_journal, tag_from_json, tag_to_json
-from fxopt_rewrite.data.policies import Unresolved, find
-from fxopt_rewrite.journal import journal
-from fxopt_rewrite.journal.edits import (
-    Edit,
+from fxopt_core import Derived, FxoptError, Journal, Ledger, NodeTag, Record, Refusal, Rewrite, iter_nodes, name_of
+from fxopt_core.ledger.records import restore_ledger
+from fxopt_rewrite import (
     Listed,
     ModuleAdded,
     ModuleRemoved,
@@ -45,12 +38,25 @@ from fxopt_rewrite.journal.edits import (
     NodeReplaced,
     NodeRow,
     Piece,
-    Ref,
     TensorRemoved,
     TensorRow,
+    Unresolved,
+    edits_of,
+    find,
+    ledger_from_json,
+    ledger_to_json,
+    tag_from_json,
+    tag_to_json,
+)
+from fxopt_rewrite.data import codec
+from fxopt_rewrite.data.codec import restore_journal
+from fxopt_rewrite.journal import journal
+from fxopt_rewrite.journal.edits import (
+    Edit,
+    Ref,
     UsersOrdered,
 )
-from fxopt_rewrite.journal.journal import Edits, edits_of
+from fxopt_rewrite.journal.journal import Edits
 
 Pair = namedtuple("Pair", ["left", "right"])  # torch.fx passes such as these on, too
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fxopt_core.errors import VerificationError
-from fxopt_rewrite.tolerances import tolerance
+from fxopt_rewrite import tolerance
 
 Run = Callable[..., Any]
 

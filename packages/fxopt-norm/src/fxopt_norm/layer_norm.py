@@ -23,15 +23,18 @@ from fxopt_rewrite import (
     SitePass,
     TensorRef,
     mixed_flags_refusal,
+    module_with,
     operands_of,
+    owner_of,
     read_layer_norm,
     read_linear,
     same_sizes,
     sharing_refusal,
     tensor_facts,
+    tensor_ref,
     tensors_refusal,
+    trains,
 )
-from fxopt_rewrite.toolbox import module_with, owner_of, tensor_ref, trains
 
 
 @dataclass(frozen=True, eq=False)

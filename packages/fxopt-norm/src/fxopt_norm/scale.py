@@ -23,14 +23,17 @@ from fxopt_rewrite import (
     SitePass,
     TensorRef,
     mixed_flags_refusal,
+    module_with,
+    owner_of,
     read_convolution,
     read_elementwise,
     read_linear,
     sharing_refusal,
     tensor_facts,
+    tensor_ref,
     tensors_refusal,
+    trains,
 )
-from fxopt_rewrite.toolbox import module_with, owner_of, tensor_ref, trains
 
 
 @dataclass(frozen=True, eq=False)

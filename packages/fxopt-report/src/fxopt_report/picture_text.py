@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxopt_core.text import text_table
+from fxopt_core import text_table
 from fxopt_report.comparison import Comparison
 from fxopt_report.drawn import DrawnNode
 from fxopt_tools.verification.report import counted

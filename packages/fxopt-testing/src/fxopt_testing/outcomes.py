@@ -14,7 +14,10 @@ from torch.fx import GraphModule
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
 from fxopt_core import faithful_copy
-from fxopt_rewrite.tolerances import Tolerance, tolerance
+from fxopt_rewrite import (
+    Tolerance,
+    tolerance,
+)
 from fxopt_tools import Inputs, verify
 
 _ARGUMENT = "argument"

@@ -30,7 +30,7 @@ from fxopt_core.passes.options import construct
 from fxopt_core.passes.record import as_undone
 from fxopt_core.passes.run import PassRun, editing_run, new_run, open_snapshots, transaction
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
-from fxopt_core.travel.pickling import install
+from fxopt_core.travel.pickling import install_pickling
 from fxopt_core.values.names import find_class, known_class
 
 
@@ -78,7 +78,7 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
         _forget_unused_ids(graph_module)
         if lint_and_recompile:
             check_and_compile(graph_module, run.transformation)
-        install(graph_module)
+        install_pickling(graph_module)
     return graph_module
 
 

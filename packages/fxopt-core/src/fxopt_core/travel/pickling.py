@@ -1,7 +1,8 @@
 """Pickling a graph module as its graph, so that names, order, marks and unused nodes survive.
 
-torch pickles the generated code and traces it again. A module that `install` has touched pickles the rows of its graph
-instead, in `pickle`, `torch.save` and multiprocessing alike, and so do its deep copies. Other modules pickle as ever.
+torch pickles the generated code and traces it again. A module that `install_pickling` has touched pickles the rows of
+its graph instead, in `pickle`, `torch.save` and multiprocessing alike, and so do its deep copies. Other modules
+pickle as ever.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dty
 _CONTAINERS = frozenset({dict, OrderedDict, list, set, tuple})
 
 
-def install(graph_module: GraphModule) -> None:
+def install_pickling(graph_module: GraphModule) -> None:
     """Make a graph module, and every deep copy of it, pickle its graph. Doing it again changes nothing.
 
     Raises:
@@ -49,15 +50,15 @@ def install(graph_module: GraphModule) -> None:
 
     >>> graph_module = torch.fx.symbolic_trace(nn.ReLU())
     >>> next(iter(graph_module.graph.nodes)).name = "any_name"
-    >>> install(graph_module)
+    >>> install_pickling(graph_module)
     >>> [node.name for node in pickle.loads(pickle.dumps(graph_module)).graph.nodes]
     ['any_name', 'relu', 'output']
     """
     cls = _own_class(graph_module)
     for name, function in (("__reduce_ex__", _reduce_ex), ("__copy__", _copy)):
         setattr(cls, name, function)
-    if install not in graph_module._deepcopy_hooks:
-        graph_module._deepcopy_hooks.append(install)
+    if install_pickling not in graph_module._deepcopy_hooks:
+        graph_module._deepcopy_hooks.append(install_pickling)
 
 
 def create(version: int, *arguments: Any) -> GraphModule:
@@ -88,7 +89,7 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], dict[str, Any]]
     graph.owning_module = graph_module
     graph_module.__dict__["_graph"] = graph
     graph_module.recompile()
-    install(graph_module)
+    install_pickling(graph_module)
     _keep_hook_numbers_apart(graph_module)
 
 
@@ -110,7 +111,7 @@ def _base(graph_module: GraphModule) -> Any:
 def _copy(self: GraphModule) -> GraphModule:
     """Copy as torch does, and let the copy, which shares the graph, pickle it too."""
     twin: GraphModule = _base(self).__copy__(self)
-    install(twin)
+    install_pickling(twin)
     return twin
 
 
@@ -123,7 +124,7 @@ def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
     for name, module in self.named_modules():
         cls: Any = type(module)
         if isinstance(module, GraphModule):
-            install(module)  # torch loses names in them too, and cannot trace what an export has made
+            install_pickling(module)  # torch loses names in them too, and cannot trace what an export has made
             continue
         writer.check(cls, f"the class of module {name!r}")
         # What pickle would stop at further down, where its message names neither module nor attribute.
