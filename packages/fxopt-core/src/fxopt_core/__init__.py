@@ -85,7 +85,12 @@ from fxopt_core.passes.instruments import (
     active_instruments as active_instruments,
     instrumented,
 )
-from fxopt_core.passes.options import OptionInfo, construct as construct, options_of
+from fxopt_core.passes.options import (
+    OptionInfo,
+    construct as construct,
+    options_of,
+    show_annotation as show_annotation,
+)
 from fxopt_core.passes.record import signature_or_empty as signature_or_empty
 from fxopt_core.passes.run import (
     RELEASED_FROM as RELEASED_FROM,
@@ -115,7 +120,6 @@ from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.snapshot import Snapshot as Snapshot, kept as kept
 from fxopt_core.text import notebook_text as notebook_text, text_table as text_table
 from fxopt_core.travel.pickling import install_pickling as install_pickling
-from fxopt_core.values.coercion import show_annotation as show_annotation
 from fxopt_core.values.forms import FORMS as FORMS, Form as Form, Forms as Forms, is_plain_data as is_plain_data
 from fxopt_core.values.names import (
     OPERATORS as OPERATORS,
