@@ -95,7 +95,7 @@ NOT_LISTED = (
     "os:system",
     "builtins:eval",
     "fxopt_rewrite.data.codec:restore_journal",
-    "fxopt_core.ledger.records:restore_ledger",
+    "fxopt_core.ledger.records:ledger_of",
     "fxopt_capture.archive.files:load",
     "fxopt_norm.formulas:scaled_after",  # of an installed pass, which does not list it
     "fxopt_norm.folding:fold_after",  # a function that is listed, by another name
