@@ -17,8 +17,7 @@ from benchmarks.drawing import drawn
 from benchmarks.peers import optimum, peer
 from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table
 from fxopt_capture import capture
-from fxopt_core import faithful_copy, history, registry
-from fxopt_core.state.snapshot import Snapshot
+from fxopt_core import Snapshot, faithful_copy, history, registry
 
 OPTIMUM = {
     "merge-linears": "MergeLinears",

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxopt_core import Composition, FxoptError, Transformation, history, iter_nodes, registry, undo
-from fxopt_core.values.names import name_of
+from fxopt_core import Composition, FxoptError, Transformation, history, iter_nodes, name_of, registry, undo
 
 Picture = dict[str, Any]
 META = ("stack_trace", "nn_module_stack", "note")

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from fxopt_core import Composition, Transformation
-from fxopt_core.passes.options import construct
+from fxopt_core import Composition, Transformation, construct
 from fxopt_testing.models import model_case
 from fxopt_testing.pictures import picture
 from fxopt_testing.trial import members_of

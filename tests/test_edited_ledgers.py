@@ -16,9 +16,11 @@ from nightly import drawn
 from test_travel_ways import FORMS, PASSES, X
 from torch.fx import GraphModule
 
-from fxopt_core import FxoptError, compose, history, undo
-from fxopt_core.ledger.records import ledger_of
-from fxopt_rewrite.data.codec import ledger_from_json, ledger_to_json
+from fxopt_core import FxoptError, compose, history, ledger_of, undo
+from fxopt_rewrite import (
+    ledger_from_json,
+    ledger_to_json,
+)
 
 Path = tuple[Any, ...]
 

@@ -1,7 +1,7 @@
 """The house keeps its floors: imports go down, nothing imports in circles, few files know the insides of torch.fx.
 
-`docs/architecture.md` draws the floors; `FLOORS` is the same as a table. A new folder of fxopt-core or fxopt-rewrite,
-or a new distribution, is a new row with what it may import.
+`docs/architecture.md` draws the floors; `FLOORS` is the same as a table. A new distribution is a new row with what
+it may import.
 """
 
 from __future__ import annotations
@@ -27,60 +27,11 @@ from fxopt_linear import MergeLinears
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 
-_SEAM = "fxopt_rewrite._torch"
-_CORE = ("fxopt_core.*", _SEAM)
-_REWRITE = ("fxopt_core.*", "fxopt_rewrite.*")
-_VALUES = ("fxopt_core", "fxopt_core.values")
-_LEDGER = (*_VALUES, "fxopt_core.ledger")
-_TRAVEL = (*_LEDGER, "fxopt_core.state", "fxopt_core.travel")
-_PASSES = (*_TRAVEL, "fxopt_core.passes")
-_READING = ("fxopt_rewrite.ops", "fxopt_rewrite.layers", "fxopt_rewrite.shapes")
-# A room (a folder, a file, or a whole distribution) -> the rooms that its files may import beside each other.
-# "x.*" stands for x and all below it. A file belongs to the room with the longest name that fits.
+_REWRITE = ("fxopt_core", "fxopt_rewrite")
+# A distribution -> those that its files may import. Within a distribution, anything but a circle.
 FLOORS: dict[str, tuple[str, ...]] = {
-    "fxopt_core": (),  # the ground: errors, naming, text, graph, gc_pause, _torch
-    "fxopt_core.toolbox": ("fxopt_core.*",),
-    "fxopt_core.values": ("fxopt_core",),
-    "fxopt_core.state": ("fxopt_core",),
-    "fxopt_core.ledger": _VALUES,
-    "fxopt_core.travel": (*_LEDGER, "fxopt_core.state"),
-    "fxopt_core.passes": _TRAVEL,
-    "fxopt_core.registry": _PASSES,
-    "fxopt_core.plugin": (*_PASSES, "fxopt_core.registry"),
-    _SEAM: ("fxopt_core",),
-    "fxopt_rewrite.data": _CORE,
-    "fxopt_rewrite.ops": _CORE,
-    "fxopt_rewrite.layers": _CORE,
-    "fxopt_rewrite.special_files": (),
-    "fxopt_rewrite.plain_operators": _CORE,
-    "fxopt_rewrite.plain_names": (*_CORE, "fxopt_rewrite.data", "fxopt_rewrite.plain_operators"),
-    "fxopt_rewrite.plain_graphs": (
-        *_CORE,
-        "fxopt_rewrite.data",
-        "fxopt_rewrite.plain_operators",
-        "fxopt_rewrite.plain_names",
-    ),
-    "fxopt_rewrite.dtypes": (),
-    "fxopt_rewrite.tolerances": (),
-    "fxopt_rewrite.fast_paths": (_SEAM,),
-    "fxopt_rewrite.watching": ("fxopt_core", _SEAM),
-    "fxopt_rewrite.branches": ("fxopt_core", _SEAM),
-    "fxopt_rewrite.shapes": (*_CORE, "fxopt_rewrite.ops"),
-    "fxopt_rewrite.effects": (*_CORE, *_READING),
-    "fxopt_rewrite.index": (*_CORE, "fxopt_rewrite.ops", "fxopt_rewrite.effects"),
-    "fxopt_rewrite.calls": (*_CORE, *_READING, "fxopt_rewrite.effects", "fxopt_rewrite.index"),
-    "fxopt_rewrite.legality": (*_CORE, "fxopt_rewrite.index", "fxopt_rewrite.calls"),
-    "fxopt_rewrite.journal": (
-        *_CORE,
-        "fxopt_rewrite.data",
-        "fxopt_rewrite.layers",
-        "fxopt_rewrite.shapes",
-        "fxopt_rewrite.index",
-        "fxopt_rewrite.calls",
-    ),
-    "fxopt_rewrite.toolbox": _REWRITE,
-    "fxopt_rewrite.reasons": ("fxopt_core.*",),
-    "fxopt_rewrite.site_pass": (*_CORE, "fxopt_rewrite.index", "fxopt_rewrite.journal", "fxopt_rewrite.reasons"),
+    "fxopt_core": (),
+    "fxopt_rewrite": ("fxopt_core",),
     "fxopt_checkpoints": _REWRITE,
     "fxopt_linear": _REWRITE,
     "fxopt_norm": _REWRITE,
@@ -92,11 +43,10 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "fxopt_tools": _REWRITE,
     "fxopt_report": (*_REWRITE, "fxopt_tools"),
     "fxopt_testing": (*_REWRITE, "fxopt_checkpoints", "fxopt_capture", "fxopt_tools"),
-    "_fxopt_entry_points": (),  # which torch and transformers run, in every process
-    "_fxopt_entry_points.plugin": ("fxopt_core",),
+    "_fxopt_entry_points": ("fxopt_core",),  # in `plugin` alone: torch and transformers run the rest in every process
     "fxopt": ("*",),
 }
-FAMILIES = tuple(f"fxopt_{name}" for name in ("linear", "norm", "arith", "cpu", "simplify"))
+DOORS = ("fxopt_core", "fxopt_core.errors", "fxopt_rewrite")
 # These import inside functions: listing passes, answering --help and starting pytest must not load torch, and
 # inductor is loaded only where a pass is plugged into it.
 LAZY = ("plugin", "commands", "torch_passes")
@@ -120,6 +70,7 @@ class Import(NamedTuple):
     """A module of this repository that a file imports, or imports a name from."""
 
     module: str
+    name: str  # of the module, as it is written
     line: int
     in_function: bool
 
@@ -149,13 +100,18 @@ def imports_of(module: str) -> list[Import]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f"{module}, line {node.lineno}, imports relatively: write the whole name"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = {f"{node.module}.{alias.name}": str(node.module) for alias in node.names}
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names = {alias.name: alias.name for alias in node.names}
         else:
             continue
-        targets = sorted({module_of(name) for name in names} - {"", module})
-        found += [Import(target, node.lineno, id(node) in inner) for target in targets]
+        targets = {module_of(name): written for name, written in sorted(names.items())}
+        in_function = id(node) in inner
+        found += [
+            Import(target, written, node.lineno, in_function)
+            for target, written in targets.items()
+            if target not in ("", module)
+        ]
     return found
 
 
@@ -167,20 +123,15 @@ def module_of(name: str) -> str:
 
 
 def room_of(module: str) -> str:
-    """The row of the table that a module belongs to; a package's `__init__.py` without a row is its own room."""
-    fitting = [room for room in FLOORS if f"{module}.".startswith(f"{room}.")]
-    assert fitting or "." not in module, f"{module} is in no room: add a row to FLOORS with what it may import"
-    return max(fitting, key=len, default=module)
+    """The folder that a module is in."""
+    return module if files()[module].name == "__init__.py" else module.rpartition(".")[0]
 
 
 def may_import(importer: str, module: str) -> bool:
     """Whether the table lets one module import another."""
-    if "." not in importer:  # the `__init__.py` of a distribution collects its names
-        return module.startswith(f"{importer}.") or "*" in FLOORS.get(importer, ())
-    own, target = room_of(importer), room_of(module)
+    own, target = (each.partition(".")[0] for each in (importer, module))
     below = FLOORS[own]
-    folders = tuple(room.removesuffix("*") for room in below if room.endswith(".*"))
-    return own == target or target in below or "*" in below or f"{target}.".startswith(folders)
+    return own == target or target in below or "*" in below
 
 
 def private_names(module: str) -> Iterator[tuple[int, str]]:
@@ -201,9 +152,9 @@ def private_names(module: str) -> Iterator[tuple[int, str]]:
 
 
 def test_every_import_goes_down() -> None:
-    """A room knows the rooms below it, and none above or beside."""
+    """A distribution knows those below it, and none above or beside."""
     wrong = [
-        f"{module}, line {each.line}, imports {each.module}: {room_of(module)} may not know {room_of(each.module)}"
+        f"{module}, line {each.line}, imports {each.module}"
         for module in files()
         for each in imports_of(module)
         if not may_import(module, each.module)
@@ -211,34 +162,23 @@ def test_every_import_goes_down() -> None:
     assert not wrong, "move what is needed down, or pass it as an argument:\n" + "\n".join(wrong)
 
 
-def test_families_import_public_names_alone() -> None:
-    """Third parties stand where our families stand: what a family needs of core and rewrite is public."""
-    public = {f"{package}{part}" for package in ("fxopt_core", "fxopt_rewrite") for part in ("", ".toolbox")}
+def test_imports_of_core_and_rewrite_go_through_their_doors() -> None:
+    """Third parties stand where we stand: what another distribution needs of core and rewrite is public."""
     wrong = [
-        f"{module}, line {node.lineno}: {node.module}"
+        f"{module}, line {each.line}: {each.name}"
         for module in files()
-        if module.partition(".")[0] in FAMILIES
-        for node in ast.walk(tree_of(module))
-        if isinstance(node, ast.ImportFrom)
-        and str(node.module).startswith(("fxopt_core", "fxopt_rewrite"))
-        and node.module not in public
+        for each in imports_of(module)
+        if each.name.startswith(("fxopt_core.", "fxopt_rewrite.")) and each.name not in DOORS
+        if module.partition(".")[0] != each.name.partition(".")[0]
     ]
-    assert not wrong, "import from the package, or from its toolbox:\n" + "\n".join(wrong)
+    assert not wrong, "import from the package itself:\n" + "\n".join(wrong)
 
 
 def test_the_table_has_no_rows_of_the_past() -> None:
     """Each row, and each exception, is about something that is there."""
-    named = {*FLOORS, *SEAM} | {room.removesuffix(".*") for rooms in FLOORS.values() for room in rooms if room != "*"}
-    packages = {module.partition(".")[0] for module in files()}
-    gone = sorted(name for name in named if name not in files().keys() | packages and not is_folder(name))
-    assert not gone, f"these are in the table and not in the house: {', '.join(gone)}"
-    idle = sorted(module for module in SEAM if not any(private_names(module)))
+    assert {module.partition(".")[0] for module in files()} == FLOORS.keys()
+    idle = sorted(module for module in SEAM if module not in files() or not any(private_names(module)))
     assert not idle, f"these need not be in SEAM: {', '.join(idle)}"
-
-
-def is_folder(room: str) -> bool:
-    """Whether there are modules in a folder of this name."""
-    return any(module.startswith(f"{room}.") for module in files())
 
 
 def test_the_way_of_a_call_returns_to_few_rooms() -> None:

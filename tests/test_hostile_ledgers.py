@@ -30,12 +30,11 @@ from fxopt_capture import capture, load, save
 from fxopt_capture.archive.ledger import read_ledger, write_ledger
 from fxopt_checkpoints import KeyMap, key_map, load_original_state_dict, original_state_dict
 from fxopt_checkpoints.arithmetic import NewTensors
-from fxopt_core import CaptureError, CheckpointError, FxoptError, Transformation, UndoError, history, undo
-from fxopt_core.ledger.records import ledger_of
+from fxopt_core import CaptureError, CheckpointError, FxoptError, Transformation, UndoError, history, ledger_of, undo
 from fxopt_linear import MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear
 from fxopt_norm.folding import FoldBatchNorm
-from fxopt_rewrite.journal.arithmetic import registered_functions
+from fxopt_rewrite import registered_functions
 from fxopt_testing import ModelCase, check_transformation
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -96,7 +95,7 @@ NOT_LISTED = (
     "os:system",
     "builtins:eval",
     "fxopt_rewrite.data.codec:restore_journal",
-    "fxopt_core.ledger.records:restore_ledger",
+    "fxopt_core.ledger.records:ledger_of",
     "fxopt_capture.archive.files:load",
     "fxopt_norm.formulas:scaled_after",  # of an installed pass, which does not list it
     "fxopt_norm.folding:fold_after",  # a function that is listed, by another name

@@ -19,8 +19,7 @@ pytest.importorskip("sybil", reason="the group `documents` of pyproject.toml is 
 from document_examples import run
 
 from fxopt.pass_links import page_of
-from fxopt_core import PassInfo, Registry, Transformation, hookimpl, registry
-from fxopt_core.naming import option_text
+from fxopt_core import PassInfo, Registry, Transformation, hookimpl, option_text, registry
 from fxopt_rewrite import REASONS
 from site_pages.pass_folder import write_pages
 from site_pages.pass_page import Page, page_of_pass

@@ -19,7 +19,7 @@ import fxopt
 from fxopt.commands.main import build_app
 from fxopt.commands.models.files import opened
 from fxopt.drop_in.clients import calls_of
-from fxopt_core.state.snapshot import kept
+from fxopt_core import kept
 
 numpy = pytest.importorskip("numpy")
 library = pytest.importorskip("sentence_transformers")

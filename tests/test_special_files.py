@@ -18,7 +18,7 @@ from fxopt.commands.main import build_app
 from fxopt_capture import capture, load, save
 from fxopt_checkpoints import load_checkpoint
 from fxopt_core import CaptureError, CheckpointError, PreconditionError
-from fxopt_rewrite.special_files import special_kind
+from fxopt_rewrite import special_kind
 from fxopt_tools import reproduce
 
 

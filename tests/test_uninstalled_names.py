@@ -12,9 +12,12 @@ from fxopt_core.registry.shipped import SHIPPED_NAMES
 
 def test_the_table_has_what_the_distributions_offer() -> None:
     """A pass or pipeline that is added to a distribution of fxopt is added to the table, too."""
-    offers = [offer for offer in registry()._contents().offers if offer.source.shipped]
-    found = {info.name: offer.source.distribution for offer in offers for info in offer.passes}
-    found |= {name: offer.source.distribution for offer in offers for name in offer.pipelines}
+    found = {
+        name: source.distribution
+        for source, offer in registry()._contents().offers.items()
+        for name, _ in (*offer["fxopt_transformations"], *offer["fxopt_pipelines"])
+        if source.shipped
+    }
     assert found == SHIPPED_NAMES
 
 

@@ -30,7 +30,7 @@ from fxopt import (
     undo,
     verify,
 )
-from fxopt_core.state.snapshot import kept
+from fxopt_core import kept
 from fxopt_tools.verification.isolated_run import run_once
 
 PIPELINES = ("inference", "cpu-inference")

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from inspect import Parameter
 
 from fxopt.docstrings import Documented, parse_docstring
-from fxopt_core import PassInfo, PipelineSyntaxError
-from fxopt_core.naming import option_text
-from fxopt_core.registry.pipeline import parse_pipeline
-from fxopt_core.values.coercion import show_annotation
+from fxopt_core import PassInfo, PipelineSyntaxError, option_text, parse_pipeline, show_annotation
 from fxopt_rewrite import REASONS
 from site_pages.programs import session_of
 from site_pages.public_names import public_module

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fxopt_capture import capture
+from fxopt_core import iter_nodes
 from fxopt_core.errors import CaptureError
-from fxopt_core.graph import iter_nodes
 
 
 class Block(nn.Module):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from fxopt_capture import capture
-from fxopt_core.graph import iter_nodes
+from fxopt_core import iter_nodes
 
 GUARDS = "_guards_fn"
 

@@ -16,7 +16,7 @@ from fxopt_capture import capture, export, load, save
 from fxopt_capture.archive.calls import read_guards, write_guards
 from fxopt_capture.call.guards import InputGuards, InputSpec
 from fxopt_core.errors import CaptureError
-from fxopt_rewrite.data.forms import MalformedError
+from fxopt_rewrite import MalformedError
 
 KINDS = (torch.bool, torch.int64, torch.int32, torch.float32)
 IDS = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_capture import capture
+from fxopt_core import kept
 from fxopt_core.errors import CaptureError
-from fxopt_core.state.snapshot import kept
 
 
 class Varied(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fxopt_capture.archive.module_rows import activations, layer_classes, new_module, read_modules
-from fxopt_rewrite.data.forms import MalformedError
+from fxopt_rewrite import MalformedError
 
 
 @pytest.mark.parametrize(

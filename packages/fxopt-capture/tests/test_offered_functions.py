@@ -19,7 +19,11 @@ from torch.fx import GraphModule, symbolic_trace
 from fxopt_capture import load, save
 from fxopt_capture.archive.module_rows import layer_class
 from fxopt_core import CaptureError, Transformation, history, hookimpl, registry
-from fxopt_rewrite.plain_names import UntrustedNameError, plain_function, plain_name
+from fxopt_rewrite import (
+    UntrustedNameError,
+    plain_name,
+)
+from fxopt_rewrite.plain_names import plain_function
 
 NAME = "fxopt_test_offers"
 LIBRARY: Any = torch.library.Library(NAME, "FRAGMENT")  # type: ignore[no-untyped-call]  # untyped in torch

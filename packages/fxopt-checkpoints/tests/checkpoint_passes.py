@@ -11,11 +11,18 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fxopt_core import Derived, NotReversibleError, Transformation
-from fxopt_rewrite import BatchNormCall, LinearCall, input_of, read_batch_norm, read_linear
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.journal.edits import Piece
-from fxopt_rewrite.site_pass import ReversibleSitePass, SitePass
+from fxopt_rewrite import (
+    BatchNormCall,
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Piece,
+    ReversibleSitePass,
+    SitePass,
+    input_of,
+    read_batch_norm,
+    read_linear,
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,8 @@ from torch.fx import GraphModule
 from fxopt_checkpoints.key_map import KeyMap, region_text
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, OriginalTensor
 from fxopt_checkpoints.trace import key_map
-from fxopt_core import FxoptError, compose, undo
-from fxopt_core.ledger.records import Derived
-from fxopt_rewrite.journal.edits import Piece
+from fxopt_core import Derived, FxoptError, compose, undo
+from fxopt_rewrite import Piece
 
 
 def rewritten(*passes: Any) -> GraphModule:

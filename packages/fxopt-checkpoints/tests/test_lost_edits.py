@@ -11,8 +11,15 @@ from checkpoint_passes import Fold, Join, model, traced
 from torch.fx import GraphModule
 
 from fxopt_checkpoints import key_map, load_original_state_dict, original_state_dict
-from fxopt_core import CheckpointError, UndoError, history, undo
-from fxopt_core.ledger.records import Journal, ledger_of, set_ledger
+from fxopt_core import (
+    CheckpointError,
+    Journal,
+    UndoError,
+    history,
+    ledger_of,
+    set_ledger,
+    undo,
+)
 from fxopt_rewrite.journal.journal import Edits
 
 

@@ -16,10 +16,7 @@ from torch.fx import GraphModule, Node
 from fxopt_checkpoints import load_original_state_dict, original_state_dict
 from fxopt_checkpoints.agreement import disagreement, nudged
 from fxopt_core import CheckpointError, Derived, NotReversibleError, compose
-from fxopt_rewrite import LinearCall, read_linear
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import SitePass
+from fxopt_rewrite import Editor, GraphIndex, LinearCall, SitePass, read_linear
 
 Back = Callable[[dict[str, Tensor]], Any]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -21,11 +21,11 @@ from fxopt_core import (
     Transformation,
     VerificationError,
     compose,
+    editing_run,
     history,
     iter_nodes,
     undo,
 )
-from fxopt_core.passes.run import editing_run
 
 Body = Callable[[GraphModule], object]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
-from fxopt_core.state.snapshot import kept
+from fxopt_core import kept
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 

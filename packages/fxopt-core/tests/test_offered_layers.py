@@ -93,16 +93,19 @@ def local_class() -> type[nn.Module]:
 @pytest.mark.parametrize(
     ("plugin", "message"),
     [
-        (Offering(layers=None), "hook fxopt_layers returned None, expected an iterable of classes of modules"),
+        (Offering(layers=None), "hook fxopt_layers returned a value of type NoneType, expected an iterable"),
         (Offering(layers=[Doubled()]), "expected a subclass of torch.nn.Module"),
         (Offering(layers=[int]), "expected a subclass of torch.nn.Module"),
-        (Offering(layers=[GraphModule]), "and none of GraphModule"),
+        (Offering(layers=[GraphModule]), "expected a subclass of torch.nn.Module"),
         (Offering(layers=[local_class()]), "Hidden, which files cannot name; define it at the top of a module"),
         (Offering(functions=[Local.function()]), "which files cannot name; define it at the top of a module"),
-        (Offering(functions=halve), "hook fxopt_functions returned a builtins:function, expected an iterable"),
+        (
+            Offering(functions=halve),
+            "test_offered_layers.halve, expected an iterable",
+        ),
         (Offering(functions=[Doubled]), "expected a function or an operator"),
         (Offering(functions=[Doubled()]), "expected a function or an operator"),
-        (Offering(functions=["halve"]), "hook fxopt_functions gave a builtins:str, expected a function"),
+        (Offering(functions=["halve"]), "hook fxopt_functions gave a value of type str, expected a function"),
     ],
 )
 def test_what_files_cannot_name_is_an_error_of_the_plugin(plugin: Any, message: str) -> None:

@@ -152,7 +152,7 @@ def test_registering_in_the_process_takes_nothing(install: Install) -> None:
     assert known.failed
     import evil_plugin  # type: ignore[import-not-found]  # the one just installed
 
-    with pytest.raises(DuplicatePassError, match="would be one more"):
+    with pytest.raises(DuplicatePassError, match="is named 'core' already"):
         known.register(evil_plugin, name="core")
     known.register(evil_plugin, name="mine")
     assert known.create("its-own").name == "its-own"

@@ -240,19 +240,6 @@ def local_function() -> Callable[[], None]:
     return inner
 
 
-def cyclic() -> list[object]:
-    items: list[object] = []
-    items.append({"again": items})
-    return items
-
-
-def deep() -> list[object]:
-    items: list[object] = []
-    for _ in range(5000):
-        items = [items]
-    return items
-
-
 class TensorSubclass(torch.Tensor):
     pass
 
@@ -267,7 +254,7 @@ UNSTABLE: list[tuple[object, str]] = [
     (re.compile("a"), r"re:Pattern"),
     (Color.RED, r"Color"),
     (type("Made", (), {}), r"'Made'"),
-    (torch.empty(2, device="meta"), r"meta tensor.*shape \(2,\)"),
+    (torch.empty(2, device="meta"), r"on meta.*dense tensor"),
     (torch.eye(2).to_sparse(), r"sparse_coo.*dense tensor"),
     (torch.eye(2).as_subclass(TensorSubclass), r"TensorSubclass"),
     (torch.nn.Linear(1, 1), r"torch.nn.modules.linear:Linear"),
@@ -275,8 +262,6 @@ UNSTABLE: list[tuple[object, str]] = [
     (iter([1]), r"list_iterator"),
     (math, r"module"),
     (list[int], r"GenericAlias"),
-    (cyclic(), r"in itself"),
-    (deep(), r"nested too deeply"),
     (torch.Generator(), r"Generator"),
 ]
 
@@ -305,7 +290,7 @@ class TestUnstable:
         from torch._subclasses import FakeTensorMode
 
         value = torch.zeros(2)
-        with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(TypeError, match="no plain tensor"):
+        with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(TypeError, match="values cannot be read"):
             sign(value)
 
     def test_a_function_whose_name_now_means_another(self, monkeypatch: pytest.MonkeyPatch) -> None:

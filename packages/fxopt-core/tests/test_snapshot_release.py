@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fxopt_core import iter_nodes
+from fxopt_core import Snapshot, iter_nodes
 from fxopt_core.errors import FxoptError
-from fxopt_core.state.snapshot import Snapshot
 
 
 def hook(*_: object) -> None:

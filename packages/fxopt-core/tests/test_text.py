@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxopt_core.text import text_table
+from fxopt_core import text_table
 
 
 def test_columns_are_aligned_and_no_line_ends_in_a_space() -> None:

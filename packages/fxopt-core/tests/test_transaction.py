@@ -18,9 +18,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn.utils import parametrize, prune
 from torch.utils._pytree import tree_map_only
 
-from fxopt_core import iter_nodes
-from fxopt_core._torch import STRUCTURE, names_of
-from fxopt_core.state.snapshot import Snapshot
+from fxopt_core import Snapshot, iter_nodes, names_of
+from fxopt_core._torch import STRUCTURE
 
 Damage: TypeAlias = Callable[[Any], None]
 

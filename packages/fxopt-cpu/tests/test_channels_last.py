@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxopt_core import Instrument, instrumented
 from fxopt_cpu import FuseConvolutions, PackedConv2d
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite import infer_shapes
 from fxopt_testing.rewrites import graph_of
 
 X = torch.randn(2, 3, 8, 8)

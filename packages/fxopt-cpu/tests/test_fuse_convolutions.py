@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fxopt_core import history
 from fxopt_cpu import FuseConvolutions
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite import infer_shapes
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of, refused
 

@@ -16,8 +16,7 @@ from torch.fx import GraphModule
 
 from fxopt_capture import capture, load, save
 from fxopt_checkpoints import key_map, load_original_state_dict, original_state_dict
-from fxopt_core import FxoptError, NotReversibleError, PassOptionError, compose, history, undo
-from fxopt_core.passes.undo import promise_of
+from fxopt_core import FxoptError, NotReversibleError, PassOptionError, compose, history, promise_of, undo
 from fxopt_cpu import FuseLinears, PanelLinear, PlanRegions, calibrated, isa
 from fxopt_cpu.passes import matching
 from fxopt_testing.forms import Form

@@ -19,8 +19,12 @@ from torch.fx import GraphModule, Interpreter
 from torch.nn.modules.module import register_module_forward_hook
 
 from fxopt_capture import capture
-from fxopt_core import Transformation, registry
-from fxopt_core.toolbox import changed, latest_change
+from fxopt_core import (
+    Transformation,
+    changed,
+    latest_change,
+    registry,
+)
 from fxopt_cpu import PackedConv2d, PanelLinear
 from fxopt_cpu.layers.thawing import Thawing
 from fxopt_cpu.library import ISAS, isa

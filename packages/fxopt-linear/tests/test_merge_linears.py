@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import UndoError, history, iter_nodes, undo
 from fxopt_linear import MergeLinears
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite import infer_shapes
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import TRACED, Form
 from fxopt_testing.outcomes import behaviour_of

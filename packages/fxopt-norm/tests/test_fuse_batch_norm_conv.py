@@ -19,7 +19,7 @@ from fxopt_norm import (
     FuseBatchNorm3dInConv3d,
     FuseBatchNormInConvTranspose,
 )
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite import infer_shapes
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import FORMS, fingerprint, graph_of, refused

@@ -12,7 +12,7 @@ from step_counts import count_steps
 from torch import Tensor, nn
 
 from fxopt_norm import FuseBatchNorm1dInLinear
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite import infer_shapes
 from fxopt_testing import assert_rewrites
 from fxopt_testing.rewrites import graph_of, refused
 

@@ -9,7 +9,7 @@ from torch import nn
 import fxopt_norm
 from fxopt_core import Transformation, history, registry
 from fxopt_norm import plugin
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite import infer_shapes
 
 
 def test_the_plugin_offers_every_pass_of_the_package() -> None:

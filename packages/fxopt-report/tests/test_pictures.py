@@ -16,13 +16,8 @@ from torch.fx import GraphModule, Node
 from fxopt_arith.true_division import ChangeTrueDivToMulByInverse
 from fxopt_capture.archive.files import load, save
 from fxopt_capture.capture import capture
+from fxopt_core import Transformation, compose, history, iter_nodes, registry, undo
 from fxopt_core.errors import PreconditionError
-from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger.history import history
-from fxopt_core.passes.compose import compose
-from fxopt_core.passes.transformation import Transformation
-from fxopt_core.passes.undo import undo
-from fxopt_core.registry.registry import registry
 from fxopt_linear.fuse_bias import FuseBiasInLinear
 from fxopt_linear.merge_linears import MergeLinears
 from fxopt_norm.convolutions import FuseBatchNorm2dInConv2d

@@ -15,7 +15,7 @@ import pytest
 import torch
 from reporting_models import Small, hostile, layers, traced
 
-from fxopt_core.passes.compose import compose
+from fxopt_core import compose
 from fxopt_linear.merge_linears import MergeLinears
 from fxopt_norm.convolutions import FuseBatchNorm2dInConv2d
 from fxopt_report.reports import report

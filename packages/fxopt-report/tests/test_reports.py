@@ -16,9 +16,8 @@ import torch
 from reporting_models import HOSTILE, Small, hostile, layers, traced
 from torch.fx import GraphModule
 
+from fxopt_core import compose, undo
 from fxopt_core.errors import PreconditionError
-from fxopt_core.passes.compose import compose
-from fxopt_core.passes.undo import undo
 from fxopt_linear.merge_linears import MergeLinears
 from fxopt_norm.convolutions import FuseBatchNorm2dInConv2d
 from fxopt_report.drawn import DrawnGraph

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from fxopt_core import PostconditionError, PreconditionError, Refusal, ReversibleTransformation, history, undo
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass
 
 
 @dataclass(frozen=True, eq=False)

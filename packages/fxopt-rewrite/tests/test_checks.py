@@ -25,8 +25,7 @@ from fxopt_core import (
     instrumented,
     undo,
 )
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite import GraphIndex, infer_shapes
 
 
 class Times(Transformation):

@@ -13,11 +13,17 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxopt_core import FxoptError, Refusal, UndoError, history, undo
-from fxopt_core.ledger.records import ledger_of
-from fxopt_rewrite import CustomEdit, Editor, GraphIndex, ReversibleSitePass, stored
+from fxopt_core import FxoptError, Refusal, UndoError, history, ledger_of, undo
+from fxopt_rewrite import (
+    CustomEdit,
+    Editor,
+    GraphIndex,
+    ReversibleSitePass,
+    ledger_from_json,
+    ledger_to_json,
+    stored,
+)
 from fxopt_rewrite.data import codec
-from fxopt_rewrite.data.codec import ledger_from_json, ledger_to_json
 from fxopt_rewrite.journal import edits
 from fxopt_rewrite.journal.journal import Edits
 

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
-from fxopt_core import ReversibleTransformation, UndoError, compose, iter_nodes, undo
-from fxopt_core.passes.undo import undo_pass
-from fxopt_rewrite.index import GraphIndex
+from fxopt_core import ReversibleTransformation, UndoError, compose, iter_nodes, undo, undo_pass
+from fxopt_rewrite import Editor, GraphIndex
 from fxopt_rewrite.journal.dead import dead_nodes
-from fxopt_rewrite.journal.editor import Editor
 
 
 class Parts(ReversibleTransformation):

@@ -10,14 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
-from fxopt_core import Derived, PassError, Transformation, history, iter_nodes, undo
-from fxopt_core.ledger.marks import tag_of
-from fxopt_core.ledger.records import Memo
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.journal.edits import Piece, Ref
-from fxopt_rewrite.journal.journal import Edits, edits_of
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_core import Derived, Memo, PassError, Transformation, history, iter_nodes, tag_of, undo
+from fxopt_rewrite import Editor, GraphIndex, Piece, edits_of, infer_shapes
+from fxopt_rewrite.journal.edits import Ref
+from fxopt_rewrite.journal.journal import Edits
 
 
 def computed(weight: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
-from fxopt_core.graph import iter_nodes
-from fxopt_rewrite.effects.analysis import Effects
+from fxopt_core import iter_nodes
+from fxopt_rewrite import Effects
 
 aten = torch.ops.aten
 

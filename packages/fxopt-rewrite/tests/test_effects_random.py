@@ -13,11 +13,9 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
+from fxopt_core import iter_nodes
 from fxopt_core.errors import PreconditionError
-from fxopt_core.graph import iter_nodes
-from fxopt_rewrite.effects.analysis import Effects
-from fxopt_rewrite.shapes.facts import is_python_number
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite import Effects, infer_shapes, is_python_number
 
 aten = torch.ops.aten
 SHAPE = (4, 6)

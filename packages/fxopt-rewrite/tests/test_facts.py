@@ -15,9 +15,14 @@ from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.passes.shape_prop import ShapeProp
 
-from fxopt_core.graph import iter_nodes
-from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, same_size, tensor_facts
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_core import iter_nodes
+from fxopt_rewrite import (
+    TensorFacts,
+    infer_shapes,
+    is_python_number,
+    same_size,
+    tensor_facts,
+)
 
 
 def node_named(graph_module: GraphModule, name: str) -> Node:

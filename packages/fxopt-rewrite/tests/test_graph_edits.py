@@ -5,8 +5,11 @@ from __future__ import annotations
 from torch import nn
 from torch.fx import symbolic_trace
 
-from fxopt_core import iter_nodes
-from fxopt_core.ledger.marks import NodeTag, set_tag
+from fxopt_core import (
+    NodeTag,
+    iter_nodes,
+    set_tag,
+)
 from fxopt_rewrite.journal.graph_edits import TargetNodes, nodes_by_id
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, Tracer, symbolic_trace
 
-from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite import GraphIndex
 
 
 class Inner(nn.Module):

@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given, strategies as st
 
-from fxopt_rewrite.journal.order import KeyOrder
+from fxopt_rewrite import KeyOrder
 
 
 def test_appending_and_removing_keep_the_dictionary_in_order_at_once() -> None:

@@ -11,9 +11,14 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
-from fxopt_core import Derived, Ledger, Record, Refusal, Rewrite, history
-from fxopt_core.ledger.records import adopt_records, append_record, applied_records, ledger_of, mark_undone
-from fxopt_rewrite.journal.edits import (
+from fxopt_core import Derived, Ledger, Record, Refusal, Rewrite, history, ledger_of
+from fxopt_core.ledger.records import (
+    adopt_records,
+    append_record,
+    applied_records,
+    mark_undone,
+)
+from fxopt_rewrite import (
     Listed,
     ModuleAdded,
     ModuleRemoved,
@@ -21,9 +26,9 @@ from fxopt_rewrite.journal.edits import (
     NodeAdded,
     NodeRow,
     Piece,
-    Ref,
     TensorRow,
 )
+from fxopt_rewrite.journal.edits import Ref
 from fxopt_rewrite.journal.journal import Edits
 
 ROW = NodeRow(3, "call_function", operator.add, (Ref(1), [Ref(2), 1]), (("alpha", 2),), "add", None, 2)

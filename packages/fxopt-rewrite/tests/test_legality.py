@@ -10,9 +10,15 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_core import iter_nodes
-from fxopt_rewrite import REASONS, LinearCall, read_linear
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.legality import mixed_flags_refusal, sharing_refusal, tensors_refusal
+from fxopt_rewrite import (
+    REASONS,
+    GraphIndex,
+    LinearCall,
+    mixed_flags_refusal,
+    read_linear,
+    sharing_refusal,
+    tensors_refusal,
+)
 
 
 class Model(nn.Module):

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, Tracer, symbolic_trace
 
 from fxopt_core import iter_nodes
-from fxopt_rewrite import LinearCall, Obstacle, input_of, read_linear
-from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite import GraphIndex, LinearCall, Obstacle, input_of, read_linear
 
 Call = Callable[[Any, Tensor], Tensor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from fxopt_rewrite.effects.analysis import Effects
+from fxopt_rewrite import Effects
 
 
 def between(*calls: tuple[object, ...]) -> tuple[GraphModule, Node, Node, Node]:

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
-from fxopt_core import Instrument, instrumented
+from fxopt_core import Instrument, Snapshot, instrumented
 from fxopt_core.errors import PassError
-from fxopt_core.state.snapshot import Snapshot
-from fxopt_rewrite import read_linear
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import Site, SitePass
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    Site,
+    SitePass,
+    read_linear,
+)
 
 
 class Layers(nn.Module):

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node, symbolic_trace
 from torch.fx.passes.shape_prop import ShapeProp
 
-from fxopt_core.graph import iter_nodes
-from fxopt_rewrite.effects.analysis import Effects
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_core import iter_nodes
+from fxopt_rewrite import Effects, infer_shapes
 
 ROWS, COLUMNS = 5, 8
 

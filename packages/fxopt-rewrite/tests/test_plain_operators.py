@@ -14,18 +14,21 @@ from torch._C import _jit_get_all_schemas
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule
 
-from fxopt_core._torch import set_arguments
+from fxopt_core import set_arguments
 from fxopt_core.errors import FxoptError
-from fxopt_rewrite.data.forms import MalformedError
-from fxopt_rewrite.plain_graphs import check_targets, check_values
-from fxopt_rewrite.plain_names import (
+from fxopt_rewrite import (
+    MalformedError,
     UntrustedNameError,
-    is_plain_attribute,
+    check_targets,
+    check_values,
     is_plain_identifier,
     is_plain_method,
     is_plain_path,
-    plain_function,
     plain_name,
+)
+from fxopt_rewrite.plain_names import (
+    is_plain_attribute,
+    plain_function,
 )
 from fxopt_rewrite.plain_operators import is_plain_operator, plain_operators
 

@@ -15,12 +15,16 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from fxopt_core import FxoptError, Refusal, Transformation, iter_nodes, undo
-from fxopt_rewrite import LinearCall, read_linear
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.journal.edits import Piece
-from fxopt_rewrite.journal.provenance import Provenance, provenance
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Piece,
+    Provenance,
+    ReversibleSitePass,
+    provenance,
+    read_linear,
+)
 
 
 @dataclass(frozen=True)

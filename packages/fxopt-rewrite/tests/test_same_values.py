@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from fxopt_core import iter_nodes
-from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite import GraphIndex
 
 
 class Model(nn.Module):

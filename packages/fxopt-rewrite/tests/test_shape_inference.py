@@ -10,10 +10,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from fxopt_core import iter_nodes
 from fxopt_core.errors import PreconditionError
-from fxopt_core.graph import iter_nodes
-from fxopt_rewrite.shapes.facts import same_size, tensor_facts
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite import (
+    infer_shapes,
+    same_size,
+    tensor_facts,
+)
 
 
 def node_named(graph_module: GraphModule, name: str) -> Node:

@@ -24,10 +24,7 @@ from fxopt_core import (
     iter_nodes,
     undo,
 )
-from fxopt_rewrite import REASONS
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import REASONS, Editor, GraphIndex, ReversibleSitePass
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,13 @@ from fxopt_core import (
     iter_nodes,
     undo,
 )
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import ReversibleSitePass, Site, SitePass
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    ReversibleSitePass,
+    Site,
+    SitePass,
+)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,11 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
-from fxopt_rewrite.tolerances import EXACT, Tolerance, tolerance
+from fxopt_rewrite import (
+    Tolerance,
+    tolerance,
+)
+from fxopt_rewrite.tolerances import EXACT
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

@@ -16,13 +16,23 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.fx.node import map_arg
 
-from fxopt_core import Refusal, UndoError, history, iter_nodes, undo
-from fxopt_core.ledger.marks import tag_of
-from fxopt_core.ledger.records import ledger_of, set_ledger
-from fxopt_rewrite.data.codec import ledger_from_json, ledger_to_json
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_core import (
+    Refusal,
+    UndoError,
+    history,
+    iter_nodes,
+    ledger_of,
+    set_ledger,
+    tag_of,
+    undo,
+)
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    ReversibleSitePass,
+    ledger_from_json,
+    ledger_to_json,
+)
 
 
 def clamped(x: Tensor) -> Tensor:

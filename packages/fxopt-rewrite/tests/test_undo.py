@@ -24,16 +24,21 @@ from fxopt_core import (
     compose,
     history,
     iter_nodes,
+    tag_of,
     undo,
 )
-from fxopt_core.ledger.marks import tag_of
-from fxopt_rewrite import LinearCall, input_of, read_linear
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.journal.edits import Piece
-from fxopt_rewrite.legality import tensors_refusal
-from fxopt_rewrite.shapes.infer import infer_shapes
-from fxopt_rewrite.site_pass import ReversibleSitePass, SitePass
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Piece,
+    ReversibleSitePass,
+    SitePass,
+    infer_shapes,
+    input_of,
+    read_linear,
+    tensors_refusal,
+)
 
 
 @dataclass(frozen=True)

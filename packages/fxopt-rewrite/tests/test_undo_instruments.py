@@ -20,6 +20,7 @@ from fxopt_core import (
     PassRun,
     PreconditionError,
     Record,
+    RecordedPass,
     ReversibleTransformation,
     UndoError,
     VerificationError,
@@ -30,10 +31,7 @@ from fxopt_core import (
     undo,
 )
 from fxopt_core.errors import VetoError
-from fxopt_core.passes.undo import RecordedPass
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,10 +15,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from fxopt_core import UndoError, history, iter_nodes
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.journal.edits import Piece
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import Editor, GraphIndex, Piece, ReversibleSitePass
 
 
 @dataclass(frozen=True, eq=False)

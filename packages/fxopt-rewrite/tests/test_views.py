@@ -15,16 +15,16 @@ from fxopt_rewrite import (
     REASONS,
     BatchNormCall,
     ConvolutionCall,
+    GraphIndex,
     LinearCall,
     Obstacle,
+    bare_module,
     input_of,
     read_batch_norm,
     read_convolution,
     read_linear,
     read_true_division,
 )
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.layers import bare_module
 
 Reader = Callable[[GraphIndex, Node], Any]
 

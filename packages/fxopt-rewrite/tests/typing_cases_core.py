@@ -33,20 +33,21 @@ from fxopt_core import (
 from fxopt_rewrite import (
     BatchNormCall,
     ConvolutionCall,
+    Editor,
+    GraphIndex,
     LinearCall,
     Obstacle,
+    ReversibleSitePass,
+    SitePass,
     TensorRef,
     TrueDivision,
+    infer_shapes,
     read_batch_norm,
     read_convolution,
     read_linear,
     read_true_division,
+    tensor_facts,
 )
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.shapes.facts import tensor_facts
-from fxopt_rewrite.shapes.infer import infer_shapes
-from fxopt_rewrite.site_pass import ReversibleSitePass, SitePass
 
 
 def walking(graph_module: GraphModule) -> None:

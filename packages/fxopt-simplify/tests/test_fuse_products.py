@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt_core import history, undo
-from fxopt_rewrite import GraphIndex, infer_shapes, read_linear
-from fxopt_rewrite.calls.records import LinearCall
+from fxopt_rewrite import GraphIndex, LinearCall, infer_shapes, read_linear
 from fxopt_simplify import FuseProducts
 
 Write = Callable[[Tensor, Tensor, Tensor], Tensor]

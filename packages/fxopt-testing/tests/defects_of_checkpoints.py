@@ -9,11 +9,15 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Derived, Refusal
-from fxopt_rewrite import LinearCall, read_linear
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.legality import sharing_refusal, tensors_refusal
-from fxopt_rewrite.site_pass import SitePass
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    LinearCall,
+    SitePass,
+    read_linear,
+    sharing_refusal,
+    tensors_refusal,
+)
 
 Shapes = Mapping[str, tuple[int, ...] | None]
 

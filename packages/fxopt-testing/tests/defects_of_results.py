@@ -13,12 +13,17 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fxopt_core import Refusal, ReversibleTransformation, Transformation, iter_nodes
-from fxopt_rewrite import LinearCall, read_linear
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.journal.edits import Piece
-from fxopt_rewrite.legality import sharing_refusal, tensors_refusal
-from fxopt_rewrite.site_pass import ReversibleSitePass, SitePass
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Piece,
+    ReversibleSitePass,
+    SitePass,
+    read_linear,
+    sharing_refusal,
+    tensors_refusal,
+)
 
 
 def layers(graph_module: GraphModule) -> Iterator[tuple[Node, nn.Linear]]:

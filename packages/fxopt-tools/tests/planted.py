@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, Tracer
 
 from fxopt_core import Transformation, iter_nodes
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import SitePass
+from fxopt_rewrite import Editor, GraphIndex, SitePass
 
 
 @dataclass(frozen=True)

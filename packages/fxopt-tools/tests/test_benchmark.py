@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, Tracer
 
 from fxopt_core import PassError, PreconditionError, Transformation, compose, history, iter_nodes
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import SitePass
+from fxopt_rewrite import Editor, GraphIndex, SitePass
 from fxopt_tools import Benchmark, bench, compare_pipelines
 from fxopt_tools.bench import Sampler
 from fxopt_tools.speed import Ratio, Times, interval

@@ -9,7 +9,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from fxopt_rewrite.tolerances import Tolerance, tolerance
+from fxopt_rewrite import (
+    Tolerance,
+    tolerance,
+)
 from fxopt_tools.verification.closeness import Criterion, is_rounding, measure, rms, sqnr_db
 
 FLOAT32 = Criterion(tolerance(torch.float32), torch.finfo(torch.float32).eps)

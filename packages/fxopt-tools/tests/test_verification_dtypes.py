@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fxopt_core import VerificationError
-from fxopt_rewrite.tolerances import tolerance
+from fxopt_rewrite import tolerance
 from fxopt_tools import VerificationReport, verify
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)

@@ -22,9 +22,7 @@ from fxopt_core import (
     undo,
 )
 from fxopt_core.errors import VetoError
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import ReversibleSitePass
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass
 from fxopt_tools import Verify
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fxopt_core import Transformation, hookimpl
-from fxopt_rewrite.index import GraphIndex
-from fxopt_rewrite.journal.editor import Editor
-from fxopt_rewrite.site_pass import SitePass
+from fxopt_rewrite import Editor, GraphIndex, SitePass
 
 
 class Attention(nn.Module):

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from fxopt_capture.archive.files import load, save
 from fxopt_capture.capture import capture
-from fxopt_core.ledger.history import history
-from fxopt_core.passes.compose import compose
+from fxopt_core import compose, history
 from fxopt_linear.fuse_bias import FuseBiasInLinear
 from fxopt_linear.merge_linears import MergeLinears
 from fxopt_norm.linear import FuseBatchNorm1dInLinear

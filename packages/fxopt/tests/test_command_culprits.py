@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxopt_tools
 from fxopt_capture.archive.files import load
-from fxopt_core import PassError
-from fxopt_core.registry.registry import Registry
+from fxopt_core import PassError, Registry
 from fxopt_tools import reproduce
 
 ATTENTION = "command_models:attention"

@@ -17,10 +17,7 @@ from fxopt import pass_links
 from fxopt.commands import completion
 from fxopt.commands.main import build_app
 from fxopt.docstrings import parse_docstring
-from fxopt_core import registry
-from fxopt_core.passes.transformation import Transformation
-from fxopt_core.registry.hookspec import hookimpl
-from fxopt_core.registry.registry import Registry
+from fxopt_core import Registry, Transformation, hookimpl, registry
 from fxopt_linear.merge_linears import MergeLinears
 from fxopt_rewrite import REASONS
 

@@ -14,10 +14,7 @@ from command_runs import fxopt, fxopt_json, use_registry
 
 from fxopt_capture.archive.files import load, save
 from fxopt_capture.capture import capture
-from fxopt_core import registry
-from fxopt_core.ledger.history import history
-from fxopt_core.passes.undo import undo
-from fxopt_core.registry.registry import Registry
+from fxopt_core import Registry, history, registry, undo
 
 ATTENTION = "command_models:attention"
 

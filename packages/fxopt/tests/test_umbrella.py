@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import fxopt
 from fxopt import default_pipeline, optimize
+from fxopt_core import compose, history, undo
 from fxopt_core.errors import (
     CaptureError,
     FxoptError,
@@ -25,9 +26,6 @@ from fxopt_core.errors import (
     UnknownPassError,
     VerificationError,
 )
-from fxopt_core.ledger.history import history
-from fxopt_core.passes.compose import compose
-from fxopt_core.passes.undo import undo
 from fxopt_linear.merge_linears import MergeLinears
 from fxopt_norm.convolutions import FuseBatchNorm2dInConv2d
 

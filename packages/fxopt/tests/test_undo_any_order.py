@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_arith.true_division import ChangeTrueDivToMulByInverse
+from fxopt_core import ReversibleTransformation
 from fxopt_core.errors import UndoError
-from fxopt_core.passes.transformation import ReversibleTransformation
 from fxopt_linear.fuse_bias import FuseBiasInLinear
 from fxopt_linear.merge_linears import MergeLinears
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite import infer_shapes
 
 PASSES: dict[str, ReversibleTransformation] = {
     "merge": MergeLinears(),

@@ -22,9 +22,12 @@ from torch.nn.modules import batchnorm, dropout
 from torch.utils import _mode_utils, _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 
-from fxopt_core import require_torch
-from fxopt_core._torch import PyTreeCodeGen, PyTreeInfo
-from fxopt_core.naming import type_text
+from fxopt_core import (
+    PyTreeCodeGen,
+    PyTreeInfo,
+    require_torch,
+    type_text,
+)
 
 # Those of the class: an instance, whose attributes are read too, loads NumPy.
 _OF_ENVIRONMENTS = (

@@ -52,9 +52,8 @@ from fxopt_capture.huggingface.models import (
 from fxopt_capture.huggingface.stored_names import keep_stored_names
 from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_capture.weightless import device_for, is_weightless, off_meta, with_values
+from fxopt_core import iter_nodes, type_text
 from fxopt_core.errors import CaptureError
-from fxopt_core.graph import iter_nodes
-from fxopt_core.naming import type_text
 
 _LOGGER = logging.getLogger("fxopt_capture")
 # Attributes that captured modules have besides those of their class.

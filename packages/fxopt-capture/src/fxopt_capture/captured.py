@@ -20,9 +20,9 @@ from fxopt_capture.call.guards import GUARDS, InputGuards, check_mode
 from fxopt_capture.call.retracing import retrace
 from fxopt_capture.exporting.failure import first_line
 from fxopt_capture.huggingface.clients import add_attributes, without_defaults
+from fxopt_core import install_pickling
 from fxopt_core.errors import CaptureError
-from fxopt_core.travel import pickling
-from fxopt_rewrite.fast_paths import runs_in_transform
+from fxopt_rewrite import runs_in_transform
 
 aten = torch.ops.aten
 
@@ -189,5 +189,5 @@ def assemble(shell: nn.Module, graph: Graph, guards: InputGuards, binding: Input
     # Before the graph: reading a pickle registers the containers of inputs here, and the graph's attributes name them.
     captured._input_binding = binding
     captured.graph = graph
-    pickling.install(captured)
+    install_pickling(captured)
     return captured

@@ -18,8 +18,8 @@ from fxopt_capture.graph.keys import keep_keys
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
 from fxopt_capture.huggingface.models import is_pretrained
 from fxopt_capture.one_at_a_time import one_at_a_time
+from fxopt_core import kept
 from fxopt_core.errors import CaptureError
-from fxopt_core.state.snapshot import kept
 
 Examples = torch.Tensor | Sequence[object] | Mapping[str, object]
 

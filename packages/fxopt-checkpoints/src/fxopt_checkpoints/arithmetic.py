@@ -22,11 +22,14 @@ from fxopt_checkpoints.tensor_map import (
     TensorMap,
     listed,
 )
+from fxopt_core import type_text
 from fxopt_core.errors import CheckpointError, NotReversibleError
-from fxopt_core.naming import type_text
-from fxopt_rewrite.dtypes import dtype_kind
-from fxopt_rewrite.journal.arithmetic import registered_functions, unregistered
-from fxopt_rewrite.journal.edits import Neutral
+from fxopt_rewrite import (
+    Neutral,
+    dtype_kind,
+    registered_functions,
+    unregistered,
+)
 
 Inputs = Mapping[str, Tensor | None]
 """What a function is given, by the names of its parameters."""

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fxopt_checkpoints._torch import plain_loaders
 from fxopt_checkpoints.sharding import is_sharded
-from fxopt_core.state.snapshot import Snapshot
+from fxopt_core import Snapshot
 
 
 def has_custom_loading(module: nn.Module) -> bool:

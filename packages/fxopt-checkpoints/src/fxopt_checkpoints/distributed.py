@@ -17,8 +17,8 @@ from fxopt_checkpoints.sharding import LocalRegion, holds_constant, is_sharded, 
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, OriginalTensor, Step, TensorMap, listed
 from fxopt_checkpoints.trace import key_map
 from fxopt_checkpoints.validation import range_problem
+from fxopt_core import check_graph_module
 from fxopt_core.errors import CheckpointError
-from fxopt_core.graph import check_graph_module
 
 
 def distributed_state_dict(graph_module: GraphModule) -> dict[str, Any]:

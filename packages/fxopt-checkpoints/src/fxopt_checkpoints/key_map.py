@@ -11,11 +11,15 @@ import torch
 
 from fxopt_checkpoints.formats import orig_to_new_stacked, packed_modules_mapping
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, NewTensor, OriginalTensor, Part, TensorMap
+from fxopt_core import is_plain_data, text_table
 from fxopt_core.errors import FxoptError
-from fxopt_core.text import text_table
-from fxopt_core.values.forms import is_plain_data
-from fxopt_rewrite.data.forms import Fields, ValueReader, ValueWriter
-from fxopt_rewrite.journal.edits import Neutral, Piece
+from fxopt_rewrite import (
+    Fields,
+    Neutral,
+    Piece,
+    ValueReader,
+    ValueWriter,
+)
 
 KEY_MAP_VERSION = 2
 

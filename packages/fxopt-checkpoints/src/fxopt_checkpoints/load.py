@@ -19,10 +19,9 @@ from fxopt_checkpoints.sharding import is_sharded, write
 from fxopt_checkpoints.tensor_map import OriginalTensor, region
 from fxopt_checkpoints.trace import is_baked, key_map
 from fxopt_checkpoints.validation import Validation, copying_problem
+from fxopt_core import check_graph_module, type_text
 from fxopt_core.errors import CheckpointError
-from fxopt_core.graph import check_graph_module
-from fxopt_core.naming import type_text
-from fxopt_rewrite.dtypes import dtype_kind
+from fxopt_rewrite import dtype_kind
 
 
 def load_original_state_dict(

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from fxopt_core.errors import FxoptError
-from fxopt_rewrite.journal.edits import Neutral, Piece
+from fxopt_rewrite import (
+    Neutral,
+    Piece,
+)
 
 Kind = Literal["parameter", "buffer", "extra-state"]
 

@@ -14,13 +14,20 @@ from torch.nn.parameter import is_lazy
 from fxopt_checkpoints._torch import EXTRA_STATE
 from fxopt_checkpoints.key_map import KeyMap
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Kind, NewTensor, OriginalTensor, Part, Step
+from fxopt_core import (
+    Derived,
+    Record,
+    check_graph_module,
+    collector_paused,
+    has_ledger,
+    iter_nodes,
+    ledger_of,
+    tag_of,
+)
 from fxopt_core.errors import CheckpointError
-from fxopt_core.gc_pause import collector_paused
-from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.ledger.marks import tag_of
-from fxopt_core.ledger.records import Derived, Record, has_ledger, ledger_of
-from fxopt_rewrite.journal.edits import (
+from fxopt_rewrite import (
     EditVisitor,
+    KeyOrders,
     ModuleAdded,
     ModuleRemoved,
     ModuleRow,
@@ -28,10 +35,9 @@ from fxopt_rewrite.journal.edits import (
     Piece,
     TensorRemoved,
     TensorRow,
+    edits_of,
     ignored,
 )
-from fxopt_rewrite.journal.journal import edits_of
-from fxopt_rewrite.journal.order import KeyOrders
 
 
 def key_map(graph_module: GraphModule) -> KeyMap:

@@ -14,8 +14,8 @@ from fxopt_checkpoints.custom_loading import CustomLoading, is_unusual
 from fxopt_checkpoints.sharding import holds, is_sharded
 from fxopt_checkpoints.tensor_map import Derivation, OriginalTensor, TensorMap, listed
 from fxopt_checkpoints.trace import is_baked
+from fxopt_core import type_text
 from fxopt_core.errors import CheckpointError
-from fxopt_core.naming import type_text
 
 
 def advice(state_dict: Mapping[Any, Any], missing: Collection[str], unexpected: Collection[str]) -> str | None:

@@ -22,12 +22,20 @@ from fxopt_compile.binding import Binding
 from fxopt_compile.comparison import check_same
 from fxopt_compile.lifting import Inputs, enables_gradients
 from fxopt_compile.settings import Settings
+from fxopt_core import (
+    Record,
+    Refusal,
+    iter_nodes,
+    promise_of,
+)
 from fxopt_core.errors import FxoptError
-from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger.records import Record, Refusal
-from fxopt_core.passes.undo import promise_of
-from fxopt_rewrite.effects.analysis import Effects
-from fxopt_rewrite.watching import State, Watched, on_refresh, state_of
+from fxopt_rewrite import (
+    Effects,
+    State,
+    Watched,
+    on_refresh,
+    state_of,
+)
 
 Compiled = Callable[..., Any]
 _MOST_SEEN = 1024

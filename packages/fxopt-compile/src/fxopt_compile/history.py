@@ -9,11 +9,14 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from fxopt_compile.backend import GRAPHS, LiveGraph
+from fxopt_core import (
+    Record,
+    Refusal,
+    text_table,
+    type_text,
+)
 from fxopt_core.errors import PreconditionError
-from fxopt_core.ledger.records import Record, Refusal
-from fxopt_core.naming import type_text
-from fxopt_core.text import text_table
-from fxopt_rewrite.watching import refresh
+from fxopt_rewrite import refresh
 
 
 @dataclass(frozen=True)

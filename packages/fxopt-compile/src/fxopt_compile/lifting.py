@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn.parameter import Buffer
 
 from fxopt_compile._torch import set_grad_enabled
-from fxopt_core.graph import iter_nodes
+from fxopt_core import iter_nodes
 
 _STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
 _IN_PLACE: dict[Any, str] = {

@@ -8,10 +8,8 @@ from typing import Literal
 
 import torch
 
+from fxopt_core import Transformation, registry, type_text
 from fxopt_core.errors import FxoptError, PassOptionError, PreconditionError
-from fxopt_core.naming import type_text
-from fxopt_core.passes.transformation import Transformation
-from fxopt_core.registry.registry import registry
 
 Then = Literal["eager", "inductor"]
 

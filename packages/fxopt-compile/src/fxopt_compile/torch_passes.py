@@ -8,14 +8,20 @@ from contextlib import contextmanager
 from torch.fx import Graph, GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from fxopt_core import (
+    META_KEY,
+    Record,
+    Transformation,
+    check_graph_module,
+    check_is_transformation,
+    iter_nodes,
+    ledger_of,
+    lint_and_recompile,
+    new_run,
+    perform,
+    transaction,
+)
 from fxopt_core.errors import PostconditionError, PreconditionError
-from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.ledger.marks import META_KEY
-from fxopt_core.ledger.records import Record, ledger_of
-from fxopt_core.passes.call import lint_and_recompile, perform
-from fxopt_core.passes.compose import check_is_transformation
-from fxopt_core.passes.run import new_run, transaction
-from fxopt_core.passes.transformation import Transformation
 
 __all__ = ["as_inductor_pass", "as_pass_base"]
 

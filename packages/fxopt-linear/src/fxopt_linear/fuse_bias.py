@@ -19,11 +19,11 @@ from fxopt_rewrite import (
     Piece,
     ReversibleSitePass,
     mixed_flags_refusal,
+    module_with,
     read_linear,
     sharing_refusal,
     tensors_refusal,
 )
-from fxopt_rewrite.toolbox import module_with
 
 
 @dataclass(frozen=True, eq=False)

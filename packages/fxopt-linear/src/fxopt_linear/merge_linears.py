@@ -27,11 +27,12 @@ from fxopt_rewrite import (
     Piece,
     ReversibleSitePass,
     input_of,
+    is_view,
+    module_with,
     read_linear,
     sharing_refusal,
     tensors_refusal,
 )
-from fxopt_rewrite.toolbox import is_view, module_with
 
 
 @dataclass(frozen=True, eq=False)

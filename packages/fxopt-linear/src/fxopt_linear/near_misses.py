@@ -9,8 +9,7 @@ from torch import nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_rewrite import GraphIndex, LinearCall
-from fxopt_rewrite.toolbox import read_call
+from fxopt_rewrite import GraphIndex, LinearCall, read_call
 
 FUSED = frozenset({"multi_head_attention_forward", "_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
 """Operations that contain linear layers: attention as one call, and torch's fast path in eval mode."""

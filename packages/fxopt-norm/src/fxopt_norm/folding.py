@@ -33,12 +33,12 @@ from fxopt_rewrite import (
     TensorRef,
     input_of,
     mixed_flags_refusal,
+    module_with,
     read_batch_norm,
     sharing_refusal,
     tensor_facts,
     tensors_refusal,
 )
-from fxopt_rewrite.toolbox import module_with
 
 Layer = ConvolutionCall | LinearCall
 

@@ -14,8 +14,17 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from fxopt_rewrite import BatchNormCall, ElementwiseCall, GraphIndex, Obstacle, TensorRef, read_elementwise
-from fxopt_rewrite.toolbox import owner_of, read_call, tensor_ref
+from fxopt_rewrite import (
+    BatchNormCall,
+    ElementwiseCall,
+    GraphIndex,
+    Obstacle,
+    TensorRef,
+    owner_of,
+    read_call,
+    read_elementwise,
+    tensor_ref,
+)
 
 _VIEWS = {"view", "reshape", "unsqueeze", "contiguous", "detach", "alias"}
 _CASTS = {"to", "_to_copy", "float", "half", "bfloat16"}

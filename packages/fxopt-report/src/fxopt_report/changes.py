@@ -8,9 +8,7 @@ from typing import Literal
 
 from torch.fx import GraphModule
 
-from fxopt_core import Record, iter_nodes
-from fxopt_core.ledger.marks import tag_of
-from fxopt_core.ledger.records import ledger_of
+from fxopt_core import Record, iter_nodes, ledger_of, tag_of
 from fxopt_report.drawn import DrawnGraph
 from fxopt_report.frames import Frame, model_frame
 

@@ -12,10 +12,9 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from fxopt_core import iter_nodes
-from fxopt_core.ledger.marks import tag_of
+from fxopt_core import iter_nodes, tag_of
 from fxopt_report.node_text import name_of, text_of, without_addresses
-from fxopt_rewrite.data.policies import Unresolved
+from fxopt_rewrite import Unresolved
 
 Category = Literal["input", "tensor", "module", "function", "output"]
 _CATEGORIES: Mapping[str, Category] = {

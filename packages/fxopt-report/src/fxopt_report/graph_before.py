@@ -11,14 +11,12 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import FxoptError, Record, Transformation
-from fxopt_core.ledger.records import ledger_of
-from fxopt_core.values.names import known_class
+from fxopt_core import FxoptError, Record, Transformation, known_class, ledger_of
 from fxopt_report.drawn import Draft, DrawnGraph, Modules, Slot, drafts_of, drawn
 from fxopt_report.node_text import text_of
-from fxopt_rewrite.data.policies import Unresolved
-from fxopt_rewrite.journal.edits import (
+from fxopt_rewrite import (
     EditVisitor,
+    KeyOrder,
     ModuleRemoved,
     ModuleRow,
     NodeAdded,
@@ -26,11 +24,12 @@ from fxopt_rewrite.journal.edits import (
     NodeReplaced,
     NodeRow,
     TensorRow,
+    Unresolved,
+    edits_of,
     ignored,
+    mapped,
+    module_of,
 )
-from fxopt_rewrite.journal.journal import edits_of
-from fxopt_rewrite.journal.order import KeyOrder
-from fxopt_rewrite.journal.resolve import mapped, module_of
 
 
 def graph_before(graph_module: GraphModule) -> tuple[DrawnGraph | None, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core.graph import check_graph_module
+from fxopt_core import check_graph_module
 from fxopt_report.changes import changes_between
 from fxopt_report.comparison import Comparison
 from fxopt_report.drawn import DrawnGraph

@@ -12,8 +12,7 @@ from pathlib import Path
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import PreconditionError, registry
-from fxopt_core.ledger.records import ledger_of
+from fxopt_core import PreconditionError, ledger_of, registry
 from fxopt_report.comparison import kinds_text
 from fxopt_report.drawn import DrawnGraph
 from fxopt_report.page import Contents, page

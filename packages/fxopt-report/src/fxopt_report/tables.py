@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import zip_longest
 
-from fxopt_core import Record
-from fxopt_core.ledger.reasons import meaning
+from fxopt_core import Record, meaning
 from fxopt_report.changes import DrawnSite
 from fxopt_report.comparison import Kinds
 from fxopt_report.frames import Frame

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen, PythonCode
 
-from fxopt_core._torch import codegen_of
+from fxopt_core import codegen_of
 from fxopt_rewrite._torch import Namespace, generator_class, python_code, with_class
 
 _PLACE = re.compile(r"# COUNTER: (\d+)\n")  # torch marks the first line of each node like this

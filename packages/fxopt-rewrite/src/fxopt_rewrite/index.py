@@ -11,8 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from fxopt_core.graph import check_graph_module, iter_nodes, modules_by_name
-from fxopt_core.ledger.records import Refusal
+from fxopt_core import (
+    Refusal,
+    check_graph_module,
+    iter_nodes,
+    modules_by_name,
+)
 from fxopt_rewrite.effects.analysis import Effects
 from fxopt_rewrite.effects.same_views import SameValues
 from fxopt_rewrite.ops.vocabulary import says_training

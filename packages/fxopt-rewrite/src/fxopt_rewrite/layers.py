@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fxopt_core.naming import type_text
-from fxopt_core.values.forms import is_plain_data
+from fxopt_core import is_plain_data, type_text
 
 
 def tensor_problem(tensor: Tensor, *, parameter: bool) -> tuple[str, str] | None:

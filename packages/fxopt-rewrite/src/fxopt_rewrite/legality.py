@@ -7,7 +7,7 @@ from collections.abc import Collection
 from torch import nn
 from torch.fx import Node
 
-from fxopt_core.ledger.records import Refusal
+from fxopt_core import Refusal
 from fxopt_rewrite.calls.records import ParameterisedCall
 from fxopt_rewrite.index import GraphIndex
 

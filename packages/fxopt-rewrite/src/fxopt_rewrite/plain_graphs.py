@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from fxopt_core.graph import iter_nodes
-from fxopt_core.values.names import describe
+from fxopt_core import describe, iter_nodes
 from fxopt_rewrite._torch import enter_autocast, exit_autocast
 from fxopt_rewrite.data.forms import MalformedError
 from fxopt_rewrite.plain_names import is_plain_identifier, is_plain_path

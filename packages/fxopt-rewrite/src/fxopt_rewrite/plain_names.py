@@ -19,9 +19,13 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 from torch.overrides import get_overridable_functions
 
+from fxopt_core import (
+    OPERATORS,
+    load_operator,
+    name_of,
+    registry,
+)
 from fxopt_core.errors import FxoptError
-from fxopt_core.registry.registry import registry
-from fxopt_core.values.names import OPERATORS, load_operator, name_of
 from fxopt_rewrite._torch import assert_is_none
 from fxopt_rewrite.data.policies import Names, find, is_identifier
 from fxopt_rewrite.plain_operators import is_plain_name, is_plain_operator

@@ -11,7 +11,7 @@ from functools import cache
 
 from torch._ops import OpOverload
 
-from fxopt_core.values.names import operator_path
+from fxopt_core import operator_path
 
 _ATEN = """
     abs absolute acos acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d

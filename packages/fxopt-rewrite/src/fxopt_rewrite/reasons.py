@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fxopt_core.ledger.reasons import GENERAL
+from fxopt_core import GENERAL
 
 REASONS: Mapping[str, str] = MappingProxyType(
     {

@@ -9,14 +9,18 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from torch.fx import GraphModule, Node
 
+from fxopt_core import (
+    PassRun,
+    Refusal,
+    ReversibleTransformation,
+    Transformation,
+    active_instruments,
+    collector_paused,
+    editing_run,
+    transform_by_hand,
+    undo_pass,
+)
 from fxopt_core.errors import PostconditionError
-from fxopt_core.gc_pause import collector_paused
-from fxopt_core.ledger.records import Refusal
-from fxopt_core.passes.call import transform_by_hand
-from fxopt_core.passes.instruments import active_instruments
-from fxopt_core.passes.run import PassRun, editing_run
-from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
-from fxopt_core.passes.undo import undo_pass
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.reasons import REASONS

@@ -17,8 +17,15 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from fxopt_rewrite import GraphIndex, TensorFacts, is_python_number, tensor_facts
-from fxopt_rewrite.toolbox import MISSING, argument, words
+from fxopt_rewrite import (
+    MISSING,
+    GraphIndex,
+    TensorFacts,
+    argument,
+    is_python_number,
+    tensor_facts,
+    words,
+)
 
 Number = bool | int | float
 

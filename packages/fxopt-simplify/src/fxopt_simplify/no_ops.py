@@ -10,8 +10,19 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from fxopt_rewrite import GraphIndex, Operation, read_operation, same_size, same_sizes, tensor_facts
-from fxopt_rewrite.toolbox import DROPOUTS, Kind, argument, dtype_kind, words
+from fxopt_rewrite import (
+    DROPOUTS,
+    GraphIndex,
+    Kind,
+    Operation,
+    argument,
+    dtype_kind,
+    read_operation,
+    same_size,
+    same_sizes,
+    tensor_facts,
+    words,
+)
 from fxopt_simplify.known_values import KnownValues, Number
 from fxopt_simplify.purity import Purity
 from fxopt_simplify.settled import CASTS, CONVERSIONS, Settled, given_place

@@ -8,8 +8,17 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from fxopt_rewrite import GraphIndex, read_operation
-from fxopt_rewrite.toolbox import DROPOUTS, PURE_ATTRIBUTES, Kind, argument, aten_overloads, kind_of, words
+from fxopt_rewrite import (
+    DROPOUTS,
+    PURE_ATTRIBUTES,
+    GraphIndex,
+    Kind,
+    argument,
+    aten_overloads,
+    kind_of,
+    read_operation,
+    words,
+)
 
 _CALLS = ("call_function", "call_method", "call_module")
 _NOT_REPEATABLE = words(

@@ -14,8 +14,13 @@ from typing import NamedTuple
 import torch
 from torch.fx import Node
 
-from fxopt_rewrite import GraphIndex, tensor_facts
-from fxopt_rewrite.toolbox import Kind, argument, words
+from fxopt_rewrite import (
+    GraphIndex,
+    Kind,
+    argument,
+    tensor_facts,
+    words,
+)
 from fxopt_simplify.purity import Purity
 
 _FACTORIES = words("arange full zeros ones scalar_tensor eye linspace")

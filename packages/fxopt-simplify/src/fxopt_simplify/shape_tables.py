@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from fxopt_rewrite import Watched
-from fxopt_rewrite.toolbox import (
+from fxopt_rewrite import (
     PLAIN,
     ValueReader,
     ValueWriter,
+    Watched,
     check_targets,
     check_values,
     read_graph,

@@ -11,8 +11,17 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from fxopt_core import Refusal
-from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, replacement_refusal
-from fxopt_rewrite.toolbox import MEMORY_FREE, Kind, is_plain_method, plain_name, words
+from fxopt_rewrite import (
+    MEMORY_FREE,
+    Editor,
+    GraphIndex,
+    Kind,
+    ReversibleSitePass,
+    is_plain_method,
+    plain_name,
+    replacement_refusal,
+    words,
+)
 from fxopt_simplify.purity import Purity
 from fxopt_simplify.shape_tables import BUFFER, LIKE, SIZE, ShapeTables
 

@@ -24,8 +24,8 @@ from fxopt_core import (
     Transformation,
     faithful_copy,
     history,
+    type_text,
 )
-from fxopt_core.naming import type_text
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.forms import Form, graph_of
 from fxopt_testing.outcomes import behaviour_of, unlike

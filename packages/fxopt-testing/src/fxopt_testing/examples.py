@@ -15,9 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from fxopt_core import Instrument, Ledger, PassRun, Transformation, faithful_copy, instrumented, iter_nodes
-from fxopt_core.ledger.marks import forget_ids
-from fxopt_core.ledger.records import set_ledger
+from fxopt_core import (
+    Instrument,
+    Ledger,
+    PassRun,
+    Transformation,
+    faithful_copy,
+    forget_ids,
+    instrumented,
+    iter_nodes,
+    set_ledger,
+)
 from fxopt_testing.cases import ModelCase
 
 _SIZES = ("in_features", "in_channels", "num_features", "embedding_dim")

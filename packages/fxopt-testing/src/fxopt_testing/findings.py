@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from fxopt_core import Composition, Transformation
-from fxopt_core.text import text_table
+from fxopt_core import Composition, Transformation, text_table
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.models import is_of_the_zoo
 from fxopt_testing.trial import Subject, Trial, members_of

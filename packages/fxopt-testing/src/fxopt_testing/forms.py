@@ -15,9 +15,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt_capture import capture
-from fxopt_core import iter_nodes
-from fxopt_core.naming import type_text
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_core import iter_nodes, type_text
+from fxopt_rewrite import infer_shapes
 from fxopt_tools import Inputs
 
 Form: TypeAlias = Literal["modules", "functions", "export", "export-dynamic", "capture", "graph"]

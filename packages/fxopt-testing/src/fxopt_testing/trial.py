@@ -18,11 +18,11 @@ from fxopt_core import (
     Refusal,
     ReversibleTransformation,
     Transformation,
+    construct,
     faithful_copy,
     history,
     iter_nodes,
 )
-from fxopt_core.passes.options import construct
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.examples import example_case
 from fxopt_testing.forms import Form

@@ -17,8 +17,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import FxoptError, PreconditionError, faithful_copy, instrumented
-from fxopt_core.text import text_table
+from fxopt_core import FxoptError, PreconditionError, faithful_copy, instrumented, text_table
 from fxopt_tools.inputs import Inputs, OneInput, copied, read_inputs
 from fxopt_tools.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
 from fxopt_tools.speed import CONFIDENCE, FEWEST_ROUNDS, Ratio, Shares, Times, doubt, noise_of

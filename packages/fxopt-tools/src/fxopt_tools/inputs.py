@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fxopt_core import PreconditionError
-from fxopt_core.naming import type_text
+from fxopt_core import PreconditionError, type_text
 from fxopt_tools.value_tree import equal, parts_of, tensors
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 from torch.fx import GraphModule
 
-from fxopt_core import FxoptError, PreconditionError, instrumented, registry
-from fxopt_core.travel.pickling import install
-from fxopt_rewrite.special_files import special_kind
+from fxopt_core import FxoptError, PreconditionError, install_pickling, instrumented, registry
+from fxopt_rewrite import special_kind
 from fxopt_tools.inputs import OneInput, read_inputs
 from fxopt_tools.subjects import Pipeline, as_transformation
 from fxopt_tools.verification.instrument import Verify
@@ -45,7 +44,7 @@ def write_reproducer(
     with suppress(FxoptError):  # of passes that are not registered
         stored = registry().pipeline_text(transformation)
     try:
-        install(graph_module)  # torch's own pickles would hold code, and trace it again
+        install_pickling(graph_module)  # torch's own pickles would hold code, and trace it again
         torch.save((graph_module, None if inputs is None else read_inputs(inputs), stored), path)
     except Exception as error:  # pickling can raise anything
         raise PreconditionError(

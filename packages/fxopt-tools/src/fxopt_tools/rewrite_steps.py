@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt_core import Instrument, PassRun, PreconditionError
-from fxopt_rewrite.site_pass import SitePass
+from fxopt_rewrite import SitePass
 
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in [^\n]*(?:\n[ \t]+(?P<code>[^\n]+))?')
 _TORCH = str(Path(torch.__file__).parent)

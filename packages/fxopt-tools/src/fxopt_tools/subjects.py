@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import PreconditionError, Transformation, registry
-from fxopt_core.naming import type_text
+from fxopt_core import PreconditionError, Transformation, registry, type_text
 
 Pipeline: TypeAlias = "Transformation | str"
 """A pass, a composition, or the text of a pipeline."""

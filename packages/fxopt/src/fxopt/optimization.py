@@ -17,8 +17,7 @@ from torch.utils import _pytree as pytree
 from fxopt.drop_in.clients import ClientT, is_client, noted_calls, with_models_replaced
 from fxopt_capture import capture
 from fxopt_capture.one_at_a_time import one_at_a_time
-from fxopt_core import PreconditionError, Transformation, compose, faithful_copy, registry
-from fxopt_core.naming import type_text
+from fxopt_core import PreconditionError, Transformation, compose, faithful_copy, registry, type_text
 from fxopt_cpu import calibrated
 from fxopt_rewrite import infer_shapes, tensor_facts
 from fxopt_tools import Inputs, verify as verify_outputs

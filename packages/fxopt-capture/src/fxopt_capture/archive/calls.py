@@ -24,12 +24,21 @@ from fxopt_capture.call.caches import is_cache_type, register_cache_type
 from fxopt_capture.call.guards import Condition, InputGuards, InputSpec
 from fxopt_capture.call.nesting import Nesting, nesting_of
 from fxopt_capture.call.structures import structures_of
+from fxopt_core import (
+    Form,
+    iter_nodes,
+    type_text,
+    with_article,
+)
 from fxopt_core.errors import CaptureError
-from fxopt_core.graph import iter_nodes
-from fxopt_core.naming import type_text, with_article
-from fxopt_core.values.forms import Form
-from fxopt_rewrite.data.forms import InexpressibleError, MalformedError, ValueReader, ValueWriter
-from fxopt_rewrite.plain_names import PLAIN, is_plain_identifier
+from fxopt_rewrite import (
+    PLAIN,
+    InexpressibleError,
+    MalformedError,
+    ValueReader,
+    ValueWriter,
+    is_plain_identifier,
+)
 
 _write = ValueWriter(names=PLAIN).write
 _read = ValueReader(names=PLAIN).read

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from fxopt_capture.exporting.failure import first_line
+from fxopt_core import type_text
 from fxopt_core.errors import CaptureError
-from fxopt_core.naming import type_text
-from fxopt_rewrite.special_files import special_kind
+from fxopt_rewrite import special_kind
 
 PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Buffer = bytes | bytearray | memoryview | Any

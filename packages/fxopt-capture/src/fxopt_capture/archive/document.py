@@ -30,22 +30,38 @@ from fxopt_capture.call.caches import CacheReturn
 from fxopt_capture.call.guards import GUARDS, GuardedCall, InputGuards
 from fxopt_capture.captured import CapturedModule, assemble
 from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note, note_to_write
-from fxopt_core._torch import PyTreeCodeGen, codegen_of
+from fxopt_core import (
+    META_KEY,
+    Form,
+    Ledger,
+    NodeTag,
+    PyTreeCodeGen,
+    class_path,
+    codegen_of,
+    install_pickling,
+    iter_nodes,
+    ledger_of,
+    registry,
+    set_ledger,
+    set_tag,
+    tag_of,
+)
 from fxopt_core.errors import CaptureError, FxoptError
-from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger.marks import META_KEY, NodeTag, set_tag, tag_of
-from fxopt_core.ledger.records import Ledger, ledger_of, set_ledger
-from fxopt_core.registry.registry import registry
-from fxopt_core.travel import pickling
-from fxopt_core.values.forms import Form
-from fxopt_core.values.names import class_path
-from fxopt_rewrite._torch import generator_class
-from fxopt_rewrite.data.codec import tag_from_json, tag_to_json
-from fxopt_rewrite.data.forms import InexpressibleError, MalformedError, ValueReader, ValueWriter
-from fxopt_rewrite.data.graph_rows import read_graph, write_graph
-from fxopt_rewrite.layers import plain_attributes
-from fxopt_rewrite.plain_graphs import check_targets, check_values
-from fxopt_rewrite.plain_names import PLAIN
+from fxopt_rewrite import (
+    PLAIN,
+    InexpressibleError,
+    MalformedError,
+    ValueReader,
+    ValueWriter,
+    check_targets,
+    check_values,
+    generator_class,
+    plain_attributes,
+    read_graph,
+    tag_from_json,
+    tag_to_json,
+    write_graph,
+)
 
 FILE, LEDGER = "fxopt.json", "ledger.json"
 FORMAT = 1
@@ -209,7 +225,7 @@ def _assembled(document: Form, tree: nn.Module, graph: Graph, calls_guards: bool
         for key in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "training"):
             vars(traced)[key] = vars(tree)[key]
         traced.graph = graph
-        pickling.install(traced)
+        install_pickling(traced)
         return traced
     binding = read_binding(document["call"], graph, document["name"])
     captured = assemble(tree, graph, read_guards(document["guards"]), binding)

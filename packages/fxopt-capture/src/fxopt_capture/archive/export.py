@@ -26,9 +26,12 @@ from fxopt_capture.exporting.failure import first_line, source_of
 from fxopt_capture.exporting.program import ready_to_export
 from fxopt_capture.exporting.small_sizes import open_questions
 from fxopt_capture.one_at_a_time import one_at_a_time
+from fxopt_core import (
+    check_graph_module,
+    iter_nodes,
+    type_text,
+)
 from fxopt_core.errors import CaptureError
-from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.naming import type_text
 
 _GIVE = "give example inputs: export(graph_module, args, kwargs)"
 _TRIED = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)

@@ -9,10 +9,9 @@ from torch.fx import GraphModule
 from fxopt_capture.archive.container import Container, PathLike, checked_target, opened, write_archive
 from fxopt_capture.archive.document import FILE, read_document, write_document
 from fxopt_capture.one_at_a_time import one_at_a_time
+from fxopt_core import check_graph_module, collector_paused
 from fxopt_core.errors import CaptureError
-from fxopt_core.gc_pause import collector_paused
-from fxopt_core.graph import check_graph_module
-from fxopt_rewrite.data.forms import InexpressibleError
+from fxopt_rewrite import InexpressibleError
 
 
 def save(graph_module: GraphModule, path: PathLike | IO[bytes], *, source_lines: bool = False) -> None:

@@ -15,18 +15,41 @@ from typing import Any
 from torch import Tensor
 
 from fxopt_capture.archive.module_rows import layer_class, new_module
+from fxopt_core import (
+    Form,
+    Ledger,
+    Record,
+    is_plain_data,
+    name_of,
+    operator_path,
+)
 from fxopt_core.errors import FxoptError
-from fxopt_core.ledger.records import Ledger, Record
-from fxopt_core.values.forms import Form, is_plain_data
-from fxopt_core.values.names import name_of, operator_path
-from fxopt_rewrite.data.codec import ledger_from_json, ledger_to_json
-from fxopt_rewrite.data.forms import InexpressibleError, MalformedError
-from fxopt_rewrite.data.graph_rows import OPERATIONS
-from fxopt_rewrite.data.policies import Names, Unresolved, find, is_identifier
-from fxopt_rewrite.journal.arithmetic import derived_problem, registered_functions
-from fxopt_rewrite.journal.edits import Listed, ModuleRemoved, ModuleRow, NodeAdded, NodeRemoved, TensorRemoved, of_kind
-from fxopt_rewrite.journal.journal import edits_of
-from fxopt_rewrite.plain_names import PLAIN, UntrustedNameError, is_plain_method, plain_name, torch_class
+from fxopt_rewrite import (
+    OPERATIONS,
+    PLAIN,
+    InexpressibleError,
+    Listed,
+    MalformedError,
+    ModuleRemoved,
+    ModuleRow,
+    Names,
+    NodeAdded,
+    NodeRemoved,
+    TensorRemoved,
+    Unresolved,
+    UntrustedNameError,
+    derived_problem,
+    edits_of,
+    find,
+    is_identifier,
+    is_plain_method,
+    ledger_from_json,
+    ledger_to_json,
+    of_kind,
+    plain_name,
+    registered_functions,
+    torch_class,
+)
 
 _OF_TYPES = frozenset({"builtins", "collections", "torch", "types", "typing"})
 _UNSAFE = frozenset("\"'\\\n\r\0")

@@ -15,12 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from fxopt_core.registry.registry import registry
-from fxopt_core.values.forms import Form
-from fxopt_core.values.names import class_path, describe
-from fxopt_rewrite.data.forms import MalformedError
-from fxopt_rewrite.plain_graphs import is_plain_value
-from fxopt_rewrite.plain_names import is_plain_identifier, is_plain_path
+from fxopt_core import (
+    Form,
+    class_path,
+    describe,
+    registry,
+)
+from fxopt_rewrite import (
+    MalformedError,
+    is_plain_identifier,
+    is_plain_path,
+    is_plain_value,
+)
 
 _RESERVED = frozenset(dir(nn.Module()))
 _ACTIVATIONS = """

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from fxopt_capture.archive.container import ALIGNED, Buffer, Container, parsed
+from fxopt_core import Form, type_text
 from fxopt_core.errors import CaptureError
-from fxopt_core.naming import type_text
-from fxopt_core.values.forms import Form
-from fxopt_rewrite.data.forms import InexpressibleError, MalformedError
+from fxopt_rewrite import (
+    InexpressibleError,
+    MalformedError,
+)
 
 ENTRY = "weights.safetensors"
 _NAMES = {

@@ -14,8 +14,11 @@ from torch.fx import Proxy, Tracer
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.utils import _pytree as pytree
 
+from fxopt_core import (
+    type_text,
+    with_article,
+)
 from fxopt_core.errors import CaptureError
-from fxopt_core.naming import type_text, with_article
 
 GUARDS = "_guards_fn"
 """The name of the guards in a captured module: that of torch.export's own check."""

@@ -10,8 +10,11 @@ import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
+from fxopt_core import (
+    type_text,
+    with_article,
+)
 from fxopt_core.errors import CaptureError
-from fxopt_core.naming import type_text, with_article
 
 _TAGS = frozenset("_tpsv")  # of objects in the contexts that transformers writes
 _SEQUENCES = (list, tuple, immutable_list)

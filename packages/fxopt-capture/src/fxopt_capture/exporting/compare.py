@@ -14,7 +14,7 @@ from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.caches import is_cache_type
 from fxopt_capture.call.nesting import Nesting, context_difference, nesting_of
 from fxopt_capture.exporting.random_state import random_state_kept
-from fxopt_core.state.snapshot import kept
+from fxopt_core import kept
 from fxopt_tools import differing
 
 

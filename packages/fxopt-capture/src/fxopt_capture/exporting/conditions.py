@@ -15,7 +15,7 @@ from fxopt_capture._torch import assumptions
 from fxopt_capture.call.guards import Condition, InputGuards, InputSpec
 from fxopt_capture.exporting.inequalities import distinct, joined
 from fxopt_core.errors import CaptureError
-from fxopt_rewrite.dtypes import dtype_kind
+from fxopt_rewrite import dtype_kind
 
 
 def read_guards(

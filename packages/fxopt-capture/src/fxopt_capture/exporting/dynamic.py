@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.exporting.images import SMALLEST, Place
+from fxopt_core import type_text
 from fxopt_core.errors import CaptureError
-from fxopt_core.naming import type_text
 
 DimensionsOf = Callable[[str, torch.Tensor], Sequence[int]]
 

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.guards import GUARDS, InputGuards
 from fxopt_capture.exporting.compare import GraphError, difference
-from fxopt_rewrite.dtypes import dtype_kind
+from fxopt_rewrite import dtype_kind
 
 _DTYPES = (torch.bool, torch.int64, torch.float32)
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt_capture.call.caches import is_cache
 from fxopt_capture.exporting.failure import line_of_frame
-from fxopt_rewrite.dtypes import dtype_kind
+from fxopt_rewrite import dtype_kind
 
 _GETTERS = tuple(getattr(torch.Tensor, name).__get__ for name in ("dtype", "itemsize", "nbytes"))
 _PLAIN = (int, float, str)

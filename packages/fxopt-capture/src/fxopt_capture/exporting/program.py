@@ -21,7 +21,7 @@ from fxopt_capture._torch import guarding, leaving_modules
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.structures import register_structures
 from fxopt_capture.exporting.observer import Observer, Steps
-from fxopt_core.state.snapshot import kept
+from fxopt_core import kept
 
 
 def export_program(

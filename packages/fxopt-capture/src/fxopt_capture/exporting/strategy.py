@@ -36,7 +36,7 @@ from fxopt_capture.exporting.program import export_program
 from fxopt_capture.exporting.small_sizes import Question, at_zero, is_equal, open_questions, refuted, wider
 from fxopt_capture.one_at_a_time import raise_interrupt
 from fxopt_capture.weightless import device_for, hollow, is_too_large, put_back, random_weights
-from fxopt_core.graph import iter_nodes
+from fxopt_core import iter_nodes
 
 
 @dataclass(frozen=True)

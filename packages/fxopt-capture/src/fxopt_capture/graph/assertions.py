@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from fxopt_capture.call.guards import InputGuards
 from fxopt_capture.exporting.failure import fixed_steps
-from fxopt_core.graph import iter_nodes
+from fxopt_core import iter_nodes
 
 aten = torch.ops.aten
 _CONVERSIONS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default})

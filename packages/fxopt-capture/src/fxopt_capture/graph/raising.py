@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from fxopt_capture._torch import BatchNorm
 from fxopt_capture.graph.layers import LAYER_CALLS, LayerCall, agrees, call_arguments
 from fxopt_capture.graph.shells import attribute, running, value_of
-from fxopt_core.graph import iter_nodes
+from fxopt_core import iter_nodes
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

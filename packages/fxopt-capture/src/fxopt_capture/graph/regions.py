@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxopt_capture.graph.shells import attribute
-from fxopt_core.graph import iter_nodes
+from fxopt_core import iter_nodes
 
 aten = torch.ops.aten
 _CONTEXTS = {"wrap_with_autocast": "torch.autocast", "wrap_with_set_grad_enabled": "torch.no_grad or enable_grad"}

@@ -8,7 +8,7 @@ from torch.fx import Graph, Node
 
 from fxopt_capture.graph.assertions import drop_assertions
 from fxopt_capture.graph.regions import inline_regions
-from fxopt_core.graph import iter_nodes
+from fxopt_core import iter_nodes
 
 aten = torch.ops.aten
 _ARITHMETIC = ("_operator", "operator", "math", "builtins")

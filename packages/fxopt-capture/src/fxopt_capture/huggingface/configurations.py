@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fxopt_core.state.containers import Containers
+from fxopt_core import Containers
 
 _KINDS = {
     "transformers.configuration_utils": "PreTrainedConfig",

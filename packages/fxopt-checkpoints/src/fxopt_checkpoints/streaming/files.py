@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fxopt_core.errors import CheckpointError
-from fxopt_rewrite.special_files import special_kind
+from fxopt_rewrite import special_kind
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LONGEST_INDEX = 100_000_000  # bytes, as the header of a file may have

@@ -19,8 +19,7 @@ from fxopt_checkpoints.streaming.placement import Placement
 from fxopt_checkpoints.streaming.renaming import renamed, renaming
 from fxopt_checkpoints.streaming.validation import StoredValidation
 from fxopt_checkpoints.tensor_map import Pieces, region
-from fxopt_core.gc_pause import collector_paused
-from fxopt_core.graph import check_graph_module
+from fxopt_core import check_graph_module, collector_paused
 
 
 def load_checkpoint(

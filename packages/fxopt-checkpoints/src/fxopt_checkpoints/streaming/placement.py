@@ -9,8 +9,8 @@ from torch.utils import _pytree as pytree
 
 from fxopt_checkpoints.load import current_tensors
 from fxopt_checkpoints.trace import key_map
+from fxopt_core import iter_nodes
 from fxopt_core.errors import CheckpointError
-from fxopt_core.graph import iter_nodes
 
 
 class Placement:

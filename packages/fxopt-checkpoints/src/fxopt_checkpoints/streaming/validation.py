@@ -15,7 +15,7 @@ from fxopt_checkpoints.streaming.placement import Placement
 from fxopt_checkpoints.streaming.renaming import converted_names
 from fxopt_checkpoints.validation import Validation
 from fxopt_core.errors import CheckpointError
-from fxopt_rewrite.dtypes import dtype_kind
+from fxopt_rewrite import dtype_kind
 
 _AT_START = re.compile(r"`([^`]+)`")
 

@@ -6,8 +6,8 @@ the node, a number that stays with it when it is renamed, copied or pickled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.fx import Node
@@ -38,24 +38,6 @@ class NodeTag:
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeTag:
         """Return itself: a tag is immutable."""
         return self
-
-    def __reduce__(self) -> tuple[Callable[[tuple[Any, ...]], NodeTag], tuple[tuple[Any, ...]]]:
-        return restore_tag, ((self.id, self.marks, self.origin, self.name, self.ledger, *vars(self).get(_UNKNOWN, ())),)
-
-
-_UNKNOWN = "_unknown"
-
-
-def restore_tag(values: tuple[Any, ...]) -> NodeTag:
-    """Return a tag from a pickle. Pickles of all versions name this function: it keeps its name and parameter.
-
-    What a newer version has added stays with the tag, so that pickling it again loses nothing.
-    """
-    known = len(fields(NodeTag))
-    tag = NodeTag(*values[:known])
-    if len(values) > known:
-        vars(tag)[_UNKNOWN] = values[known:]
-    return tag
 
 
 _EMPTY = NodeTag()

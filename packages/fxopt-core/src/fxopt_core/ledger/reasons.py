@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from fxopt_core.ledger.records import Record, Refusal
+from fxopt_core.ledger.records import Record
 from fxopt_core.values.names import known_class
 
 GENERAL: dict[str, str] = {}
@@ -26,7 +26,7 @@ def meaning(reason: str, record: Record) -> str:
 def refusals_text(records: Iterable[Record]) -> str:
     """Return what was refused, a line each: up to 20 sites, with at least one for each reason, then what to do.
 
-    >>> from fxopt_core import Record, Refusal
+    >>> from fxopt_core import Refusal
     >>> refusals = tuple(Refusal(f"k{i}", "lazy", f"module `k{i}` is lazy") for i in range(22))
     >>> print(refusals_text([Record("fold", "m:Fold", (), "", refusals=refusals[18:])]))
       k18: lazy: module `k18` is lazy
@@ -35,18 +35,14 @@ def refusals_text(records: Iterable[Record]) -> str:
       k21: lazy: module `k21` is lazy
       What to do for lazy: The module is lazy and has no weights yet. Run the model once before capturing it.
     """
-    meanings: dict[str, str] = {}
-    refusals: list[Refusal] = []
-    for record in records:
-        refusals += record.refusals
-        meanings |= {refusal.reason: meaning(refusal.reason, record) for refusal in record.refusals}
-    counts = Counter(refusal.reason for refusal in refusals)
-    first = {refusal.reason: place for place, refusal in reversed(list(enumerate(refusals)))}
-    others = (place for place in range(len(refusals)) if place not in first.values())
-    shown = sorted([*first.values(), *others][: max(_SHOWN, len(first))])
-    lines = [f"{refusals[place].site}: {refusals[place].reason}: {refusals[place].message}" for place in shown]
-    left = counts - Counter(refusals[place].reason for place in shown)
+    listed = [(record, refusal) for record in records for refusal in record.refusals]
+    first = {refusal.reason: place for place, (_, refusal) in reversed(list(enumerate(listed)))}
+    others = [place for place in range(len(listed)) if place not in first.values()]
+    shown = [listed[place][1] for place in sorted([*first.values(), *others][: max(_SHOWN, len(first))])]
+    lines = [f"{refusal.site}: {refusal.reason}: {refusal.message}" for refusal in shown]
+    left = Counter(refusal.reason for _, refusal in listed) - Counter(refusal.reason for refusal in shown)
     if left:
         lines.append(f"and {left.total()} more: {', '.join(f'{n} for {reason}' for reason, n in left.most_common())}")
-    lines += [f"What to do for {reason}: {meanings[reason]}" for reason, _ in counts.most_common() if meanings[reason]]
+    meanings = {refusal.reason: meaning(refusal.reason, record) for record, refusal in listed}
+    lines += [f"What to do for {reason}: {text}" for reason, text in meanings.items() if text]
     return "\n".join(f"  {line}" for line in lines)

@@ -18,6 +18,7 @@ from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY, set_tag, tag_of
 
 LEDGER_VERSION = 1
+"""Of ledgers as JSON; a change raises the `FORMAT` of pickles, too."""
 State = Literal["applied", "undone", "vetoed"]
 Memo = dict[object, Callable[[], object]]  # what journals keep from one to the next, and call after the last
 
@@ -193,17 +194,8 @@ class Ledger:
         """Return itself: a ledger is immutable."""
         return self
 
-    def __reduce__(self) -> tuple[Callable[..., Ledger], tuple[Any, ...]]:
-        return restore_ledger, (LEDGER_VERSION, self.records, self.next_id, self.next_run)
-
     def __repr__(self) -> str:
         return f"<ledger of {len(self.records)} records>"
-
-
-def restore_ledger(version: int, *values: Any) -> Ledger:
-    """Return a ledger from a pickle. Pickles of all versions name this function: it keeps its name and parameters."""
-    check_version(version)
-    return Ledger(*values)
 
 
 def check_version(version: int) -> None:

@@ -21,7 +21,7 @@ from fxopt_core.passes.record import as_undone, make_record, marked_names, signa
 from fxopt_core.passes.run import PassRun, editing, editing_run, inside, new_run, transaction
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.outline import Outline
-from fxopt_core.travel import pickling
+from fxopt_core.travel.pickling import install_pickling
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def execute(
         if lint:
             lint_and_recompile(result, transformation)
         if META_KEY in result.meta:
-            pickling.install(result)
+            install_pickling(result)
     return result
 
 
@@ -212,7 +212,7 @@ def transform_by_hand(transformation: Pass, graph_module: GraphModule) -> GraphM
         outer.flush()
     result, record = apply_pass(new_run(transformation, graph_module))
     append_record(result, record)
-    pickling.install(result)
+    install_pickling(result)
     return result
 
 

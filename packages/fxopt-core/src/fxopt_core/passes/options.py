@@ -1,31 +1,43 @@
 """The options of a pass are the parameters of its constructor.
 
-They are read from the signature: `options_of` says what a pass takes, `bind` what one object was given, and
-`checked_options` matches names and values that came from outside (a command line, pipeline text) against it.
+They are read from the signature: `options_of` says what a pass takes, `bind` what one object was given. Options that
+come as text or by name are plain values: numbers, text, True, False, None, and lists and tuples of these. They are
+checked against the annotation of the parameter, and fitted where text cannot say the very type: ``["a"]`` given for a
+``tuple[str, ...]`` becomes ``("a",)``, and ``1`` given for a ``float`` becomes ``1.0``. Nothing else is converted: a
+``bool`` is not an ``int``, and a ``str`` is not a sequence of strings. What an annotation does not say (``Any``, a name
+that cannot be resolved) is not checked.
 """
 
 from __future__ import annotations
 
+import collections.abc as abc
 import dataclasses
 import inspect
-import weakref
+import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Parameter
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from torch import nn
 
 from fxopt_core.errors import PassOptionError
 from fxopt_core.naming import close_names, option_text
-from fxopt_core.values.coercion import coerce
 
+_T = TypeVar("_T")
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 # What stands in a dataclass's constructor where the default is made anew each time.
 _FACTORY = dataclasses._HAS_DEFAULT_FACTORY  # type: ignore[attr-defined]  # private, and nothing else tells it
-_signatures: weakref.WeakKeyDictionary[Callable[..., object], inspect.Signature] = weakref.WeakKeyDictionary()
+_PLAIN = (type(None), bool, int, float, str)
+# What an annotation asks for, and what a list or tuple becomes where it may not stay what it is.
+_SEQUENCES: dict[object, type | None] = {
+    list: list,
+    tuple: tuple,
+    **dict.fromkeys((abc.Sequence, abc.Collection, abc.Iterable)),
+}
+_MISFIT = object()
 
 
 @dataclass(frozen=True)
@@ -44,17 +56,29 @@ class OptionInfo:
     default: object
     required: bool
 
-    def checked(self, value: object, *, pass_name: str = "") -> object:
+    def checked(self, value: object, *, pass_name: str) -> object:
         """Return a value of this option as the annotation wants it.
 
         The default passes as it is, whatever the annotation says (``where: str = None`` is common).
 
         Raises:
-            PassOptionError: the value does not fit the annotation.
+            PassOptionError: the value does not fit the annotation, or is no plain one.
+
+        >>> OptionInfo("min_group", int, 2, False).checked(True, pass_name="merge-linears")
+        Traceback (most recent call last):
+        fxopt_core.errors.PassOptionError: pass 'merge-linears', option 'min-group': found True (bool), expected int
         """
         if value is self.default:
             return value
-        return coerce(value, self.annotation, pass_name=pass_name, option=option_text(self.name))
+        plain = is_plain(value)
+        fitted = _fit(value, self.annotation) if plain else _MISFIT
+        if fitted is not _MISFIT:
+            return fitted
+        text = repr(value) if plain else ""
+        shown = f"{text if len(text) <= 80 else f'{text[:77]}...'} ({type(value).__qualname__})"
+        found = f"found {shown if plain else f'a value of type {type(value).__qualname__}'}"
+        expected = show_annotation(self.annotation) if plain else "a number, text, True, False, None, or a list of such"
+        raise PassOptionError(f"pass {pass_name!r}, option {option_text(self.name)!r}: {found}, expected {expected}")
 
 
 def options_of(cls: type) -> Mapping[str, OptionInfo]:
@@ -67,18 +91,13 @@ def options_of(cls: type) -> Mapping[str, OptionInfo]:
     >>> options_of(Pad)["multiple_of"]
     OptionInfo(name='multiple_of', annotation=<class 'int'>, default=8, required=False)
     """
-    parameters = {name: each for name, each in _signature(cls).parameters.items() if each.kind not in _VARIADIC}
     return MappingProxyType(
         {
-            name: OptionInfo(name, each.annotation, _default(cls, each), each.default is Parameter.empty)
-            for name, each in parameters.items()
+            name: OptionInfo(name, each.annotation, each.default, each.default is Parameter.empty)
+            for name, each in _signature(cls).parameters.items()
+            if each.kind not in _VARIADIC
         }
     )
-
-
-def _default(cls: type, parameter: Parameter) -> object:
-    made = parameter.default is _FACTORY
-    return cls.__dataclass_fields__[parameter.name].default_factory() if made else parameter.default  # type: ignore[attr-defined]  # a dataclass
 
 
 def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
@@ -94,10 +113,7 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
     """
     signature = _signature(cls)
     try:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            bound = signature.bind_partial(*args, **kwargs)
+        bound = signature.bind_partial(*args, **kwargs)
     except TypeError as error:
         names = ", ".join(signature.parameters) or "none"
         modules = [value for value in args if isinstance(value, nn.Module)]
@@ -106,13 +122,12 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
     bound.apply_defaults()
     values = dict[str, object]()
     for name, value in bound.arguments.items():
-        parameter = signature.parameters[name]
-        entries = value if parameter.kind is Parameter.VAR_KEYWORD else {name: value}
-        values |= {name: _default(cls, parameter)} if value is _FACTORY else entries
-    return {name: kept(value) for name, value in values.items()}
+        is_extra = signature.parameters[name].kind is Parameter.VAR_KEYWORD
+        values |= value if is_extra else {name: value}
+    return {name: _as_it_is_now(value) for name, value in values.items()}
 
 
-def construct(cls: type, options: Mapping[str, object]) -> object:
+def construct(cls: type[_T], options: Mapping[str, object]) -> _T:
     """Return an object made with these options, given by parameter name.
 
     >>> class Pad:
@@ -121,80 +136,95 @@ def construct(cls: type, options: Mapping[str, object]) -> object:
     >>> construct(Pad, {"value": 2.0}).given
     (2.0, 8)
     """
-    signature = _signature(cls)
-    bound = signature.bind_partial()
+    bound = _signature(cls).bind_partial()
     bound.arguments.update(options)
     bound.apply_defaults()
     return cls(*bound.args, **bound.kwargs)
 
 
-def kept(value: object) -> object:
-    """Return a value as it is now: lists, tuples, dictionaries and sets are copied, what is in them likewise.
-
-    >>> given = [1, {"a": [2]}]
-    >>> now = kept(given)
-    >>> given[1]["a"].append(3)
-    >>> now
-    [1, {'a': [2]}]
-    """
-    try:
-        return _kept(value)
-    except RecursionError:  # such a value has no signature either
-        return value
-
-
-def _kept(value: Any) -> object:
-    if type(value) is dict:
-        return {key: _kept(item) for key, item in value.items()}
-    if type(value) is set:
-        return set(value)
-    return type(value)(map(_kept, value)) if type(value) in (list, tuple) else value
-
-
 def find_option(pass_name: str, options: Mapping[str, OptionInfo], name: str) -> OptionInfo:
     """Return the option of this name, given in snake_case or kebab-case."""
     known = {option_text(parameter): info for parameter, info in options.items()}
-    found = known.get(option_text(name))
-    if found is None:
+    if option_text(name) not in known:
         has = f"it has {', '.join(known)}" if known else "it has none"
-        hint = close_names(name, known)
-        raise PassOptionError(f"pass {pass_name!r} has no option {name!r}; {has}{hint}")
-    return found
+        raise PassOptionError(f"pass {pass_name!r} has no option {name!r}; {has}{close_names(name, known)}")
+    return known[option_text(name)]
 
 
-def checked_options(
-    pass_name: str, options: Mapping[str, OptionInfo], given: Mapping[str, object]
-) -> dict[str, object]:
-    """Return given values by parameter name, checked and coerced."""
-    checked: dict[str, object] = {}
-    for name, value in given.items():
-        info = find_option(pass_name, options, name)
-        if info.name in checked:
-            raise PassOptionError(f"pass {pass_name!r} is given option {option_text(info.name)!r} twice; give it once")
-        checked[info.name] = info.checked(value, pass_name=pass_name)
-    missing = [option_text(info.name) for info in options.values() if info.required and info.name not in checked]
-    if missing:
-        raise PassOptionError(f"pass {pass_name!r} needs a value for {', '.join(missing)}")
-    return checked
+def is_plain(value: object) -> bool:
+    """Return whether a value is one that text can express: a number, text, a boolean, None, a list or tuple of such.
+
+    >>> is_plain([1, ("a", None)]), is_plain({1})
+    (True, False)
+    """
+    return all(map(is_plain, value)) if type(value) in (list, tuple) else type(value) in _PLAIN  # type: ignore[call-overload]  # a list or tuple
+
+
+def show_annotation(annotation: object) -> str:
+    """Return an annotation as a reader would write it.
+
+    >>> show_annotation(tuple[str, ...]), show_annotation(int), show_annotation(int | None)
+    ('tuple[str, ...]', 'int', 'int | None')
+    """
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return annotation.__qualname__
+    return str(annotation).replace("typing.", "").replace("collections.abc.", "")
 
 
 def _signature(cls: type) -> inspect.Signature:
-    """Return the constructor's signature without ``self``; kept per function, since every construction needs it."""
+    """Return the constructor's signature without ``self``, its annotations and defaults as values."""
     constructor: Callable[..., object] = cls.__init__  # type: ignore[misc]  # meant: the one that this very class runs
     if constructor is object.__init__:
         return inspect.Signature()
-    found = _signatures.get(constructor)
-    if found is None:
-        names = getattr(inspect.unwrap(constructor), "__globals__", {})
-        parameters = list(inspect.signature(constructor).parameters.values())[1:]
-        resolved = [each.replace(annotation=_resolved(each.annotation, names)) for each in parameters]
-        found = _signatures[constructor] = inspect.Signature(resolved)
-    return found
+    names = getattr(inspect.unwrap(constructor), "__globals__", {})
+    parameters = []
+    for each in list(inspect.signature(constructor).parameters.values())[1:]:
+        annotation, default = each.annotation, each.default
+        if isinstance(annotation, str):
+            with suppress(Exception):  # where only a type checker knows a name, it stays text
+                annotation = eval(annotation, names)
+        if default is _FACTORY:
+            default = cls.__dataclass_fields__[each.name].default_factory()  # type: ignore[attr-defined]  # a dataclass
+        parameters.append(each.replace(annotation=annotation, default=default))
+    return inspect.Signature(parameters)
 
 
-def _resolved(annotation: object, names: dict[str, Any]) -> object:
-    """Return what an annotation that is text stands for; the text where only a type checker knows its names."""
-    if isinstance(annotation, str):
-        with suppress(Exception):
-            return eval(annotation, names)
-    return annotation
+def _as_it_is_now(value: Any) -> object:
+    """Return a value that later changes of the caller's lists, tuples, dictionaries and sets do not reach."""
+    if type(value) is dict:
+        return {key: _as_it_is_now(item) for key, item in value.items()}
+    if type(value) is set:
+        return set(value)
+    return type(value)(map(_as_it_is_now, value)) if type(value) in (list, tuple) else value
+
+
+def _fit(value: Any, annotation: Any) -> object:
+    """Return the value as the annotation has it, or `_MISFIT`."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    wanted = origin or annotation
+    if origin is Annotated:
+        return _fit(value, arguments[0])
+    if origin in (Union, types.UnionType):
+        fitted = [each for each in (_fit(value, member) for member in arguments) if each is not _MISFIT]
+        return next((each for each in fitted if type(each) is type(value)), fitted[0] if fitted else _MISFIT)
+    if wanted in _SEQUENCES:
+        return _fit_sequence(value, wanted, arguments)
+    if wanted is float and type(value) is int:
+        return float(value) if abs(value) <= 2**53 else _MISFIT
+    if origin is Literal:
+        fits = any(type(value) is type(choice) and value == choice for choice in arguments)
+    elif wanted is None or wanted in _PLAIN:
+        fits = type(value) is (wanted or type(None))
+    else:
+        fits = not isinstance(wanted, type) or wanted in (object, Any, Parameter.empty)
+    return value if fits else _MISFIT
+
+
+def _fit_sequence(value: Any, kind: Any, items: tuple[Any, ...]) -> object:
+    fixed = kind is tuple and items and items[-1] is not Ellipsis
+    if type(value) not in (list, tuple) or (fixed and len(items) != len(value)):
+        return _MISFIT
+    members = items if fixed else (items[:1] or (Any,)) * len(value)
+    fitted = list(map(_fit, value, members))
+    made: Any = _SEQUENCES[kind] or type(value)
+    return _MISFIT if any(each is _MISFIT for each in fitted) else made(fitted)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxopt_core.naming import type_text
 from fxopt_core.values.forms import FORMS, Form, form_bytes, form_text
 from fxopt_core.values.names import class_path, name_of, source_of
 
@@ -62,22 +61,18 @@ def same_value(left: object, right: object) -> bool:
         return True
     try:
         return form_bytes(_digested(left)) == form_bytes(_digested(right))
-    except (TypeError, RecursionError):
+    except TypeError:
         return False
 
 
 def _digest(cls: type, options: Mapping[str, object], code: Form) -> str:
     forms: dict[str, Form] = {}
     for name in sorted(options):
-        where = f"option {name!r} of {cls.__qualname__} has no value that is the same in every process"
         try:
             forms[name] = _digested(options[name], with_code=code is not None)
         except TypeError as error:
-            raise TypeError(f"{where}: {error}") from error.__cause__
-        except RecursionError:
-            raise TypeError(
-                f"{where}: found {type_text(options[name])} nested too deeply, or in itself; flatten it"
-            ) from None
+            where = f"option {name!r} of {cls.__qualname__}"
+            raise TypeError(f"{where} has no value that is the same in every process: {error}") from error.__cause__
     return hashlib.sha256(form_bytes([_FORMAT, class_path(cls), forms, code])).hexdigest()
 
 
@@ -126,10 +121,9 @@ def _tensor_form(value: Tensor) -> Form:
     except RuntimeError:  # no memory of its own, as inside of torch.func
         address = None
     if address is None:
-        kind = "a meta" if value.is_meta else f"a {value.layout}" if value.layout is not torch.strided else "no plain"
         raise TypeError(
-            f"found {kind} tensor, {class_path(type(value))} of shape {tuple(value.shape)} and {value.dtype}; give a "
-            "dense tensor with values, on the CPU say"
+            f"found a {class_path(type(value))} of {value.dtype}, {value.layout}, on {value.device}, whose values cannot "
+            "be read; give a dense tensor with values, on the CPU say"
         )
     size = dense.numel() * dense.element_size()
     digest = hashlib.sha256((ctypes.c_char * size).from_address(address)).hexdigest() if size else ""

@@ -30,8 +30,8 @@ from fxopt_core.passes.options import construct
 from fxopt_core.passes.record import as_undone
 from fxopt_core.passes.run import PassRun, editing_run, new_run, open_snapshots, transaction
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
-from fxopt_core.travel.pickling import install
-from fxopt_core.values.names import find_class, known_class
+from fxopt_core.travel.pickling import install_pickling
+from fxopt_core.values.names import import_class, known_class
 
 
 def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphModule:
@@ -78,7 +78,7 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
         _forget_unused_ids(graph_module)
         if lint_and_recompile:
             check_and_compile(graph_module, run.transformation)
-        install(graph_module)
+        install_pickling(graph_module)
     return graph_module
 
 
@@ -177,7 +177,8 @@ def _pass_of(record: Record) -> ReversibleTransformation:
     """Return a pass equal to the one that made a record."""
     remedy = "reverse it by the pass itself"
     try:
-        transformation = construct(find_class(record.transformation), dict(record.options))
+        cls = known_class(record.transformation) or import_class(record.transformation)
+        transformation = construct(cls, dict(record.options))
     except Exception as error:
         raise undo_error(record.pass_name, f"its pass cannot be made from its record ({error})", remedy) from error
     if not isinstance(transformation, ReversibleTransformation) or transformation.signature != record.signature:

@@ -98,3 +98,7 @@ class FunctionsPlugin(Protocol):
 
 Plugin = TransformationsPlugin | PipelinesPlugin | LayersPlugin | FunctionsPlugin
 """What implements a hook."""
+
+SPECS = (TransformationsPlugin, PipelinesPlugin, LayersPlugin, FunctionsPlugin)
+HOOKS = ("fxopt_transformations", "fxopt_pipelines", "fxopt_layers", "fxopt_functions")
+"""The names of the hooks: first those whose results have names in pipeline text, then those whose files name."""

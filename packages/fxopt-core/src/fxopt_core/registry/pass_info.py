@@ -8,10 +8,8 @@ from inspect import Parameter
 
 from fxopt_core.errors import PassOptionError
 from fxopt_core.naming import option_text
-from fxopt_core.passes.options import OptionInfo, checked_options, construct
+from fxopt_core.passes.options import OptionInfo, construct, find_option, show_annotation
 from fxopt_core.passes.transformation import Transformation
-from fxopt_core.values.coercion import show_annotation
-from fxopt_core.values.names import class_path
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,10 @@ class PassInfo:
         traits += ["keeps what the graph computes"] if self.preserves_computation else []
         heading = f"{self.name}: {self.plain_summary}".rstrip(" :")
         lines = [heading, f"  from {origin}, plugin {self.family}", f"  {', '.join(traits)}"]
-        return "\n".join([*lines, *(f"  {_option_line(option)}" for option in self.options.values())])
+        for option in self.options.values():
+            kind = "" if option.annotation is Parameter.empty else f": {show_annotation(option.annotation)}"
+            lines.append(f"  {option_text(option.name)}{kind} = {option.default!r}")
+        return "\n".join(lines)
 
     @property
     def plain_summary(self) -> str:
@@ -60,17 +61,14 @@ class PassInfo:
         Raises:
             PassOptionError: the pass has no such option, or does not take such a value.
         """
-        checked = checked_options(self.name, self.options, options)
+        checked: dict[str, object] = {}
+        for name, value in options.items():
+            option = find_option(self.name, self.options, name)
+            if option.name in checked:
+                raise PassOptionError(f"pass {self.name!r} is given option {option_text(name)!r} twice; give it once")
+            checked[option.name] = option.checked(value, pass_name=self.name)
         try:
-            created = construct(self.transformation, checked)
+            return construct(self.transformation, checked)
         except Exception as error:
             message = f"pass {self.name!r} refused its options: {type(error).__name__}: {error}"
             raise PassOptionError(message) from error
-        if not isinstance(created, Transformation):
-            raise PassOptionError(f"pass {self.name!r} made an object of type {class_path(type(created))}, no pass")
-        return created
-
-
-def _option_line(option: OptionInfo) -> str:
-    kind = "" if option.annotation is Parameter.empty else f": {show_annotation(option.annotation)}"
-    return f"{option_text(option.name)}{kind} = {option.default!r}"

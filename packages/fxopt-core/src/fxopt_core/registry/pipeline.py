@@ -10,7 +10,7 @@ Grammar, with whitespace allowed around names, commas and braces::
 
 ``OPTION`` is a constructor's parameter with dashes for underscores, ``LITERAL`` a Python literal: a number, quoted text
 (in which commas, braces and spaces mean nothing), True, False, None, or a list or tuple of such.
-Values are checked against the parameter's annotation, and fitted to it (see `fxopt_core.values.coercion`).
+Values are checked against the parameter's annotation, and fitted to it (see `fxopt_core.passes.options`).
 
 Canonical text has no needless space, names the options that differ from their defaults in the constructor's order, and
 writes their values in one way (double quotes). It is what `format_pipeline` gives, and
@@ -19,20 +19,25 @@ reading and printing gives it back as it was.
 
 from __future__ import annotations
 
+import ast
+import math
 import re
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fxopt_core.errors import PassOptionError, PipelineOptionError, PipelineSyntaxError, RegistryError
 from fxopt_core.naming import NAME, option_text
 from fxopt_core.passes.compose import Composition, compose
-from fxopt_core.passes.options import OptionInfo, find_option
+from fxopt_core.passes.options import OptionInfo, find_option, is_plain
 from fxopt_core.passes.signature import same_value
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.pass_info import PassInfo
-from fxopt_core.values.literals import LiteralError, literal_end, literal_text, read_literal
+from fxopt_core.values.names import describe
 
 _OPTION = re.compile(r"[\w-]+")
+_EQUALS = re.compile("=")
+_STRING = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -67,112 +72,100 @@ def parse_pipeline(text: str) -> tuple[PipelineItem, ...]:
     >>> item.name, item.options[0].name, item.options[0].value, item.options[0].value_column
     ('merge-linears', 'min-group', 3, 24)
     """
-    return tuple(_Reader(text).items())
+    items: list[PipelineItem] = []
+    at = _after_space(text, 0)
+    while items or at < len(text):
+        name = _match(NAME, text, at, "the name of a pass")
+        options, end = _options(text, _after_space(text, name.end()))
+        items.append(PipelineItem(name.group(), options, at))
+        if end == len(text):
+            break
+        if text[end] != ",":
+            raise _error(text, end, "a comma or an opening brace")
+        at = _after_space(text, end + 1)
+    return tuple(items)
 
 
-def build_pipeline(text: str, lookup: Lookup) -> Transformation:
-    """Return the composition that a pipeline's text describes; named pipelines are replaced by what they stand for."""
-    return compose(*_expand(text, lookup, ()))
+def _options(text: str, opening: int) -> tuple[tuple[OptionText, ...], int]:
+    """Return the options in the braces that may open at a place, and where the text goes on after them."""
+    if not text.startswith("{", opening):
+        return (), opening
+    options: dict[str, OptionText] = {}
+    at = _after_space(text, opening + 1)
+    while not text.startswith("}", at):
+        if at == len(text):
+            raise PipelineSyntaxError("the brace is never closed; expected '}'", text=text, column=opening)
+        name = _match(_OPTION, text, at, "the name of an option; options are separated by spaces")
+        key = option_text(name.group())
+        if key in options:
+            raise PipelineOptionError(f"option {key!r} is given twice", text=text, column=at)
+        start = _match(_EQUALS, text, name.end(), f"'=' and a value right after option {name.group()!r}").end()
+        end = _value_end(text, start)
+        options[key] = OptionText(name.group(), _value(text, start, end), at, start)
+        at = _after_space(text, end)
+    return tuple(options.values()), _after_space(text, at + 1)
 
 
-def format_pipeline(transformation: Transformation, info_of: Callable[[type[Transformation]], PassInfo]) -> str:
-    """Return the canonical text of a composition; compositions inside of it are flattened."""
-    return ",".join(_pass_text(member, info_of(type(member))) for member in _members(transformation))
+def _value_end(text: str, at: int) -> int:
+    """Return where a value ends: at a space, comma or closing brace outside of quotes and brackets."""
+    depth = 0
+    while at < len(text) and (depth > 0 or not (text[at] in ",}" or text[at].isspace())):
+        depth += (text[at] in "([") - (text[at] in ")]")
+        string = _STRING.match(text, at)
+        at = at + 1 if string is None else string.end()
+    return at
 
 
-class _Reader:
-    """Reads a pipeline's text from left to right."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-
-    def items(self) -> Iterator[PipelineItem]:
-        self._skip_space()
-        if self._at == len(self._text):
-            return
-        yield self._item()
-        while self._take(","):
-            yield self._item()
-        if self._at < len(self._text):
-            raise self._error(f"found {self._found()}, expected a comma or an opening brace")
-
-    def _item(self) -> PipelineItem:
-        column = self._skip_space()
-        name = self._match(NAME, "the name of a pass")
-        self._skip_space()
-        options = tuple(self._options()) if self._take("{") else ()
-        self._skip_space()
-        return PipelineItem(name, options, column)
-
-    def _options(self) -> Iterator[OptionText]:
-        opening = self._at - 1
-        names: set[str] = set()
-        self._skip_space()
-        while not self._take("}"):
-            if self._at == len(self._text):
-                raise self._error("the brace is never closed; expected '}'", opening)
-            option = self._option()
-            key = option_text(option.name)
-            if key in names:
-                raise PipelineOptionError(f"option {key!r} is given twice", text=self._text, column=option.column)
-            names.add(key)
-            yield option
-            self._skip_space()
-            if self._text.startswith(",", self._at):
-                raise self._error("found a comma; options are separated by spaces")
-
-    def _option(self) -> OptionText:
-        column = self._at
-        name = self._match(_OPTION, "the name of an option")
-        if not self._take("="):
-            raise self._error(f"found {self._found()}, expected '=' and a value right after option {name!r}")
-        start = self._at
-        try:
-            self._at = literal_end(self._text, start)
-            if self._at == start:
-                raise self._error(f"found {self._found()}, expected a value right after '{name}='")
-            return OptionText(name, read_literal(self._text[start : self._at]), column, start)
-        except LiteralError as error:
-            raise self._error(str(error), error.column or start) from None
-
-    def _skip_space(self) -> int:
-        while self._at < len(self._text) and self._text[self._at].isspace():
-            self._at += 1
-        return self._at
-
-    def _take(self, char: str) -> bool:
-        taken = self._text.startswith(char, self._at)
-        self._at += taken
-        return taken
-
-    def _match(self, pattern: re.Pattern[str], expected: str) -> str:
-        match = pattern.match(self._text, self._at)
-        if match is None:
-            raise self._error(f"found {self._found()}, expected {expected}")
-        self._at = match.end()
-        return match.group()
-
-    def _found(self) -> str:
-        return repr(self._text[self._at]) if self._at < len(self._text) else "the end of the text"
-
-    def _error(self, message: str, column: int | None = None) -> PipelineSyntaxError:
-        return PipelineSyntaxError(message, text=self._text, column=self._at if column is None else column)
+def _value(text: str, start: int, end: int) -> object:
+    value: object = _value  # which is not plain
+    try:
+        with warnings.catch_warnings():
+            # A regular expression is often written with a backslash that Python would keep, but warn about.
+            warnings.simplefilter("ignore")
+            value = ast.literal_eval(text[start:end])
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        pass
+    if not is_plain(value):
+        expected = 'a value: a number, quoted text ("..."), True, False, None, or a list or tuple of such'
+        raise _error(text, start, expected, end)
+    return value
 
 
-def _expand(text: str, lookup: Lookup, inside: tuple[str, ...]) -> list[Transformation]:
-    """Return the passes of a text; ``inside`` names the named pipelines that it stands in."""
+def _after_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _match(pattern: re.Pattern[str], text: str, at: int, expected: str) -> re.Match[str]:
+    match = pattern.match(text, at)
+    if match is None:
+        raise _error(text, at, expected)
+    return match
+
+
+def _error(text: str, at: int, expected: str, end: int = 0) -> PipelineSyntaxError:
+    found = repr(text[at : min(max(end, at + 1), at + 60)]) if at < len(text) else "the end of the text"
+    return PipelineSyntaxError(f"found {found}, expected {expected}", text=text, column=at)
+
+
+def build_pipeline(text: str, lookup: Lookup, inside: tuple[str, ...] = ()) -> Transformation:
+    """Return the composition that a pipeline's text describes; named pipelines are replaced by what they stand for.
+
+    ``inside`` names the named pipelines that the text stands in.
+    """
     passes: list[Transformation] = []
     within = f"in pipeline {inside[-1]!r}: " if inside else ""
     for item in parse_pipeline(text):
         column = item.column
         try:
             found = lookup(item.name)
-            if isinstance(found, str) and item.options:
-                column = item.options[0].column
-                what = f"{item.name!r} is a named pipeline, which takes no options; write out its passes: {found}"
-                raise PassOptionError(what)
-            if not isinstance(found, str):
+            if isinstance(found, str):
+                if item.options:
+                    column = item.options[0].column
+                    what = f"{item.name!r} is a named pipeline, which takes no options; write out its passes: {found}"
+                    raise PassOptionError(what)
+            else:
                 given: dict[str, object] = {}
                 for option in item.options:
                     column = option.column
@@ -187,24 +180,22 @@ def _expand(text: str, lookup: Lookup, inside: tuple[str, ...]) -> list[Transfor
             raise type(error)(f"{within}{error} (column {column} of {text!r})") from error.__cause__
         if item.name in inside:
             raise RegistryError(f"pipeline {item.name!r} contains itself: {' -> '.join((*inside, item.name))}")
-        passes += _expand(found, lookup, (*inside, item.name)) if isinstance(found, str) else []
-    return passes
+        if isinstance(found, str):
+            inner = build_pipeline(found, lookup, (*inside, item.name))
+            passes += inner.transformations if isinstance(inner, Composition) else (inner,)
+    return compose(*passes)
 
 
-def _members(transformation: Transformation) -> Iterator[Transformation]:
-    if not isinstance(transformation, Composition):
-        yield transformation
-        return
-    if not transformation.inplace:
-        raise PassOptionError("text cannot express compose(..., inplace=False); print one that works in place")
-    for member in transformation.transformations:
-        yield from _members(member)
-
-
-def _pass_text(transformation: Transformation, info: PassInfo) -> str:
-    values = transformation.options
+def format_pipeline(transformation: Transformation, info_of: Callable[[type[Transformation]], PassInfo]) -> str:
+    """Return the canonical text of a pass or composition; compositions inside of it are flattened."""
+    if isinstance(transformation, Composition):
+        if not transformation.inplace:
+            raise PassOptionError("text cannot express compose(..., inplace=False); print one that works in place")
+        texts = [format_pipeline(member, info_of) for member in transformation.transformations]
+        return ",".join(filter(None, texts))
+    info, values = info_of(type(transformation)), transformation.options
     for name, value in values.items():
-        if name not in info.options and value != ():
+        if name not in info.options and value:
             what = f"{name!r} of pass {info.name!r}, which is no named parameter of its constructor"
             raise PassOptionError(f"text cannot express {what}")
     texts = [
@@ -218,13 +209,26 @@ def _pass_text(transformation: Transformation, info: PassInfo) -> str:
 def _value_text(info: PassInfo, option: OptionInfo, value: object) -> str:
     where = f"option {option_text(option.name)!r} of pass {info.name!r}"
     try:
-        text = literal_text(value)
-        read = option.checked(read_literal(text), pass_name=info.name)
-    except LiteralError as error:
+        text = _literal(value)
+        read = ast.literal_eval(text)
+    except (ValueError, SyntaxError):  # no plain value, not a number, or an int of thousands of digits
         raise PassOptionError(
-            f"{where}: {error}; numbers, text, True, False, None, lists and tuples can stand in pipeline text"
+            f"{where}: text cannot express {describe(value)}; numbers, text, True, False, None, lists and tuples "
+            "can stand in pipeline text"
         ) from None
-    if not same_value(read, value):  # reading the text has to give this very value
-        found = f"text cannot express this {type(value).__qualname__}, it would be read as {read!r}"
+    fitted = option.checked(read, pass_name=info.name)
+    if not same_value(fitted, value):  # reading the text has to give this very value
+        found = f"text cannot express this {type(value).__qualname__}, it would be read as {fitted!r}"
         raise PassOptionError(f"{where}: {found}; construct the pass with a value of its annotated type")
     return text
+
+
+def _literal(value: object) -> str:
+    """Return the canonical literal of a plain value; text is in double quotes, as far as that needs no escapes."""
+    if isinstance(value, (list, tuple)):
+        items = ", ".join(map(_literal, value))
+        return f"[{items}]" if isinstance(value, list) else f"({items},)" if len(value) == 1 else f"({items})"
+    if isinstance(value, float) and math.isinf(value):
+        return "1e999" if value > 0 else "-1e999"
+    text = repr(value)
+    return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text

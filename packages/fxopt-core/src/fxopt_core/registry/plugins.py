@@ -11,34 +11,28 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import pluggy
 from torch import nn
 from torch._ops import OpOverloadPacket
 from torch.fx import GraphModule
 
 from fxopt_core.errors import DuplicatePassError, PipelineSyntaxError, PluginLoadError, UnknownPassError, halted_by
-from fxopt_core.naming import NAME, close_names, kebab_case, type_text
+from fxopt_core.naming import NAME, close_names, kebab_case
 from fxopt_core.passes.options import options_of
 from fxopt_core.passes.transformation import Transformation
-from fxopt_core.registry.hookspec import PROJECT
+from fxopt_core.registry.hookspec import HOOKS, PROJECT, SPECS
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
-from fxopt_core.registry.shipped import SHIPPED_NAMES
-from fxopt_core.values.names import class_path, describe, importable_name, name_of
+from fxopt_core.registry.shipped import SHIPPED, SHIPPED_NAMES
+from fxopt_core.values.names import describe, name_of
 
 ALLOW_LIST = "FXOPT_PLUGINS"
 """Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none."""
 
-_FAMILIES = ("core", "linear", "norm", "arith", "cpu", "simplify")
-SHIPPED = ("fxopt", *(f"fxopt_{name}" for name in _FAMILIES))
-"""Packages of fxopt with a plugin; distribution fxopt-linear, say, declares `fxopt_linear.plugin` as `linear`."""
 _UMBRELLA = {"fxopt": "_fxopt_entry_points"}  # a file fxopt.py beside a script is not to be imported for its plugin
-
-HOOKS = ("fxopt_transformations", "fxopt_pipelines", "fxopt_layers", "fxopt_functions")
-_MARK = "decorate it with @fxopt_core.hookimpl"
 
 
 class PluginEntryPoint(Protocol):
@@ -56,8 +50,7 @@ class PluginEntryPoint(Protocol):
         """Return the plugin."""
 
 
-@dataclass(frozen=True)
-class PluginSource:
+class PluginSource(NamedTuple):
     """The name of a plugin, and the distribution whose entry point it is; that is empty for a registered one."""
 
     name: str
@@ -78,160 +71,142 @@ def _source_of(point: PluginEntryPoint) -> PluginSource:
         return PluginSource(point.name, "an unknown distribution")
     package = name.replace("-", "_")
     own = package.removeprefix("fxopt_"), f"{_UMBRELLA.get(package, package)}.plugin"
-    shipped = package in SHIPPED and (point.name, getattr(point, "value", None)) == own
+    shipped = name in SHIPPED and (point.name, getattr(point, "value", None)) == own
     return PluginSource(point.name, name, version, shipped)
 
 
-@dataclass(frozen=True)
-class PluginOffer:
-    """What a plugin offers; passes and named pipelines of two plugins may still claim one name."""
-
-    source: PluginSource
-    passes: tuple[PassInfo, ...]
-    pipelines: Mapping[str, str] = field(hash=False)
-    layers: Mapping[str, type[nn.Module]] = field(hash=False)
-    functions: Mapping[str, Callable[..., Any]] = field(hash=False)
+Offer = Mapping[str, Any]  # what each hook of a plugin gave, checked
 
 
 class Offers:
-    """What plugins offer at one time, the names that several of them claim set aside; never changed."""
+    """What plugins offer at one time; never changed.
+
+    A name that several claim stays with the one that is part of fxopt, or is nobody's.
+    """
 
     def __init__(
-        self, offers: Sequence[PluginOffer], broken: Mapping[str, PluginLoadError], found: Set[str], allowed: Set[str]
+        self,
+        offers: Mapping[PluginSource, Offer],
+        broken: Mapping[str, PluginLoadError],
+        found: Set[str],
+        allowed: Set[str],
     ) -> None:
         self.offers = offers
         self.broken = broken  # plugins that could not be read, and names that several plugins have
         self.found, self.allowed = found, allowed  # names of entry points
-        self.plugins = frozenset({*(offer.source.name for offer in offers), *found})
+        self.plugins = frozenset({*(source.name for source in offers), *found})
         self.left_out, self.missing = tuple(sorted(found - allowed)), tuple(sorted(allowed - self.plugins))
-        claims = _claims(offers)
-        self.names: dict[str, PassInfo | str] = {
-            name: found[0].item for name, found in sorted(claims.items()) if _settled(found)
-        }
-        self.layers = MappingProxyType({path: cls for offer in offers for path, cls in offer.layers.items()})
-        self.functions = MappingProxyType({name: each for offer in offers for name, each in offer.functions.items()})
-        self._contested = {name: claimed for name, claimed in claims.items() if len(claimed) > 1}
-        self.failed = MappingProxyType(self._failures())
+        self.layers, self.functions = (
+            MappingProxyType({name: each for offer in offers.values() for name, each in offer[hook].items()})
+            for hook in HOOKS[2:]
+        )
+        claims: defaultdict[str, list[tuple[PluginSource, PassInfo | str]]] = defaultdict(list)
+        for source in sorted(offers, key=lambda source: not source.shipped):
+            for name, item in (item for hook in HOOKS[:2] for item in offers[source][hook]):
+                claims[name].append((source, item))
+        self.names: dict[str, PassInfo | str] = {}
+        self.contested: dict[str, str] = {}
+        messages: defaultdict[str, list[str]] = defaultdict(list)
+        for name, claimed in sorted(claims.items()):
+            kept = _first_keeps([source for source, _ in claimed])
+            if kept:
+                self.names[name] = claimed[0][1]
+            if len(claimed) > 1:
+                what = (f"as a {'pipeline' if isinstance(i, str) else 'pass'} by plugin {s}" for s, i in claimed)
+                result = "and stays with the first, a part of fxopt" if kept else "so that nobody gets it"
+                text = f"{name!r} is claimed {' and '.join(what)}, {result}; leave one out of {ALLOW_LIST}"
+                self.contested[name] = text
+                for plugin in dict.fromkeys(source.name for source, _ in claimed[kept:]):
+                    messages[plugin].append(text)
+        contested = {plugin: _clash("; ".join(texts)) for plugin, texts in messages.items()}
+        self.failed = MappingProxyType(dict(sorted({**broken, **contested}.items())))
 
     def lookup(self, name: str) -> PassInfo | str:
         """Return the pass of this name, or the text of the pipeline of this name, or raise."""
-        found = self.names.get(name)
-        if found is None:
-            self.check_is_unique(name)
-            raise UnknownPassError(self._unknown(name))
-        return found
-
-    def check_is_unique(self, name: str) -> None:
-        """Raise if several plugins claim a name, or if it is the name of several plugins."""
-        if name in self._contested:
-            raise DuplicatePassError(_contest_text(name, self._contested[name]))
-        clash = self.broken[name].__cause__ if name in self.broken and name not in self.names else None
-        if isinstance(clash, DuplicatePassError):
-            raise DuplicatePassError(str(clash))
-
-    def check_plugin_is_new(self, source: PluginSource) -> None:
-        """Raise if a plugin of this name is there already, be it broken."""
-        clash = self.broken[source.name].__cause__ if source.name in self.broken else None
-        if isinstance(clash, DuplicatePassError):
-            raise DuplicatePassError(f"{clash}; {source} would be one more")
-        taken = [offer.source for offer in self.offers if offer.source.name == source.name]
-        taken += [PluginSource(source.name, "a distribution that failed to load")] * (source.name in self.broken)
-        if taken:
-            raise DuplicatePassError(_clash_text(source.name, (*taken, source)))
-
-    def _failures(self) -> dict[str, PluginLoadError]:
-        messages: defaultdict[str, list[str]] = defaultdict(list)
-        for name, claims in self._contested.items():
-            for plugin in dict.fromkeys(claim.source.name for claim in claims[_settled(claims) :]):
-                messages[plugin].append(_contest_text(name, claims))
-        contested = {plugin: _failure(*lines) for plugin, lines in messages.items()}
-        return dict(sorted({**self.broken, **contested}.items()))
-
-    def _unknown(self, name: str) -> str:
+        if name in self.names:
+            return self.names[name]
+        clash = self.broken[name].__cause__ if name in self.broken else None
+        if name in self.contested or isinstance(clash, DuplicatePassError):
+            raise DuplicatePassError(self.contested.get(name, str(clash)))
         home = SHIPPED_NAMES.get(kebab_case(name))
         if home is not None and home.removeprefix("fxopt-") not in self.found:
             hint = f": it is in {home}, which is not installed: pip install {home}"
         else:
             known = f"; print(registry()) or, in a shell, `fxopt list` shows the {len(self.names)} that are there"
             hint = close_names(name, self.names) or known
-        hints = []
-        if self.failed:
-            hints.append(f"these plugins failed, see registry().failed: {', '.join(self.failed)}")
-        if self.left_out:
-            hints.append(f"{ALLOW_LIST} leaves out these plugins: {', '.join(self.left_out)}")
-        if self.missing:
-            hints.append(f"{ALLOW_LIST} names plugins that are not installed: {', '.join(self.missing)}")
-        return "\n  ".join([f"no pass or pipeline is named {name!r}{hint}", *hints])
+        lines = [f"no pass or pipeline is named {name!r}{hint}"]
+        for names, what in (
+            (self.failed, "these plugins failed, see registry().failed"),
+            (self.left_out, f"{ALLOW_LIST} leaves out these plugins"),
+            (self.missing, f"{ALLOW_LIST} names plugins that are not installed"),
+        ):
+            lines += [f"{what}: {', '.join(names)}"] if names else []
+        raise UnknownPassError("\n  ".join(lines))
+
+    def extended(self, plugin: object, source: PluginSource) -> Offers:
+        """Return these and what one more plugin offers, or raise where one of its names is taken."""
+        known = {each.name: f"it is {each}" for each in self.offers} | {n: str(e) for n, e in self.broken.items()}
+        if source.name in known:
+            taken = f"a plugin is named {source.name!r} already ({known[source.name]})"
+            raise DuplicatePassError(f"{taken}; register the other under another name")
+        offer = read_plugin(lambda: plugin, source)
+        extended = Offers({**self.offers, source: offer}, self.broken, self.found, self.allowed)
+        for name, _ in (item for hook in HOOKS[:2] for item in offer[hook]):
+            if name in extended.contested:
+                raise DuplicatePassError(extended.contested[name])
+        return extended
 
 
-class _Claim(NamedTuple):
-    """What one plugin has under a name that others may want: a pass, the text of a pipeline, or an entry point."""
-
-    source: PluginSource
-    item: Any
-
-    def __str__(self) -> str:
-        return f"as a {'pipeline' if isinstance(self.item, str) else 'pass'} by plugin {self.source}"
-
-
-def _claims(offers: Iterable[PluginOffer]) -> dict[str, list[_Claim]]:
-    claims: defaultdict[str, list[_Claim]] = defaultdict(list)
-    for offer in sorted(offers, key=lambda offer: not offer.source.shipped):
-        for name, item in (*((info.name, info) for info in offer.passes), *offer.pipelines.items()):
-            claims[name].append(_Claim(offer.source, item))
-    return claims
-
-
-def _settled(claims: Sequence[_Claim]) -> bool:
+def _first_keeps(sources: Sequence[PluginSource]) -> bool:
     """Return whether the first of those that claim one name keeps it: it is the only one, or the only one of fxopt."""
-    return len(claims) == 1 or claims[0].source.shipped > claims[1].source.shipped
+    return len(sources) == 1 or sources[0].shipped > sources[1].shipped
 
 
-def _contest_text(name: str, claims: Sequence[_Claim]) -> str:
-    kept = _settled(claims)
-    result = "and stays with the first, a part of fxopt; rename" if kept else "so that nobody gets it; uninstall"
-    return f"{name!r} is claimed {' and '.join(map(str, claims))}, {result} one, or leave it out of {ALLOW_LIST}"
-
-
-def _clash_text(name: str, sources: Iterable[PluginSource], kept: str = "") -> str:
-    claimants = " and ".join(map(str, sources))
-    return f"several plugins are named {name!r}: {claimants}; uninstall one, or register it under another name.{kept}"
-
-
-def _failure(*messages: str) -> PluginLoadError:
-    error = PluginLoadError("; ".join(messages))
-    error.__cause__ = DuplicatePassError(messages[0])
+def _clash(text: str) -> PluginLoadError:
+    error = PluginLoadError(text)
+    error.__cause__ = DuplicatePassError(text)
     return error
 
 
 def read_plugins(points: Iterable[PluginEntryPoint]) -> Offers:
     """Load the plugins that the allow-list names, one at a time; what goes wrong with one is a failure of it alone."""
-    by_name: defaultdict[str, list[PluginEntryPoint]] = defaultdict(list)
+    by_name: defaultdict[str, list[tuple[PluginSource, PluginEntryPoint]]] = defaultdict(list)
     for point in points:
-        by_name[point.name].append(point)
+        by_name[point.name].append((_source_of(point), point))
     value = os.environ.get(ALLOW_LIST)
     allowed = by_name.keys() if value is None else {name.strip() for name in value.split(",")} - {""}
-    offers: list[PluginOffer] = []
+    offers: dict[PluginSource, Offer] = {}
     broken: dict[str, PluginLoadError] = {}
     for name in sorted(by_name.keys() & allowed):
-        claims = [_Claim(_source_of(point), point) for point in by_name[name]]
-        claims.sort(key=lambda claim: not claim.source.shipped)
+        claims = sorted(by_name[name], key=lambda claim: not claim[0].shipped)
+        sources = [source for source, _ in claims]
+        kept = _first_keeps(sources)
         if len(claims) > 1:
-            kept = " The first is part of fxopt and keeps it." * _settled(claims)
-            broken[name] = _failure(_clash_text(name, (claim.source for claim in claims), kept))
-        if _settled(claims):
+            result = "The first is part of fxopt and keeps it" if kept else "uninstall one"
+            broken[name] = _clash(f"several plugins are named {name!r}: {' and '.join(map(str, sources))}. {result}")
+        if kept:
             try:
-                offers.append(read_plugin(claims[0].item.load, claims[0].source))
+                offers[sources[0]] = read_plugin(claims[0][1].load, sources[0])
             except PluginLoadError as error:
                 broken[name] = error
     return Offers(offers, broken, by_name.keys(), allowed)
 
 
-def read_plugin(load: Callable[[], object], source: PluginSource) -> PluginOffer:
+def read_plugin(load: Callable[[], object], source: PluginSource) -> Offer:
     """Load a plugin, call each of its hooks alone, and read and check the results to the end."""
     handled = sys.exc_info()[1]
     try:
-        return _read(load(), source)
+        given = {hook: function() for hook, function in _implementations(load()).items()}
+        pipelines = given.get("fxopt_pipelines", {})
+        if not isinstance(pipelines, Mapping):
+            raise PluginLoadError(f"hook fxopt_pipelines returned {describe(pipelines)}, expected a mapping of texts")
+        classes = dict.fromkeys(_items("fxopt_transformations", given))
+        return {
+            "fxopt_transformations": [(info.name, info) for info in (_pass_info(cls, source) for cls in classes)],
+            "fxopt_pipelines": [(_checked_name(name), _checked_text(name, text)) for name, text in pipelines.items()],
+            "fxopt_layers": dict(_named("fxopt_layers", given, _is_layer, "a subclass of torch.nn.Module")),
+            "fxopt_functions": dict(_named("fxopt_functions", given, _is_function, "a function or an operator")),
+        }
     except BaseException as error:  # foreign code may raise anything: SystemExit, a cancelled task, a skipped test
         if interrupt := halted_by(error, handled):
             raise interrupt from None
@@ -240,97 +215,89 @@ def read_plugin(load: Callable[[], object], source: PluginSource) -> PluginOffer
         raise PluginLoadError(f"plugin {source} failed to load: {type(error).__name__}: {error}") from error
 
 
-def pass_name(cls: type[Transformation]) -> str:
-    """Return the name under which a pass is offered: its class name in kebab-case, or its own attribute ``name``."""
-    own = inspect.getattr_static(cls, "name", None)
-    return own if isinstance(own, str) else kebab_case(cls.__name__)
+def _implementations(plugin: object) -> dict[str, Callable[[], Any]]:
+    """Return the hooks of a plugin; raise where one is misspelt or unmarked."""
+    for name in dir(plugin):
+        close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8) if name.startswith("fxopt_") else []
+        if close and name not in HOOKS:
+            raise PluginLoadError(f"{name} looks like {close[0]} misspelt; rename it")
+    manager = pluggy.PluginManager(PROJECT)  # one of its own: a misspelt hook does not concern the other plugins
+    for spec in SPECS:
+        manager.add_hookspecs(spec)
+    manager.register(plugin)
+    manager.check_pending()
+    found = {hook: impl.function for hook in HOOKS for impl in getattr(manager.hook, hook).get_hookimpls()}
+    for hook in HOOKS:
+        if hasattr(plugin, hook) and hook not in found:
+            raise PluginLoadError(f"{hook} is not marked as a hook; decorate it with @fxopt_core.hookimpl")
+        if inspect.iscoroutinefunction(found.get(hook)):
+            raise PluginLoadError(f"hook {hook} is a coroutine, which nobody awaits; expected a plain function")
+    if not found:
+        raise PluginLoadError(
+            f"it has no hooks; define one of {', '.join(HOOKS)} in it and decorate it with @fxopt_core.hookimpl"
+        )
+    return found
 
 
-def _read(plugin: object, source: PluginSource) -> PluginOffer:
-    results = {hook: function() for hook, function in _implementations(plugin).items()}
-    classes = _items("fxopt_transformations", results, "Transformation classes")
-    infos = {cls: _pass_info(cls, source) for cls in map(_checked_class, classes)}
-    return PluginOffer(
-        source,
-        tuple(infos.values()),
-        _checked_pipelines(results.get("fxopt_pipelines", {})),
-        dict(map(_checked_layer, _items("fxopt_layers", results, "classes of modules"))),
-        dict(map(_checked_function, _functions(results))),
-    )
-
-
-def _items(hook: str, results: Mapping[str, object], expected: str) -> list[Any]:
-    result = results.get(hook, ())
+def _items(hook: str, given: Mapping[str, Any]) -> list[Any]:
+    result = given.get(hook, ())
     if not isinstance(result, Iterable) or isinstance(result, (str, bytes)):
-        raise PluginLoadError(f"hook {hook} returned {_described(result)}, expected an iterable of {expected}")
+        raise PluginLoadError(f"hook {hook} returned {describe(result)}, expected an iterable")
     return list(result)
 
 
-def _checked_layer(item: object) -> tuple[str, type[nn.Module]]:
-    found = f"hook fxopt_layers gave {_described(item)}"
-    if not (isinstance(item, type) and issubclass(item, nn.Module)) or issubclass(item, GraphModule):
-        raise PluginLoadError(f"{found}, expected a subclass of torch.nn.Module, and none of GraphModule")
-    if importable_name(item) != class_path(item):
-        raise PluginLoadError(f"{found}, which files cannot name; define it at the top of a module")
-    return class_path(item), item
+def _named(
+    hook: str, given: Mapping[str, Any], fits: Callable[[object], bool], expected: str
+) -> Iterator[tuple[str, Any]]:
+    """Yield what files may name; an operator is followed by its overloads, which are what most graphs call."""
+    for item in _items(hook, given):
+        if not fits(item):
+            raise PluginLoadError(f"hook {hook} gave {describe(item)}, expected {expected}")
+        packet: Any = item
+        overloads = packet.overloads() if isinstance(item, OpOverloadPacket) else ()
+        for each in (item, *(getattr(packet, overload) for overload in overloads)):
+            name = name_of(each)
+            if name is None:
+                found = f"hook {hook} gave {describe(each)}, which files cannot name"
+                raise PluginLoadError(f"{found}; define it at the top of a module")
+            yield name, each
 
 
-def _functions(results: Mapping[str, object]) -> Iterator[object]:
-    """Yield functions and operators; an operator is followed by its overloads, which are what most graphs call."""
-    for item in _items("fxopt_functions", results, "functions"):
-        yield item
-        if isinstance(item, OpOverloadPacket):
-            packet: Any = item
-            yield from (getattr(item, overload) for overload in packet.overloads())
+def _is_layer(item: object) -> bool:
+    return isinstance(item, type) and issubclass(item, nn.Module) and not issubclass(item, GraphModule)
 
 
-def _checked_function(item: object) -> tuple[str, Callable[..., Any]]:
-    if not callable(item) or isinstance(item, (type, nn.Module)):
-        raise PluginLoadError(f"hook fxopt_functions gave {_described(item)}, expected a function or an operator")
-    name = name_of(item)
-    if name is None:
-        found = f"hook fxopt_functions gave {describe(item)}"
-        raise PluginLoadError(f"{found}, which files cannot name; define it at the top of a module")
-    return name, item
+def _is_function(item: object) -> bool:
+    return callable(item) and not isinstance(item, (type, nn.Module))
 
 
-def _checked_class(item: object) -> type[Transformation]:
-    found = f"hook fxopt_transformations gave {_described(item)}"
-    if isinstance(item, Transformation):
-        raise PluginLoadError(f"{found}, expected the class itself: write {type(item).__name__} without parentheses")
-    if not (isinstance(item, type) and issubclass(item, Transformation)):
+def _pass_info(cls: Any, source: PluginSource) -> PassInfo:
+    found = f"hook fxopt_transformations gave {describe(cls)}"
+    if not (isinstance(cls, type) and issubclass(cls, Transformation)):
         raise PluginLoadError(f"{found}, expected a subclass of fxopt_core.Transformation")
-    if inspect.isabstract(item):
-        raise PluginLoadError(f"{found}, which is abstract; implement {', '.join(sorted(item.__abstractmethods__))}")
-    required = [option.name for option in options_of(item).values() if option.required]
+    if inspect.isabstract(cls):
+        raise PluginLoadError(f"{found}, which is abstract; implement {', '.join(sorted(cls.__abstractmethods__))}")
+    options = options_of(cls)
+    required = [option.name for option in options.values() if option.required]
     if required:
         raise PluginLoadError(f"{found}, whose constructor needs {', '.join(required)}; give every parameter a default")
-    return item
-
-
-def _pass_info(cls: type[Transformation], source: PluginSource) -> PassInfo:
+    own = inspect.getattr_static(cls, "name", None)
     return PassInfo(
-        name=_checked_name(pass_name(cls), "pass"),
+        name=_checked_name(own if isinstance(own, str) else kebab_case(cls.__name__)),
         summary=inspect.cleandoc(cls.__doc__ or "").partition("\n")[0],
         family=source.name,
         distribution=source.distribution,
         version=source.version,
         reversible=cls.reversible,
         preserves_computation=bool(cls.preserves_computation),
-        options=options_of(cls),
+        options=options,
         transformation=cls,
     )
 
 
-def _checked_pipelines(result: object) -> dict[str, str]:
-    if not isinstance(result, Mapping):
-        raise PluginLoadError(f"hook fxopt_pipelines returned {_described(result)}, expected a mapping of texts")
-    return {_checked_name(name, "pipeline"): _checked_text(name, text) for name, text in result.items()}
-
-
 def _checked_text(name: object, text: object) -> str:
     if not isinstance(text, str):
-        raise PluginLoadError(f"pipeline {name!r} is {_described(text)}, expected pipeline text")
+        raise PluginLoadError(f"pipeline {name!r} is {describe(text)}, expected pipeline text")
     try:
         parse_pipeline(text)
     except PipelineSyntaxError as error:
@@ -338,53 +305,7 @@ def _checked_text(name: object, text: object) -> str:
     return text
 
 
-def _checked_name(name: object, kind: str) -> str:
+def _checked_name(name: object) -> str:
     if not (isinstance(name, str) and NAME.fullmatch(name)):
-        raise PluginLoadError(f"{name!r} is no name for a {kind}; use letters, digits and dashes (`merge-linears`)")
+        raise PluginLoadError(f"{name!r} is no name; use letters, digits and dashes (`merge-linears`)")
     return name
-
-
-def _described(value: object) -> str:
-    if value is None:
-        return "None"
-    return f"the class {class_path(value)}" if isinstance(value, type) else f"a {class_path(type(value))}"
-
-
-def _implementations(plugin: object) -> dict[str, Callable[[], object]]:
-    """Return the hooks of a plugin; raise where one is misspelt, unmarked, or cannot be called as a hook is."""
-    found: dict[str, Callable[[], object]] = {}
-    close: list[str] = []
-    for name in dir(plugin):
-        function: Any = getattr(plugin, name, None)
-        marks = getattr(function, f"{PROJECT}_impl", None)  # as pluggy sets it
-        similar = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8) if not name.startswith("__") else []
-        if name in HOOKS and not callable(function):
-            raise PluginLoadError(f"{name} is {type_text(function)}, expected a function; {_MARK}")
-        if name in HOOKS and not marks:
-            raise PluginLoadError(f"{name} is not marked as a hook; {_MARK}")
-        if name not in HOOKS and similar:
-            close.append(f"; {name} looks like {similar[0]} misspelt")
-        if marks:
-            found[name] = function
-            _check_hook(plugin, name, function, "".join(close), wraps=marks["wrapper"] or marks["hookwrapper"])
-    if not found:
-        raise PluginLoadError(f"it has no hooks; define one of {', '.join(HOOKS)} in it and {_MARK}{''.join(close)}")
-    return found
-
-
-def _check_hook(plugin: object, name: str, function: Callable[[], object], close: str, *, wraps: bool) -> None:
-    found, remedy = "", "expected a plain function"
-    parameters = ", ".join(inspect.signature(function).parameters)
-    if name not in HOOKS:
-        found, remedy = f"is unknown{close}", f"the hooks are {', '.join(HOOKS)}"
-    elif wraps:
-        found = "is a wrapper, which has nothing to wrap here"
-    elif inspect.iscoroutinefunction(function):
-        found = "is a coroutine, which nobody awaits"
-    elif parameters and isinstance(plugin, type):
-        cls = plugin.__qualname__
-        found, remedy = f"is a method of {cls}", f"give an object, {cls}(), or make it static"
-    elif parameters:
-        found, remedy = f"has parameters ({parameters})", "hooks have none"
-    if found:
-        raise PluginLoadError(f"hook {name} {found}; {remedy}")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
-import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +22,7 @@ from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.hookspec import PROJECT, Plugin
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import build_pipeline, format_pipeline
-from fxopt_core.registry.plugins import Offers, PluginEntryPoint, PluginSource, read_plugin, read_plugins
+from fxopt_core.registry.plugins import Offers, PluginEntryPoint, PluginSource, read_plugins
 from fxopt_core.text import text_table
 from fxopt_core.values.names import providers
 
@@ -48,7 +47,8 @@ class Registry:
     >>> passes = Registry(entry_points=[])
     >>> passes.register(Plugin())
     >>> passes
-    fxopt registry: 1 pass
+    fxopt registry: 1 passes, 0 pipelines, 0 failed plugins
+    passes:
       noop  Plugin  graph module -> the same one.
     >>> passes.pipeline_text(passes.pipeline("noop{times=2}, noop"))
     'noop{times=2},noop'
@@ -155,27 +155,20 @@ class Registry:
         """
         source = PluginSource(name or getattr(plugin, "__name__", None) or type(plugin).__name__)
         with self._lock:
-            contents = self._contents()
-            contents.check_plugin_is_new(source)
-            offer = read_plugin(lambda: plugin, source)
-            extended = Offers((*contents.offers, offer), contents.broken, contents.found, contents.allowed)
-            for claimed in (*(info.name for info in offer.passes), *offer.pipelines):
-                extended.check_is_unique(claimed)
-            self._loaded = extended
+            self._loaded = self._contents().extended(plugin, source)
 
     def __repr__(self) -> str:
-        """List what there is, one line each; summaries are cut to the terminal's width where there is one."""
+        """List what there is, one line each."""
         if self._loading:
             return "<fxopt registry, loading>"
         passes, pipelines, failed = self.available(), self.pipelines(), self.failed
-        parts = [f"{len(passes)} pass{'es' * (len(passes) != 1)}"]
-        more = {"pipeline": len(pipelines), "failed plugin": len(failed)}
-        parts += [f"{count} {noun}{'s' * (count > 1)}" for noun, count in more.items() if count]
-        columns = shutil.get_terminal_size(fallback=(0, 0)).columns
-        rows = _indented([(info.name, info.family, info.plain_summary) for info in passes.values()], columns)
-        lines = [f"fxopt registry: {', '.join(parts)}", *rows]
-        lines += ["pipelines:", *_indented([*pipelines.items()])] if pipelines else []
-        lines += ["failed:", *_indented([(n, str(e).partition("\n")[0]) for n, e in failed.items()])] if failed else []
+        lines = [f"fxopt registry: {len(passes)} passes, {len(pipelines)} pipelines, {len(failed)} failed plugins"]
+        for heading, rows in (
+            ("passes:", [(info.name, info.family, info.plain_summary) for info in passes.values()]),
+            ("pipelines:", [*pipelines.items()]),
+            ("failed:", [(name, str(error).partition("\n")[0]) for name, error in failed.items()]),
+        ):
+            lines += [heading, *(f"  {line}" for line in text_table(rows))] if rows else []
         return "\n".join(lines)
 
     def _contents(self) -> Offers:
@@ -205,9 +198,3 @@ def registry() -> Registry:
 
 
 providers.append(lambda: registry().functions())
-
-
-def _indented(rows: Sequence[Sequence[str]], columns: int = 0) -> list[str]:
-    """Return a table, its lines cut to the terminal's width where there is one."""
-    lines = [f"  {line}" for line in text_table(rows)]
-    return [f"{line[: columns - 1]}\u2026" if 40 <= columns < len(line) else line for line in lines]

@@ -15,3 +15,6 @@ _BY_DISTRIBUTION = {
 
 SHIPPED_NAMES = {name: home for home, names in _BY_DISTRIBUTION.items() for name in names.split()}
 """Distribution by name of a pass or pipeline."""
+
+SHIPPED = tuple(_BY_DISTRIBUTION)
+"""The distributions of fxopt that have a plugin; fxopt-linear, say, declares `fxopt_linear.plugin` as `linear`."""

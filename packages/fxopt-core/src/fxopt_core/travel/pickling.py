@@ -1,12 +1,12 @@
 """Pickling a graph module as its graph, so that names, order, marks and unused nodes survive.
 
-torch pickles the generated code and traces it again. A module that `install` has touched pickles the rows of its graph
-instead, in `pickle`, `torch.save` and multiprocessing alike, and so do its deep copies. Other modules pickle as ever.
+torch pickles the generated code and traces it again. A module that `install_pickling` has touched pickles the rows of
+its graph instead, in `pickle`, `torch.save` and multiprocessing alike, and so do its deep copies. Other modules
+pickle as ever.
 """
 
 from __future__ import annotations
 
-import copy
 import io
 import pickle
 from collections import OrderedDict
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import TreeSpec, treespec_leaf
-from torch.utils.hooks import RemovableHandle
 
 from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of, set_tracer_class
 from fxopt_core.errors import FxoptError
@@ -28,20 +27,19 @@ from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.state.graph import GraphRows, own_classes
 from fxopt_core.values.names import class_path, describe, import_class, name_of
 
-FORMAT = 4
+FORMAT = 5
 """Raised when older versions of this module could not read what this one writes."""
 
 _MADE_AGAIN = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_call_impl", "shape_env"})
 _LEFT_TO_PICKLE = frozenset({"_parameters", "_buffers", "_modules"})
-_IF_POSSIBLE: dict[str, Any] = {"_tracer_cls": None, "_tracer_extras": {}}
+_IF_POSSIBLE: dict[str, Callable[[], object]] = {"_tracer_cls": lambda: None, "_tracer_extras": dict}
 _KEPT_META = ("stack_trace", "from_node", "source_fn_stack", "custom")
 _STACK = "nn_module_stack"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
-_CONTAINERS = frozenset({dict, OrderedDict, list, set, tuple})
 
 
-def install(graph_module: GraphModule) -> None:
+def install_pickling(graph_module: GraphModule) -> None:
     """Make a graph module, and every deep copy of it, pickle its graph. Doing it again changes nothing.
 
     Raises:
@@ -49,15 +47,20 @@ def install(graph_module: GraphModule) -> None:
 
     >>> graph_module = torch.fx.symbolic_trace(nn.ReLU())
     >>> next(iter(graph_module.graph.nodes)).name = "any_name"
-    >>> install(graph_module)
+    >>> install_pickling(graph_module)
     >>> [node.name for node in pickle.loads(pickle.dumps(graph_module)).graph.nodes]
     ['any_name', 'relu', 'output']
     """
-    cls = _own_class(graph_module)
+    own = [cls for cls in own_classes(graph_module) if cls.__qualname__.endswith("GraphModuleImpl")]
+    if not own:
+        raise FxoptError(
+            f"the graph module's class was replaced by {type(graph_module).__qualname__}, which it does not own; keep "
+            "the class that torch makes for each graph module"
+        )
     for name, function in (("__reduce_ex__", _reduce_ex), ("__copy__", _copy)):
-        setattr(cls, name, function)
-    if install not in graph_module._deepcopy_hooks:
-        graph_module._deepcopy_hooks.append(install)
+        setattr(own[0], name, function)
+    if install_pickling not in graph_module._deepcopy_hooks:
+        graph_module._deepcopy_hooks.append(install_pickling)
 
 
 def create(version: int, *arguments: Any) -> GraphModule:
@@ -81,25 +84,14 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], dict[str, Any]]
     with collector_paused():
         written["rows"].fill(graph)
     for node, meta in zip(iter_nodes(graph), written["metas"], strict=True):
-        node.meta.update(meta | ({_STACK: copy.copy(meta[_STACK])} if _STACK in meta else {}))
+        node.meta = meta
     code_fields(graph).update(written["code_fields"])
     graph.set_codegen(written["codegen"])
     set_tracer_class(graph, attributes.get("_tracer_cls"))
     graph.owning_module = graph_module
     graph_module.__dict__["_graph"] = graph
     graph_module.recompile()
-    install(graph_module)
-    _keep_hook_numbers_apart(graph_module)
-
-
-def _own_class(graph_module: GraphModule) -> type[GraphModule]:
-    for cls in own_classes(graph_module):
-        if cls.__qualname__.endswith("GraphModuleImpl"):
-            return cls
-    raise FxoptError(
-        f"the graph module's class was replaced by {type(graph_module).__qualname__}, which it does not own; keep the "
-        "class that torch makes for each graph module"
-    )
+    install_pickling(graph_module)
 
 
 def _base(graph_module: GraphModule) -> Any:
@@ -110,47 +102,44 @@ def _base(graph_module: GraphModule) -> Any:
 def _copy(self: GraphModule) -> GraphModule:
     """Copy as torch does, and let the copy, which shares the graph, pickle it too."""
     twin: GraphModule = _base(self).__copy__(self)
-    install(twin)
+    install_pickling(twin)
     return twin
 
 
 def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
-    _check_not_exported(self)
-    writer = _Writer(protocol)
-    base = _base(self)
-    writer.check(base, "the class of the graph module")
-    attributes = {key: writer.attribute(key, value) for key, value in vars(self).items()}
-    for name, module in self.named_modules():
-        cls: Any = type(module)
-        if isinstance(module, GraphModule):
-            install(module)  # torch loses names in them too, and cannot trace what an export has made
-            continue
-        writer.check(cls, f"the class of module {name!r}")
-        # What pickle would stop at further down, where its message names neither module nor attribute.
-        if cls.__getstate__ is nn.Module.__getstate__ and cls.__reduce_ex__ is object.__reduce_ex__:
-            for key, value in vars(module).items():
-                if key not in _LEFT_TO_PICKLE:
-                    writer.check(value, f"attribute {key!r} of module {name!r}")
-    state = attributes, writer.graph(self.graph)
-    return create, (FORMAT, base, type(self).__name__), state, None, None, fill
-
-
-def _check_not_exported(graph_module: GraphModule) -> None:
-    train = getattr(vars(graph_module).get("train"), "__func__", None)
+    train = getattr(vars(self).get("train"), "__func__", None)
     if getattr(train, "__module__", None) == "torch.export.exported_program":
         raise FxoptError(
             "a graph module straight from `torch.export` cannot be pickled: torch compiles the checks of its inputs "
             "and drops their source; make it with `fxopt_capture.capture`, whose modules pickle, or save the program "
             "with `torch.export.save`"
         )
-
-
-def _keep_hook_numbers_apart(graph_module: GraphModule) -> None:
-    """Let hooks that are registered from now on not replace those that came with the pickle."""
-    for module in graph_module.modules():
-        for key, hooks in vars(module).items():
-            if key.endswith("_hooks") and isinstance(hooks, dict) and hooks:
-                RemovableHandle.next_id = max(RemovableHandle.next_id, 1 + max(hooks))
+    writer, base = _Writer(protocol), _base(self)
+    writer.part(base, "the class of the graph module")
+    attributes: dict[str, Any] = {}
+    for key, value in vars(self).items():
+        if key in _MADE_AGAIN:
+            value = None
+        elif key == "meta":
+            value = {name: entry for name, entry in value.items() if not writer.obstacle(entry)}
+        elif key in _IF_POSSIBLE:
+            value = _IF_POSSIBLE[key]() if writer.obstacle(value) else value
+        elif key not in _LEFT_TO_PICKLE:
+            value = writer.part(value, f"attribute {key!r} of the graph module")
+        attributes[key] = value
+    for name, module in self.named_modules():
+        cls: Any = type(module)
+        if isinstance(module, GraphModule):
+            install_pickling(module)  # torch loses names in them too, and cannot trace what an export has made
+            continue
+        writer.part(cls, f"the class of module {name!r}")
+        # What pickle would stop at further down, where its message names neither module nor attribute.
+        if cls.__getstate__ is nn.Module.__getstate__ and cls.__reduce_ex__ is object.__reduce_ex__:
+            for key, value in vars(module).items():
+                if key not in _LEFT_TO_PICKLE:
+                    writer.part(value, f"attribute {key!r} of module {name!r}")
+    state = attributes, writer.graph(self.graph)
+    return create, (FORMAT, base, type(self).__name__), state, None, None, fill
 
 
 class _Probe(pickle.Pickler):
@@ -165,24 +154,37 @@ class _Writer:
 
     def __init__(self, protocol: int) -> None:
         self._protocol = protocol
-        self._obstacles: dict[int, tuple[object, Exception | None]] = {}  # by id, with what has it
-        self._parts: dict[tuple[str, int], Any] = {}  # by role and id
-        self._stacks: dict[Any, Any] = {}
+        self._parts: dict[int, tuple[object, Any]] = {}  # by id, with what has it
 
     def obstacle(self, value: object) -> Exception | None:
         """Return the error of pickling a value, without its tensors and modules."""
-        if type(value) in _ATOMS or (type(value) in _CONTAINERS and not value):
-            return None
-        if id(value) not in self._obstacles:
-            self._obstacles[id(value)] = value, None
-            try:
-                _Probe(io.BytesIO(), self._protocol).dump(value)
-            except Exception as error:  # whatever pickling somebody's object raises
-                self._obstacles[id(value)] = value, error
-        return self._obstacles[id(value)][1]
+        try:
+            _Probe(io.BytesIO(), self._protocol).dump(value)
+        except Exception as error:  # whatever pickling somebody's object raises
+            return error
+        return None
 
-    def check(self, value: object, what: str) -> None:
-        """Raise if a value cannot be pickled; ``what`` says where it is."""
+    def part(self, value: Any, what: str) -> Any:
+        """Return what stands for a value; raise if nothing can. ``what`` says where it is."""
+        if type(value) in _ATOMS:
+            return value
+        if id(value) not in self._parts:
+            self._parts[id(value)] = value, self._written(value, what)
+        return self._parts[id(value)][1]
+
+    def _written(self, value: Any, what: str) -> Any:
+        if isinstance(value, _SYMBOLIC):
+            raise FxoptError(
+                f"{what} is the symbolic value {value}, which has no form; compute it by a node of the graph "
+                "(`torch.ops.aten.sym_size.int`), or use a number"
+            )
+        if isinstance(value, TreeSpec):
+            return _spec_reference(value)
+        # Older protocols of pickle have no memory formats, and none has operators and functions of C.
+        is_format = isinstance(value, torch.memory_format)
+        name = str(value).replace(".", ":", 1) if is_format else name_of(value)
+        if name is not None:
+            return _Rebuilt(import_class, name)
         obstacle = self.obstacle(value)
         if obstacle is not None:
             raise FxoptError(
@@ -190,72 +192,33 @@ class _Writer:
                 "that are defined at the top of a module. Undo what has replaced a class "
                 "(torch.nn.utils.parametrize.remove_parametrizations)"
             ) from obstacle
-
-    def attribute(self, key: str, value: Any) -> Any:
-        """Return what stands for an attribute of the graph module."""
-        if key in _MADE_AGAIN:
-            return None
-        if key == "meta":
-            return {name: entry for name, entry in value.items() if name == META_KEY or self.obstacle(entry) is None}
-        if key in _IF_POSSIBLE and self.obstacle(value) is not None:
-            return copy.copy(_IF_POSSIBLE[key])
-        if isinstance(value, TreeSpec):
-            return _spec_reference(value)
-        if key not in _LEFT_TO_PICKLE:
-            self.check(value, f"attribute {key!r} of the graph module")
         return value
 
     def graph(self, graph: Graph) -> dict[str, Any]:
         """Return a graph as rows."""
         codegen, rows = codegen_of(graph), GraphRows(graph)
         held = dict(vars(codegen))
-        if (info := held.pop("pytree_info", None)) is not None:
+        info = held.pop("pytree_info", None)
+        held = {key: self.part(value, f"the graph's code generator, {key},") for key, value in held.items()}
+        if info is not None:
             held["pytree_info"] = _Rebuilt(PyTreeInfo, list(info.orig_args), *map(_spec_reference, info[1:]))
-        for name, value in (("class", type(codegen)), *held.items()):
-            self.check(value, f"the graph's code generator, {name},")
         with collector_paused():
             metas = [self._meta(node) for node in rows.nodes]
-            rows = rows.apart(self._part)
-        made = _Rebuilt(_codegen, type(codegen), held)
+            rows = rows.apart(lambda node, role, value: self.part(value, f"the {role} of node `{node.name}`"))
+        made = _Rebuilt(_codegen, self.part(type(codegen), "the graph's code generator"), held)
         return {"rows": rows, "metas": metas, "codegen": made, "code_fields": dict(code_fields(graph))}
-
-    def _part(self, node: Node, role: str, value: Any) -> Any:
-        """Return what stands for a target, an argument or a type annotation."""
-        if type(value) in _ATOMS:
-            return value
-        if (role, id(value)) not in self._parts:
-            self._parts[role, id(value)] = self._reference(value, f"the {role} of node `{node.name}`")
-        return self._parts[role, id(value)]
-
-    def _reference(self, value: Any, what: str) -> Any:
-        if isinstance(value, _SYMBOLIC):
-            raise FxoptError(
-                f"{what} is the symbolic value {value}, which has no form; compute it by a node of the graph "
-                "(`torch.ops.aten.sym_size.int`), or use a number"
-            )
-        # Older protocols of pickle have no memory formats, and none has operators and functions of C.
-        is_format = isinstance(value, torch.memory_format)
-        name = str(value).replace(".", ":", 1) if is_format else name_of(value)
-        if name is not None:
-            return _Rebuilt(import_class, name)
-        self.check(value, what)
-        return value
 
     def _meta(self, node: Node) -> dict[str, Any]:
         """Return what a pickle keeps of a node's ``meta``."""
-        meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
-        meta = {key: value for key, value in meta.items() if self.obstacle(value) is None}
+        meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta and not self.obstacle(node.meta[key])}
         stack = node.meta.get(_STACK)
         if isinstance(stack, dict) and all(isinstance(entry, tuple) and len(entry) == 2 for entry in stack.values()):
             kind = OrderedDict if isinstance(stack, OrderedDict) else dict
-            named = tuple((str(key), (str(path), self._class(cls))) for key, (path, cls) in stack.items())
-            meta[_STACK] = self._stacks.setdefault((kind, named), kind(named))
+            meta[_STACK] = kind(
+                (key, (path, _Rebuilt(_class_or_text, class_path(cls)) if isinstance(cls, type) else str(cls)))
+                for key, (path, cls) in stack.items()
+            )
         return meta | ({META_KEY: node.meta[META_KEY]} if META_KEY in node.meta else {})
-
-    def _class(self, cls: object) -> Any:
-        if isinstance(cls, type):
-            return self._parts.setdefault(("class", id(cls)), _Rebuilt(_class_or_text, class_path(cls)))
-        return str(cls)
 
 
 def _class_or_text(path: str) -> object:

@@ -36,43 +36,34 @@ def name_of(value: Any) -> str | None:
 
     >>> name_of(torch.conv2d), name_of(torch.ops.aten.add.Tensor), name_of(lambda: 0)
     ('torch:conv2d', 'torch:ops.aten.add.Tensor', None)
+    >>> name_of(torch.nn.Linear)
+    'torch.nn.modules.linear:Linear'
     """
     path = operator_path(value)
     if path:
         return OPERATORS + ".".join(path) if _find_operator(path) is value else None
     if value is type(None):
         return "types:NoneType"
-    return importable_name(value) if callable(value) and hasattr(value, "__qualname__") else None
-
-
-def importable_name(value: Any) -> str | None:
-    """Return a name under which this very object can be imported, or None.
-
-    >>> importable_name(torch.nn.Linear), importable_name(lambda: None)
-    ('torch.nn.modules.linear:Linear', None)
-    """
-    for module, qualified_name in _candidate_names(value):
-        found: object = sys.modules.get(module)
-        for part in qualified_name.split("."):
-            try:
-                found = getattr(found, part, None)
-            except Exception:  # a module or class that computes its attributes
-                found = None
+    if not callable(value) or not hasattr(value, "__qualname__"):
+        return None
+    for name in _candidate_names(value):
+        try:
+            found = _find(name, sys.modules.__getitem__)
+        except Exception:  # a module or class that computes its attributes
+            continue
         if found is value or (isinstance(value, types.MethodType) and found == value):
-            return f"{module}:{qualified_name}"
+            return name
     return None
 
 
-def _candidate_names(value: Any) -> Iterator[tuple[str, str]]:
+def _candidate_names(value: Any) -> Iterator[str]:
     name = getattr(value, "__name__", None)
     # Methods of C types name their class, class methods are bound to it; other functions name their module.
     owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
     if isinstance(owner, type):
-        yield owner.__module__, f"{owner.__qualname__}.{name}"
-    module = getattr(value, "__module__", None)
-    if isinstance(module, str):
-        yield module, value.__qualname__
-        yield module, str(name)
+        yield f"{class_path(owner)}.{name}"
+    yield f"{getattr(value, '__module__', None)}:{value.__qualname__}"
+    yield f"{getattr(value, '__module__', None)}:{name}"
 
 
 def describe(value: object) -> str:
@@ -105,8 +96,12 @@ def import_class(name: str) -> Any:
     """
     if name.startswith(OPERATORS):
         return load_operator(*name.removeprefix(OPERATORS).split("."))
+    return _find(name, importlib.import_module)
+
+
+def _find(name: str, module_of: Callable[[str], Any]) -> Any:
     module, _, path = name.partition(":")
-    return reduce(getattr, path.split("."), importlib.import_module(module))
+    return reduce(getattr, path.split("."), module_of(module))
 
 
 _KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()
@@ -120,16 +115,6 @@ def note_class(cls: type) -> None:
 def known_class(path: str) -> type | None:
     """Return the class that was noted last under this path; None where there is none."""
     return _KNOWN.get(path)
-
-
-def find_class(path: str) -> Any:
-    """Return the class with this path: what can be imported, or else what was noted last."""
-    try:
-        return import_class(path)
-    except (ImportError, AttributeError):
-        if path in _KNOWN:
-            return _KNOWN[path]
-        raise
 
 
 def operator_path(value: object) -> list[str]:

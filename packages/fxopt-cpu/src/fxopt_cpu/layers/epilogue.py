@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fxopt_cpu.operators.linear import ACTIVATIONS, NORMS, activate
-from fxopt_rewrite.toolbox import check_settings
+from fxopt_rewrite import check_settings
 
 CODES = {name: number for number, name in enumerate(ACTIVATIONS)}
 """The numbers of activations in the operators."""

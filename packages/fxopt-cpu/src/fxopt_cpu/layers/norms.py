@@ -13,7 +13,12 @@ from fxopt_cpu.layers.epilogue import NORM_CODES, Activation, Norm, check_epilog
 from fxopt_cpu.layers.thawing import Layer
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.definition import without_gradient
-from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_plainly
+from fxopt_rewrite import (
+    check_settings,
+    is_plain_tensor,
+    needs_gradient,
+    runs_plainly,
+)
 
 NORM = without_gradient(torch.ops.fxopt.norm.default)
 EMBEDDING_NORM = without_gradient(torch.ops.fxopt.embedding_norm.default)

@@ -17,8 +17,13 @@ from fxopt_cpu.layers.packed_layer import PackedLayer, bias_fits, runs_by_onednn
 from fxopt_cpu.layers.thawing import Packed, Thawing, thawing
 from fxopt_cpu.operators import onednn
 from fxopt_cpu.operators.conv import unpack_convolution
-from fxopt_rewrite import Watched
-from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_in_transform
+from fxopt_rewrite import (
+    Watched,
+    check_settings,
+    is_plain_tensor,
+    needs_gradient,
+    runs_in_transform,
+)
 
 Pair = tuple[int, int]
 _FORMATS = ("preserve", "contiguous", "channels_last")

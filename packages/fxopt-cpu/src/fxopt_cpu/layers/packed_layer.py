@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from fxopt_cpu._torch import mkldnn_enabled
 from fxopt_cpu.layers.epilogue import Activation, Norm, check_epilogue
 from fxopt_cpu.layers.thawing import Layer
-from fxopt_rewrite import Watched
-from fxopt_rewrite.toolbox import runs_plainly
+from fxopt_rewrite import Watched, runs_plainly
 
 _MOST_PLANS = 64
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -16,8 +16,13 @@ from fxopt_cpu.layers.thawing import Layer, Packed, Thawing, thawing
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_cpu.operators.linear import pack, pack_bytes, shifted_sums, unpack
-from fxopt_rewrite import Watched
-from fxopt_rewrite.toolbox import check_settings, is_plain_tensor, needs_gradient, runs_plainly
+from fxopt_rewrite import (
+    Watched,
+    check_settings,
+    is_plain_tensor,
+    needs_gradient,
+    runs_plainly,
+)
 
 LINEAR = without_gradient(torch.ops.fxopt.linear.default)
 _FLOAT = torch.float32

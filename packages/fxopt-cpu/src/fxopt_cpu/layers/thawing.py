@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fxopt_core.toolbox import changed
+from fxopt_core import changed
 from fxopt_cpu._torch import storage_count, without_functions, without_modes
 from fxopt_rewrite import Watched
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
-from fxopt_core import PreconditionError
-from fxopt_core.toolbox import type_text
+from fxopt_core import PreconditionError, type_text
 
 _KEY = "fxopt_calibration"  # in the meta of a graph module: the calls
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]

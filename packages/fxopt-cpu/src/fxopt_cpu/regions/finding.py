@@ -23,8 +23,15 @@ from fxopt_cpu.regions.images import (
     plain_layer_of,
     pooling_of,
 )
-from fxopt_rewrite import ConvolutionCall, GraphIndex, LayerNormCall, is_python_number, read_layer_norm
-from fxopt_rewrite.toolbox import Region, is_plain_module
+from fxopt_rewrite import (
+    ConvolutionCall,
+    GraphIndex,
+    LayerNormCall,
+    Region,
+    is_plain_module,
+    is_python_number,
+    read_layer_norm,
+)
 
 LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
 ELEMENTWISE = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}

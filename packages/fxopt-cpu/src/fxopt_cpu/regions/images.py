@@ -23,13 +23,13 @@ from fxopt_rewrite import (
     ConvolutionCall,
     GraphIndex,
     TensorRef,
+    is_plain_module,
     read_activation,
     read_batch_norm,
     read_convolution,
     read_operation,
     tensor_facts,
 )
-from fxopt_rewrite.toolbox import is_plain_module
 
 Pair = tuple[int, int]
 Kept = dict[tuple[object, ...], tuple[Tensor, ...]]

@@ -21,8 +21,7 @@ from fxopt_cpu.regions import images, strides
 from fxopt_cpu.regions.finding import CASTS, CHECK, COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS, norm_of
 from fxopt_cpu.regions.images import Kept
 from fxopt_cpu.regions.strides import called
-from fxopt_rewrite import GraphIndex, LayerNormCall
-from fxopt_rewrite.toolbox import Region
+from fxopt_rewrite import GraphIndex, LayerNormCall, Region
 
 PACKED = (PanelLinear, PackedConv2d)
 

@@ -14,15 +14,20 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.nn.modules import module as global_hooks
 
-from fxopt_core.toolbox import latest_change
+from fxopt_core import latest_change
 from fxopt_cpu.layers.thawing import Layer, Thawing, thawing
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_cpu.operators.plan import Plan
 from fxopt_cpu.regions.finding import regions_of
 from fxopt_cpu.regions.images import Kept, plain_layer_of
 from fxopt_cpu.regions.planning import PACKED, Planned, packed_of, plan_of
-from fxopt_rewrite import GraphIndex, Watched, on_refresh
-from fxopt_rewrite.toolbox import is_edited, runs_plainly
+from fxopt_rewrite import (
+    GraphIndex,
+    Watched,
+    is_edited,
+    on_refresh,
+    runs_plainly,
+)
 
 RUN = without_gradient(torch.ops.fxopt.run.default)
 _MOST_PLANS = 512  # encoders of sentences see a kind for each length and size of a batch

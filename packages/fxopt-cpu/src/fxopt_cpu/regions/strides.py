@@ -15,8 +15,7 @@ from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.passes.layouts import operation
 from fxopt_cpu.regions.finding import CASTS, CHECK, LAYERS, norm_of
 from fxopt_cpu.regions.images import plain_layer_of
-from fxopt_rewrite import BatchNormCall, GraphIndex
-from fxopt_rewrite.toolbox import Region
+from fxopt_rewrite import BatchNormCall, GraphIndex, Region
 
 _FORMATS = {False: torch.contiguous_format, True: torch.channels_last}
 

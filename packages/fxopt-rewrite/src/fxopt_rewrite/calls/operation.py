@@ -15,7 +15,10 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core import (
+    check_graph_module,
+    iter_nodes,
+)
 from fxopt_rewrite.calls.records import Obstacle, TensorRef
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.layers import conv1d_class, module_problem

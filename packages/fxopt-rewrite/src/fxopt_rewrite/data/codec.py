@@ -16,19 +16,19 @@ from functools import cache, partial
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from fxopt_core.errors import FxoptError
-from fxopt_core.gc_pause import collector_paused
-from fxopt_core.ledger.marks import NodeTag
-from fxopt_core.ledger.records import (
+from fxopt_core import (
     LEDGER_VERSION,
     Derived,
     Journal,
     Ledger,
+    NodeTag,
     Record,
     Refusal,
     Rewrite,
     check_version,
+    collector_paused,
 )
+from fxopt_core.errors import FxoptError
 from fxopt_rewrite.data.forms import Fields, MalformedError, ValueReader, ValueWriter
 from fxopt_rewrite.data.policies import LOADED, Names
 

@@ -23,9 +23,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch.fx.traceback import NodeSource
 
+from fxopt_core import (
+    FORMS,
+    Form,
+    Forms,
+    class_path,
+    describe,
+)
 from fxopt_core.errors import FxoptError
-from fxopt_core.values.forms import FORMS, Form, Forms
-from fxopt_core.values.names import class_path, describe
 from fxopt_rewrite._torch import source_from_dict
 from fxopt_rewrite.data.policies import LOADED, Names, Unresolved
 

@@ -16,10 +16,16 @@ from typing import Any, NoReturn
 import torch
 from torch.fx import Graph, Node
 
-from fxopt_core._torch import add_node, inputs_of, names_of, set_arguments, set_order
-from fxopt_core.graph import iter_nodes
-from fxopt_core.values.forms import Form
-from fxopt_core.values.names import class_path
+from fxopt_core import (
+    Form,
+    add_node,
+    class_path,
+    inputs_of,
+    iter_nodes,
+    names_of,
+    set_arguments,
+    set_order,
+)
 from fxopt_rewrite.data.forms import InexpressibleError, MalformedError, ValueReader, ValueWriter
 from fxopt_rewrite.data.policies import is_identifier
 

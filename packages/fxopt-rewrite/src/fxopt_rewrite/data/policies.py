@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
 
-from fxopt_core.values.names import name_of
+from fxopt_core import name_of
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from fxopt_core.graph import iter_nodes
+from fxopt_core import iter_nodes
 from fxopt_rewrite.effects.layout import needs_own_memory
 from fxopt_rewrite.effects.modules import ModuleRule, rule_of_module, tensors_of
 from fxopt_rewrite.effects.rules import Effect, Rule, rule_of_function, rule_of_getattr, rule_of_method

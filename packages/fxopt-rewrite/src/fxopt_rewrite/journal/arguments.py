@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from types import FunctionType
 
-from fxopt_core.ledger.records import Derived
+from fxopt_core import Derived
 from fxopt_rewrite.data.policies import find
 
 

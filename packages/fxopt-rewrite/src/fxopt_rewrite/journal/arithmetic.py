@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fxopt_core.ledger.records import Derived
-from fxopt_core.passes.transformation import Transformation
-from fxopt_core.registry.registry import registry
-from fxopt_core.values.forms import is_plain_data
+from fxopt_core import Derived, Transformation, is_plain_data, registry
 from fxopt_rewrite.data.policies import find, is_identifier
 
 

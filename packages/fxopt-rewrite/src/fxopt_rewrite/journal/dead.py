@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
-from fxopt_core._torch import inputs_of
+from fxopt_core import inputs_of
 from fxopt_rewrite.journal.edits import Edit, NodeAdded, NodeRemoved, NodeReplaced, NodeRow, of_kind
 from fxopt_rewrite.journal.resolve import refs_of
 

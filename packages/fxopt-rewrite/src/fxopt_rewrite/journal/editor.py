@@ -17,14 +17,24 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from fxopt_core._torch import inputs_of
-from fxopt_core.ledger.marks import META_KEY, NodeTag, tag_of
-from fxopt_core.ledger.records import Derived, Refusal, Rewrite
-from fxopt_core.passes.record import signature_or_empty
-from fxopt_core.passes.run import RELEASED_FROM, PassRun, editing_run, release
-from fxopt_core.passes.transformation import Transformation
-from fxopt_core.values.forms import is_plain_data
-from fxopt_core.values.names import class_path, describe
+from fxopt_core import (
+    META_KEY,
+    RELEASED_FROM,
+    Derived,
+    NodeTag,
+    PassRun,
+    Refusal,
+    Rewrite,
+    Transformation,
+    class_path,
+    describe,
+    editing_run,
+    inputs_of,
+    is_plain_data,
+    release,
+    signature_or_empty,
+    tag_of,
+)
 from fxopt_rewrite.calls.records import ParameterisedCall
 from fxopt_rewrite.data.codec import FIELDS
 from fxopt_rewrite.index import GraphIndex

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fxopt_core import NodeTag
 from fxopt_core.errors import FxoptError, UndoError
-from fxopt_core.ledger.marks import NodeTag
 from fxopt_rewrite.data.codec import stored
 from fxopt_rewrite.data.policies import Unresolved as Unresolved
 

@@ -10,9 +10,12 @@ from torch import nn
 from torch.fx import Graph, Node
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
-from fxopt_core._torch import names_of, set_arguments
-from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger.marks import tag_of
+from fxopt_core import (
+    iter_nodes,
+    names_of,
+    set_arguments,
+    tag_of,
+)
 
 _PLAIN = frozenset({Node, bool, int, float, str, type(None), torch.dtype, torch.memory_format})
 

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
-from fxopt_core.ledger.records import Journal, Memo, Record
+from fxopt_core import (
+    Journal,
+    Memo,
+    Record,
+)
 from fxopt_rewrite.data.codec import pack, restore_journal, stored
 from fxopt_rewrite.journal import edits
 from fxopt_rewrite.journal.edits import Edit, EditVisitor, ignored

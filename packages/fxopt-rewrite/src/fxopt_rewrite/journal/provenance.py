@@ -8,10 +8,16 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule, Node
 
+from fxopt_core import (
+    Ledger,
+    NodeTag,
+    Record,
+    Rewrite,
+    ledger_of,
+    tag_of,
+    type_text,
+)
 from fxopt_core.errors import PreconditionError
-from fxopt_core.ledger.marks import NodeTag, tag_of
-from fxopt_core.ledger.records import Ledger, Record, Rewrite, ledger_of
-from fxopt_core.naming import type_text
 from fxopt_rewrite.journal.edits import NodeRemoved, of_kind
 from fxopt_rewrite.journal.journal import edits_of
 

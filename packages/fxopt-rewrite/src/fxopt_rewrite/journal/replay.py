@@ -18,14 +18,20 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from fxopt_core._torch import inputs_of, names_of
+from fxopt_core import (
+    NodeTag,
+    class_path,
+    import_class,
+    inputs_of,
+    iter_nodes,
+    names_of,
+    release,
+    set_tag,
+    tag_of,
+    type_text,
+    undo_error,
+)
 from fxopt_core.errors import UndoError
-from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger.marks import NodeTag, set_tag, tag_of
-from fxopt_core.ledger.records import undo_error
-from fxopt_core.naming import type_text
-from fxopt_core.passes.run import release
-from fxopt_core.values.names import class_path, import_class
 from fxopt_rewrite._torch import sentinel
 from fxopt_rewrite.journal import edits
 from fxopt_rewrite.journal.dead import left_out

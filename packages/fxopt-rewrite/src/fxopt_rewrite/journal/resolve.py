@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fxopt_core.values.names import import_class
+from fxopt_core import import_class
 from fxopt_rewrite.data.forms import ValueReader
 from fxopt_rewrite.data.policies import Unresolved
 from fxopt_rewrite.journal.edits import Listed, ModuleRow, NodeRow, Ref, TensorRow

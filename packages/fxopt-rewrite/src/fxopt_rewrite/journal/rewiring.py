@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from fxopt_core._torch import inputs_of
+from fxopt_core import inputs_of
 
 WIDE = 32
 """From this number of inputs on, all changes to a node's arguments are made at once."""

@@ -15,10 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.passes.shape_prop import TensorMetadata
 
-from fxopt_core._torch import PyTreeCodeGen, codegen_of
+from fxopt_core import (
+    PyTreeCodeGen,
+    check_graph_module,
+    codegen_of,
+    iter_nodes,
+    type_text,
+)
 from fxopt_core.errors import PreconditionError
-from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.naming import type_text
 from fxopt_rewrite._torch import enter_autocast, exit_autocast
 from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
 

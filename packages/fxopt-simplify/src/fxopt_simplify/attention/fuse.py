@@ -10,8 +10,18 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, TensorFacts, read_operation, same_sizes, tensor_facts
-from fxopt_rewrite.toolbox import MISSING, argument, trains
+from fxopt_rewrite import (
+    MISSING,
+    Editor,
+    GraphIndex,
+    ReversibleSitePass,
+    TensorFacts,
+    argument,
+    read_operation,
+    same_sizes,
+    tensor_facts,
+    trains,
+)
 from fxopt_simplify.attention.masks import Bounds
 from fxopt_simplify.attention.reader import FLOATS, Attention, AttentionReader, Mask, is_last_transpose
 

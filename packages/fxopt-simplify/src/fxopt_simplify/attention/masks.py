@@ -18,8 +18,13 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from fxopt_rewrite import GraphIndex, tensor_facts
-from fxopt_rewrite.toolbox import MISSING, argument, words
+from fxopt_rewrite import (
+    MISSING,
+    GraphIndex,
+    argument,
+    tensor_facts,
+    words,
+)
 from fxopt_simplify.known_values import KnownValues
 
 _SAME_ELEMENTS = words(

@@ -11,8 +11,15 @@ import torch
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_rewrite import GraphIndex, Operation, operands_of, read_operation, tensor_facts
-from fxopt_rewrite.toolbox import DROPOUTS, words
+from fxopt_rewrite import (
+    DROPOUTS,
+    GraphIndex,
+    Operation,
+    operands_of,
+    read_operation,
+    tensor_facts,
+    words,
+)
 from fxopt_simplify.attention.masks import MaskValues
 
 _ONE_NAME = {"bmm": "matmul", **dict.fromkeys(DROPOUTS, "dropout")}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite import infer_shapes
 from fxopt_testing.forms import ModuleTracer, traced_by
 from fxopt_testing.models.linear import Pair
 

@@ -13,8 +13,11 @@ from torch.fx import GraphModule, Node
 from fxopt_checkpoints.load import load_original_state_dict
 from fxopt_core import history, iter_nodes
 from fxopt_core.errors import CheckpointError, PreconditionError
-from fxopt_rewrite.journal.arithmetic import derived_problem, registered_functions
-from fxopt_rewrite.shapes.infer import infer_shapes
+from fxopt_rewrite import (
+    derived_problem,
+    infer_shapes,
+    registered_functions,
+)
 from fxopt_testing.findings import Flaw, Property, if_preserving
 from fxopt_testing.outcomes import behaviour_of, differences
 from fxopt_testing.trial import Subject, Trial, called_modules, hooks_of

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule
 
-from fxopt_core import PostconditionError, Transformation, iter_nodes
-from fxopt_core.passes.base import leaves
+from fxopt_core import PostconditionError, Transformation, iter_nodes, leaves
 from fxopt_rewrite import REASONS
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.findings import Flaw, Property

@@ -16,8 +16,7 @@ from typing import Any, Literal, Union
 
 import torch
 
-from fxopt_core import Composition, FxoptError, Registry, Transformation, hookimpl, options_of
-from fxopt_core.passes.options import construct
+from fxopt_core import Composition, FxoptError, Registry, Transformation, construct, hookimpl, options_of
 from fxopt_testing.findings import Flaw, Property
 from fxopt_testing.pictures import picture
 from fxopt_testing.trial import Subject, Trial

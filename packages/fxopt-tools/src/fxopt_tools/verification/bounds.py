@@ -13,10 +13,7 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import FxoptError, PreconditionError, Record, registry
-from fxopt_core.ledger.records import ledger_of
-from fxopt_core.passes.undo import promise_of
-from fxopt_core.values.names import known_class
+from fxopt_core import FxoptError, PreconditionError, Record, known_class, ledger_of, promise_of, registry
 from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME
 
 

@@ -51,7 +51,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fxopt_rewrite.tolerances import Tolerance
+from fxopt_rewrite import Tolerance
 from fxopt_tools.verification.magnitudes import Magnitudes, Sums
 
 _COARSE = 0.1

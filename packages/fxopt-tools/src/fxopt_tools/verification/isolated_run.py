@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
-from fxopt_core import PreconditionError
-from fxopt_core.state.snapshot import kept
+from fxopt_core import PreconditionError, kept
 from fxopt_tools.inputs import Inputs, copied, version_of
 from fxopt_tools.value_tree import parts_of, tensors
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from fxopt_rewrite.tolerances import Tolerance, tolerance
+from fxopt_rewrite import Tolerance, tolerance
 from fxopt_tools.value_tree import Container, equal, has_value
 from fxopt_tools.verification.bounds import UNSTATED, Bounds
 from fxopt_tools.verification.closeness import (

@@ -9,9 +9,12 @@ from itertools import compress
 
 import torch
 
-from fxopt_core import VerificationError
-from fxopt_core.text import notebook_text, text_table
-from fxopt_rewrite.tolerances import Tolerance
+from fxopt_core import (
+    VerificationError,
+    notebook_text,
+    text_table,
+)
+from fxopt_rewrite import Tolerance
 from fxopt_tools.verification.closeness import Criterion, Measurement
 
 _ERRORS = ("max abs error", "max rel error", "SQNR dB", "original's", "cosine")

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_core import PreconditionError, Record, faithful_copy
-from fxopt_core.naming import type_text
+from fxopt_core import PreconditionError, Record, faithful_copy, type_text
 from fxopt_tools.inputs import Inputs, OneInput, read_inputs
 from fxopt_tools.verification.bounds import UNSTATED, Bounds, read_bounds, records_of
 from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME, Outcome, gradients_once, run_once, run_thrice

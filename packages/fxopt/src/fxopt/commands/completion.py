@@ -34,9 +34,7 @@ def complete_pipeline(incomplete: str) -> Completions:
 
 
 def _options(incomplete: str, opened: int) -> Iterator[tuple[str, str]]:
-    from fxopt_core import registry
-    from fxopt_core.naming import option_text
-    from fxopt_core.values.coercion import show_annotation
+    from fxopt_core import option_text, registry, show_annotation
 
     name = incomplete[:opened].rpartition(",")[2].strip()
     info = registry().available().get(name)

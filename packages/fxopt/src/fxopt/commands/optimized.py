@@ -21,6 +21,7 @@ from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
 from fxopt_capture.huggingface.clients import dtype_of
 from fxopt_core import (
+    Demands,
     History,
     PassOptionError,
     PreconditionError,
@@ -30,7 +31,6 @@ from fxopt_core import (
     history,
     registry,
 )
-from fxopt_core.passes.call import Demands
 from fxopt_tools import Inputs, VerificationReport, verify, write_reproducer
 from fxopt_tools.bench import Sampler
 from fxopt_tools.speed import doubt

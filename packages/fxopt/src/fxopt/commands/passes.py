@@ -29,8 +29,7 @@ def list_passes(family: FamilyOption = None, as_json: JsonOption = False) -> Non
 
 def _listed(terminal: Terminal, family: str | None) -> Answer:
     with terminal.steps(1):
-        from fxopt_core import registry
-        from fxopt_core.naming import close_names
+        from fxopt_core import close_names, registry
 
         passes = list(registry().available().values())
         pipelines, failed, missing = registry().pipelines(), registry().failed, registry().missing
@@ -54,8 +53,7 @@ def pass_data(info: PassInfo) -> dict[str, Any]:
     """Return a pass as data, for scripts."""
     from inspect import Parameter
 
-    from fxopt_core.naming import option_text
-    from fxopt_core.values.coercion import show_annotation
+    from fxopt_core import option_text, show_annotation
 
     return {
         "name": info.name,

@@ -13,7 +13,10 @@ from torch import nn
 from fxopt.commands.checks import FACTORY, find_in_current_folder, no_module
 from fxopt.commands.failures import FileError
 from fxopt_capture.exporting.modes import training_note
-from fxopt_core.naming import close_names, type_text
+from fxopt_core import (
+    close_names,
+    type_text,
+)
 from fxopt_tools import Inputs
 
 _RETURNS = "expected a model, or (model, args), or (model, args, kwargs)"

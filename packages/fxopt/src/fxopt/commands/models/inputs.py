@@ -21,9 +21,8 @@ from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
 from fxopt_capture.archive.export import call_of
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
-from fxopt_core import CaptureError, PreconditionError, Transformation, iter_nodes, registry
-from fxopt_core.naming import type_text
-from fxopt_rewrite.special_files import special_kind
+from fxopt_core import CaptureError, PreconditionError, Transformation, iter_nodes, registry, type_text
+from fxopt_rewrite import special_kind
 from fxopt_tools import Inputs
 from fxopt_tools.inputs import read_inputs
 

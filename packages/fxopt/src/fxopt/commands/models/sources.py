@@ -19,8 +19,7 @@ from fxopt.commands.models.wanted import Wanted
 from fxopt.drop_in.clients import varying_sizes
 from fxopt.drop_in.stored_dtype import slow_dtype
 from fxopt_capture import capture, load
-from fxopt_core import CaptureError, Transformation, faithful_copy
-from fxopt_core.naming import type_text
+from fxopt_core import CaptureError, Transformation, faithful_copy, type_text
 from fxopt_tools import Inputs
 
 
