@@ -81,11 +81,11 @@ def execute(
     if transformation._copies:
         graph_module = faithful_copy(graph_module)
     run = new_run(transformation, graph_module, reverse=reverse)
-    run.protect_values, known = demands.protect_values, len(ledger_of(graph_module).records)
+    run.protect_values = demands.protect_values
     with transaction(run):
         result = perform(run, run)
-        if not reverse:
-            demands.check(transformation.name, ledger_of(result).records[known:])
+        if demands.strict or demands.expect is not None:
+            demands.check(run.name, ledger_of(result).records[run.known :])
         if lint:
             lint_and_recompile(result, transformation)
         if META_KEY in result.meta:

@@ -48,6 +48,7 @@ class PassRun:
     reverse: bool = False
     parent: PassRun | None = None
     number: int = 0  # in the ledger
+    known: int = 0  # how many records there were before it
 
     # What the pass reports while it edits.
     is_editing: bool = False  # whether it is inside of its `transform` or `reverse`
@@ -117,8 +118,15 @@ def editing_run(graph_module: GraphModule | None = None) -> PassRun | None:
 
 def new_run(transformation: Pass, graph_module: GraphModule, *, reverse: bool = False) -> PassRun:
     """Return an outermost run of a pass, or one that the running pass starts inside of its own."""
-    number = ledger_of(graph_module).next_run
-    return PassRun(transformation, graph_module, reverse=reverse, parent=_CURRENT.get(), number=number)
+    ledger, parent = ledger_of(graph_module), _CURRENT.get()
+    return PassRun(
+        transformation,
+        graph_module,
+        reverse=reverse,
+        parent=parent,
+        number=ledger.next_run,
+        known=len(ledger.records),
+    )
 
 
 @contextmanager

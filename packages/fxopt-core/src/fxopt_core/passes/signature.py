@@ -122,8 +122,8 @@ def _tensor_form(value: Tensor) -> Form:
         address = None
     if address is None:
         raise TypeError(
-            f"found a {class_path(type(value))} of {value.dtype}, {value.layout}, on {value.device}, whose values cannot "
-            "be read; give a dense tensor with values, on the CPU say"
+            f"found a {class_path(type(value))} of {value.dtype}, {value.layout}, on {value.device}, whose values "
+            "cannot be read; give a dense tensor with values, on the CPU say"
         )
     size = dense.numel() * dense.element_size()
     digest = hashlib.sha256((ctypes.c_char * size).from_address(address)).hexdigest() if size else ""
