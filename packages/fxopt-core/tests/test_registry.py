@@ -555,7 +555,7 @@ class TestShowing:
             str(known)
             == repr(known)
             == (
-                "fxopt registry: 1 passes, 1 pipelines, 1 failed plugins\n"
+                "fxopt registry: passes 1, pipelines 1, failed plugins 1\n"
                 "passes:\n"
                 "  merge-things  good  a, b -> ab.\n"
                 "pipelines:\n"
@@ -578,7 +578,7 @@ class TestShowing:
         assert str(known.available()["other"]) == "other\n  from mine, plugin mine\n  not reversible"
 
     def test_empty(self) -> None:
-        assert repr(Registry([])) == "fxopt registry: 0 passes, 0 pipelines, 0 failed plugins"
+        assert repr(Registry([])) == "fxopt registry: passes 0, pipelines 0, failed plugins 0"
 
     def test_while_loading(self) -> None:
         shown: list[str] = []

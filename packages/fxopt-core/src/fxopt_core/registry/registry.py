@@ -47,7 +47,7 @@ class Registry:
     >>> passes = Registry(entry_points=[])
     >>> passes.register(Plugin())
     >>> passes
-    fxopt registry: 1 passes, 0 pipelines, 0 failed plugins
+    fxopt registry: passes 1, pipelines 0, failed plugins 0
     passes:
       noop  Plugin  graph module -> the same one.
     >>> passes.pipeline_text(passes.pipeline("noop{times=2}, noop"))
@@ -162,7 +162,7 @@ class Registry:
         if self._loading:
             return "<fxopt registry, loading>"
         passes, pipelines, failed = self.available(), self.pipelines(), self.failed
-        lines = [f"fxopt registry: {len(passes)} passes, {len(pipelines)} pipelines, {len(failed)} failed plugins"]
+        lines = [f"fxopt registry: passes {len(passes)}, pipelines {len(pipelines)}, failed plugins {len(failed)}"]
         for heading, rows in (
             ("passes:", [(info.name, info.family, info.plain_summary) for info in passes.values()]),
             ("pipelines:", [*pipelines.items()]),
