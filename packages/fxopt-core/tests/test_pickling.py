@@ -394,6 +394,17 @@ def test_an_operator_that_is_not_registered_is_named() -> None:
         pickle.loads(data.replace(b"fxopt_pickling_test", b"fxopt_pickling_gone"))
 
 
+def test_a_newer_format_is_refused() -> None:
+    create, (_, *rest), *more = touched(functional).__reduce_ex__(4)
+
+    class Newer:
+        def __reduce__(self) -> Any:
+            return create, (99, *rest), *more
+
+    with pytest.raises(FxoptError, match="pickled in format 99, and this version reads formats up to 5; upgrade"):
+        pickle.loads(pickle.dumps(Newer()))
+
+
 # another process
 
 

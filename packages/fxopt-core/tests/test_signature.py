@@ -216,6 +216,12 @@ class TestEqual:
         shared = [1]
         assert sign([shared, shared]) == sign([[1], [1]])
 
+    def test_a_value_inside_itself_is_named(self) -> None:
+        value: list[object] = []
+        value.append(value)
+        with pytest.raises(TypeError, match="option 'value' of Pass contains itself"):
+            sign(value)
+
     def test_reading_changes_nothing(self) -> None:
         transformation = Pass([1], other={"a": {2}})
         before = dict(vars(transformation))

@@ -61,7 +61,7 @@ def same_value(left: object, right: object) -> bool:
         return True
     try:
         return form_bytes(_digested(left)) == form_bytes(_digested(right))
-    except TypeError:
+    except (TypeError, RecursionError):
         return False
 
 
@@ -73,6 +73,9 @@ def _digest(cls: type, options: Mapping[str, object], code: Form) -> str:
         except TypeError as error:
             where = f"option {name!r} of {cls.__qualname__}"
             raise TypeError(f"{where} has no value that is the same in every process: {error}") from error.__cause__
+        except RecursionError:
+            message = f"option {name!r} of {cls.__qualname__} contains itself, or is nested too deep; give a flat value"
+            raise TypeError(message) from None
     return hashlib.sha256(form_bytes([_FORMAT, class_path(cls), forms, code])).hexdigest()
 
 
