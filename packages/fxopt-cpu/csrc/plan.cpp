@@ -238,7 +238,7 @@ void pick(Reader& plan) {
     const float* from = input + (row / rows * height + places[row % rows]) * width * pitch;
     float* to = result + row * columns * result_pitch;
     for (int64_t x = 0; x < columns; ++x, to += result_pitch)
-      std::memcpy(to, from + places[rows + x] * pitch, size_t(channels) * 4);
+      std::memmove(to, from + places[rows + x] * pitch, size_t(channels) * 4);  // a plan may let them overlap
   });
 }
 

@@ -535,3 +535,22 @@ def test_concatenations_of_results_copy_nothing() -> None:
     torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
     (plan,) = plans_of(graph_module)
     assert plan.arena == (40 + 3) * 64 * 4  # the widest concatenation, in which all others lie, and the result
+
+
+@torch.no_grad()
+def test_parts_of_single_pixels_are_concatenated_in_their_order() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            parts = F.adaptive_avg_pool2d(F.relu(self.first(x)), 1).permute(0, 2, 3, 1).chunk(2, -1)
+            result: Tensor = self.last(torch.cat(parts[::-1], -1).permute(0, 3, 1, 2))
+            return result
+
+    model, x = Gate().eval(), torch.randn(2, 8, 5, 5)
+    graph_module = planned(model, x)
+    for each in (x, x[:1]):
+        torch.testing.assert_close(graph_module(each), model(each), rtol=1e-4, atol=1e-5)
+    assert len(plans_of(graph_module)) == 2

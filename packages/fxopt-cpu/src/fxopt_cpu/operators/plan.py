@@ -366,8 +366,8 @@ class PlanBuilder:
         for value, length in zip(values, lengths, strict=True):
             into = result.narrow(dim, start, length)
             if len(shape) == 4 and dim == 3 and self._is_pitched(value):
-                if value.layout.is_contiguous():  # all of its buffer
-                    part, whole = self._buffers[value.buffer], self._buffers[result.buffer]
+                part, whole = self._buffers[value.buffer], self._buffers[result.buffer]
+                if value.layout.numel() == part.elements:
                     self._parts.append(_Part(len(self._steps), part, whole, start))
                 sizes, steps = [1, 1, math.prod(shape[:3]), length], [0, 0, self._pitch(value), 1]
                 numbers = [OPERATIONS.index("copy"), 0, 0, 0, *sizes, *steps, *steps, 0, 0, self._pitch(into)]

@@ -179,6 +179,8 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
             padding = None
         last, activation = self._activation_after(index, call.node)
         found = None if alone or activation != NONE else sum_after(index, call.node)
+        if found is not None and call.dims == 1 and format_of(found.other) != "contiguous":
+            found = None  # the strides of the sum may be those of the other value
         if found is None or not _fits(call, padding, found, index):
             return ConvolutionSite(call, padding, None, last, activation)
         last, activation = self._activation_after(index, found.node)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
@@ -222,8 +221,11 @@ def _is_computed(call: ConvolutionCall) -> bool:
         return False
     if not call.transposed:
         return True
-    if call.dims == 1:  # what is added behind the result is read of what was cut off before
-        return (call.dilation, call.groups) == ((1,), 1) and call.output_padding[0] <= call.padding[0]
+    if call.dims == 1:
+        # Only windows of whole strides: zeros in place of what they lack would make NaN of infinity. What is added
+        # behind the result is read of what was cut off before.
+        plain = (call.dilation, call.groups) == ((1,), 1) and kernel[0] % call.stride[0] == 0
+        return plain and call.output_padding[0] <= call.padding[0]
     settings = (call.stride, call.padding, call.output_padding, call.dilation, call.groups)
     return settings == (kernel, (0, 0), (0, 0), (1, 1), 1)
 
@@ -288,9 +290,8 @@ def _panels(call: ConvolutionCall) -> tuple[Tensor, ...]:
     weight = call.weight.tensor.detach()
     if not call.transposed:
         return (pack_convolution(_window(weight), call.groups),)
-    taps = -(-weight.shape[-1] // call.stride[-1])  # of one dimension: pixels that reach the same one
-    padded = F.pad(weight, (0, taps * call.stride[-1] - weight.shape[-1]))
-    windows = padded.view(*weight.shape[:-1], taps, call.stride[-1]).flip(-2).movedim(-2, -1)
+    taps = weight.shape[-1] // call.stride[-1]  # of one dimension: pixels that reach the same one
+    windows = weight.reshape(*weight.shape[:-1], taps, call.stride[-1]).flip(-2).movedim(-2, -1)
     # (in, out, height, width, taps), or without a height -> (height * width * out, in, 1, taps)
     panels = pack_convolution(windows.movedim((0, 1), (-2, -3)).flatten(0, -3).unsqueeze(-2), 1)
     return (panels,) if call.bias is None else (panels, call.bias.tensor.repeat(math.prod(call.stride)))
@@ -305,7 +306,7 @@ def _enlarged(builder: PlanBuilder, call: ConvolutionCall, input: Value, panels:
     if call.dims == 1:
         assert isinstance(call.padding, tuple)
         (stride,), (cut,), size = call.stride, call.padding, call.weight.tensor.shape[-1]
-        taps = -(-size // stride)
+        taps = size // stride
         sides = (0, 0, taps - 1, taps - 1)
         made = builder.conv(input, panels, features=stride * channels, kernel=(1, taps), padding=sides, bias=bias)
         values = made.permute(0, 2, 3, 1).view(count, made.shape[-1] * stride, channels)

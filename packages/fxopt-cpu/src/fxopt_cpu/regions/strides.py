@@ -77,10 +77,12 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
     if node.op == "get_attr":
         return _on_meta(index.attribute_of(node))  # type: ignore[arg-type]  # regions read nothing else
     if isinstance(module, PackedConv2d):
+        if module.dims == 1:
+            return sum(args[1:], torch.empty(made.shape, device="meta"))
         weight = torch.empty_strided(module.weight_shape, module.holder.strides("weight"), device="meta")
         follows = module.memory_format == "preserve" and (_is_channels_last(args[0]) or _is_channels_last(weight))
-        result = _convolved(made, follows or module.memory_format == "channels_last")
-        return result if module.dims == 2 or len(args) == 1 else result + args[1]
+        last = follows or module.memory_format == "channels_last"
+        return torch.empty(made.shape, device="meta", memory_format=_FORMATS[last])
     if isinstance(module, LAYERS):
         return torch.empty(made.shape, device="meta")
     norm = norm_of(index, node)
@@ -92,7 +94,9 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
         statistics = torch.empty(input.shape[1], device="meta")
         return F.batch_norm(input, statistics, statistics)
     if plain is not None:
-        return _convolved(made, _is_channels_last(found[plain.input]) or _is_channels_last(plain.weight.tensor))
+        images = plain.dims == 2  # over one dimension, torch makes results contiguous
+        last = images and (_is_channels_last(found[plain.input]) or _is_channels_last(plain.weight.tensor))
+        return torch.empty(made.shape, device="meta", memory_format=_FORMATS[last])
     if module is not None:  # a pool, an activation or a view
         return module(*args, **kwargs)
     if isinstance(made, int | float) or (isinstance(made, tuple) and all(isinstance(each, int) for each in made)):
@@ -101,17 +105,9 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
     return args[0] if operation(index, node) in (*CASTS, CHECK) else called(node, args, kwargs)
 
 
-def _convolved(made: Any, last: bool) -> Tensor:
-    """Return the result of a convolution, of which those over one dimension have a row."""
-    rows = (1,) * (4 - len(made.shape))
-    result = torch.empty((*made.shape[:2], *rows, *made.shape[2:]), device="meta", memory_format=_FORMATS[last])
-    return result.squeeze(-2) if rows else result
-
-
 def _is_channels_last(tensor: Tensor) -> bool:
     """Return whether strides say so, as torch decides: also where there is one channel, or one pixel."""
-    images = tensor if tensor.dim() == 4 else tensor.unsqueeze(-2)
-    shape, strides, least = images.shape, images.stride(), 0
+    shape, strides, least = tensor.shape, tensor.stride(), 0
     for dim in (1, 3, 2, 0):
         if strides[dim] < max(least, 1) or (dim == 0 and least == strides[1]):
             return False
