@@ -101,8 +101,8 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
 
     reasons: ClassVar[Mapping[str, str]] = {
         **REASONS,
-        "other-convolution": "Only plain convolutions over one and two dimensions are packed. Nothing to do: plans "
-        "or torch compute the others.",
+        "other-convolution": "Only plain convolutions over two dimensions are packed, and three or more over one: "
+        "fewer gain too little in a plan. Nothing to do: plans or torch compute the others.",
         "padding-mode": "The convolution pads by reflection, replication or around the edge, and the operators pad "
         "with zeros. Nothing to do: one operator cannot do both.",
     }
@@ -114,10 +114,15 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
         """Yield the convolutions over one and two dimensions."""
         taken: dict[Node, tuple[int, ConvolutionCall]] = {}  # sums, and the site and call that each went to
         sites: list[ConvolutionSite | Refusal] = []
-        for node in index.nodes:
-            call = read_convolution(index, node)
+        calls = {node: call for node in index.nodes if (call := read_convolution(index, node)) is not None}
+        plain = [call for call in calls.values() if isinstance(call, ConvolutionCall) and not call.transposed]
+        lines = sum(call.dims == 1 for call in plain)
+        for node, call in calls.items():
             if isinstance(call, Obstacle) and _looks_like_convolution(index, node):
                 sites.append(Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,)))
+            elif isinstance(call, ConvolutionCall) and call.dims == 1 and not call.transposed and lines < FEWEST_LINES:
+                message = f"convolution `{call.label}` is one of {lines} over one dimension; expected {FEWEST_LINES}"
+                sites.append(index.refuse(call.label, "other-convolution", message, node))
             elif isinstance(call, ConvolutionCall) and call.dims in _LAYERS and not call.transposed:
                 site = self._site(call, index)
                 if site.sum is not None:
@@ -268,4 +273,6 @@ def _padding_of(call: ConvolutionCall) -> tuple[Pair, Pair]:
     return rows, columns
 
 
+# Fewer keep their names, as Whisper's, whose strides `generate` reads.
+FEWEST_LINES = 3
 _LAYERS: Mapping[int, type[PackedConv2d]] = {1: PackedConv1d, 2: PackedConv2d}
