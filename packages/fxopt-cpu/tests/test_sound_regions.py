@@ -223,3 +223,23 @@ def test_other_convolutions_are_refused_in_words() -> None:
     assert [refusal.reason for refusal in record.refusals] == ["other-convolution"] * 2
     assert "expected a plain one over 1 or 2" in record.refusals[0].message
     assert record.refusals[1].message == "convolution `1` is one of 1 over one dimension; expected 3"
+
+
+@torch.no_grad()
+@planned_here
+def test_pools_of_images_without_a_batch_run_by_torch() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Conv1d(8, 8, 3, padding=1) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.max_pool2d(self.layers[1](self.layers[0](x)), 2)  # halves channels and frames
+            x = F.avg_pool2d(self.layers[2](torch.cat((x, -x), 1)), 3, 1, 1)
+            result: Tensor = self.layers[3](F.relu(x))
+            return result
+
+    model, x = Pooled().eval(), torch.randn(2, 8, 20)
+    graph_module = planned(model, x)
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    assert plans_of(graph_module)

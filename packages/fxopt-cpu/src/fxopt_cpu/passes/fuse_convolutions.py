@@ -256,7 +256,7 @@ def _packed(site: ConvolutionSite) -> PackedConv2d:
         activation=tuple(site.activation),
         memory_format=_format(site) if call.dims == 2 else "preserve",
         adds=site.sum is not None,
-        overwrites=site.sum is not None and site.sum.last and site.sum.other is not site.input,
+        overwrites=call.dims == 2 and site.sum is not None and site.sum.last and site.sum.other is not site.input,
         device="meta",
     )
 

@@ -131,7 +131,8 @@ def pooling_of(index: GraphIndex, node: Node) -> Pooling | None:
         return Pooling(source, False, keeps_sizes=arguments["keepdim"] is True) if whole else None
     if call.name == f"adaptive_avg_pool{rank - 2}d":
         return Pooling(source, False) if _pair(arguments["output_size"]) == (1, 1) else None
-    return _windows(source, call.name == "max_pool2d", arguments) if call.name in ("max_pool2d", "avg_pool2d") else None
+    two = rank == 4 and call.name in ("max_pool2d", "avg_pool2d")  # of three dimensions, images without a batch
+    return _windows(source, call.name == "max_pool2d", arguments) if two else None
 
 
 def _windows(source: Node, largest: bool, settings: Mapping[str, Any]) -> Pooling | None:
