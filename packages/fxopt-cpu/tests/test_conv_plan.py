@@ -196,3 +196,46 @@ def test_layers_that_are_no_block_are_refused(monkeypatch: pytest.MonkeyPatch) -
             except RuntimeError:
                 refused += 1
     assert refused > 100
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("seed", range(12))
+def test_copies_that_transpose_and_quotients_have_the_bits_of_torch(seed: int) -> None:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    sizes = [
+        draw.choice((1, 2)),
+        draw.choice((1, 5, 16, 17, 33)),
+        draw.choice((1, 15, 16, 40)),
+        draw.choice((1, 7, 19)),
+    ]
+    x, other = torch.randn(*sizes), torch.randn(*sizes).round()  # some of it is zero
+    x[..., 0, -1] = torch.nan
+    builder = PlanBuilder()
+    first, second = builder.input(x), builder.input(other)
+    builder.output(builder.elementwise(first.permute(0, 2, 3, 1), activation=ACTIVATIONS.index("relu")))
+    builder.output(builder.elementwise(first.permute(0, 3, 2, 1)))
+    builder.output(builder.elementwise(first, second, "divide"))
+    found = builder.build()(x, other)
+    expected = [x.permute(0, 2, 3, 1).relu(), x.permute(0, 3, 2, 1), x / other]
+    for one, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [(1, 15), (1, 16), (4, 7), (1, 50)])
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("channels", [8, 13, 16, 40])
+def test_one_feature_is_that_of_torch(size: tuple[int, int], channels: int) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(channels, 1, (1, 7), padding=(0, 3)), torch.randn(2, channels, *size)
+    x[0, 0, 0, 3] = torch.nan
+    assert layer.bias is not None
+    builder = PlanBuilder()
+    panels = builder.weight(pack_convolution(layer.weight.detach()))
+    value = builder.conv(
+        builder.input(x), panels, features=1, kernel=(1, 7), padding=(0, 0, 3, 3),
+        bias=builder.weight(layer.bias.detach()), activation=ACTIVATIONS.index("tanh"),
+    )  # fmt: skip
+    builder.output(value)
+    with torch.no_grad():
+        torch.testing.assert_close(builder.build()(x)[0], layer(x).tanh(), rtol=1e-5, atol=1e-5, equal_nan=True)
