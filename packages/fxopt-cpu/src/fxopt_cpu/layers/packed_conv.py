@@ -358,10 +358,11 @@ class PackedConv1d(PackedConv2d):
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the result for an input and, optionally, a value to add."""
-        (_, sides), settings = self.padding, (self.stride[1:], self.padding[1][:1], self.dilation[1:], self.groups)
-        if sides[0] != sides[1]:
-            input, settings = F.pad(input, sides), (self.stride[1:], (0,), self.dilation[1:], self.groups)
-        result = F.conv1d(input, self.weight, self.bias, *settings)
+        _, (before, after) = self.padding
+        padded = input if before == after else F.pad(input, (before, after))
+        padding = before if before == after else 0
+        stride, dilation = self.stride[1], self.dilation[1]
+        result = F.conv1d(padded, self.weight, self.bias, stride, padding, dilation, self.groups)
         return self.activation(result if other is None else result + other)
 
 

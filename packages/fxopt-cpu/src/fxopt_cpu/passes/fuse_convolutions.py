@@ -80,6 +80,8 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
     images and sums of their values. One whose result is returned or viewed gives the strides of before, if they are
     known (`infer_shapes`).
 
+    Convolutions over one dimension, where a graph has three or more, become `PackedConv1d`, for plans.
+
     Refused: other dtypes and devices, processors without the operators, and shared, tied and mutated tensors.
 
     Args:
