@@ -22,7 +22,7 @@ def archive(tmp_path: Path) -> Path:
     times = fxopt_json(*arguments)["times"]
     assert {name: len(seconds) for name, seconds in times.items()} == {"original": 30, "transformed": 30}
     text = page.read_text(encoding="utf-8")
-    assert "speed of transformed" in text or "no ratio" in text  # on a busy machine
+    assert "Time of a call" in text  # a ratio is given on a quiet machine alone
     return made
 
 
