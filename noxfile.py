@@ -42,7 +42,8 @@ IN_PROCESSES = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": ""}
 # Most tests capture models of one or two layers with sizes that vary, where torch's cache of fake tensors costs a
 # quarter of the time. It pays in deep models and with fixed sizes, so that it stays on in `nightly` and for users.
-SHALLOW = {"TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0"}
+# Inductor's processes that compile kernels ahead cost more to start than the tests' few kernels take.
+SHALLOW = {"TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 # The library that a C++ compiler makes; where there is none, the wheel lacks it.
 KERNELS = "fxopt_cpu/_kernels.so"
 # The supported versions of Python, each with the groups that are pinned for it. Models and documents have left 3.10.
@@ -152,7 +153,7 @@ def lock(session: nox.Session) -> None:
 @nox.session(requires=["torch", "wheels", "isolated"])
 def nightly(session: nox.Session) -> None:
     """Models that CI leaves out, thousands of drawn models (others each time), faults, and damaged archives."""
-    install(session, ["test", "processes", "documents", "spark"], PACKAGES)
+    install(session, ["test", "processes", "documents", "spark", "template", "types"], PACKAGES)
     install_models(session)
     if not shutil.which("java") and shutil.which("apt-get") and os.geteuid() == 0:  # else Spark's test is skipped
         for arguments in (["update"], ["install", "-y", "--no-install-recommends", "default-jre-headless"]):
@@ -190,12 +191,12 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(requires=["torch", "wheels"])
 def readme(session: nox.Session) -> None:
-    """Run the README and the tutorial in an environment that README's own install lines make, of wheels from here."""
+    """Run the README in an environment that README's own install lines make, of wheels from here."""
     see(session, torch_directory(session))
     block = (ROOT / "README.md").read_text(encoding="utf-8").split("```bash\n")[1].split("```")[0]
     for line in block.splitlines():
         install_pinned(session, "--find-links", str(wheel_directory(session)), *shlex.split(line)[2:])
-    session.run("python", "tests/run_blocks.py", "README.md", "docs/tutorial.md", env=ENVIRONMENT)
+    session.run("python", "tests/run_blocks.py", "README.md", env=ENVIRONMENT)
 
 
 @nox.session(requires=["torch"])

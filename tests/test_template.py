@@ -72,6 +72,7 @@ def test_ruff_finds_nothing(tmp_path: Path, answers: dict[str, str]) -> None:
     run("ruff", "format", "--check", "--no-cache", cwd=place)
 
 
+@pytest.mark.nightly
 def test_mypy_finds_nothing(tmp_path: Path) -> None:
     """By the settings that it brings: strict, and the plugin is what the registry takes."""
     pytest.importorskip("mypy", reason="the group `types` of pyproject.toml is not installed")

@@ -15,6 +15,8 @@ import torch
 from simplify_models import TOKENS, Computes, Masked, Rotary, X
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxopt_capture import capture, load, save
@@ -111,7 +113,9 @@ def test_a_returned_table_is_refused() -> None:
     assert [code for _, code in refused(graph_module)] == ["returned"]
 
 
-def test_parameters_are_no_tables() -> None:
+def test_what_a_parameter_makes_element_by_element_is_no_table() -> None:
+    """Norms read ``1 + weight``; what sizes decide is kept all the same."""
+
     class Learned(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -121,6 +125,20 @@ def test_parameters_are_no_tables() -> None:
             return x + (self.places[: x.shape[0]] * 2).sin()
 
     assert_rewrites(CacheShapeTables(), Learned(), X, count=0, form="export-dynamic")
+
+    def scaled(x: Tensor, places: Tensor) -> Tensor:
+        return x + torch.arange(x.shape[0]).unsqueeze(1).sin() * places
+
+    def traced(places: Tensor) -> GraphModule:
+        graph = torch.fx.Tracer().trace(scaled)
+        (node,) = [each for each in graph.nodes if each.target == "places"]
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(graph.get_attr("table"))
+        graph.erase_node(node)
+        return infer_shapes(GraphModule({"table": places}, graph), X)
+
+    for places in (torch.randn(1, 4), nn.Parameter(torch.randn(1, 4))):
+        assert isinstance(tables_of(CacheShapeTables()(traced(places), expect=1)), ShapeTables)
 
 
 # -- live buffers
@@ -155,6 +173,104 @@ def test_gradients_by_a_buffer_are_those_of_before(rotary: GraphModule) -> None:
     rotary.inverse.requires_grad_()
     rotary(X).sum().backward()
     assert rotary.inverse.grad is not None
+
+
+# -- weights of weights
+
+
+class Standardised(nn.Conv1d):
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(flat, None, None, training=True, momentum=0.0).reshape_as(self.weight)
+        return F.conv1d(x, weight, self.bias)
+
+
+class Adapted(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.lora_a, self.lora_b = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(8, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight + 0.5 * (self.lora_b @ self.lora_a), self.bias)
+
+
+WEIGHED: dict[str, Callable[[], nn.Module]] = {
+    "weight norm": lambda: weight_norm(nn.Conv1d(4, 6, 3)),
+    "weight norm, transposed": lambda: nn.Sequential(weight_norm(nn.ConvTranspose1d(4, 6, 4, 2)), nn.ReLU()),
+    "standardised": lambda: Standardised(4, 6, 3),
+    "low rank": Adapted,
+    "spectral norm": lambda: spectral_norm(nn.Linear(8, 6)),
+}
+
+
+@pytest.fixture(params=WEIGHED)
+def weighed(request: pytest.FixtureRequest) -> tuple[nn.Module, GraphModule, Tensor]:
+    """A model, its graph after the pass, and an input."""
+    torch.manual_seed(0)
+    model, x = WEIGHED[request.param]().eval(), torch.randn(2, 4, 8)
+    return model, CacheShapeTables()(capture(model, (x,)), expect=1), x
+
+
+def test_a_weight_of_weights_is_computed_once(weighed: tuple[nn.Module, GraphModule, Tensor]) -> None:
+    """Again where a weight changes, where gradients flow, and after them; undone node for node."""
+    model, graph_module, x = weighed
+    with torch.no_grad():
+        assert torch.equal(graph_module(x), model(x))
+        ((kept, _),) = tables_of(graph_module)._kept.values()
+        assert torch.equal(graph_module(x), model(x))
+        assert kept is next(iter(tables_of(graph_module)._kept.values()))[0]
+        assert list(graph_module.state_dict()) == list(model.state_dict())
+        for weight in (*model.parameters(), *graph_module.parameters()):
+            weight.mul_(1.5)
+        assert torch.equal(graph_module(x), model(x))
+        changed = {key: value + 0.25 for key, value in model.state_dict().items()}
+        for module in (model, graph_module):
+            module.load_state_dict(changed)
+        assert torch.equal(graph_module(x), model(x))
+    for module in (model, graph_module):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        module(x).square().sum().backward()
+        optimizer.step()
+    for own, other in zip(model.parameters(), graph_module.parameters(), strict=True):
+        assert own.grad is not None
+        assert other.grad is not None
+        torch.testing.assert_close(other.grad, own.grad)
+    with torch.inference_mode():
+        torch.testing.assert_close(graph_module(x), model(x))
+        assert graph_module(x).equal(graph_module(x))
+    undo(graph_module)
+    assert graph_module.code == capture(model, (x,)).code
+    torch.testing.assert_close(graph_module(x), model(x))
+
+
+def test_a_large_weight_is_kept_up_to_the_size_of_its_parameters() -> None:
+
+    class Product(nn.Bilinear):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # of one input
+            return F.linear(x, self.weight[:, 0] @ self.weight[:, 1].t())
+
+    for model, kept in ((weight_norm(nn.Linear(2200, 2200, bias=False)), 1), (Product(2, 2, 2200), 0)):
+        graph_module = CacheShapeTables()(capture(model.eval(), (torch.randn(1, 2200),)), expect=1)
+        with torch.no_grad():
+            graph_module(torch.randn(1, 2200))
+        assert len(tables_of(graph_module)._kept) == kept
+
+
+def test_weights_and_masks_are_kept_apart() -> None:
+    """Another size does not compute the weight again."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = weight_norm(nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x)
+            return y + torch.arange(x.shape[0]).unsqueeze(1).sin()
+
+    graph_module = CacheShapeTables()(graph_of(Both().eval(), "export-dynamic", X), expect=2)
+    roles = [module.roles for module in graph_module.modules() if isinstance(module, ShapeTables)]
+    assert sorted(roles) == [("buffer", "buffer"), ("size",)]
 
 
 # -- bounds, threads, modes

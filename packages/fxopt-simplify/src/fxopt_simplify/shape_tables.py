@@ -1,8 +1,8 @@
 """`ShapeTables`: tensors that depend on sizes alone, computed once for each of the sizes that come along.
 
 Three kinds of input decide what they are. A ``size`` is a number, a shape, a dtype or a device, and counts by its
-value. A ``like`` tensor, as of ``ones_like(x)``, counts by shape, dtype and device. A ``buffer`` is watched, so that
-loading, moving or writing it is noticed.
+value. A ``like`` tensor, as of ``ones_like(x)``, counts by shape, dtype and device. A ``buffer``, or a
+parameter, is watched, so that loading, moving or writing it is noticed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ Tables = Tensor | tuple[Tensor, ...]
 class ShapeTables(nn.Module):
     """Tensors that depend on sizes, literals and buffers alone, computed once for each of the sizes that come along.
 
-    It keeps those of the last 8 sizes, up to 16 MiB each, on CPUs. They belong to this object: copies, pickles and
-    archives start without them. Under ``torch.compile``, ``torch.export`` and other tracing, under autocast and modes
-    that intercept calls, where gradients flow into a buffer, and on other devices, it computes them at each call.
+    It keeps those of the last 8 sizes, up to 16 MiB each, on CPUs; larger ones for the last size alone, where they take
+    no more memory than the buffers and parameters that they are made of. They belong to this object: copies, pickles
+    and archives start without them. Under ``torch.compile``, ``torch.export`` and other tracing, under autocast and
+    modes that intercept calls, where gradients flow into a parameter, and on other devices, it computes them at each
+    call.
 
     Args:
         graph: the computation, as text; see `ShapeTables.of`.
@@ -101,9 +103,10 @@ class ShapeTables(nn.Module):
         watched = Watched(buffers)
         with torch.inference_mode(False), torch.no_grad():
             tables = self._compute(inputs)
-        if _is_keepable(tables):
+        size = _bytes_kept(tables)
+        if size is not None and size <= max(_MOST_BYTES, sum(buffer.nbytes for buffer in buffers)):
             with _LOCK:
-                while len(self._kept) >= _MOST_KEPT:
+                while len(self._kept) >= (_MOST_KEPT if size <= _MOST_BYTES else 1):
                     self._kept.pop(next(iter(self._kept)))
                 self._kept[key] = tables, watched
         return tables
@@ -120,11 +123,12 @@ class ShapeTables(nn.Module):
                 if type(value) not in _SIZES:
                     return None
                 key.append(value)
-            elif type(value) is not Tensor or not value.is_cpu or value.layout is not torch.strided:
+            elif type(value) not in (Tensor, nn.Parameter) or not value.is_cpu or value.layout is not torch.strided:
                 return None
             elif role == LIKE:
                 key.append((value.shape, value.dtype, value.stride()))
-            elif value.is_inference() or value.requires_grad:
+            elif value.is_inference() or (value.requires_grad and torch.is_grad_enabled()):
+                self.forget_derived()  # some optimizers change a parameter without a new version
                 return None
             else:
                 key.append(id(value))
@@ -150,9 +154,9 @@ class ShapeTables(nn.Module):
         return ", ".join(self.roles)
 
 
-def _is_keepable(tables: Tables) -> bool:
-    """Return whether tensors may be kept: on CPUs, as other devices have streams and graphs of calls of their own."""
+def _bytes_kept(tables: Tables) -> int | None:
+    """Return what keeping tensors takes; None where they are not on CPUs: others have streams and graphs of calls."""
     tensors = tables if isinstance(tables, tuple) else (tables,)
     if not all(type(tensor) is Tensor and tensor.is_cpu and not tensor.requires_grad for tensor in tensors):
-        return False
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors) <= _MOST_BYTES
+        return None
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)

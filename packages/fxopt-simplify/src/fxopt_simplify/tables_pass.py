@@ -1,4 +1,4 @@
-"""Finds the parts of a graph that depend on sizes, literals and buffers alone, and lets `ShapeTables` compute them."""
+"""Finds the parts of a graph that depend on sizes, literals, buffers and weights alone; `ShapeTables` computes them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,23 @@ _LIKE = words("zeros_like ones_like full_like new_zeros new_ones new_full")
 _MADE = _LIKE | words("arange full zeros ones eye scalar_tensor linspace")
 _COMPUTED = words(
     """
-    view reshape _unsafe_view unsqueeze squeeze expand expand_as broadcast_to slice select getitem narrow transpose
-    permute t flatten unflatten movedim contiguous clone detach alias lift_fresh_copy repeat tile repeat_interleave
-    chunk split meshgrid stack cat concat flip roll unbind to _to_copy type float half double bfloat16 long int
-    short bool add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow reciprocal sqrt rsqrt
-    exp exp2 log log2 log1p sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min clamp_max minimum
-    maximum eq ne lt le gt ge and_ or_ xor invert __and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor
-    bitwise_not logical_and logical_or logical_xor logical_not isin where masked_fill tril triu cumsum sum amax amin
-    any all outer matmul mm bmm einsum gather index index_select take_along_dim one_hot
+    view view_as reshape reshape_as _unsafe_view unsqueeze squeeze expand expand_as broadcast_to slice select getitem
+    narrow transpose permute t flatten unflatten movedim contiguous clone detach alias lift_fresh_copy repeat tile
+    repeat_interleave chunk split meshgrid stack cat concat flip roll unbind to _to_copy type float half double bfloat16
+    long int short bool add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow reciprocal sqrt
+    rsqrt exp exp2 log log2 log1p sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min clamp_max minimum
+    maximum eq ne lt le gt ge and_ or_ xor invert __and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor bitwise_not
+    logical_and logical_or logical_xor logical_not isin where masked_fill tril triu cumsum sum amax amin any all outer
+    matmul mm bmm einsum gather index index_select take_along_dim one_hot
     """
 )
+_REDUCED = words(
+    """
+    _weight_norm _weight_norm_interface norm linalg_vector_norm norm_except_dim var std var_mean std_mean mean sum amax
+    amin batch_norm layer_norm linear addmm matmul mm bmm mv dot vdot einsum outer
+    """
+)
+"""What a weight is made with where computing it costs something: elementwise, as in ``1 + weight``, norms read it."""
 _READ_SIZES = words("size sym_size numel dim ndim nelement len sym_numel builtins.getattr builtins.len")
 _FEWEST = 2
 
@@ -91,7 +98,9 @@ class TablesPass(ReversibleSitePass[TablesSite]):
                 outputs.append(output)
             else:
                 yield refusal
-        for group in _groups(outputs):
+        of_weights = [output for output in outputs if tables.is_weight(output.node)]  # one set, whatever the sizes
+        others = [output for output in outputs if not tables.is_weight(output.node)]
+        for group in (*_groups(of_weights), *_groups(others)):
             site = tables.site(group)
             if site is not None:
                 yield site
@@ -148,6 +157,7 @@ class _Tables:
     takes_sizes: bool
     _computed: dict[Node, int] = field(default_factory=dict)  # with the position of the last input from outside
     _sizes: set[Node] = field(default_factory=set)
+    _weights: dict[Node, bool] = field(default_factory=dict)  # what parameters decide, with whether it is worth keeping
     _purity: Purity = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,13 +167,26 @@ class _Tables:
                 self._sizes.add(node)
             elif self._is_table(node):
                 self._computed[node] = max([self._last_input(value) for value in node.all_input_nodes], default=-1)
+                of_weights = [value for value in node.all_input_nodes if value in self._weights or self._trains(value)]
+                if of_weights:
+                    reduced = self.index.effects.effect(node).operation in _REDUCED
+                    self._weights[node] = reduced or any(self._weights.get(value) for value in of_weights)
+        for node in reversed(self._weights):
+            if not self._weights[node] and not any(user in self._computed for user in node.users):
+                del self._computed[node]  # so that what sizes alone decide is kept all the same
 
     def _last_input(self, value: Node) -> int:
         return self._computed.get(value, self.index.position[value])
 
     def is_computed(self, node: Node) -> bool:
-        """Return whether more than one call makes a node's value, so that looking it up may pay."""
+        """Return whether looking a node's value up may pay: more than one call makes it, or a weight is reduced."""
+        if node in self._weights:
+            return self._weights[node]
         return any(value in self._computed for value in node.all_input_nodes)
+
+    def is_weight(self, node: Node) -> bool:
+        """Return whether parameters decide a node's value."""
+        return node in self._weights
 
     def _is_size(self, node: Node) -> bool:
         """Return whether a node gives a number, shape, dtype or device that sizes of tensors decide."""
@@ -181,7 +204,9 @@ class _Tables:
             return False
         name = self.index.effects.effect(node).operation or ""
         plain = is_plain_method(node.target) if node.op == "call_method" else plain_name(node.target) is not None
-        if not plain or name not in (_MADE | _COMPUTED) or self._purity.kind(node) not in (Kind.TENSOR, Kind.TENSORS):
+        if not plain or name not in (_MADE | _COMPUTED | _REDUCED):
+            return False
+        if self._purity.kind(node) not in (Kind.TENSOR, Kind.TENSORS):
             return False
         inputs = node.all_input_nodes
         if not inputs and name not in _MADE:
@@ -202,22 +227,27 @@ class _Tables:
 
     def _is_buffer(self, node: Node) -> bool:
         tensor = self.index.tensor_of(node)
-        if tensor is None or type(tensor) is not Tensor or isinstance(tensor, nn.Parameter) or tensor.requires_grad:
+        if tensor is None or type(tensor) not in (Tensor, nn.Parameter):
+            return False
+        if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
             return False
         return not self.index.effects.tensor_written(tensor)
+
+    def _trains(self, node: Node) -> bool:
+        return node.op == "get_attr" and isinstance(self.index.tensor_of(node), nn.Parameter)
 
     def outputs(self) -> Iterator[_Output]:
         """Yield the tensors that others read."""
         for node, last_input in self._computed.items():
             readers = [self.index.position[user] for user in node.users if user not in self._computed]
-            if readers and self._purity.kind(node) is Kind.TENSOR:
+            if readers and self._purity.kind(node) is Kind.TENSOR and self._weights.get(node, True):
                 yield _Output(node, last_input, min(readers))
 
     def site(self, group: list[_Output]) -> TablesSite | None:
         """Return the module for a group, or None if it would compute too little."""
         outputs = tuple(output.node for output in sorted(group, key=lambda each: self.index.position[each.node]))
         region = self._region(outputs)
-        if self._count_removed(region, outputs) < _FEWEST:
+        if self._count_removed(region, outputs) < (1 if any(map(self._weights.get, outputs)) else _FEWEST):
             return None
         roles: dict[Node, str] = {}
         for node in region:
