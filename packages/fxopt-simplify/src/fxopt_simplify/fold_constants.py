@@ -10,14 +10,15 @@ from fxopt_simplify.tables_pass import TablesPass
 class FoldConstants(TablesPass):
     """``x + tril(ones(4, 4))`` -> ``x + constants()``: what no input decides is computed once.
 
-    `CacheShapeTables` without the sizes: what depends on literals, and on buffers, which may change, alone. Nothing is
-    computed while the pass runs, and archives hold the computation and not its result, however large that is.
+    `CacheShapeTables` without the sizes: what depends on literals alone, and on buffers and parameters, which may
+    change. Nothing is computed while the pass runs, and archives hold the computation and not its result, however large
+    that is.
 
     Refused where the tensor is returned, as it is the same one in each call; what is written in place is no constant.
 
     Source:
-        Constant folding (Aho, Lam, Sethi, Ullman: Compilers, 8.5.4). Weights are no constants here: they are loaded and
-        trained.
+        Constant folding (Aho, Lam, Sethi, Ullman: Compilers, 8.5.4). Weights are no constants here: what is made of
+        them is made again when they are loaded or trained.
 
     Cost:
         One call for all constants of the graph, which keeps them, up to 16 MiB.
