@@ -95,7 +95,7 @@ def isolated(session: nox.Session, name: str) -> None:
 @nox.session(requires=["torch", "wheels"])
 def together(session: nox.Session) -> None:
     """The tests of all packages and of the whole, with real models, docstring examples and documents."""
-    install(session, ["test", "processes", "documents", "reports", "template", "ray"], PACKAGES)
+    install(session, ["test", "processes", "documents", "reports", "template"], PACKAGES)
     install_models(session)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
     options = (*IN_PROCESSES, "--doctest-modules", "--pyargs")
@@ -153,7 +153,7 @@ def lock(session: nox.Session) -> None:
 @nox.session(requires=["torch", "wheels", "isolated"])
 def nightly(session: nox.Session) -> None:
     """Models that CI leaves out, thousands of drawn models (others each time), faults, and damaged archives."""
-    install(session, ["test", "processes", "documents", "spark", "template", "types"], PACKAGES)
+    install(session, ["test", "processes", "documents", "ray", "spark", "template", "types"], PACKAGES)
     install_models(session)
     if not shutil.which("java") and shutil.which("apt-get") and os.geteuid() == 0:  # else Spark's test is skipped
         for arguments in (["update"], ["install", "-y", "--no-install-recommends", "default-jre-headless"]):

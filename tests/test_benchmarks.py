@@ -206,6 +206,7 @@ def test_the_suite_runs(tmp_path: Path) -> None:
     assert PAGE.read_bytes() == before
 
 
+@pytest.mark.nightly
 def test_plans_are_compared(tmp_path: Path) -> None:
     done = run_suite("plans", "--only", "three convolutions", "--rounds", "1", folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -75,6 +75,7 @@ def check(target: Path, folder: Path) -> None:
     numpy.testing.assert_allclose([vector for *_, vector in rows], expected, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_of_ray_loses_and_doubles_nothing(
     ray: Any, folder: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

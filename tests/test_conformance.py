@@ -25,7 +25,7 @@ SHIPPED = (
     "fxopt-cpu",
     "fxopt-core",
 )
-CASES = (*zoo(), *generated_cases(4))
+CASES = (*zoo(), *generated_cases(2))
 SUBJECTS = [Subject(each, CASES) for name in SHIPPED for each in passes_of(name)]  # tried once, for all tests
 
 SOME = zoo()[::3]  # for passes that are tried on all of the zoo by themselves, or with other options
