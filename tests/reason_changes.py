@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 
 Change = Callable[[Any], object]
 
@@ -83,6 +83,11 @@ def nearly_no_variance(model: Any) -> None:
 def parametrized(model: Any) -> None:
     """Compute a weight by a parametrization."""
     parametrize.register_parametrization(model.k, "weight", nn.Identity())
+
+
+def weight_normed(model: Any) -> None:
+    """Compute a weight of its direction and its norm."""
+    parametrizations.weight_norm(model.k)
 
 
 def not_parametrized(model: Any) -> None:

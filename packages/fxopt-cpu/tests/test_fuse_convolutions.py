@@ -245,6 +245,12 @@ def test_other_dimensions_are_refused() -> None:
     assert refused(graph_module) == [(name, "other-convolution") for name in "023"]
 
 
+@pytest.mark.parametrize("function", [F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose3d])
+def test_a_computed_weight_of_any_convolution_is_refused(function: Callable[..., Tensor]) -> None:
+    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(lambda x, weight: function(x, weight.exp())), expect=0)
+    assert [reason for _, reason in refused(graph_module)] == ["computed-weight"]
+
+
 def test_a_processor_without_the_operators_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     graph_module = torch.fx.symbolic_trace(nn.Sequential(conv(), nn.ReLU()))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)

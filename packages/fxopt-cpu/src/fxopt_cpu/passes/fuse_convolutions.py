@@ -30,6 +30,8 @@ from fxopt_rewrite import (
     tensors_refusal,
 )
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionSite:
@@ -134,8 +136,9 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
                     taken[site.sum.node] = len(sites), call
                 sites.append(site)
             elif isinstance(call, ConvolutionCall):
-                kind = f"{'transposed' if call.transposed else 'plain'} over {call.dims}"
-                message = f"convolution `{call.label}` is {kind} dimensions; expected a plain one over 1 or 2"
+                kind, plural = "transposed" if call.transposed else "plain", "s" * (call.dims > 1)
+                found = f"convolution `{call.label}` is {kind}, over {call.dims} dimension{plural}"
+                message = f"{found}; expected a plain one over 1 or 2"
                 sites.append(index.refuse(call.label, "other-convolution", message, node))
         yield from _without_early_overwrites(sites, index)
 
@@ -208,11 +211,11 @@ def _format(site: ConvolutionSite) -> str:
 
 
 def _looks_like_convolution(index: GraphIndex, node: Node) -> bool:
-    """Return whether a call that cannot be read is such a convolution by its class or name."""
+    """Return whether a call that cannot be read is a convolution by its class or name."""
     module = index.module_of(node)
     if module is not None:
-        return isinstance(module, nn.Conv1d | nn.Conv2d)
-    return any(name in str(getattr(node.target, "__name__", "")) for name in ("conv1d", "conv2d"))
+        return isinstance(module, _CONVOLUTIONS)
+    return "conv" in str(getattr(node.target, "__name__", ""))
 
 
 def _without_early_overwrites(
