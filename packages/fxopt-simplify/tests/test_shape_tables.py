@@ -231,6 +231,7 @@ def test_a_weight_of_weights_is_computed_once(weighed: tuple[nn.Module, GraphMod
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         module(x).square().sum().backward()
         optimizer.step()
+    assert not tables_of(graph_module)._kept  # whether or not the optimizer shows what it wrote
     for own, other in zip(model.parameters(), graph_module.parameters(), strict=True):
         assert own.grad is not None
         assert other.grad is not None

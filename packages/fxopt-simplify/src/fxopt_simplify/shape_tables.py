@@ -1,8 +1,8 @@
 """`ShapeTables`: tensors that depend on sizes alone, computed once for each of the sizes that come along.
 
 Three kinds of input decide what they are. A ``size`` is a number, a shape, a dtype or a device, and counts by its
-value. A ``like`` tensor, as of ``ones_like(x)``, counts by shape, dtype and device. A ``buffer``, or a
-parameter, is watched, so that loading, moving or writing it is noticed.
+value. A ``like`` tensor, as of ``ones_like(x)``, counts by shape, dtype and device. A ``buffer``, which
+may be a parameter, is watched, so that loading, moving or writing it is noticed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Tables = Tensor | tuple[Tensor, ...]
 
 
 class ShapeTables(nn.Module):
-    """Tensors that depend on sizes, literals and buffers alone, computed once for each of the sizes that come along.
+    """Tensors that no input's numbers decide, computed once for each of the sizes that come along.
 
     It keeps those of the last 8 sizes, up to 16 MiB each, on CPUs; larger ones for the last size alone, where they take
     no more memory than the buffers and parameters that they are made of. They belong to this object: copies, pickles
@@ -127,7 +127,9 @@ class ShapeTables(nn.Module):
                 return None
             elif role == LIKE:
                 key.append((value.shape, value.dtype, value.stride()))
-            elif value.is_inference() or (value.requires_grad and torch.is_grad_enabled()):
+            elif value.is_inference():
+                return None
+            elif value.requires_grad and torch.is_grad_enabled():
                 self.forget_derived()  # some optimizers change a parameter without a new version
                 return None
             else:
@@ -141,7 +143,8 @@ class ShapeTables(nn.Module):
     def forget_derived(self) -> None:
         """Drop what is kept; the next call computes it again."""
         if hasattr(self, "_kept"):
-            self._kept.clear()
+            with _LOCK:  # another thread may be making room
+                self._kept.clear()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ShapeTables:
         """Drop what is kept when the model is converted or moved: its buffers are others then."""
