@@ -45,12 +45,7 @@ def name_of(value: Subject | Property) -> str:
 
 
 CHECKS = [
-    # Compositions of the passes are timed in CI, each pass by itself at night.
-    *(
-        pytest.param(subject, rule, marks=pytest.mark.nightly if rule.name == "linear-cost" else ())
-        for subject in SUBJECTS
-        for rule in applicable(subject)
-    ),
+    *((subject, rule) for subject in SUBJECTS for rule in applicable(subject)),
     *((subject, rule) for subject in SUBJECTS for rule in HOUSE if rule.not_applicable(subject) is None),
 ]
 

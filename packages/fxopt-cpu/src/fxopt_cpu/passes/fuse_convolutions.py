@@ -30,8 +30,6 @@ from fxopt_rewrite import (
     tensors_refusal,
 )
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionSite:
@@ -122,7 +120,7 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
         plain = [call for call in calls.values() if isinstance(call, ConvolutionCall) and not call.transposed]
         lines = sum(call.dims == 1 for call in plain)
         for node, call in calls.items():
-            if isinstance(call, Obstacle) and _looks_like_convolution(index, node):
+            if isinstance(call, Obstacle):
                 sites.append(Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,)))
             elif isinstance(call, ConvolutionCall) and call.dims == 1 and not call.transposed and lines < FEWEST_LINES:
                 message = f"convolution `{call.label}` is one of {lines} over one dimension; expected {FEWEST_LINES}"
@@ -208,14 +206,6 @@ def _format(site: ConvolutionSite) -> str:
     facts = tensor_facts(site.last)
     alike = facts is not None and is_ambiguous(facts)  # then the input decides
     return format_of(site.input if alike else site.last) or "preserve"
-
-
-def _looks_like_convolution(index: GraphIndex, node: Node) -> bool:
-    """Return whether a call that cannot be read is a convolution by its class or name."""
-    module = index.module_of(node)
-    if module is not None:
-        return isinstance(module, _CONVOLUTIONS)
-    return "conv" in str(getattr(node.target, "__name__", ""))
 
 
 def _without_early_overwrites(
