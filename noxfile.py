@@ -42,8 +42,7 @@ IN_PROCESSES = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": ""}
 # Most tests capture models of one or two layers with sizes that vary, where torch's cache of fake tensors costs a
 # quarter of the time. It pays in deep models and with fixed sizes, so that it stays on in `nightly` and for users.
-# Inductor's processes that compile kernels ahead cost more to start than the tests' few kernels take.
-SHALLOW = {"TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+SHALLOW = {"TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0"}
 # The library that a C++ compiler makes; where there is none, the wheel lacks it.
 KERNELS = "fxopt_cpu/_kernels.so"
 # The supported versions of Python, each with the groups that are pinned for it. Models and documents have left 3.10.

@@ -245,7 +245,6 @@ def test_a_weight_of_weights_is_computed_once(weighed: tuple[nn.Module, GraphMod
 
 
 def test_a_large_weight_is_kept_up_to_the_size_of_its_parameters() -> None:
-
     class Product(nn.Bilinear):
         def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # of one input
             return F.linear(x, self.weight[:, 0] @ self.weight[:, 1].t())
@@ -263,15 +262,21 @@ def test_weights_and_masks_are_kept_apart() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = weight_norm(nn.Linear(4, 4))
+            self.layer, self.places = weight_norm(nn.Linear(4, 4)), nn.Parameter(torch.randn(8, 4))
 
         def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.layer(x)
+            y: Tensor = self.layer(x) * (self.places[: x.shape[0]] @ self.places.t()).sum()
             return y + torch.arange(x.shape[0]).unsqueeze(1).sin()
 
-    graph_module = CacheShapeTables()(graph_of(Both().eval(), "export-dynamic", X), expect=2)
+    graph_module = CacheShapeTables()(graph_of(Both().eval(), "export-dynamic", X), expect=3)
     roles = [module.roles for module in graph_module.modules() if isinstance(module, ShapeTables)]
-    assert sorted(roles) == [("buffer", "buffer"), ("size",)]
+    assert sorted(map(sorted, roles)) == [["buffer", "buffer"], ["buffer", "size"], ["size"]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("make", [Adapted, lambda: Standardised(4, 6, 3)], ids=["low rank", "standardised"])
+def test_a_weight_of_weights_is_found_in_each_form(make: Callable[[], nn.Module], form: Form) -> None:
+    assert_rewrites(CacheShapeTables(), make().eval(), torch.randn(2, 4, 8), count=1, form=form)
 
 
 # -- bounds, threads, modes

@@ -11,11 +11,12 @@ class CacheShapeTables(TablesPass):
     """``scores + mask(x.shape[1])`` -> ``scores + tables(x.shape[1])``: masks and positions are computed once per size.
 
     What depends on sizes, literals and buffers alone is computed by one `ShapeTables`, which keeps it for the sizes of
-    the last calls: positions, causal masks, rotary tables, and what capture makes of an absent mask. So are weights
-    that sums or products make of parameters: weight norm, standardised weights, the ``B @ A`` of LoRA. Buffers and
-    parameters may change: loading or writing one is noticed, and where gradients flow, weights are computed.
+    the last calls: positions, causal masks, rotary tables, and what capture makes of an absent mask. So are
+    weights that sums or products compute from parameters only: weight norm, weight standardisation, the ``B @ A`` of
+    LoRA. Buffers and parameters may change: loading or writing one is noticed, and where gradients flow, each call
+    computes the weights. Layers that read such a weight are not packed.
 
-    Layers that read such a weight are not packed. Refused where the tensor is returned, as it is the same one in each
+    Refused where the tensor is returned, as it is the same one in each
     call; what is written in place is no table. A single operation on sizes is left as it is: making a small tensor is
     as quick as looking it up.
 
@@ -23,8 +24,8 @@ class CacheShapeTables(TablesPass):
         Constant folding by sizes; Hugging Face models cache rotary tables and causal masks in the same way, by hand.
 
     Cost:
-        One call for all tensors of the graph. It keeps them for 8 sets of sizes, up to 16 MiB for each, and computed
-        weights once, up to the bytes of their parameters.
+        One call for all tensors of the graph. It keeps them for 8 sets of sizes, up to 16 MiB for each. Computed
+        weights are kept once, if they take no more memory than their parameters: a model may take twice its memory.
 
     >>> import torch
     >>> from fxopt_rewrite import infer_shapes

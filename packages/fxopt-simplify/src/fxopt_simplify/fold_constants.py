@@ -21,7 +21,8 @@ class FoldConstants(TablesPass):
         them is made again when they are loaded or trained.
 
     Cost:
-        One call for all constants of the graph, which keeps them, up to 16 MiB.
+        One call for all constants of the graph, which keeps them, up to 16 MiB, or up to the memory of the
+        parameters that they are computed from.
 
     >>> import torch
     >>> from fxopt_rewrite import infer_shapes

@@ -35,8 +35,8 @@ _COMPUTED = words(
     long int short bool add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow reciprocal sqrt
     rsqrt exp exp2 log log2 log1p sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min clamp_max minimum
     maximum eq ne lt le gt ge and_ or_ xor invert __and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor bitwise_not
-    logical_and logical_or logical_xor logical_not isin where masked_fill tril triu cumsum sum amax amin any all outer
-    matmul mm bmm einsum gather index index_select take_along_dim one_hot
+    logical_and logical_or logical_xor logical_not isin where masked_fill tril triu cumsum any all gather index
+    index_select take_along_dim one_hot
     """
 )
 _REDUCED = words(
@@ -45,7 +45,8 @@ _REDUCED = words(
     amin batch_norm layer_norm linear addmm matmul mm bmm mv dot vdot einsum outer
     """
 )
-"""What a weight is made with where computing it costs something: elementwise, as in ``1 + weight``, norms read it."""
+"""Sums and products. A weight that one of these computes is worth keeping; ``1 + weight`` is not, and norms read it."""
+_KEPT = _MADE | _COMPUTED | _REDUCED
 _READ_SIZES = words("size sym_size numel dim ndim nelement len sym_numel builtins.getattr builtins.len")
 _FEWEST = 2
 
@@ -98,12 +99,14 @@ class TablesPass(ReversibleSitePass[TablesSite]):
                 outputs.append(output)
             else:
                 yield refusal
-        of_weights = [output for output in outputs if tables.is_weight(output.node)]  # one set, whatever the sizes
-        others = [output for output in outputs if not tables.is_weight(output.node)]
-        for group in (*_groups(of_weights), *_groups(others)):
-            site = tables.site(group)
-            if site is not None:
-                yield site
+        kinds: dict[tuple[bool, bool], list[_Output]] = {}  # apart, as another size computes all of a module again
+        for output in outputs:
+            kinds.setdefault(tables.weight_kind(output.node), []).append(output)
+        for alike in kinds.values():
+            for group in _groups(alike):
+                site = tables.site(group)
+                if site is not None:
+                    yield site
 
     def rewrite(self, site: TablesSite, edit: Editor) -> None:
         """Insert one module, and erase what nothing reads any more."""
@@ -158,6 +161,7 @@ class _Tables:
     _computed: dict[Node, int] = field(default_factory=dict)  # with the position of the last input from outside
     _sizes: set[Node] = field(default_factory=set)
     _weights: dict[Node, bool] = field(default_factory=dict)  # what parameters decide, with whether it is worth keeping
+    _sized: set[Node] = field(default_factory=set)  # what sizes decide, of what is computed
     _purity: Purity = field(init=False)
 
     def __post_init__(self) -> None:
@@ -167,7 +171,11 @@ class _Tables:
                 self._sizes.add(node)
             elif self._is_table(node):
                 self._computed[node] = max([self._last_input(value) for value in node.all_input_nodes], default=-1)
-                of_weights = [value for value in node.all_input_nodes if value in self._weights or self._trains(value)]
+                if any(value in self._sized or self._decides_size(value) for value in node.all_input_nodes):
+                    self._sized.add(node)
+                of_weights = [
+                    value for value in node.all_input_nodes if value in self._weights or self._is_parameter(value)
+                ]
                 if of_weights:
                     reduced = self.index.effects.effect(node).operation in _REDUCED
                     self._weights[node] = reduced or any(self._weights.get(value) for value in of_weights)
@@ -184,9 +192,12 @@ class _Tables:
             return self._weights[node]
         return any(value in self._computed for value in node.all_input_nodes)
 
-    def is_weight(self, node: Node) -> bool:
-        """Return whether parameters decide a node's value."""
-        return node in self._weights
+    def weight_kind(self, node: Node) -> tuple[bool, bool]:
+        """Return whether parameters decide a node's value, and whether sizes do so, too."""
+        return node in self._weights, node in self._weights and node in self._sized
+
+    def _decides_size(self, value: Node) -> bool:
+        return value not in self._computed and value.op != "get_attr"
 
     def _is_size(self, node: Node) -> bool:
         """Return whether a node gives a number, shape, dtype or device that sizes of tensors decide."""
@@ -204,7 +215,7 @@ class _Tables:
             return False
         name = self.index.effects.effect(node).operation or ""
         plain = is_plain_method(node.target) if node.op == "call_method" else plain_name(node.target) is not None
-        if not plain or name not in (_MADE | _COMPUTED | _REDUCED):
+        if not plain or name not in _KEPT:
             return False
         if self._purity.kind(node) not in (Kind.TENSOR, Kind.TENSORS):
             return False
@@ -220,20 +231,20 @@ class _Tables:
         if value in self._sizes:
             return SIZE if self.takes_sizes else None
         if value.op == "get_attr":
-            return BUFFER if self._is_buffer(value) else None
+            return BUFFER if self._is_watched(value) else None
         is_like = name in _LIKE and node.args[:1] == (value,) and self._purity.kind(value) is Kind.TENSOR
         fits = is_like and self.takes_sizes and value not in (*node.args[1:], *node.kwargs.values())
         return LIKE if fits else None
 
-    def _is_buffer(self, node: Node) -> bool:
+    def _is_watched(self, node: Node) -> bool:
         tensor = self.index.tensor_of(node)
         if tensor is None or type(tensor) not in (Tensor, nn.Parameter):
             return False
-        if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
+        if type(tensor) is Tensor and tensor.requires_grad:
             return False
         return not self.index.effects.tensor_written(tensor)
 
-    def _trains(self, node: Node) -> bool:
+    def _is_parameter(self, node: Node) -> bool:
         return node.op == "get_attr" and isinstance(self.index.tensor_of(node), nn.Parameter)
 
     def outputs(self) -> Iterator[_Output]:
@@ -247,7 +258,7 @@ class _Tables:
         """Return the module for a group, or None if it would compute too little."""
         outputs = tuple(output.node for output in sorted(group, key=lambda each: self.index.position[each.node]))
         region = self._region(outputs)
-        if self._count_removed(region, outputs) < (1 if any(map(self._weights.get, outputs)) else _FEWEST):
+        if outputs[0] not in self._weights and self._count_removed(region, outputs) < _FEWEST:
             return None
         roles: dict[Node, str] = {}
         for node in region:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
@@ -96,6 +95,7 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
         copy of the weight besides the parameter.
 
     >>> import torch
+    >>> from torch import nn
     >>> model = nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(3, 8, 3), nn.ReLU6()).eval()
     >>> FuseConvolutions()(torch.fx.symbolic_trace(model)).get_submodule("1_packed")
     PackedConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), activation=hardtanh(0, 6))
@@ -122,10 +122,10 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
         for node, call in calls.items():
             if isinstance(call, Obstacle):
                 sites.append(Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,)))
-            elif isinstance(call, ConvolutionCall) and call.dims == 1 and not call.transposed and lines < FEWEST_LINES:
+            elif call.dims == 1 and not call.transposed and lines < FEWEST_LINES:
                 message = f"convolution `{call.label}` is one of {lines} over one dimension; expected {FEWEST_LINES}"
                 sites.append(index.refuse(call.label, "other-convolution", message, node))
-            elif isinstance(call, ConvolutionCall) and call.dims in _LAYERS and not call.transposed:
+            elif call.dims in _LAYERS and not call.transposed:
                 site = self._site(call, index)
                 if site.sum is not None:
                     former = taken.get(site.sum.node)
@@ -133,7 +133,7 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
                         sites[former[0]] = self._site(former[1], index, alone=True)
                     taken[site.sum.node] = len(sites), call
                 sites.append(site)
-            elif isinstance(call, ConvolutionCall):
+            else:
                 kind, plural = "transposed" if call.transposed else "plain", "s" * (call.dims > 1)
                 found = f"convolution `{call.label}` is {kind}, over {call.dims} dimension{plural}"
                 message = f"{found}; expected a plain one over 1 or 2"
