@@ -12,6 +12,7 @@ namespace {
 constexpr const char* CONV = "fxopt::conv";
 constexpr int64_t BLOCK_BYTES = 256 << 10;   // of the pixels that a piece reads
 constexpr int64_t STRIPE_BYTES = 384 << 10;  // of the rows between the layers of a block
+constexpr int64_t MOST_TRANSFORMED = 1 << 18;  // elements of a weight that take 16 of 9 for Winograd's products
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -92,6 +93,12 @@ bool may_be_planes(const Convolution& call) {
   return few && call.dilation[0] == 1 && call.dilation[1] == 1;
 }
 
+bool may_be_winograd(const Convolution& call) {
+  for (int i = 0; i < 2; ++i)
+    if (call.kernel[i] != 3 || call.stride[i] != 1 || call.dilation[i] != 1) return false;
+  return call.groups == 1 && !may_be_planes(call);
+}
+
 bool fit(const char* op, Window& window, const int64_t (&padding)[4]) {
   int64_t sizes[2];
   product(op, {window.height + padding[0] + padding[1], window.width + padding[2] + padding[3], window.channels});
@@ -139,6 +146,32 @@ struct Prepared : Convolution {
   std::vector<float> constants_;
 };
 
+// By an image and its layer alone, so that the bits depend on no threads and on no other images. Weights are transformed at
+// each call, which takes as long as some tiles.
+bool is_winograd(const Convolution& call) {
+  const int64_t tiles = divide_up(call.rows, 2) * divide_up(call.columns, 2), weights = call.channels * call.features;
+  return may_be_winograd(call) && call.features >= 16 && tiles >= 25 && tiles >= weights / 4096 && weights <= MOST_TRANSFORMED;
+}
+
+void run_winograd(const Prepared& call) {
+  const Kernels& unit = kernels();
+  const int64_t panels = call.panel_count, threads = threads_for(call.nanoseconds);
+  float* const weights = reinterpret_cast<float*>(scratch<WEIGHTS>(size_t(16 * panels * call.channels * 16) * 4));
+  const int64_t some = divide_up(panels, threads);
+  run_pieces(divide_up(panels, some), call.nanoseconds, [&](int64_t piece) {
+    unit.winograd_weights(call, weights, piece * some, std::min(panels, (piece + 1) * some));
+  });
+  // What the tiles of a piece become stays in the second cache.
+  const int64_t tiles = call.images * divide_up(call.rows, 2) * divide_up(call.columns, 2);
+  const int64_t of_tile = 16 * (call.channels + MOST_TILE_PANELS * 16), fit = BLOCK_BYTES / 4 / of_tile / 12 * 12;
+  const int64_t fair = divide_up(divide_up(tiles, threads > 1 ? threads * 4 : 1), 12) * 12;
+  const int64_t part = std::min({std::max<int64_t>(fit, 12), MOST_TILES, fair});
+  run_pieces(divide_up(tiles, part), call.nanoseconds, [&](int64_t piece) {
+    float* const room = reinterpret_cast<float*>(scratch(size_t(part * of_tile + 2 * 16 * 16) * 4));
+    unit.winograd(call, weights, room, piece * part, std::min(tiles, (piece + 1) * part));
+  });
+}
+
 }  // namespace
 
 void run_convolution(const Convolution& given) {
@@ -153,6 +186,7 @@ void run_convolution(const Convolution& given) {
     });
     return;
   }
+  if (is_winograd(call)) return run_winograd(call);
   // A piece is a block of pixels, whose inputs stay in the second cache, and some panels.
   const int64_t threads = threads_for(nanoseconds), wanted = BLOCK_BYTES / (call.channels * 4) / 48 * 48;
   const int64_t fair = divide_up(pixels, threads > 1 ? threads * 4 : 1), most = wanted < 48 ? 48 : wanted;

@@ -59,6 +59,9 @@ struct Convolution : Window {
   float alpha, beta;
 };
 
+// Winograd's convolutions: tiles that a piece has, and panels whose products lie beside them.
+constexpr int64_t MOST_TILES = 48, MOST_TILE_PANELS = 4;
+
 // The mean or the largest of each window; torch's means count the padding, or do not.
 struct Pool : Window {
   bool largest, counts_padding;
@@ -134,6 +137,9 @@ struct Kernels {
   void (*elementwise_rows)(const Elementwise&, int64_t first, int64_t last);  // of sizes[0] * sizes[1] * sizes[2]
   // Pixels first to last of all images, panel `first_panel` to `last_panel`.
   void (*convolve)(const Convolution&, int64_t first, int64_t last, int64_t first_panel, int64_t last_panel);
+  // The weight in the form that `winograd` takes, panel `first_panel` to `last_panel`; and tiles first to last of all images.
+  void (*winograd_weights)(const Convolution&, float* to, int64_t first_panel, int64_t last_panel);
+  void (*winograd)(const Convolution&, const float* weights, float* room, int64_t first, int64_t last);
   // Rows first to last of all images.
   void (*convolve_depthwise)(const Convolution&, int64_t first, int64_t last);
   void (*pool_rows)(const Pool&, int64_t first, int64_t last);
@@ -150,6 +156,7 @@ void run_linear(const Linear&);
 bool fit(const char* op, Window&, const int64_t (&padding)[4]);
 bool is_depthwise(int64_t groups, int64_t channels, int64_t features);
 bool may_be_planes(const Convolution&);
+bool may_be_winograd(const Convolution&);
 void run_convolution(const Convolution&);
 constexpr int64_t MOST_OF_STRIPE = 1 << 20;  // elements between the layers of a block that one row of results needs
 int64_t rows_read(const Window&);            // by one row of results

@@ -296,7 +296,7 @@ void block(Reader& plan) {
   const Convolution expand = convolution(plan, true, false), deep = convolution(plan, false, !projects);
   const Convolution project = projects ? convolution(plan, false) : deep;
   const bool ends = !projects || (is_pointwise(project) && !project.depthwise && follows(project, deep));
-  if (expand.depthwise || !deep.depthwise || !follows(deep, expand) || !ends)
+  if (expand.depthwise || may_be_winograd(expand) || !deep.depthwise || !follows(deep, expand) || !ends)
     refuse(OP, ": step ", plan.step, " of the plan has layers that are no block");
   if (product({rows_read(deep), deep.width, deep.channels}) + product({deep.columns, deep.features}) > MOST_OF_STRIPE)
     refuse(OP, ": step ", plan.step, " of the plan has rows that are too large for a block");

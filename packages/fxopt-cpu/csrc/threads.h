@@ -39,7 +39,7 @@ void run_pieces(int64_t pieces, double nanoseconds, const Function& function) {
 
 // This thread's memory for what lasts no longer than a call; it keeps what it has grown to. Aligned to 64 bytes. Each USE has
 // memory of its own: the kernels', and the arena of a plan that calls them.
-enum Use { KERNELS, ARENA };
+enum Use { KERNELS, ARENA, WEIGHTS };
 template <Use USE = KERNELS>
 inline char* scratch(size_t bytes) {
   struct Memory {

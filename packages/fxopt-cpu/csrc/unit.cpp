@@ -6,10 +6,11 @@
 #include "linear.h"
 #include "norms.h"
 #include "pool.h"
+#include "winograd.h"
 
 extern const Kernels FXOPT_UNIT;
 const Kernels FXOPT_UNIT = {
     FXOPT_UNIT_NAME, MAX_ROWS, linear_row_bytes, linear_convert, linear_tiles, linear_norm,
     attention_pieces, attention_scratch, attention, norm_rows, embedding_rows,
-    elementwise_rows, convolve, convolve_depthwise, pool_rows,
+    elementwise_rows, convolve, winograd_weights, winograd, convolve_depthwise, pool_rows,
 };

@@ -73,6 +73,29 @@ def test_drawn_convolutions(seed: int) -> None:
     assert found.is_contiguous(memory_format=torch.channels_last) or not found.numel()
 
 
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), 3e38, -1e38])
+@pytest.mark.parametrize("seed", range(6))
+def test_winograds_products(seed: int, value: float | None) -> None:
+    """Layers of 3 x 3 taps over images of many pixels; numbers that have no differences are multiplied tap by tap."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    channels, features = draw.choice((8, 17, 64, 130)), draw.choice((16, 40, 64, 100))
+    x = torch.randn(draw.choice((1, 2)), channels, draw.randint(10, 21), draw.randint(12, 41))
+    weight, padding = torch.randn(features, channels, 3, 3) / 8, tuple(draw.randint(0, 3) for _ in range(4))
+    case: Case = (x, weight, torch.randn(features) if seed % 2 else None, (1, 1), padding, (1, 1), 1)
+    residual = torch.randn(expected(case).shape) if seed % 3 else None
+    if value is None:
+        found = computed(case, "relu", residual).double()
+        torch.testing.assert_close(found, expected(case, "relu", residual), rtol=1e-5, atol=2e-5)
+        return
+    x[0, 1, 4, 5] = x[-1, 2, -1, -1] = value
+    top, bottom, left, right = padding
+    eager = F.conv2d(F.pad(x, (left, right, top, bottom)), weight, case[2])
+    wanted = eager if residual is None else eager + residual
+    # The error is relative to the largest product of a window, which may be a thousand times the result.
+    torch.testing.assert_close(computed(case, "none", residual), wanted, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_each_number_of_threads_gives_the_same_bits(threads: int) -> None:
     torch.manual_seed(0)

@@ -127,7 +127,9 @@ def drawn_block(seed: int) -> tuple[list[nn.Conv2d], list[tuple[int, ...]], torc
     channels, wide = draw.choice((3, 8, 17)), draw.choice((24, 33, 48))
     size, step, gap = draw.choice((1, 3, 5)), draw.choice((1, 2, 3)), draw.choice((1, 1, 2))
     first = draw.choice((1, 3))
-    expand = nn.Conv2d(channels, wide, first, stride=draw.choice((1, 2)) if first == 3 else 1)
+    # Of 3 x 3 taps, one step and many channels, a convolution is no part of a block.
+    stride = 1 if first == 1 else draw.choice((1, 2)) if channels == 3 else 2
+    expand = nn.Conv2d(channels, wide, first, stride=stride)
     deep = nn.Conv2d(wide, wide, size, stride=step, dilation=gap, groups=wide)
     layers, padding = [expand, deep], [(first // 2,) * 4, tuple(draw.randint(0, size) for _ in range(4))]
     if draw.random() < 0.7:

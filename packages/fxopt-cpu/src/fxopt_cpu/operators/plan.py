@@ -127,6 +127,7 @@ class _Layer(NamedTuple):
     settings: tuple[object, ...]  # stride and padding
     reach: int  # rows that one row of results reads
     depthwise: bool
+    whole: bool  # perhaps by Winograd's products, which blocks do not compute
     residual: bool
 
 
@@ -423,8 +424,9 @@ class PlanBuilder:
         pitched = (result,) if planes else (images, result)
         settings, reach = (*stride, *padding), (kernel[0] - 1) * dilation[0] + 1
         deep = groups > 1 and groups == channels == features
+        whole = not few and (*kernel, *stride, *dilation, groups) == (3, 3, 1, 1, 1, 1, 1)
         self._layers[len(self._steps)] = _Layer(
-            images, result, tuple(kernel), settings, reach, deep, residual is not None
+            images, result, tuple(kernel), settings, reach, deep, whole, residual is not None
         )
         self._step(CONVOLUTION, numbers, [images, panels, bias, other, result], products, pitched=pitched)
         return result.permute(0, 3, 1, 2)
@@ -512,7 +514,7 @@ class PlanBuilder:
         left_out: set[int] = set()
         for step, deep in self._layers.items():
             expand, project = self._layers.get(step - 1), self._layers.get(step + 1)
-            if expand is None or step - 1 in left_out or not deep.depthwise or expand.depthwise:
+            if expand is None or step - 1 in left_out or not deep.depthwise or expand.depthwise or expand.whole:
                 continue
             rows = min(deep.reach, deep.image.shape[1])
             of_row = rows * math.prod(deep.image.shape[2:]) + math.prod(deep.result.shape[2:])
