@@ -69,6 +69,19 @@ def test_tables_of_calls_in_inference_mode(place: str, within: bool) -> None:
         assert model.lin.weight.grad is not None
 
 
+@pytest.mark.parametrize("made_within", [False, True])
+def test_examples_of_one_image_in_inference_mode(made_within: bool) -> None:
+    """A batch of 1 is captured by one of 2, which is made on the way."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    with torch.inference_mode(made_within):
+        x = torch.randn(1, 3, 8, 8)
+    with torch.inference_mode():
+        captured = capture(model, x)
+        assert torch.equal(captured(x), model(x))
+    other = torch.randn(3, 3, 9, 10)
+    assert torch.equal(captured(other), model(other)) and captured(other).requires_grad
+
+
 @pytest.mark.parametrize(
     ("model", "matters"),
     [

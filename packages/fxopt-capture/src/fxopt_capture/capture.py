@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -168,8 +168,19 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: 
     """Capture a model by one call of it; see `capture`."""
     if (note := training_note(model)) is not None:
         _LOGGER.warning("%s", note)
-    with off_meta(), configurations_kept(model, call.form.fixed.values()), random_state_kept(model, call.inputs):
+    kept = configurations_kept(model, call.form.fixed.values()), random_state_kept(model, call.inputs)
+    with off_meta(), _outside_inference_mode(), kept[0], kept[1]:
         return _captured(Request(model, call.form, call.inputs, dynamic_shapes), compare=compare)
+
+
+@contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    """Let examples of other sizes, too, be tensors that ``torch.export`` takes."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    else:
+        yield
 
 
 def _captured(request: Request, *, compare: bool) -> CapturedModule:
