@@ -362,7 +362,7 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
       columns[i] = place * PANEL;
     }
     for (int64_t t = 0; t < along; ++t) {
-      const int64_t row = least(first + t * height, last - height);  // the last tile computes some rows again
+      const int64_t row = first + (last - first) * t / along, some = first + (last - first) * (t + 1) / along - row;
       const float* row_scales = call.format == INT8 ? rows.scales + (row - first) : nullptr;
       for (int64_t i = 0; i < group * halves; i += at_once) {
         // Each tile asks for its share of the next panels; a single one looks farther ahead in its own.
@@ -370,14 +370,14 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
         const Tile tile{rows.data + (row - first) * rows.stride, rows.stride, steps, panels + i, columns + i, call.scale,
                         call.sums, shifts, row_scales, sums + i * PANEL, width, (along > 1 ? 16 : AHEAD / at_once) * STEP,
                         along > 1 ? 0 : (group - 1) * panel_bytes, ahead, along > 1 ? at_once * STEP / along : 0};
-        multiply_rows<Step>(height, tile);
+        multiply_rows<Step>(some, tile);
       }
       if (row_scales)
-        for (int64_t r = 0; r < height; ++r)
+        for (int64_t r = 0; r < some; ++r)
           for (int64_t i = 0; row_scales[r] != row_scales[r] && i < group * halves; ++i)
             multiply_special(call.input + (row + r) * call.input_stride, call.depth, call.rounding, panels[i],
                              call.scale + columns[i], sums + r * width + i * PANEL);
-      Epilogue epilogue{call, sums, width, group * PANEL, height, row, panel * PANEL};
+      Epilogue epilogue{call, sums, width, group * PANEL, some, row, panel * PANEL};
       with_activation(call.activation, epilogue);
     }
   }
