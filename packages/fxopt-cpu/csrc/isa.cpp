@@ -5,23 +5,34 @@
 extern const Kernels portable_kernels;
 #if defined(__x86_64__)
 extern const Kernels avx2_kernels, avx512_kernels, avx512vnni_kernels, avx512bf16_kernels;
+#if defined(FXOPT_AVXVNNI)
+extern const Kernels avxvnni_kernels;
+#endif
 #endif
 
 namespace {
 
 const Kernels* chosen = &portable_kernels;
 
-int highest() {
+// The table of a level, or null where this processor or this compiler does not have it.
+const Kernels* table(int level) {
+  if (level <= 0) return &portable_kernels;
 #if defined(__x86_64__)
   __builtin_cpu_init();  // the compiler's own reading of CPUID, which asks XGETBV too
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return nullptr;
+  if (level == 1) return &avx2_kernels;
+#if defined(FXOPT_AVXVNNI)
+  if (level == 2) return __builtin_cpu_supports("avxvnni") ? &avxvnni_kernels : nullptr;
+#endif
+  if (level == 2 || !__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
-    return 1;
-  if (!__builtin_cpu_supports("avx512vnni")) return 2;
-  return __builtin_cpu_supports("avx512bf16") ? 4 : 3;
+    return nullptr;
+  if (level == 3) return &avx512_kernels;
+  if (!__builtin_cpu_supports("avx512vnni")) return nullptr;
+  if (level == 4) return &avx512vnni_kernels;
+  return __builtin_cpu_supports("avx512bf16") ? &avx512bf16_kernels : nullptr;
 #else
-  return 0;
+  return nullptr;
 #endif
 }
 
@@ -30,10 +41,8 @@ int highest() {
 const Kernels& kernels() { return *chosen; }
 
 extern "C" int fxopt_limit_kernels(int limit) {
-  const int best = highest(), level = limit < best ? limit : best;
-#if defined(__x86_64__)
-  const Kernels* all[] = {&portable_kernels, &avx2_kernels, &avx512_kernels, &avx512vnni_kernels, &avx512bf16_kernels};
-  chosen = all[level < 0 ? 0 : level];
-#endif
-  return level;
+  int level = limit < 5 ? limit : 5;
+  while (!table(level)) --level;
+  chosen = table(level);
+  return level < 0 ? 0 : level;
 }

@@ -146,7 +146,7 @@ struct Kernels {
 };
 
 // The table in use. `limit_kernels` takes the highest that this processor has and the limit allows, and says which:
-// 0 portable, 1 avx2, 2 avx512, 3 avx512vnni, 4 avx512bf16.
+// 0 portable, 1 avx2, 2 avxvnni, 3 avx512, 4 avx512vnni, 5 avx512bf16.
 const Kernels& kernels();
 extern "C" __attribute__((visibility("default"))) int fxopt_limit_kernels(int limit);
 

@@ -119,7 +119,15 @@ inline Floats finish_bytes(Ints sum, const Tile& tile, int64_t row, int64_t vect
   return floats(sum) * (load(tile.scale + column) * tile.row_scales[row]);
 }
 
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+// In each lane of 32 bits, the sum and four products of 8 bits, the factors' without a sign.
+inline Ints multiply_fours(Ints sum, Ints factors, Ints weights) {
 #if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)factors, (__m512i)weights);
+#else
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)factors, (__m256i)weights);
+#endif
+}
 struct ByteStep {
   typedef Ints Sum;
   static constexpr int64_t BYTES = 4;  // four integers, plus 128: the instruction wants one factor unsigned
@@ -130,11 +138,10 @@ struct ByteStep {
   template <int64_t ROWS, int64_t COLUMNS>
   static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
     Ints weights[COLUMNS];
-    UNROLL for (int64_t c = 0; c < COLUMNS; ++c) weights[c] = load<Ints>(panels[c] + at);
+    UNROLL for (int64_t c = 0; c < COLUMNS; ++c) weights[c] = load<Ints>(panels[c / VECTORS] + at + c % VECTORS * WIDTH * 4);
     UNROLL for (int64_t r = 0; r < ROWS; ++r) {
       const Ints factor = splat(*reinterpret_cast<const int32_t*>(row + r * stride));
-      UNROLL for (int64_t c = 0; c < COLUMNS; ++c)
-        sums[r][c] = (Ints)_mm512_dpbusd_epi32((__m512i)sums[r][c], (__m512i)factor, (__m512i)weights[c]);
+      UNROLL for (int64_t c = 0; c < COLUMNS; ++c) sums[r][c] = multiply_fours(sums[r][c], factor, weights[c]);
     }
   }
   static inline void write(char* to, Ints values) { store(to, __builtin_convertvector(values + ZERO, Bytes)); }

@@ -20,8 +20,8 @@ from fxopt_cpu.operators.norms import ADD_NORM, EMBEDDING_NORM, NORM
 from fxopt_cpu.operators.plan import RUN
 
 OPERATORS: tuple[Operator, ...] = (LINEAR, ATTENTION, ATTENTION_MERGED, NORM, ADD_NORM, EMBEDDING_NORM, CONV, RUN)
-# Instruction sets that the library is compiled for; one with a later name has all of those before it.
-ISAS = ("portable", "avx2", "avx512", "avx512vnni", "avx512bf16")
+# Instruction sets that the library is compiled for; one with a later name has all of those before it, but for avxvnni.
+ISAS = ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16")
 VARIABLE = "FXOPT_KERNELS_ISA"
 
 _library = torch.library.Library("fxopt", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch.library is untyped
