@@ -31,7 +31,7 @@ def fxopt_pipelines() -> Mapping[str, str]:
 
     Those that approximate round the linear layers that are worth it, and leave the others in float32.
     """
-    prepared = "remove-no-ops,fuse-products,fold-batch-norm,simplify,fuse-activations,merge-linears"
+    prepared = "remove-no-ops,fold-weights,fuse-products,fold-batch-norm,simplify,fuse-activations,merge-linears"
     fused = "fuse-scaled-dot-product-attention,fuse-attention,fuse-norms"
     packed = "fuse-linears,fuse-convolutions,plan-regions"
     rounded = {

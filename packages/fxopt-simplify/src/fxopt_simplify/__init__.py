@@ -5,6 +5,7 @@ from fxopt_simplify.cache_shape_tables import CacheShapeTables
 from fxopt_simplify.eliminate_common_subexpressions import EliminateCommonSubexpressions
 from fxopt_simplify.eliminate_dead_code import EliminateDeadCode
 from fxopt_simplify.fold_constants import FoldConstants
+from fxopt_simplify.fold_weights import FoldWeights
 from fxopt_simplify.fuse_activations import FuseActivations
 from fxopt_simplify.fuse_products import FuseProducts
 from fxopt_simplify.remove_no_ops import RemoveNoOps
@@ -17,6 +18,7 @@ __all__ = [
     "EliminateCommonSubexpressions",
     "EliminateDeadCode",
     "FoldConstants",
+    "FoldWeights",
     "FuseActivations",
     "FuseProducts",
     "FuseScaledDotProductAttention",

@@ -20,6 +20,7 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
         fxopt_simplify.RemoveNoOps,
         fxopt_simplify.EliminateCommonSubexpressions,
         fxopt_simplify.FoldConstants,
+        fxopt_simplify.FoldWeights,
         fxopt_simplify.CacheShapeTables,
         fxopt_simplify.EliminateDeadCode,
         fxopt_simplify.FuseActivations,

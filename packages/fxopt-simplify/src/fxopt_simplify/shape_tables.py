@@ -30,11 +30,32 @@ from fxopt_rewrite import (
 
 SIZE, LIKE, BUFFER = "size", "like", "buffer"
 _MOST_KEPT = 8
-_MOST_BYTES = 2**24
+MOST_BYTES = 2**24
 _LOCK = threading.Lock()
 _SIZES = (int, torch.Size, torch.dtype, torch.device)
 
 Tables = Tensor | tuple[Tensor, ...]
+
+
+def program_text(graph: Graph) -> str:
+    """Return a graph of torch's functions as text.
+
+    Raises:
+        InexpressibleError: The graph calls something else than functions, operators and methods of torch.
+    """
+    rows = write_graph(graph, ValueWriter(names=PLAIN))
+    for row in rows["rows"]:
+        row.pop("trace", None)  # a line of code, with a path: this text goes into archives
+    return json.dumps(rows)
+
+
+def program_of(text: str) -> GraphModule:
+    """Return what computes the graph that a text holds, which may name functions of torch alone."""
+    graph = read_graph(json.loads(text), ValueReader(names=PLAIN))
+    check_values(graph)  # before torch generates code from it
+    check_targets(graph, nn.Module())
+    graph.lint()
+    return GraphModule(nn.Module(), graph)
 
 
 class ShapeTables(nn.Module):
@@ -75,18 +96,11 @@ class ShapeTables(nn.Module):
         Raises:
             InexpressibleError: The graph calls something else than functions, operators and methods of torch.
         """
-        rows = write_graph(graph, ValueWriter(names=PLAIN))
-        for row in rows["rows"]:
-            row.pop("trace", None)  # a line of code, with a path: this text goes into archives
-        return cls(json.dumps(rows), tuple(roles))
+        return cls(program_text(graph), tuple(roles))
 
     def check_attributes(self) -> None:
-        """Read the computation, which a file from a stranger may hold, so that it names functions of torch alone."""
-        graph = read_graph(json.loads(self.graph), ValueReader(names=PLAIN))
-        check_values(graph)  # before torch generates code from it
-        check_targets(graph, nn.Module())
-        graph.lint()
-        object.__setattr__(self, "_program", GraphModule(nn.Module(), graph))
+        """Read the computation, which a file from a stranger may hold."""
+        object.__setattr__(self, "_program", program_of(self.graph))
         object.__setattr__(self, "_kept", {})
 
     def forward(self, *inputs: Any) -> Tables:
@@ -104,9 +118,9 @@ class ShapeTables(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             tables = self._compute(inputs)
         size = _bytes_kept(tables)
-        if size is not None and size <= max(_MOST_BYTES, sum(buffer.nbytes for buffer in buffers)):
+        if size is not None and size <= max(MOST_BYTES, sum(buffer.nbytes for buffer in buffers)):
             with _LOCK:
-                while len(self._kept) >= (_MOST_KEPT if size <= _MOST_BYTES else 1):
+                while len(self._kept) >= (_MOST_KEPT if size <= MOST_BYTES else 1):
                     self._kept.pop(next(iter(self._kept)))
                 self._kept[key] = tables, watched
         return tables

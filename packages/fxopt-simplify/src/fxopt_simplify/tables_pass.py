@@ -90,8 +90,8 @@ class TablesPass(ReversibleSitePass[TablesSite]):
 
     def match(self, index: GraphIndex) -> Iterator[TablesSite | Refusal]:
         """Yield groups of tensors that can be computed at one place of the graph."""
-        tables = _Tables(index, takes_sizes=self.takes_sizes)
-        outputs: list[_Output] = []
+        tables = Tables(index, takes_sizes=self.takes_sizes)
+        outputs: list[Output] = []
         for output in tables.outputs():
             node = output.node
             refusal = replacement_refusal(node.name, node, index) if tables.is_computed(node) else None
@@ -99,7 +99,7 @@ class TablesPass(ReversibleSitePass[TablesSite]):
                 outputs.append(output)
             else:
                 yield refusal
-        kinds: dict[tuple[bool, bool], list[_Output]] = {}  # apart, as another size computes all of a module again
+        kinds: dict[tuple[bool, bool], list[Output]] = {}  # apart, as another size computes all of a module again
         for output in outputs:
             kinds.setdefault(tables.weight_kind(output.node), []).append(output)
         for alike in kinds.values():
@@ -130,7 +130,7 @@ class TablesPass(ReversibleSitePass[TablesSite]):
 
 
 @dataclass
-class _Output:
+class Output:
     """A tensor that others read, with the place of its last input and of its first reader."""
 
     node: Node
@@ -138,9 +138,9 @@ class _Output:
     first_use: int
 
 
-def _groups(outputs: list[_Output]) -> Iterator[list[_Output]]:
+def _groups(outputs: list[Output]) -> Iterator[list[Output]]:
     """Put together what can be computed after the inputs of all, and before the readers of any."""
-    group: list[_Output] = []
+    group: list[Output] = []
     last_input = -1
     for output in sorted(outputs, key=lambda each: each.first_use):
         last_input = max(last_input, output.last_input)
@@ -153,11 +153,12 @@ def _groups(outputs: list[_Output]) -> Iterator[list[_Output]]:
 
 
 @dataclass
-class _Tables:
+class Tables:
     """The nodes of a graph that can be computed before it runs, once sizes are known; linear in its size."""
 
     index: GraphIndex
     takes_sizes: bool
+    elementwise: bool = False  # whether ``1 + weight`` counts too
     _computed: dict[Node, int] = field(default_factory=dict)  # with the position of the last input from outside
     _sizes: set[Node] = field(default_factory=set)
     _weights: dict[Node, bool] = field(default_factory=dict)  # what parameters decide, with whether it is worth keeping
@@ -177,10 +178,14 @@ class _Tables:
                     value for value in node.all_input_nodes if value in self._weights or self._is_parameter(value)
                 ]
                 if of_weights:
-                    reduced = self.index.effects.effect(node).operation in _REDUCED
+                    reduced = self.elementwise or self.index.effects.effect(node).operation in _REDUCED
                     self._weights[node] = reduced or any(self._weights.get(value) for value in of_weights)
         for node in reversed(self._weights):
-            if not self._weights[node] and not any(user in self._computed for user in node.users):
+            if (
+                not self.elementwise
+                and not self._weights[node]
+                and not any(user in self._computed for user in node.users)
+            ):
                 del self._computed[node]  # so that what sizes alone decide is kept all the same
 
     def _last_input(self, value: Node) -> int:
@@ -247,17 +252,17 @@ class _Tables:
     def _is_parameter(self, node: Node) -> bool:
         return node.op == "get_attr" and isinstance(self.index.tensor_of(node), nn.Parameter)
 
-    def outputs(self) -> Iterator[_Output]:
+    def outputs(self) -> Iterator[Output]:
         """Yield the tensors that others read."""
         for node, last_input in self._computed.items():
             readers = [self.index.position[user] for user in node.users if user not in self._computed]
             if readers and self._purity.kind(node) is Kind.TENSOR and self._weights.get(node, True):
-                yield _Output(node, last_input, min(readers))
+                yield Output(node, last_input, min(readers))
 
-    def site(self, group: list[_Output]) -> TablesSite | None:
+    def site(self, group: list[Output]) -> TablesSite | None:
         """Return the module for a group, or None if it would compute too little."""
         outputs = tuple(output.node for output in sorted(group, key=lambda each: self.index.position[each.node]))
-        region = self._region(outputs)
+        region = self.region(outputs)
         if outputs[0] not in self._weights and self._count_removed(region, outputs) < _FEWEST:
             return None
         roles: dict[Node, str] = {}
@@ -269,11 +274,12 @@ class _Tables:
                     assert role is not None  # else the node would not be in the region
                     if roles.setdefault(value, role) != role:
                         return None
-        graph = _graph_of(region, tuple(roles), outputs)
+        graph = graph_of(region, tuple(roles), outputs)
         before = self.index.nodes[min(output.first_use for output in group)]
         return TablesSite(outputs, tuple(roles), region, before, graph, tuple(roles.values()))
 
-    def _region(self, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
+    def region(self, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Return the nodes that compute tensors, in order."""
         found, waiting = set(outputs), [*outputs]
         while waiting:
             for value in waiting.pop().all_input_nodes:
@@ -290,7 +296,7 @@ class _Tables:
         return len(removed)
 
 
-def _graph_of(region: tuple[Node, ...], inputs: tuple[Node, ...], outputs: tuple[Node, ...]) -> Graph:
+def graph_of(region: tuple[Node, ...], inputs: tuple[Node, ...], outputs: tuple[Node, ...]) -> Graph:
     """Return the computation as a graph of its own, without what its nodes know of where they come from."""
     graph = Graph()
     copies: dict[Node, Node] = {value: graph.placeholder(f"input_{place}") for place, value in enumerate(inputs)}

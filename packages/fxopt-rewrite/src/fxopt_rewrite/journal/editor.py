@@ -189,6 +189,10 @@ class Editor:
         """
         return self._insert("call_function", function, args, kwargs, before, like, value_of or like[0], last_dim)
 
+    def get_attr(self, name: str, *, before: Node, like: Sequence[Node]) -> Node:
+        """Insert a node that reads a parameter or buffer; see `call_function` for the other parameters."""
+        return self._insert("get_attr", name, (), {}, before, like, like[0], None)
+
     def call_method(self, name: str, *args: Any, before: Node, like: Sequence[Node]) -> Node:
         """Insert a call of a method of its first argument; see `call_function` for the other parameters."""
         return self._insert("call_method", name, args, {}, before, like, like[0], None)
