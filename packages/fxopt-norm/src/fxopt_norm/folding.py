@@ -52,6 +52,13 @@ _DROPOUTS = {
 }
 _MOVES = _VIEWS | _COPIES | _DROPOUTS | {"nn.Flatten", "nn.Unflatten", "nn.Identity"}
 _MOST_MOVES = 8
+NORM_REASONS = {
+    "wrong-axis": "The normalisation works on another axis than the one that the layer produces or consumes. "
+    "Nothing to do: one layer cannot compute both.",
+    "no-statistics": "The normalisation keeps no running statistics, so that it always uses those of the batch. "
+    "Nothing to do, but to train it with track_running_stats=True.",
+}
+"""Why a batch norm cannot be folded, whatever the layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +125,9 @@ class FoldBatchNorm(SitePass[FoldSite]):
 
     repeats = True
     reasons: ClassVar[Mapping[str, str]] = {
-        "wrong-axis": "The normalisation works on another axis than the one that the layer produces or consumes. "
-        "Nothing to do: one layer cannot compute both.",
+        **NORM_REASONS,
         "not-adjacent": "Between the two is a call that only moves or drops values (a view, dropout, identity). Call "
         "one right after the other, if possible.",
-        "no-statistics": "The normalisation keeps no running statistics, so that it always uses those of the batch. "
-        "Nothing to do, but to train it with track_running_stats=True.",
     }
     arithmetic = (fold_after, fold_before, restore_after, restore_before)
     norm_may_come_first: ClassVar[bool] = False
@@ -161,9 +165,9 @@ class FoldBatchNorm(SitePass[FoldSite]):
     def check(self, site: FoldSite, index: GraphIndex) -> Refusal | None:
         """Refuse train mode, other users, wrong shapes, shared or tied tensors, mixed flags and overflow."""
         return (
-            _mode_refusal(site, index)
+            mode_refusal(site, index)
             or _flow_refusal(site, index)
-            or _shape_refusal(site, index)
+            or shape_refusal(site, index)
             or tensors_refusal(site.layer, index)
             or tensors_refusal(site.norm, index)
             or sharing_refusal(site.layer, [site.layer.node], index)
@@ -211,7 +215,8 @@ def _origin(value: Node, index: GraphIndex) -> Node:
     return value
 
 
-def _mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
+def mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
+    """Refuse a batch norm that normalises with the statistics of the batch."""
     norm = site.norm
     if norm.running_mean is None or norm.running_var is None:  # functional calls of such a norm have training=True
         message = f"batch norm `{norm.label}` has no running statistics and normalises with those of the batch"
@@ -226,7 +231,7 @@ def _flow_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     """Refuse a first call whose result something else than the second one reads or writes."""
     parts, first = _parts(site.norm), site.first.node
     second = parts[-1] if parts else site.second.node  # of a batch norm that is written out, the product reads it
-    other = next((user for user in first.users if user is not second and not _reads_shape(user, index)), None)
+    other = next((user for user in first.users if user is not second and not reads_shape(user, index)), None)
     if other is not None:
         message = f"the result of `{site.first.label}` is also used at node `{other.name}`, where it would change"
         return index.refuse(site.label, "several-users", message, first, second)
@@ -236,14 +241,14 @@ def _flow_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     return None
 
 
-def _reads_shape(node: Node, index: GraphIndex) -> bool:
+def reads_shape(node: Node, index: GraphIndex) -> bool:
     """Return whether a node only reads shape, dtype or device, which folding does not change."""
     if node.target is getattr:
         return node.args[1] in _SHAPE_READS
     return index.effects.effect(node).operation in _SHAPE_READS
 
 
-def _shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
+def shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     """Refuse a batch norm over another dimension than the layer's features, and a value of unknown rank."""
     layer, norm, between = site.layer, site.norm, f"the value between `{site.first.label}` and `{site.second.label}`"
     facts = tensor_facts(site.first.node, layer.weight.tensor) or tensor_facts(site.second.node, layer.weight.tensor)
