@@ -24,8 +24,8 @@ X = torch.randn(2, 4, 7, 6, generator=torch.Generator().manual_seed(0))
 OTHERS = [(torch.randn(3, 4, 5, 9),), (torch.randn(0, 4, 8, 8),), (torch.randn(1, 4, 3, 3),)]
 
 
-def normed(*sizes: int, **options: Any) -> nn.Module:
-    return chain(nn.Conv2d(*sizes, bias=False, **options), nn.BatchNorm2d(sizes[1]))
+def normed(channels: int, out: int, kernel: int, **options: Any) -> nn.Module:
+    return chain(nn.Conv2d(channels, out, kernel, bias=False, **options), nn.BatchNorm2d(out))
 
 
 def in_place(m: Any, x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def mobileone() -> nn.Module:
     )
 
 
-def wide(m: Any, x: Tensor) -> Tensor:
+def wide(m: Any, x: Tensor) -> Any:
     return m.a(x) + m.b(x)
 
 
@@ -181,18 +181,18 @@ def spoilt(change: Callable[[Any], object]) -> nn.Module:
     return model
 
 
-def written(m: Any, x: Tensor) -> Tensor:
+def written(m: Any, x: Tensor) -> Any:
     y = m.a(x)
     x.mul_(2)
     return y + m.b(x)
 
 
-def accumulated(m: Any, x: Tensor) -> Tensor:
+def accumulated(m: Any, x: Tensor) -> Any:
     x = x * 2
     return x.add_(m.a(x))
 
 
-def turned(m: Any, x: Tensor) -> Tensor:
+def turned(m: Any, x: Tensor) -> Any:
     x = x.transpose(2, 3)
     return x + m.a(x)
 

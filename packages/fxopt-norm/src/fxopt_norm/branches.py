@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Derived, Refusal
-from fxopt_norm.folding import NORM_REASONS, FoldSite, mode_refusal, reads_shape, shape_refusal
+from fxopt_norm.folding import NORM_REASONS, FoldSite, mode_refusal, other_user, shape_refusal
 from fxopt_norm.formulas import TENSORS, merge_branches, restore_branches
 from fxopt_rewrite import (
     BatchNormCall,
@@ -123,6 +123,7 @@ class MergeParallelConvolutions(SitePass[BranchSite]):
     the kernel has more than one element, and their kernels centred on the same one: padding
     ``dilation * (kernel - 1) / 2`` apart. Refused in train mode of a batch norm, if something else reads a branch, and
     for shared, tied or partly frozen tensors. It cannot be undone; checkpoints can be loaded and saved.
+    Where branches give infinities of unlike signs, so that their sum is NaN, the merged one may give an infinity.
 
     Source:
         Ding et al., RepVGG, https://arxiv.org/abs/2101.03697, section 3.3.
@@ -216,7 +217,7 @@ def _sums(index: GraphIndex) -> dict[Node, _Sum]:
             continue
         parts = []
         for value in values:
-            inner = value in found and _other_user(value, node, index) is None
+            inner = value in found and other_user(value, node, index) is None
             parts.append(found[value] if inner else _Sum([value], [], _sources(value, index)))
         total, rest = parts[0], parts[-1]
         if total.sources & rest.sources:
@@ -271,16 +272,12 @@ def _site(total: _Sum, index: GraphIndex) -> BranchSite | Refusal | None:
     return None
 
 
-def _other_user(node: Node, reader: Node, index: GraphIndex) -> Node | None:
-    return next((user for user in node.users if user is not reader and not reads_shape(user, index)), None)
-
-
 def _flow_refusal(site: BranchSite, index: GraphIndex) -> Refusal | None:
     """Refuse branches that something else reads, and a value that is written before the last branch reads it."""
     *inner, total = site.nodes
     for node in inner:
         reader = next(user for user in site.nodes if user in node.users)
-        if (other := _other_user(node, reader, index)) is not None:
+        if (other := other_user(node, reader, index)) is not None:
             message = f"the branch that node `{node.name}` computes is also used at node `{other.name}`"
             return index.refuse(site.label, "several-users", message, *site.nodes)
     writes = (read_elementwise(node) for node in site.nodes if site.source in node.all_input_nodes)
