@@ -40,6 +40,7 @@ from reason_models import (
     Apart,
     Attends,
     Biased,
+    Branches,
     ByZero,
     CalledTwice,
     CappedAttention,
@@ -81,7 +82,12 @@ from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import Transformation
 from fxopt_cpu import FuseConvolutions, FuseLinears
 from fxopt_linear import FuseBiasInLinear, MergeLinears
-from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d, FuseBatchNormInConvTranspose
+from fxopt_norm import (
+    FuseBatchNorm1dInLinear,
+    FuseBatchNorm2dInConv2d,
+    FuseBatchNormInConvTranspose,
+    MergeParallelConvolutions,
+)
 from fxopt_simplify import EliminateDeadCode, FuseScaledDotProductAttention, RemoveNoOps
 
 FORMS = ("modules", "functions", "export")
@@ -199,6 +205,7 @@ _OF_TENSORS = [
     Case("mutated", MERGE, WritesWeight, ("k.weight",), mend=set_to("in_place", False), form="functions"),
 ]
 _OF_VALUES = [
+    *_in_all_forms("unlike-branches", MergeParallelConvolutions(), Branches, ("small", "large")),
     *_in_all_forms("several-users", FOLD, ReadsBetween, ("conv",), mend=without_reading),
     *_in_all_forms("not-adjacent", FOLD, Apart, ("norm", "conv"), mend=set_to("apart", False)),
     *_in_all_forms(

@@ -234,6 +234,19 @@ class Decomposed(Convolution):
         return normalise(self.conv(x), *tensors, 0.1, norm.eps)[0]
 
 
+class Branches(nn.Module):
+    """Kernels of even and of odd size have no common centre."""
+
+    shape = (2, 3, 6, 6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.small = nn.Conv2d(3, 4, 3, 2, padding=1), nn.Conv2d(3, 4, 2, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.large(x) + self.small(x)
+
+
 class ReadsBetween(Convolution):
     """What the convolution computes is used elsewhere, too."""
 

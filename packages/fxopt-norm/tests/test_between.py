@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from norm_models import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_core import history
 from fxopt_norm import FuseBatchNorm1dInConv1d, FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
+from fxopt_testing import assert_left_alone, assert_rewrites
 from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import graph_of, refused
+from fxopt_testing.rewrites import FORMS, graph_of, refused
 
 BETWEEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "dropout": lambda m, x: m.drop(x),
@@ -40,19 +42,6 @@ class Model(nn.Module):
         return y
 
 
-class OnRows(nn.Module):
-    """Batch norm over the features of all rows, as LeViT has it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x)
-        z: Tensor = self.norm(y.flatten(0, 1))
-        return z.reshape_as(y)
-
-
 def fold(model: nn.Module, form: Form, x: Tensor) -> GraphModule:
     """Fold what can be; nothing can."""
     graph_module = graph_of(model.eval(), form, x)
@@ -71,10 +60,42 @@ def test_what_stands_between_is_named(between: str) -> None:
     assert f"`{refusal.nodes[1]}` is between layer `" in refusal.message
 
 
-def test_linear_layers_on_rows() -> None:
-    graph_module = graph_of(OnRows().eval(), "modules", torch.randn(2, 3, 4))
-    FuseBatchNorm1dInLinear()(graph_module, expect=0)
-    assert [reason for _, reason in refused(graph_module)] == ["not-adjacent"]
+ON_ROWS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "LeViT": lambda m, x: m.norm((y := m.dense(x)).flatten(0, 1)).reshape_as(y) + x.sum(),
+    "reshape": lambda m, x: m.norm(m.dense(x).reshape(-1, 6)).view(2, 3, 6),
+    "rows": lambda m, x: m.norm(m.dense(x).view(-1, 6)).relu_(),
+    "returned": lambda m, x: (y := m.norm(m.dense(x).flatten(0, 1)), y.sum()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ON_ROWS)
+def test_linear_layers_on_rows(name: str, form: Form) -> None:
+    model = Computes(ON_ROWS[name], dense=nn.Linear(4, 6), norm=nn.BatchNorm1d(6))
+    x = torch.randn(2, 3, 4)
+    folded = assert_rewrites(FuseBatchNorm1dInLinear(), model, x, count=1, form=form, refused=())
+    assert "reshape_as" not in folded.code
+
+
+NOT_ON_ROWS: dict[str, tuple[str, Callable[[Any, Tensor], Any]]] = {
+    "other features": ("not-adjacent", lambda m, x: m.wide(m.dense(x).flatten(1))),
+    "three dimensions": ("wrong-axis", lambda m, x: m.norm(m.dense(x).view(1, 6, 6))),
+    "transposed": ("not-adjacent", lambda m, x: m.norm(m.dense(x).flatten(0, 1).t())),
+    "layer read": ("several-users", lambda m, x: m.norm((y := m.dense(x)).flatten(0, 1)) * y.sum()),
+    "rows read": ("several-users", lambda m, x: m.norm(y := m.dense(x).flatten(0, 1)) * y),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ON_ROWS)
+def test_other_views_are_refused(name: str) -> None:
+    reason, forward = NOT_ON_ROWS[name]
+    model = Computes(forward, dense=nn.Linear(4, 6), norm=nn.BatchNorm1d(6), wide=nn.BatchNorm1d(18))
+    assert_left_alone(FuseBatchNorm1dInLinear(), model, torch.randn(2, 3, 4), reason=reason)
+
+
+def test_rows_of_unknown_shape_are_refused() -> None:
+    graph_module = torch.fx.symbolic_trace(Computes(ON_ROWS["LeViT"], dense=nn.Linear(4, 6), norm=nn.BatchNorm1d(6)))
+    assert_left_alone(FuseBatchNorm1dInLinear(), graph_module, torch.randn(2, 3, 4), reason="shape-unknown")
 
 
 def test_another_pass_has_nothing_to_say() -> None:

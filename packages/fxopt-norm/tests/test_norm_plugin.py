@@ -15,7 +15,7 @@ from fxopt_rewrite import infer_shapes
 def test_the_plugin_offers_every_pass_of_the_package() -> None:
     passes = {name for name in fxopt_norm.__all__ if isinstance(getattr(fxopt_norm, name), type)}
     assert {cls.__name__ for cls in plugin.fxopt_transformations()} == passes
-    assert len(passes) == 5
+    assert len(passes) == 6
 
 
 def test_the_registry_knows_them() -> None:

@@ -1,5 +1,6 @@
-"""fxopt passes that fold batch norm into convolutions and linear layers."""
+"""fxopt passes that fold batch norm into convolutions and linear layers, and merge parallel convolutions."""
 
+from fxopt_norm.branches import MergeParallelConvolutions
 from fxopt_norm.convolutions import (
     FuseBatchNorm1dInConv1d,
     FuseBatchNorm2dInConv2d,
@@ -16,4 +17,5 @@ __all__ = [
     "FuseBatchNorm2dInConv2d",
     "FuseBatchNorm3dInConv3d",
     "FuseBatchNormInConvTranspose",
+    "MergeParallelConvolutions",
 ]

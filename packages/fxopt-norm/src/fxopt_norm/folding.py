@@ -35,6 +35,7 @@ from fxopt_rewrite import (
     mixed_flags_refusal,
     module_with,
     read_batch_norm,
+    read_call,
     sharing_refusal,
     tensor_facts,
     tensors_refusal,
@@ -52,6 +53,13 @@ _DROPOUTS = {
 }
 _MOVES = _VIEWS | _COPIES | _DROPOUTS | {"nn.Flatten", "nn.Unflatten", "nn.Identity"}
 _MOST_MOVES = 8
+NORM_REASONS = {
+    "wrong-axis": "The normalisation works on another axis than the one that the layer produces or consumes. "
+    "Nothing to do: one layer cannot compute both.",
+    "no-statistics": "The normalisation keeps no running statistics, so that it always uses those of the batch. "
+    "Nothing to do, but to train it with track_running_stats=True.",
+}
+"""Why a batch norm cannot be folded, whatever the layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +71,14 @@ class FoldSite:
         norm: the batch norm.
         norm_first: whether the batch norm comes first.
         rank: required number of dimensions of the value between them.
+        rows: a view between them that joins all dimensions but the features, or None.
     """
 
     layer: Layer
     norm: BatchNormCall
     norm_first: bool
     rank: int
+    rows: Node | None = None
 
     @property
     def first(self) -> Layer | BatchNormCall:
@@ -118,12 +128,9 @@ class FoldBatchNorm(SitePass[FoldSite]):
 
     repeats = True
     reasons: ClassVar[Mapping[str, str]] = {
-        "wrong-axis": "The normalisation works on another axis than the one that the layer produces or consumes. "
-        "Nothing to do: one layer cannot compute both.",
+        **NORM_REASONS,
         "not-adjacent": "Between the two is a call that only moves or drops values (a view, dropout, identity). Call "
         "one right after the other, if possible.",
-        "no-statistics": "The normalisation keeps no running statistics, so that it always uses those of the batch. "
-        "Nothing to do, but to train it with track_running_stats=True.",
     }
     arithmetic = (fold_after, fold_before, restore_after, restore_before)
     norm_may_come_first: ClassVar[bool] = False
@@ -146,7 +153,9 @@ class FoldBatchNorm(SitePass[FoldSite]):
                 yield _site(layer, norm, False, node)
             elif (origin := _origin(value, index)) is not value:
                 layer = self.read_layer(index, origin)
-                if layer is not None:
+                if layer is not None and written is None and _is_on_rows(layer, norm, value):
+                    yield _site(layer, norm, False, node, value)
+                elif layer is not None:
                     site, other = (each.site if isinstance(each, Obstacle) else each.label for each in (layer, norm))
                     message = (
                         f"`{value.name}` is between layer `{site}` and batch norm `{other}`, so they are not folded"
@@ -161,9 +170,9 @@ class FoldBatchNorm(SitePass[FoldSite]):
     def check(self, site: FoldSite, index: GraphIndex) -> Refusal | None:
         """Refuse train mode, other users, wrong shapes, shared or tied tensors, mixed flags and overflow."""
         return (
-            _mode_refusal(site, index)
+            mode_refusal(site, index)
             or _flow_refusal(site, index)
-            or _shape_refusal(site, index)
+            or shape_refusal(site, index)
             or tensors_refusal(site.layer, index)
             or tensors_refusal(site.norm, index)
             or sharing_refusal(site.layer, [site.layer.node], index)
@@ -177,23 +186,50 @@ class FoldBatchNorm(SitePass[FoldSite]):
         layer, norm, first, second = site.layer, site.norm, site.first.node, site.second.node
         full = layer.module_name or layer.weight.name
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_folded", _folded(site))
-        call = edit.call_module(name, site.first.input, before=first, like=[second, first])
-        edit.replace(second, call)
+        like = [second, first] if site.rows is None else [first, second]
+        call = edit.call_module(name, site.first.input, before=first, like=like)
+        for user in [*second.users] if site.rows is not None else ():
+            if _restores_shape(user, of=first) and input_of(user) is second:
+                edit.replace(user, call)
+        edit.replace(second, call if site.rows is None else site.rows)
         for part in reversed(_parts(norm)):
             edit.erase(part)
         # Nodes that read the shape of the value between them read it from one of the same shape.
         edit.replace(first, site.first.input if site.norm_first else call)
+        if site.rows is not None and not site.rows.users:
+            edit.erase(site.rows)
         edit.derived(_derivation(site, name))
         edit.drop(layer, {}, twin=name)
         edit.drop(norm, {}, twin=name)
 
 
-def _site(layer: Layer | Obstacle, norm: BatchNormCall | Obstacle, norm_first: bool, node: Node) -> FoldSite | Refusal:
+def _site(
+    layer: Layer | Obstacle,
+    norm: BatchNormCall | Obstacle,
+    norm_first: bool,
+    node: Node,
+    rows: Node | None = None,
+) -> FoldSite | Refusal:
     if isinstance(layer, Obstacle):
         return Refusal(layer.site, layer.reason, f"{layer.message}; the batch norm `{node.name}` stays", (node.name,))
     if isinstance(norm, Obstacle):
         return Refusal(norm.site, norm.reason, f"{norm.message}; it stays as it is", (node.name,))
-    return FoldSite(layer, norm, norm_first, 2 if isinstance(layer, LinearCall) else layer.dims + 2)
+    return FoldSite(layer, norm, norm_first, 2 if isinstance(layer, LinearCall) else layer.dims + 2, rows)
+
+
+def _is_on_rows(layer: Layer | Obstacle, norm: BatchNormCall | Obstacle, value: Node) -> bool:
+    """Return whether a batch norm has the features of a linear layer, and one view is between them."""
+    if not isinstance(layer, LinearCall) or not isinstance(norm, BatchNormCall) or input_of(value) is not layer.node:
+        return False
+    mean, call = norm.running_mean, read_call(value)
+    fits = mean is not None and tuple(mean.tensor.shape) == (layer.out_features,)
+    return fits and call is not None and call.name in ("view", "reshape", "flatten")
+
+
+def _restores_shape(node: Node, of: Node) -> bool:
+    """Return whether a call gives its value the shape of another one."""
+    call = read_call(node)
+    return call is not None and call.name in ("view_as", "reshape_as") and call.arguments.get("other") is of
 
 
 def _parts(norm: BatchNormCall) -> tuple[Node, ...]:
@@ -211,7 +247,8 @@ def _origin(value: Node, index: GraphIndex) -> Node:
     return value
 
 
-def _mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
+def mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
+    """Refuse a batch norm that normalises with the statistics of the batch."""
     norm = site.norm
     if norm.running_mean is None or norm.running_var is None:  # functional calls of such a norm have training=True
         message = f"batch norm `{norm.label}` has no running statistics and normalises with those of the batch"
@@ -226,27 +263,35 @@ def _flow_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     """Refuse a first call whose result something else than the second one reads or writes."""
     parts, first = _parts(site.norm), site.first.node
     second = parts[-1] if parts else site.second.node  # of a batch norm that is written out, the product reads it
-    other = next((user for user in first.users if user is not second and not _reads_shape(user, index)), None)
-    if other is not None:
-        message = f"the result of `{site.first.label}` is also used at node `{other.name}`, where it would change"
-        return index.refuse(site.label, "several-users", message, first, second)
+    for value, reader in ((first, site.rows or second), (site.rows or first, second)):
+        other = other_user(value, reader, index)
+        if other is not None:
+            message = f"the result of `{site.first.label}` is also used at node `{other.name}`, where it would change"
+            return index.refuse(site.label, "several-users", message, first, second)
     if index.effects.written_between(first, first, second):
         message = f"the result of `{site.first.label}` is written in place before `{site.second.label}` reads it"
         return index.refuse(site.label, "mutated", message, first, second)
     return None
 
 
-def _reads_shape(node: Node, index: GraphIndex) -> bool:
-    """Return whether a node only reads shape, dtype or device, which folding does not change."""
+def other_user(value: Node, reader: Node, index: GraphIndex) -> Node | None:
+    """Return a node beside a reader that reads more than shape, dtype or device, which folding does not change."""
+    return next((user for user in value.users if user is not reader and not _reads_shape(user, value, index)), None)
+
+
+def _reads_shape(node: Node, value: Node, index: GraphIndex) -> bool:
     if node.target is getattr:
         return node.args[1] in _SHAPE_READS
-    return index.effects.effect(node).operation in _SHAPE_READS
+    only_shape = input_of(node) is not value and _restores_shape(node, of=value)
+    return only_shape or index.effects.effect(node).operation in _SHAPE_READS
 
 
-def _shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
+def shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     """Refuse a batch norm over another dimension than the layer's features, and a value of unknown rank."""
     layer, norm, between = site.layer, site.norm, f"the value between `{site.first.label}` and `{site.second.label}`"
-    facts = tensor_facts(site.first.node, layer.weight.tensor) or tensor_facts(site.second.node, layer.weight.tensor)
+    facts = tensor_facts(site.rows or site.first.node, layer.weight.tensor) or tensor_facts(
+        site.second.node, layer.weight.tensor
+    )
     if facts is not None and facts.rank != site.rank:
         message = f"`{norm.label}` normalises dimension 1, which holds the features of `{layer.label}` only if"
         message = f"{message} {between} has {site.rank} dimensions; it has {facts.rank}"

@@ -177,6 +177,90 @@ def restore_before(
     return {"weight": weight, "bias": bias, **_adding(weight.new_zeros(weight.shape[1]), eps, shapes)}
 
 
+TENSORS = ("weight", "bias", "mean", "var", "norm_weight", "norm_bias")
+"""The tensors of a layer and the batch norm after it, as `fold_after` takes them."""
+
+
+def merge_branches(*, eps: tuple[float | None, ...], **tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a sum of branches, each ``batch_norm(conv(x))``, as one convolution.
+
+    Args:
+        eps: for each branch, the constant of its batch norm; None without one.
+        tensors: those of `fold_after` for each branch, with its number: ``weight_0``, ``bias_0``, ...; a branch without
+            weight is the identity, or the batch norm alone.
+
+    Returns:
+        The new weight, of the shape, dtype and memory format of the largest one, and the new bias, or None.
+
+    >>> merge_branches(eps=(None, None), weight_0=torch.tensor([[[1.0, 2.0, 3.0]]]), bias_0=torch.ones(1))
+    (tensor([[[1., 3., 3.]]]), tensor([1.]))
+    """
+    largest = max((each for name, each in tensors.items() if name.startswith("weight") and each is not None), key=_size)
+    total, shifts = torch.zeros_like(_precise(largest)), []
+    for place, constant in enumerate(eps):
+        weight, bias, mean, var, gain, offset = (tensors.get(f"{name}_{place}") for name in TENSORS)
+        kernel = _identity(largest) if weight is None else _precise(weight)
+        shift = None if bias is None else _precise(bias)
+        if constant is not None and mean is not None and var is not None:
+            scale, own = scale_and_shift(mean, var, gain, offset, constant)
+            kernel = kernel * scale.reshape(-1, *(1,) * (kernel.dim() - 1))
+            shift = own if shift is None else own + scale * shift
+        total = total + _centred(kernel, total)
+        shifts += [] if shift is None else [shift]
+    rounded = torch.empty_like(largest, requires_grad=False).copy_(total)
+    return rounded, sum(shifts[1:], shifts[0]).to(largest.dtype) if shifts else None
+
+
+def restore_branches(
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    eps: tuple[float | None, ...],
+    shapes: Mapping[str, tuple[int, ...] | None],
+) -> dict[str, Tensor]:
+    """Return tensors from which `merge_branches` computes this weight and bias again, up to rounding.
+
+    The first convolution with the largest kernel gets the weight, less the identities that cannot be switched off, and
+    the bias, if it or its batch norm can hold it; the other branches add nothing.
+    """
+    found: dict[str, Tensor] = {}
+    home = next(place for place in range(len(eps)) if shapes[f"weight_{place}"] == tuple(weight.shape))
+    wide = _precise(weight)
+    for place in sorted(range(len(eps)), key=lambda each: each != home):
+        here = {name: shapes[f"{name}_{place}"] for name in TENSORS}
+        own = {name: wide.new_zeros(shape) for name in ("weight", "bias") if (shape := here[name]) is not None}
+        constant = eps[place]
+        if constant is not None:
+            own |= _adding(wide.new_zeros(len(weight)) if bias is None else bias, constant, here)
+            bias = None
+        elif "bias" in own and bias is not None:
+            own["bias"], bias = bias, None
+        if here["weight"] is None:
+            if here["norm_weight"] is not None and here["norm_bias"] is not None:
+                own["norm_weight"] = torch.zeros_like(own["norm_weight"])
+            else:
+                wide = wide - _centred(_identity(wide), wide)
+        found |= {f"{name}_{place}": value for name, value in own.items()}
+    return found | {f"weight_{home}": wide}
+
+
+def _identity(like: Tensor) -> Tensor:
+    """Return the kernel of one element that maps each channel to itself, for a weight (channels, in / groups, ...)."""
+    wide = _precise(like.new_empty(0))
+    rows = torch.eye(like.shape[1], dtype=wide.dtype, device=wide.device).repeat(len(like) // like.shape[1], 1)
+    return rows.reshape(*rows.shape, *(1,) * (like.dim() - 2))
+
+
+def _centred(kernel: Tensor, like: Tensor) -> Tensor:
+    """Return a kernel with zeros around it, of the shape of a larger one."""
+    margins = [(most - size) // 2 for most, size in zip(like.shape, kernel.shape, strict=True)][:1:-1]
+    return nn.functional.pad(kernel, [each for margin in margins for each in (margin, margin)])
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel()
+
+
 def _adding(shift: Tensor, eps: float, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Tensor]:
     """Return the tensors of a batch norm that adds a shift to its input, in the widest dtype."""
     shift = _precise(shift)

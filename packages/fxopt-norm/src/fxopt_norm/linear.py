@@ -14,7 +14,8 @@ class FuseBatchNorm1dInLinear(FoldBatchNorm):
     With ``s = weight / sqrt(var + eps)`` and ``t = bias - s * mean``: after the layer, the new weight is
     ``s[:, None] * W`` and the new bias ``s * b + t``; before it, they are ``W * s`` and ``W @ t + b``. On 3-D values,
     batch norm works on dimension 1 and the layer on the last one, so those are refused, and so are values of unknown
-    rank (call ``infer_shapes`` first).
+    rank (call ``infer_shapes`` first). A view after the layer that only joins the other dimensions does no harm: with
+    ``y = linear(x)``, ``batch_norm(y.flatten(0, 1)).reshape_as(y)``, as in LeViT, becomes ``folded_linear(x)``.
 
     >>> import torch
     >>> from fxopt_rewrite import infer_shapes

@@ -9,10 +9,11 @@ from fxopt_core import Transformation, hookimpl
 
 @hookimpl
 def fxopt_transformations() -> Iterable[type[Transformation]]:
-    """Return the folds of batch norm."""
+    """Return the folds of batch norm, and the merge of parallel convolutions."""
     import fxopt_norm
 
     return (
+        fxopt_norm.MergeParallelConvolutions,
         fxopt_norm.FuseBatchNorm2dInConv2d,
         fxopt_norm.FuseBatchNorm1dInConv1d,
         fxopt_norm.FuseBatchNorm3dInConv3d,
@@ -23,6 +24,6 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
 
 @hookimpl
 def fxopt_pipelines() -> Mapping[str, str]:
-    """Return the pipeline of all folds of batch norm."""
+    """Return the pipeline of all of them; a batch norm after a sum folds once the sum is one convolution."""
     folds = ["2d-in-conv2d", "1d-in-conv1d", "3d-in-conv3d", "-in-conv-transpose", "1d-in-linear"]
-    return {"fold-batch-norm": ",".join(f"fuse-batch-norm{fold}" for fold in folds)}
+    return {"fold-batch-norm": ",".join(["merge-parallel-convolutions", *(f"fuse-batch-norm{fold}" for fold in folds)])}

@@ -5,7 +5,7 @@ _BY_DISTRIBUTION = {
     "fxopt-core": "deep-copy lint-and-recompile",
     "fxopt-linear": "merge-linears fuse-bias-in-linear",
     "fxopt-norm": "fold-batch-norm fuse-batch-norm2d-in-conv2d fuse-batch-norm1d-in-conv1d fuse-batch-norm3d-in-conv3d "
-    "fuse-batch-norm-in-conv-transpose fuse-batch-norm1d-in-linear",
+    "fuse-batch-norm-in-conv-transpose fuse-batch-norm1d-in-linear merge-parallel-convolutions",
     "fxopt-arith": "change-true-div-to-mul-by-inverse",
     "fxopt-cpu": "cpu-inference cpu-inference-int8 cpu-inference-int8-static cpu-inference-bf16 kernels fuse-attention "
     "fuse-norms fuse-linears fuse-convolutions plan-regions",
