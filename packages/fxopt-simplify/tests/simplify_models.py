@@ -106,3 +106,23 @@ class Product(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight.T + self.bias
+
+
+class Standardised(nn.Conv1d):
+    """Its weight has the mean 0 and the variance 1, channel by channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(flat, None, None, training=True, momentum=0.0).reshape_as(self.weight)
+        return F.conv1d(x, weight, self.bias)
+
+
+class Adapted(nn.Linear):
+    """LoRA, written as one weight."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.lora_a, self.lora_b = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(8, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight + 0.5 * (self.lora_b @ self.lora_a), self.bias)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from simplify_models import TOKENS, Computes, Masked, Rotary, X
+from simplify_models import TOKENS, Adapted, Computes, Masked, Rotary, Standardised, X
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 from torch.nn import functional as F
@@ -178,20 +178,16 @@ def test_gradients_by_a_buffer_are_those_of_before(rotary: GraphModule) -> None:
 # -- weights of weights
 
 
-class Standardised(nn.Conv1d):
-    def forward(self, x: Tensor) -> Tensor:
-        flat = self.weight.reshape(1, self.out_channels, -1)
-        weight = F.batch_norm(flat, None, None, training=True, momentum=0.0).reshape_as(self.weight)
-        return F.conv1d(x, weight, self.bias)
+class Relative(nn.Module):
+    """Attention to places, as in DeBERTa: layers that read weights, one of which is called with the input, too."""
 
-
-class Adapted(nn.Linear):
     def __init__(self) -> None:
-        super().__init__(8, 8)
-        self.lora_a, self.lora_b = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(8, 2))
+        super().__init__()
+        self.places, self.norm, self.layer = nn.Embedding(6, 8), nn.LayerNorm(8), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight + 0.5 * (self.lora_b @ self.lora_a), self.bias)
+        keys = self.layer(self.norm(self.places.weight)).repeat(x.shape[0], 1, 1)
+        return (self.layer(x) @ keys.transpose(1, 2)).softmax(-1)
 
 
 WEIGHED: dict[str, Callable[[], nn.Module]] = {
@@ -200,6 +196,7 @@ WEIGHED: dict[str, Callable[[], nn.Module]] = {
     "standardised": lambda: Standardised(4, 6, 3),
     "low rank": Adapted,
     "spectral norm": lambda: spectral_norm(nn.Linear(8, 6)),
+    "layers": Relative,
 }
 
 

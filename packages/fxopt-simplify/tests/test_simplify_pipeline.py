@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from simplify_models import TOKENS, Attends, Computes, Masked, Product, Repeats, Rotary, X
+from simplify_models import TOKENS, Adapted, Attends, Computes, Masked, Product, Repeats, Rotary, X
 from torch import Tensor, nn
 
 from fxopt_checkpoints import load_original_state_dict, original_state_dict
@@ -28,6 +28,7 @@ _OWN = [
     ModelCase("repeats", Repeats, X, form="export-dynamic"),
     ModelCase("attends", Attends, X, form="export-dynamic"),
     ModelCase("product", Product, X),
+    ModelCase("adapted", Adapted, torch.randn(3, 8)),
     ModelCase("activates", lambda: Computes(lambda x: x * torch.sigmoid(x)), X),
 ]
 _NAMES = (

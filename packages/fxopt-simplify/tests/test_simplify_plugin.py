@@ -11,7 +11,7 @@ def test_the_plugin_offers_every_pass_of_the_family() -> None:
     exported = [getattr(fxopt_simplify, name) for name in fxopt_simplify.__all__]
     passes = {cls for cls in exported if isinstance(cls, type) and issubclass(cls, Transformation)}
     assert set(plugin.fxopt_transformations()) == passes
-    assert all(issubclass(cls, ReversibleTransformation) for cls in passes)
+    assert [cls for cls in passes if not issubclass(cls, ReversibleTransformation)] == [fxopt_simplify.FoldWeights]
 
 
 def test_the_registry_knows_the_family() -> None:
@@ -19,7 +19,7 @@ def test_the_registry_knows_the_family() -> None:
         info = registry().available()[cls().name]
         assert (info.distribution, info.version) == ("fxopt-simplify", fxopt_simplify.__version__)
         assert info.preserves_computation
-        assert info.reversible
+        assert info.reversible == issubclass(cls, ReversibleTransformation)
         assert "->" in info.summary
         assert registry().create(info.name) == cls()
 

@@ -21,8 +21,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "first (`model.merge_and_unload()`), or take it off.",
         "lazy": "The module is lazy and has no weights yet. Run the model once before capturing it.",
         "decomposed": "The operation was decomposed into others. Transform the graph before `run_decompositions()`.",
-        "computed-weight": "A tensor of the layer is an input, or computed in the graph. If a parametrization such as "
-        "weight norm computes it, remove that before capture: "
+        "computed-weight": "A tensor of the layer is an input, or computed in the graph. Run `fold-weights` first, if "
+        "other weights alone decide it, or remove a parametrization such as weight norm before capture: "
         "torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight').",
         "not-a-parameter": "The tensor is not a plain, dense torch.nn.Parameter (a buffer, a tensor subclass, "
         "quantized). Register a parameter instead.",

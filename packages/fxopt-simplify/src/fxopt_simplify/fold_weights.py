@@ -66,6 +66,11 @@ class FoldWeights(SitePass[WeightSite]):
     ...         return nn.functional.linear(x, self.weight * 0.5, self.bias)
     >>> graph_module = torch.fx.symbolic_trace(Scaled(2, 2))
     >>> print(FoldWeights()(graph_module).code.strip())
+    def forward(self, x):
+        weight_folded_weight = self.weight_folded.weight
+        bias = self.bias
+        linear = torch._C._nn.linear(x, weight_folded_weight, bias);  x = weight_folded_weight = bias = None
+        return linear
     """
 
     arithmetic = (computed_weight,)
@@ -80,6 +85,8 @@ class FoldWeights(SitePass[WeightSite]):
             ):
                 continue
             region = tables.region((weight,))
+            if any(node.op == "call_module" for node in region):  # a layer, which others call too
+                continue
             inside = {*region}
             inputs = tuple(
                 dict.fromkeys(value for node in region for value in node.all_input_nodes if value not in inside)
@@ -137,6 +144,11 @@ def _are_own(inputs: tuple[Node, ...], region: set[Node], index: GraphIndex) -> 
 def _is_small(weight: Node, inputs: tuple[Node, ...], index: GraphIndex) -> bool:
     """Return whether a weight takes no more memory than its inputs together, or little."""
     facts = weight.meta.get("val")
+    if not isinstance(facts, Tensor):
+        return True
+    if not all(type(size) is int for size in facts.shape):
+        return False
     tensors = [index.tensor_of(node) for node in inputs]
-    size = facts.numel() * facts.element_size() if isinstance(facts, Tensor) else 0
-    return size <= max(MOST_BYTES, sum(tensor.nbytes for tensor in tensors if tensor is not None))
+    return facts.numel() * facts.element_size() <= max(
+        MOST_BYTES, sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
@@ -16,9 +18,14 @@ from fxopt_rewrite import (
     Editor,
     GraphIndex,
     Kind,
+    LayerNormCall,
+    LinearCall,
     ReversibleSitePass,
+    input_of,
     is_plain_method,
     plain_name,
+    read_layer_norm,
+    read_linear,
     replacement_refusal,
     words,
 )
@@ -57,7 +64,7 @@ class TablesSite:
 
     Attributes:
         outputs: the nodes that give them.
-        inputs: what they depend on.
+        inputs: what they depend on; parameters of layers by their full names.
         region: the nodes that compute them, in order.
         before: the first reader of one of them.
         graph: the computation.
@@ -65,7 +72,7 @@ class TablesSite:
     """
 
     outputs: tuple[Node, ...]
-    inputs: tuple[Node, ...]
+    inputs: tuple[Node | str, ...]
     region: tuple[Node, ...]
     before: Node
     graph: Graph
@@ -112,7 +119,13 @@ class TablesPass(ReversibleSitePass[TablesSite]):
         """Insert one module, and erase what nothing reads any more."""
         tables = ShapeTables.of(site.graph, site.roles).train(edit.graph_module.training)
         name = edit.add_module("", "shape_tables", tables)
-        call = edit.call_module(name, *site.inputs, before=site.before, like=site.outputs)
+        inputs = [
+            edit.undescribed(edit.get_attr(value, before=site.before, like=site.outputs))
+            if isinstance(value, str)
+            else value
+            for value in site.inputs
+        ]
+        call = edit.call_module(name, *inputs, before=site.before, like=site.outputs)
         results = [call]
         if len(site.outputs) > 1:
             edit.undescribed(call)
@@ -163,6 +176,7 @@ class Tables:
     _sizes: set[Node] = field(default_factory=set)
     _weights: dict[Node, bool] = field(default_factory=dict)  # what parameters decide, with whether it is worth keeping
     _sized: set[Node] = field(default_factory=set)  # what sizes decide, of what is computed
+    _layers: dict[Node, LinearCall | LayerNormCall] = field(default_factory=dict)  # of weights, as of positions
     _purity: Purity = field(init=False)
 
     def __post_init__(self) -> None:
@@ -170,6 +184,11 @@ class Tables:
         for node in self.index.nodes:
             if self._is_size(node):
                 self._sizes.add(node)
+            elif self._is_layer(node):
+                self._computed[node] = self._last_input(node.all_input_nodes[0])
+                self._weights[node] = True
+                if node.all_input_nodes[0] in self._sized:
+                    self._sized.add(node)
             elif self._is_table(node):
                 self._computed[node] = max([self._last_input(value) for value in node.all_input_nodes], default=-1)
                 if any(value in self._sized or self._decides_size(value) for value in node.all_input_nodes):
@@ -179,7 +198,9 @@ class Tables:
                 ]
                 if of_weights:
                     reduced = self.elementwise or self.index.effects.effect(node).operation in _REDUCED
-                    self._weights[node] = reduced or any(self._weights.get(value) for value in of_weights)
+                    # What only repeats a weight for a size reads it, so that the weight is computed for all sizes.
+                    alike = [value for value in of_weights if (value in self._sized) == (node in self._sized)]
+                    self._weights[node] = reduced or any(self._weights.get(value) for value in alike)
         for node in reversed(self._weights):
             if (
                 not self.elementwise
@@ -231,6 +252,20 @@ class Tables:
             return False
         return not self.index.effects.written_between(node, node, self.index.nodes[-1])
 
+    def _is_layer(self, node: Node) -> bool:
+        """Return whether a node calls a layer with what is computed, or with a weight."""
+        value = input_of(node) if node.op == "call_module" else None
+        if value is None or (value not in self._computed and not (value.op == "get_attr" and self._is_watched(value))):
+            return False
+        for read in (read_linear, read_layer_norm):
+            call = read(self.index, node)
+            if isinstance(call, LinearCall | LayerNormCall) and all(
+                self._may_watch(ref.tensor) for ref in call.tensors
+            ):
+                self._layers[node] = call
+                return True
+        return False
+
     def _role(self, node: Node, name: str, value: Node) -> str | None:
         """Return what an input from outside is to `ShapeTables`; None if it decides more than sizes do."""
         if value in self._sizes:
@@ -243,7 +278,10 @@ class Tables:
 
     def _is_watched(self, node: Node) -> bool:
         tensor = self.index.tensor_of(node)
-        if tensor is None or type(tensor) not in (Tensor, nn.Parameter):
+        return tensor is not None and self._may_watch(tensor)
+
+    def _may_watch(self, tensor: Tensor) -> bool:
+        if type(tensor) not in (Tensor, nn.Parameter):
             return False
         if type(tensor) is Tensor and tensor.requires_grad:
             return False
@@ -265,16 +303,18 @@ class Tables:
         region = self.region(outputs)
         if outputs[0] not in self._weights and self._count_removed(region, outputs) < _FEWEST:
             return None
-        roles: dict[Node, str] = {}
+        roles: dict[Node | str, str] = {}
         for node in region:
+            if node in self._layers:
+                roles.update((ref.name, BUFFER) for ref in self._layers[node].tensors)
             name = self.index.effects.effect(node).operation or ""
             for value in node.all_input_nodes:
                 if value not in self._computed:
-                    role = self._role(node, name, value)
+                    role = BUFFER if node in self._layers else self._role(node, name, value)
                     assert role is not None  # else the node would not be in the region
                     if roles.setdefault(value, role) != role:
                         return None
-        graph = graph_of(region, tuple(roles), outputs)
+        graph = graph_of(region, tuple(roles), outputs, self._layers)
         before = self.index.nodes[min(output.first_use for output in group)]
         return TablesSite(outputs, tuple(roles), region, before, graph, tuple(roles.values()))
 
@@ -296,11 +336,19 @@ class Tables:
         return len(removed)
 
 
-def graph_of(region: tuple[Node, ...], inputs: tuple[Node, ...], outputs: tuple[Node, ...]) -> Graph:
+def graph_of(
+    region: tuple[Node, ...],
+    inputs: Sequence[Node | str],
+    outputs: tuple[Node, ...],
+    layers: Mapping[Node, LinearCall | LayerNormCall] = MappingProxyType({}),
+) -> Graph:
     """Return the computation as a graph of its own, without what its nodes know of where they come from."""
     graph = Graph()
-    copies: dict[Node, Node] = {value: graph.placeholder(f"input_{place}") for place, value in enumerate(inputs)}
+    copies: dict[Any, Node] = {value: graph.placeholder(f"input_{place}") for place, value in enumerate(inputs)}
     for node in region:
+        if node in layers:
+            copies[node] = _call_of(layers[node], graph, copies)
+            continue
         copy = graph.node_copy(node, copies.__getitem__)
         copy.meta.clear()
         copy.type = None
@@ -308,3 +356,17 @@ def graph_of(region: tuple[Node, ...], inputs: tuple[Node, ...], outputs: tuple[
     results: Any = tuple(copies[node] for node in outputs)
     graph.output(results if len(results) > 1 else results[0])
     return graph
+
+
+def _call_of(call: LinearCall | LayerNormCall, graph: Graph, copies: Mapping[Any, Node]) -> Node:
+    """Call the function of a layer; its tensors are inputs."""
+    value, weight, bias = (
+        copies[call.input],
+        call.weight and copies[call.weight.name],
+        call.bias and copies[call.bias.name],
+    )
+    if isinstance(call, LinearCall):
+        return graph.call_function(F.linear, (value, weight, bias))
+    if call.centred:
+        return graph.call_function(F.layer_norm, (value, call.normalized_shape, weight, bias, call.eps))
+    return graph.call_function(F.rms_norm, (value, call.normalized_shape, weight, call.eps))

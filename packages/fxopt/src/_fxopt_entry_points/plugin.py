@@ -10,4 +10,4 @@ from fxopt_core import hookimpl
 @hookimpl
 def fxopt_pipelines() -> Mapping[str, str]:
     """Return the pipeline that `fxopt.optimize` runs by default."""
-    return {"inference": "fuse-products,fold-batch-norm,merge-linears,change-true-div-to-mul-by-inverse"}
+    return {"inference": "fold-weights,fuse-products,fold-batch-norm,merge-linears,change-true-div-to-mul-by-inverse"}

@@ -10,7 +10,7 @@ _BY_DISTRIBUTION = {
     "fxopt-cpu": "cpu-inference cpu-inference-int8 cpu-inference-int8-static cpu-inference-bf16 kernels fuse-attention "
     "fuse-norms fuse-linears fuse-convolutions plan-regions",
     "fxopt-simplify": "simplify remove-no-ops eliminate-common-subexpressions eliminate-dead-code cache-shape-tables "
-    "fold-constants fuse-activations fuse-products fuse-scaled-dot-product-attention",
+    "fold-constants fold-weights fuse-activations fuse-products fuse-scaled-dot-product-attention",
 }
 
 SHIPPED_NAMES = {name: home for home, names in _BY_DISTRIBUTION.items() for name in names.split()}

@@ -1,0 +1,110 @@
+"""Weights that weights alone decide become parameters: bit for bit, and checkpoints still load."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from simplify_models import Adapted, Standardised
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+
+from fxopt_capture import capture, load, save
+from fxopt_checkpoints import load_original_state_dict
+from fxopt_core import history
+from fxopt_simplify import FoldWeights
+from fxopt_testing import assert_rewrites
+from fxopt_testing.forms import Form
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "weight norm": (lambda: weight_norm(nn.Conv1d(4, 6, 3)), 1),
+    "weight norm, transposed": (lambda: nn.Sequential(weight_norm(nn.ConvTranspose1d(4, 6, 4, 2)), nn.ReLU()), 1),
+    "standardised": (lambda: Standardised(4, 6, 3), 1),
+    "low rank": (Adapted, 1),
+    "spectral norm": (lambda: spectral_norm(nn.Linear(8, 6)), 1),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_layer_reads_a_parameter(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, count = MODELS[name]
+    model, x = make().eval(), torch.randn(2, 4, 8)
+    graph_module = FoldWeights()(capture(model, (x,)), expect=count)
+    layers = [node for node in graph_module.graph.nodes if node.op == "call_function"]
+    assert all(argument.op in ("placeholder", "get_attr") for argument in layers[0].all_input_nodes)
+    assert torch.equal(graph_module(x), model(x))
+    assert all(weight.requires_grad for weight in graph_module.parameters())
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(1.5).add_(0.1)
+    for each in (graph_module, pickle.loads(pickle.dumps(graph_module))):
+        load_original_state_dict(each, other.state_dict())
+        assert torch.equal(each(x), other(x))
+    save(graph_module, tmp_path / "model.fxopt")
+    again = load(tmp_path / "model.fxopt")
+    load_original_state_dict(again, model.state_dict())
+    assert torch.equal(again(x), model(x))
+
+
+FORMS: tuple[Form, ...] = ("functions", "export", "export-dynamic")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("make", [Adapted, lambda: Standardised(4, 6, 3)], ids=["low rank", "standardised"])
+def test_in_each_form(make: Callable[[], nn.Module], form: Form) -> None:
+    assert_rewrites(FoldWeights(), make().eval(), torch.randn(2, 4, 8), count=1, form=form)
+
+
+class Odd(nn.Module):
+    """A product of two weights, one of which something else reads as well, or that is no weight of a layer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.second = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 8))
+        self.register_buffer("table", torch.randn(8, 8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        weight = self.first @ self.second
+        if self.kind == "read elsewhere":
+            return F.linear(x, weight) + self.first
+        if self.kind == "tied":
+            return F.linear(F.linear(x, self.first), self.first.t())
+        if self.kind == "no weight":
+            return F.linear(weight, x)
+        if self.kind == "returned":
+            return F.linear(x, weight), weight
+        if self.kind == "not in checkpoints":
+            return F.linear(x, self.first * self.table)
+        return F.linear(x, weight) + weight.relu_()
+
+
+@pytest.mark.parametrize("kind", ["read elsewhere", "tied", "no weight", "returned", "not in checkpoints", "written"])
+def test_left_alone(kind: str) -> None:
+    model, x = Odd(kind).eval(), torch.randn(8, 8)
+    graph_module = FoldWeights()(capture(model, (x,)), expect=0)
+    torch.testing.assert_close(graph_module(x), model(x))
+    assert sorted(graph_module.state_dict()) == ["first", "second"]
+
+
+def test_frozen_weights_stay_frozen_and_no_large_weight_is_made_of_small_ones() -> None:
+    class Product(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.randn(2, size)), nn.Parameter(torch.randn(size, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.b @ self.a)
+
+    for size, count in ((8, 1), (2200, 0)):
+        model = Product(size).eval().requires_grad_(False)
+        graph_module = FoldWeights()(capture(model, (torch.randn(1, size),)), expect=count)
+        assert not any(weight.requires_grad for weight in graph_module.parameters())
+    assert not history(graph_module)[-1].derived
