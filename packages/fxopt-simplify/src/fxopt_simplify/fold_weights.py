@@ -56,6 +56,10 @@ class FoldWeights(SitePass[WeightSite]):
     where a linear layer or a convolution reads the result, and nothing else reads what it is made of. The others are
     left to `CacheShapeTables`. The new weight has the bits that the graph computes. The pass cannot be undone.
 
+    Source:
+        Constant folding (Aho, Lam, Sethi, Ullman: Compilers, 8.5.4), and for weight norm
+        `remove_parametrizations` of ``torch.nn.utils.parametrize``.
+
     Cost:
         The computation goes from each call. The new weight takes the place of the tensors that it is computed from, and
         is as large as they are together, or 16 MiB, at most. The pass is linear in the number of nodes, and computes
