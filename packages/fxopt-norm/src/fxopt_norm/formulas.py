@@ -196,19 +196,26 @@ def merge_branches(*, eps: tuple[float | None, ...], **tensors: Tensor | None) -
     (tensor([[[1., 3., 3.]]]), tensor([1.]))
     """
     largest = max((each for name, each in tensors.items() if name.startswith("weight") and each is not None), key=_size)
-    total, shifts = torch.zeros_like(_precise(largest)), []
+    kernels: list[tuple[Tensor, Tensor | None]] = []
+    shifts = []
     for place, constant in enumerate(eps):
         weight, bias, mean, var, gain, offset = (tensors.get(f"{name}_{place}") for name in TENSORS)
-        kernel = _identity(largest) if weight is None else _precise(weight)
-        shift = None if bias is None else _precise(bias)
+        scale, shift = None, None if bias is None else _precise(bias)
         if constant is not None and mean is not None and var is not None:
             scale, own = scale_and_shift(mean, var, gain, offset, constant)
-            kernel = kernel * scale.reshape(-1, *(1,) * (kernel.dim() - 1))
             shift = own if shift is None else own + scale * shift
-        total = total + _centred(kernel, total)
+            scale = scale.reshape(-1, *(1,) * (largest.dim() - 1))
+        kernels.append((_identity(largest) if weight is None else weight, scale))
         shifts += [] if shift is None else [shift]
-    rounded = torch.empty_like(largest, requires_grad=False).copy_(total)
-    return rounded, sum(shifts[1:], shifts[0]).to(largest.dtype) if shifts else None
+    merged = torch.empty_like(largest, requires_grad=False)
+    whole = type(largest) not in (Tensor, nn.Parameter) or largest.numel() <= 2 * _BLOCK
+    step = max(1, len(largest) if whole else _BLOCK * len(largest) // largest.numel())
+    for start in range(0, len(largest), step):
+        rows = slice(start, start + step)
+        wide = ((_precise(kernel[rows]), scale) for kernel, scale in kernels)
+        parts = (kernel if scale is None else kernel * scale[rows] for kernel, scale in wide)
+        merged[rows] = sum(_centred(part, largest) for part in parts)
+    return merged, sum(shifts[1:], shifts[0]).to(largest.dtype) if shifts else None
 
 
 def restore_branches(
@@ -252,8 +259,8 @@ def _identity(like: Tensor) -> Tensor:
 
 
 def _centred(kernel: Tensor, like: Tensor) -> Tensor:
-    """Return a kernel with zeros around it, of the shape of a larger one."""
-    margins = [(most - size) // 2 for most, size in zip(like.shape, kernel.shape, strict=True)][:1:-1]
+    """Return a kernel with zeros around it, of the size of a larger one."""
+    margins = [(most - size) // 2 for most, size in zip(like.shape[2:], kernel.shape[2:], strict=True)][::-1]
     return nn.functional.pad(kernel, [each for margin in margins for each in (margin, margin)])
 
 
