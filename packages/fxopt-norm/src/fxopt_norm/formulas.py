@@ -227,12 +227,13 @@ def restore_branches(
 ) -> dict[str, Tensor]:
     """Return tensors from which `merge_branches` computes this weight and bias again, up to rounding.
 
-    The first convolution with the largest kernel gets the weight, less the identities that cannot be switched off, and
-    the bias, if it or its batch norm can hold it; the other branches add nothing.
+    The first convolution with the largest kernel gets the weight, and the bias, if it or its batch norm can hold it.
+    The other branches add nothing: batch norms of the identity get a weight of zeros, and another convolution takes
+    away the identities that have none. Where there is none, the first one does, which rounds its weight.
     """
-    found: dict[str, Tensor] = {}
+    wide, found = _precise(weight), dict[str, Tensor]()
     home = next(place for place in range(len(eps)) if shapes[f"weight_{place}"] == tuple(weight.shape))
-    wide = _precise(weight)
+    identities = 0
     for place in sorted(range(len(eps)), key=lambda each: each != home):
         here = {name: shapes[f"{name}_{place}"] for name in TENSORS}
         own = {name: wide.new_zeros(shape) for name in ("weight", "bias") if (shape := here[name]) is not None}
@@ -242,13 +243,18 @@ def restore_branches(
             bias = None
         elif "bias" in own and bias is not None:
             own["bias"], bias = bias, None
-        if here["weight"] is None:
-            if here["norm_weight"] is not None and here["norm_bias"] is not None:
-                own["norm_weight"] = torch.zeros_like(own["norm_weight"])
-            else:
-                wide = wide - _centred(_identity(wide), wide)
+        if here["weight"] is None and here["norm_weight"] is not None and here["norm_bias"] is not None:
+            own["norm_weight"] = torch.zeros_like(own["norm_weight"])
+        else:
+            identities += here["weight"] is None
         found |= {f"{name}_{place}": value for name, value in own.items()}
-    return found | {f"weight_{home}": wide}
+    other = next(
+        (found[f"weight_{each}"] for each in range(len(eps)) if each != home and shapes[f"weight_{each}"]), None
+    )
+    if identities and other is not None:
+        other -= identities * _centred(_identity(other), other)
+    rounded = {name: value.to(weight.dtype).to(wide.dtype) for name, value in found.items()}
+    return found | {f"weight_{home}": wide - merge_branches(eps=eps, **rounded)[0]}
 
 
 def _identity(like: Tensor) -> Tensor:
