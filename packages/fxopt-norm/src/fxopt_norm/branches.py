@@ -219,7 +219,7 @@ def _sums(index: GraphIndex) -> dict[Node, _Sum]:
         for value in values:
             inner = value in found and other_user(value, node, index) is None
             parts.append(found[value] if inner else _Sum([value], [], _sources(value, index)))
-        total, rest = parts[0], parts[-1]
+        rest, total = sorted([parts[0], parts[-1]], key=lambda each: len(each.terms))
         if total.sources & rest.sources:
             if rest is not total:
                 total.terms.extend(rest.terms)
@@ -275,8 +275,9 @@ def _site(total: _Sum, index: GraphIndex) -> BranchSite | Refusal | None:
 def _flow_refusal(site: BranchSite, index: GraphIndex) -> Refusal | None:
     """Refuse branches that something else reads, and a value that is written before the last branch reads it."""
     *inner, total = site.nodes
+    members = set(site.nodes)
     for node in inner:
-        reader = next(user for user in site.nodes if user in node.users)
+        reader = next(user for user in node.users if user in members)
         if (other := other_user(node, reader, index)) is not None:
             message = f"the branch that node `{node.name}` computes is also used at node `{other.name}`"
             return index.refuse(site.label, "several-users", message, *site.nodes)
@@ -306,7 +307,7 @@ def _alignment_refusal(site: BranchSite, index: GraphIndex) -> Refusal | None:
     """Refuse branches whose sum is no convolution: the message says what they differ in."""
     home, size = site.home, _kernel(site.home)
     weight, kind = home.weight.tensor, (home.groups, home.in_channels, home.out_channels)
-    modes, plain = set(), (0,) * home.dims
+    plain = (0,) * home.dims
     for branch in site.branches:
         conv = branch.conv
         if conv is None:
@@ -323,14 +324,13 @@ def _alignment_refusal(site: BranchSite, index: GraphIndex) -> Refusal | None:
                 found, expected = (f"{each.dtype} on {each.device}" for each in (own, weight))
                 message = f"the weight of `{label}` is {found}, and that of `{home.label}` {expected}"
                 return index.refuse(site.label, "dtype-mismatch", message, *site.nodes)
-            if conv.padding not in ("valid", plain):
-                modes.add(conv.padding_mode)
+            pads_alike = conv.padding in ("valid", plain) or conv.padding_mode == home.padding_mode
             dilations = zip(kernel, conv.dilation, home.dilation, strict=True)
             same = {
                 "stride": conv.stride == home.stride,
                 "groups or channels": (conv.groups, conv.in_channels, conv.out_channels) == kind,
                 "dilation": all(each == 1 or mine == other for each, mine, other in dilations),
-                "padding": conv is home or (_reach(conv) == _reach(home) is not None and len(modes) < 2),
+                "padding": conv is home or (pads_alike and _reach(conv) == _reach(home) is not None),
                 "kernel": all(each <= most and not (most - each) % 2 for each, most in zip(kernel, size, strict=True)),
             }
         differing = next((what for what, agrees in same.items() if not agrees), None)

@@ -196,19 +196,26 @@ def merge_branches(*, eps: tuple[float | None, ...], **tensors: Tensor | None) -
     (tensor([[[1., 3., 3.]]]), tensor([1.]))
     """
     largest = max((each for name, each in tensors.items() if name.startswith("weight") and each is not None), key=_size)
-    total, shifts = torch.zeros_like(_precise(largest)), []
+    kernels: list[tuple[Tensor, Tensor | None]] = []
+    shifts = []
     for place, constant in enumerate(eps):
         weight, bias, mean, var, gain, offset = (tensors.get(f"{name}_{place}") for name in TENSORS)
-        kernel = _identity(largest) if weight is None else _precise(weight)
-        shift = None if bias is None else _precise(bias)
+        scale, shift = None, None if bias is None else _precise(bias)
         if constant is not None and mean is not None and var is not None:
             scale, own = scale_and_shift(mean, var, gain, offset, constant)
-            kernel = kernel * scale.reshape(-1, *(1,) * (kernel.dim() - 1))
             shift = own if shift is None else own + scale * shift
-        total = total + _centred(kernel, total)
+            scale = scale.reshape(-1, *(1,) * (largest.dim() - 1))
+        kernels.append((_identity(largest) if weight is None else weight, scale))
         shifts += [] if shift is None else [shift]
-    rounded = torch.empty_like(largest, requires_grad=False).copy_(total)
-    return rounded, sum(shifts[1:], shifts[0]).to(largest.dtype) if shifts else None
+    merged = torch.empty_like(largest, requires_grad=False)
+    whole = type(largest) not in (Tensor, nn.Parameter) or largest.numel() <= 2 * _BLOCK
+    step = max(1, len(largest) if whole else _BLOCK * len(largest) // largest.numel())
+    for start in range(0, len(largest), step):
+        rows = slice(start, start + step)
+        wide = ((_precise(kernel[rows]), scale) for kernel, scale in kernels)
+        parts = (kernel if scale is None else kernel * scale[rows] for kernel, scale in wide)
+        merged[rows] = sum(_centred(part, largest) for part in parts)
+    return merged, sum(shifts[1:], shifts[0]).to(largest.dtype) if shifts else None
 
 
 def restore_branches(
@@ -220,12 +227,13 @@ def restore_branches(
 ) -> dict[str, Tensor]:
     """Return tensors from which `merge_branches` computes this weight and bias again, up to rounding.
 
-    The first convolution with the largest kernel gets the weight, less the identities that cannot be switched off, and
-    the bias, if it or its batch norm can hold it; the other branches add nothing.
+    The first convolution with the largest kernel gets the weight, and the bias, if it or its batch norm can hold it.
+    The other branches add nothing: batch norms of the identity get a weight of zeros, and another convolution takes
+    away the identities that have none. Where there is none, the first one does, which rounds its weight.
     """
-    found: dict[str, Tensor] = {}
+    wide, found = _precise(weight), dict[str, Tensor]()
     home = next(place for place in range(len(eps)) if shapes[f"weight_{place}"] == tuple(weight.shape))
-    wide = _precise(weight)
+    identities = 0
     for place in sorted(range(len(eps)), key=lambda each: each != home):
         here = {name: shapes[f"{name}_{place}"] for name in TENSORS}
         own = {name: wide.new_zeros(shape) for name in ("weight", "bias") if (shape := here[name]) is not None}
@@ -235,13 +243,18 @@ def restore_branches(
             bias = None
         elif "bias" in own and bias is not None:
             own["bias"], bias = bias, None
-        if here["weight"] is None:
-            if here["norm_weight"] is not None and here["norm_bias"] is not None:
-                own["norm_weight"] = torch.zeros_like(own["norm_weight"])
-            else:
-                wide = wide - _centred(_identity(wide), wide)
+        if here["weight"] is None and here["norm_weight"] is not None and here["norm_bias"] is not None:
+            own["norm_weight"] = torch.zeros_like(own["norm_weight"])
+        else:
+            identities += here["weight"] is None
         found |= {f"{name}_{place}": value for name, value in own.items()}
-    return found | {f"weight_{home}": wide}
+    other = next(
+        (found[f"weight_{each}"] for each in range(len(eps)) if each != home and shapes[f"weight_{each}"]), None
+    )
+    if identities and other is not None:
+        other -= identities * _centred(_identity(other), other)
+    rounded = {name: value.to(weight.dtype).to(wide.dtype) for name, value in found.items()}
+    return found | {f"weight_{home}": wide - merge_branches(eps=eps, **rounded)[0]}
 
 
 def _identity(like: Tensor) -> Tensor:
@@ -252,8 +265,8 @@ def _identity(like: Tensor) -> Tensor:
 
 
 def _centred(kernel: Tensor, like: Tensor) -> Tensor:
-    """Return a kernel with zeros around it, of the shape of a larger one."""
-    margins = [(most - size) // 2 for most, size in zip(like.shape, kernel.shape, strict=True)][:1:-1]
+    """Return a kernel with zeros around it, of the size of a larger one."""
+    margins = [(most - size) // 2 for most, size in zip(like.shape[2:], kernel.shape[2:], strict=True)][::-1]
     return nn.functional.pad(kernel, [each for margin in margins for each in (margin, margin)])
 
 
