@@ -36,7 +36,7 @@ def test_options_are_text() -> None:
 
 def test_the_pipelines_run_every_pass_after_those_that_prepare_for_them() -> None:
     own = {cls().name for cls in PASSES}
-    prepare = "remove-no-ops fuse-products fold-batch-norm simplify fuse-activations merge-linears"
+    prepare = "remove-no-ops fold-weights fuse-products fold-batch-norm simplify fuse-activations merge-linears"
     others = {*prepare.split(), "fuse-scaled-dot-product-attention"}
     for name, text in plugin.fxopt_pipelines().items():
         passes = re.sub(r"{.*?}", "", text).split(",")

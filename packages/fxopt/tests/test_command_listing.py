@@ -58,7 +58,9 @@ class TestList:
         assert families == sorted(families)
 
     def test_pipelines_are_listed(self) -> None:
-        assert re.search(r"^inference +fuse-products,fold-batch-norm,merge-linears", fxopt("list").stdout, re.M)
+        assert re.search(
+            r"^inference +fold-weights,fuse-products,fold-batch-norm,merge-linears", fxopt("list").stdout, re.M
+        )
 
     def test_plugins_that_failed_are_listed_with_the_reason(self, passes: Registry) -> None:
         output = fxopt("list").stdout
@@ -204,7 +206,7 @@ def test_a_class_without_docstring_has_empty_parts() -> None:
 
 class TestCompletion:
     def test_names_of_passes_and_pipelines(self) -> None:
-        assert dict(completion.complete_pass("merge")) == {
+        assert dict(completion.complete_pass("merge-l")) == {
             "merge-linears": registry().available()["merge-linears"].summary
         }
         assert [name for name, _ in completion.complete_pass("inf")] == ["inference"]
@@ -212,9 +214,9 @@ class TestCompletion:
     @pytest.mark.parametrize(
         ("incomplete", "expected"),
         [
-            ("merge", ["merge-linears"]),
-            ("inference,merge", ["inference,merge-linears"]),
-            ("merge-linears{min-group=3},merge", ["merge-linears{min-group=3},merge-linears"]),
+            ("merge-l", ["merge-linears"]),
+            ("inference,merge-l", ["inference,merge-linears"]),
+            ("merge-linears{min-group=3},merge-l", ["merge-linears{min-group=3},merge-linears"]),
             ("merge-linears{mi", ["merge-linears{min-group="]),
             ("inference,merge-linears{min-group=3 wh", ["inference,merge-linears{min-group=3 where="]),
             ("unknown{x", []),

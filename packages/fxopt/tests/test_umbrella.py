@@ -230,5 +230,5 @@ def test_wrong_input_is_a_typed_error_that_says_what_to_do(model: Model, call: A
 
 
 def test_the_default_pipeline_is_offered_by_name() -> None:
-    assert fxopt.registry().pipelines()["inference"].startswith("fuse-products,fold-batch-norm")
+    assert fxopt.registry().pipelines()["inference"].startswith("fold-weights,fuse-products,fold-batch-norm")
     assert not fxopt.registry().failed
