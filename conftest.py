@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ def settled() -> None:
     """Keep what is there before a module's tests, millions of objects, out of the collections that come with them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def steps_of() -> Callable[[Callable[[], object]], int]:
+    """Count what a function does: the same on every machine, where the time it takes is not."""
+    from step_counts import count_steps  # it needs torch
+
+    return count_steps
 
 
 def seed() -> None:

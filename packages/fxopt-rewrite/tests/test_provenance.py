@@ -6,13 +6,13 @@ import copy
 import operator
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from site_passes import LinearSite
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx import Graph, GraphModule, symbolic_trace
 
 from fxopt_core import FxoptError, Refusal, Transformation, iter_nodes, undo
 from fxopt_rewrite import (
@@ -25,19 +25,6 @@ from fxopt_rewrite import (
     provenance,
     read_linear,
 )
-
-
-@dataclass(frozen=True)
-class LinearSite:
-    call: LinearCall
-
-    @property
-    def label(self) -> str:
-        return self.call.label
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return (self.call.node,)
 
 
 class Widen(ReversibleSitePass[LinearSite]):
