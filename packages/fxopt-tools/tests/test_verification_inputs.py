@@ -11,27 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from verified_calls import Calls, X, compare
 
 from fxopt_core import PreconditionError, VerificationError
-from fxopt_tools import Inputs, VerificationReport, verify
-
-X = torch.linspace(-2, 2, 12).reshape(3, 4)
-
-
-class Calls(nn.Module):
-    """A module of one function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
-def compare(original: Callable[..., Any], transformed: Callable[..., Any], *args: Any) -> VerificationReport:
-    return verify(Calls(original), Calls(transformed), args)
-
+from fxopt_tools import Inputs, verify
 
 # --- Inputs
 
