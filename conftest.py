@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +40,22 @@ def steps_of() -> Callable[[Callable[[], object]], int]:
     from step_counts import count_steps  # it needs torch
 
     return count_steps
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Threads take turns often."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def seed() -> None:

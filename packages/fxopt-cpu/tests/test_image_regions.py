@@ -147,8 +147,7 @@ class Branches(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(("affine", "traced"), [(False, True), (True, False)])
 def test_lone_batch_norms_are_planned_and_their_changes_seen(affine: bool, traced: bool) -> None:
     model, x = Branches(affine=affine).eval(), torch.randn(2, 3, 8, 8)
     captured = infer_shapes(torch.fx.symbolic_trace(model), x) if traced else capture(model, (x,))
@@ -186,8 +185,7 @@ class Shared(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(("bias", "traced"), [(False, True), (True, False)])
 def test_shared_and_transposed_convolutions_are_planned_and_their_changes_seen(bias: bool, traced: bool) -> None:
     model, x = Shared(bias=bias).eval(), torch.randn(2, 3, 8, 8)
     captured = infer_shapes(torch.fx.symbolic_trace(model), x) if traced else capture(model, (x,))

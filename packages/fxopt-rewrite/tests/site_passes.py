@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.fx import Node
+from torch import Tensor
+from torch.fx import GraphModule, Node, symbolic_trace
 
 from fxopt_core import Refusal
 from fxopt_rewrite import Editor, GraphIndex, LinearCall, ReversibleSitePass
@@ -68,3 +69,14 @@ class ReluToClamp(ReversibleSitePass[Call]):
     def rewrite(self, site: Call, edit: Editor) -> None:
         value = edit.call_function(torch.clamp_min, site.node.args[0], 0, before=site.node, like=[site.node])
         edit.replace(site.node, value)
+
+
+def negated(times: int) -> GraphModule:
+    """So many negations in a row."""
+
+    def function(x: Tensor) -> Tensor:
+        for _ in range(times):
+            x = -x
+        return x
+
+    return symbolic_trace(function)
