@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,30 @@ def settled() -> None:
     """Keep what is there before a module's tests, millions of objects, out of the collections that come with them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def steps_of() -> Callable[[Callable[[], object]], int]:
+    """Count what a function does: the same on every machine, where the time it takes is not."""
+    from step_counts import count_steps  # it needs torch
+
+    return count_steps
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Threads take turns often."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def seed() -> None:

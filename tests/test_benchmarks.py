@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.apart import Make, Ready, Timed, rounds_apart
-from benchmarks.never_slower import least
 from benchmarks.page import PAGE, page, shown
 from benchmarks.peak_memory import peak_of
 from benchmarks.plans import slower, ways_of
@@ -22,7 +21,7 @@ from benchmarks.suite import Absent, Measured, Row, Settings, Table, shuffled_ro
 from benchmarks.topics import TOPICS
 
 import fxopt
-from benchmarks import machine, summary, varied
+from benchmarks import machine, summary
 
 ROOT = Path(__file__).parent.parent
 MEBIBYTE = 2**20
@@ -57,6 +56,7 @@ def test_rounds_give_the_seconds_of_one_call_in_every_round() -> None:
     assert Measured.ratio(seconds["slow"], seconds["fast"]).median == pytest.approx(500)
 
 
+@pytest.mark.nightly
 def test_engines_apart_are_measured_in_rounds_and_failures_are_told() -> None:
     makes: dict[str, Make] = {
         "slow": partial(Ready, partial(time.sleep, 0.04), {"kind": "sleeper"}),
@@ -77,38 +77,12 @@ def test_engines_apart_are_measured_in_rounds_and_failures_are_told() -> None:
     assert found["absent"] == Absent("not installed")
 
 
-def test_a_pipeline_without_plans_keeps_its_options() -> None:
-    pipeline = "pack{a=1,b=2},plan-regions"
-    assert ways_of(pipeline) == {"default": pipeline, "layers only": "pack{a=1,b=2}"}
-
-
 def test_plans_are_slower_where_both_speeds_are_steady() -> None:
     found: dict[str, Timed | Absent] = {"default": Timed((2.0,) * 8, {}), "layers only": Timed((2.0,) * 8, {})}
     assert slower(found) == ""
     assert slower(found | {"layers only": Timed((1.5,) * 8, {})}) == "0.75"
     assert slower(found | {"layers only": Timed((1.0, 1.9) * 4, {})}) == "not known"
     assert slower(found | {"layers only": Absent("raises")}) == "not known"
-
-
-def test_errors_are_listed_before_slow_models_and_unsteady_ones_are_not() -> None:
-    assert least([Measured(1.2, "x"), Measured(0.9, "x"), Absent("spread 40%")]) == 0.9
-    assert least([Measured(1.2, "x"), Absent("wrong results")]) == 0
-
-
-def test_every_model_has_one_label() -> None:
-    labels = [label for makers in (*varied.PLANS.values(), *varied.QUICK.values(), varied.MORE) for label in makers]
-    assert len(labels) == len(set(labels))
-
-
-def test_a_table_keeps_earlier_rows_that_were_not_measured_again() -> None:
-    earlier, later = (
-        Table("title", ("", "a"), tuple(Row(label, (text,)) for label in labels))
-        for labels, text in (("xy", "old"), ("yz", "new"))
-    )
-    assert [(row.label, *row.cells) for row in later.beside(earlier).rows] == [
-        ("x", "old"), ("y", "new"), ("z", "new"),
-    ]  # fmt: skip
-    assert later.beside(Table("title", ("", "b"), ())) == later
 
 
 def test_results_come_back_from_their_file(tmp_path: Path) -> None:
@@ -195,6 +169,7 @@ def run_suite(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 def test_the_suite_runs(tmp_path: Path) -> None:
     """Correctness, with a case of each family, writes a file that says that it was quick, and leaves the page alone."""
     before = PAGE.read_bytes()

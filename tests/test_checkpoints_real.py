@@ -90,15 +90,16 @@ def decoder() -> tuple[nn.Module, GraphModule, dict[str, Tensor]]:
 MERGED = {"MiniLM": (sentence_encoder, "last_hidden_state", 6), "Llama": (decoder, "logits", 4)}
 
 
-@pytest.mark.parametrize("name", list(MERGED))
-@pytest.mark.parametrize("pipeline", ["merge-linears", "merge-linears,fuse-bias-in-linear"])
+@pytest.mark.parametrize(
+    ("name", "pipeline"), [("MiniLM", "merge-linears"), ("Llama", "merge-linears,fuse-bias-in-linear")]
+)
 def test_a_transformer_takes_and_gives_back_a_fine_tuned_checkpoint(name: str, pipeline: str, tmp_path: Path) -> None:
     make, output, merged = MERGED[name]
     model, graph_module, inputs = make()
     keys, checkpoint = list(model.state_dict()), fine_tuned(model)
     registry().pipeline(pipeline)(graph_module)
     packed = key_map(graph_module).vllm_packed_modules_mapping()
-    assert len(packed) == (0 if "fuse" in pipeline and name == "MiniLM" else merged)
+    assert len(packed) == merged
     assert list(key_map(graph_module).original_keys) == keys
     for how in ("torch", "safetensors"):
         load_original_state_dict(graph_module, saved_and_loaded(checkpoint, how, tmp_path))
@@ -111,16 +112,6 @@ def test_a_transformer_takes_and_gives_back_a_fine_tuned_checkpoint(name: str, p
     torch.testing.assert_close(found[output], expected[output], rtol=1e-4, atol=1e-4)
     assert KeyMap.from_json(key_map(graph_module).to_json()) == key_map(graph_module)
     assert_equal(undo(graph_module).state_dict(), checkpoint)
-
-
-def test_tied_weights_of_a_decoder_stay_tied() -> None:
-    _, graph_module, _ = decoder()
-    MergeLinears()(graph_module)
-    assert ("model.embed_tokens.weight", "lm_head.weight") in key_map(graph_module).ties
-    saved = original_state_dict(graph_module)
-    assert saved["lm_head.weight"].data_ptr() == saved["model.embed_tokens.weight"].data_ptr()
-    shapes = [tuple(saved[f"model.layers.0.self_attn.{name}_proj.weight"].shape) for name in "qkv"]
-    assert shapes == [(32, 32), (8, 32), (8, 32)]
 
 
 def test_vllm_maps_every_key_of_a_decoder_as_the_key_map_does() -> None:

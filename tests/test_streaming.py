@@ -111,41 +111,6 @@ class TestGroupedQueriesAndTies:
         assert list(graph_module.state_dict()) == list(state)
         assert all(torch.equal(value, state[key]) for key, value in graph_module.state_dict().items())
 
-    def test_another_checkpoint_goes_into_the_same_memory(self, tmp_path: Path) -> None:
-        graph_module, model = self.merged_on_meta(), self.make()
-        model.save_pretrained(tmp_path)
-        load_checkpoint(graph_module, tmp_path)
-        places = {name: parameter.data_ptr() for name, parameter in graph_module.named_parameters()}
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.5)
-        model.save_pretrained(tmp_path)
-        load_checkpoint(graph_module, tmp_path, protect_values=False)
-        assert places == {name: parameter.data_ptr() for name, parameter in graph_module.named_parameters()}
-        ids = torch.randint(64, (1, 5))
-        torch.testing.assert_close(graph_module(input_ids=ids).logits, model(input_ids=ids).logits)
-
-    def test_a_model_in_half_precision(self, tmp_path: Path) -> None:
-        model = self.make().to(torch.bfloat16)
-        model.save_pretrained(tmp_path)
-        config = transformers.AutoConfig.from_pretrained(tmp_path)
-        with torch.device("meta"):
-            meta = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-        graph_module = MergeLinears()(self.captured(meta), expect=4)
-        load_checkpoint(graph_module, tmp_path)
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-        ids = torch.randint(64, (3, 5))
-        expected = MergeLinears()(self.captured(loaded))(input_ids=ids).logits
-        assert torch.equal(graph_module(input_ids=ids).logits, expected)
-        assert expected.dtype == torch.bfloat16
-
-    def test_a_device_that_the_graph_is_not_for(self, tmp_path: Path) -> None:
-        self.make().save_pretrained(tmp_path)
-        graph_module = self.merged_on_meta()
-        with pytest.raises(CheckpointError, match=r"cannot be used|makes a tensor on cpu, and the model would be on"):
-            load_checkpoint(graph_module, tmp_path, device="cuda" if torch.cuda.is_available() else "xpu")
-        assert all(parameter.is_meta for parameter in graph_module.parameters())
-
 
 def test_a_fold_that_would_not_be_finite_leaves_all_on_meta(tmp_path: Path) -> None:
     architecture = BY_NAME["ResNet"]

@@ -9,7 +9,7 @@ import torch
 
 from fxopt_capture import capture
 from fxopt_core import history, undo
-from fxopt_linear import FuseBiasInLinear, MergeLinears
+from fxopt_linear import MergeLinears
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -57,19 +57,3 @@ def test_keys_and_values_of_all_layers_become_one_product(decoder: Any) -> None:
     for key, value in graph_module.state_dict().items():
         assert torch.equal(value, original[key])
         assert value.stride() == original[key].stride()
-
-
-def test_biases_of_all_layers_fuse(decoder: Any) -> None:
-    """Two layers have 14 of them: 4 in self-attention and the perceptron, 3 in cross-attention."""
-    graph_module = FuseBiasInLinear()(capture(decoder, kwargs=inputs(2, 7, 5)), expect=14)
-    with torch.no_grad():
-        found, expected = graph_module(**inputs(3, 9, 4)), decoder(**inputs(3, 9, 4))
-    torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-4, atol=1e-5)
-
-
-def test_where_no_layers_share_an_input_nothing_is_merged_or_refused() -> None:
-    """Plain GPT-2 stores query, key and value as one layer from the start."""
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, eos_token_id=0)).eval()
-    batch = {"input_ids": torch.randint(0, 50, (2, 7)), "use_cache": False}
-    graph_module = MergeLinears()(capture(model, kwargs=batch), strict=True)
-    assert history(graph_module)[-1].rewrites == ()

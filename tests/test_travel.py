@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +11,11 @@ import pytest
 import torch
 from graph_picture import Picture, Task, difference, members, outputs, picture, same_bits
 from published_weights import efficientnet
-from test_real_models import sentence_encoder as sentence_encoder, tokens
 from torch import nn
 from torch.export import Dim
 from torch.fx import GraphModule
 
-from fxopt_capture import capture, symbolic_trace
+from fxopt_capture import capture
 from fxopt_core import history, registry
 
 READER = Path(__file__).parent / "graph_picture.py"
@@ -53,21 +51,16 @@ class Traveller:
 
 
 @pytest.fixture(scope="module")
-def travellers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Traveller]:
+def travellers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Traveller]:
     """All models, and what one other process saw of them."""
     folder = tmp_path_factory.mktemp("travel")
     ids = torch.arange(14).view(2, 7)
     images = torch.rand(2, 3, 64, 64)
     classifier = capture(efficientnet(), images, dynamic_shapes=({0: Dim.AUTO},))
     made = {
-        "MiniLM": Traveller(
-            symbolic_trace(request.getfixturevalue("sentence_encoder"), input_names=["input_ids", "attention_mask"]),
-            REVERSIBLE, tokens(2, 9), folder / "minilm",
-        ),
         "Llama": Traveller(
             capture(llama_like(), kwargs={"input_ids": ids}), REVERSIBLE, {"input_ids": ids}, folder / "llama"
         ),
-        "EfficientNet": Traveller(copy.deepcopy(classifier), REVERSIBLE, {"inputs": images}, folder / "efficientnet"),
         "EfficientNet, folded": Traveller(
             classifier, "fuse-batch-norm2d-in-conv2d", {"inputs": images}, folder / "folded"
         ),
@@ -80,7 +73,7 @@ def travellers(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
     return made
 
 
-NAMES = ["MiniLM", "Llama", "EfficientNet", "EfficientNet, folded"]
+NAMES = ["Llama", "EfficientNet, folded"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,19 +87,17 @@ def test_it_arrives_as_it_was_sent(travellers: dict[str, Traveller], name: str) 
 
 
 @pytest.mark.parametrize("how", ["after", "after reverse"])
-@pytest.mark.parametrize("name", NAMES[:3])
-def test_it_is_undone_bit_for_bit(travellers: dict[str, Traveller], name: str, how: str) -> None:
+def test_it_is_undone_bit_for_bit(travellers: dict[str, Traveller], how: str) -> None:
     """By the ledger alone, and by an equal pass after saving it once more."""
-    traveller = travellers[name]
+    traveller = travellers["Llama"]
     assert "refused" not in traveller.seen
     assert "reverse refused" not in traveller.seen
     assert difference(traveller.seen[how], traveller.original) == []
 
 
-@pytest.mark.parametrize("name", NAMES[:3])
-def test_it_computes_the_same_bits_again(travellers: dict[str, Traveller], name: str) -> None:
+def test_it_computes_the_same_bits_again(travellers: dict[str, Traveller]) -> None:
     """Every output."""
-    traveller = travellers[name]
+    traveller = travellers["Llama"]
     assert all(same_bits(*pair) for pair in zip(traveller.seen["outputs"], traveller.outputs, strict=True))
     assert traveller.outputs
 

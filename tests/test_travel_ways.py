@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -191,38 +190,6 @@ def in_any_order(found: Picture) -> Picture:
     return {**rest, "ties": dict(sorted(found["ties"].items())), "keys": sorted(found["keys"])}
 
 
-@forms
-def test_undo_after_nodes_were_renamed(make: Callable[[], GraphModule]) -> None:
-    """What was taken out comes back under its own name; what stayed keeps its new one."""
-    graph_module = make()
-    before, expected = [node.name for node in iter_nodes(graph_module.graph)], graph_module(X)
-    compose(*PASSES)(graph_module)
-    kept = {node.name for node in iter_nodes(graph_module.graph) if node.name in before}
-    for node in list(iter_nodes(graph_module.graph)):
-        if node.op not in ("placeholder", "output"):
-            node._rename(f"renamed_{node.name}")
-    undo(graph_module)
-    fixed = {node.name for node in iter_nodes(graph_module.graph) if node.op in ("placeholder", "output")}
-    wanted = [f"renamed_{name}" if name in kept and name not in fixed else name for name in before]
-    assert [node.name for node in iter_nodes(graph_module.graph)] == wanted
-    assert torch.equal(graph_module(X), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-@forms
-def test_undo_after_a_change_of_dtype(make: Callable[[], GraphModule], dtype: torch.dtype) -> None:
-    """The values are those of now."""
-    graph_module = make()
-    before = {name: value.to(dtype) for name, value in graph_module.state_dict().items()}
-    compose(*PASSES)(graph_module).to(dtype)
-    if make is not exported:  # which does not pickle
-        undo(saved(graph_module))
-    undo(graph_module)
-    after = graph_module.state_dict()
-    assert list(after) == list(before)
-    assert all(after[name].dtype == dtype and torch.equal(after[name], before[name]) for name in before)
-
-
 @pytest.mark.parametrize("make", [traced, functional])
 def test_undo_after_training_in_train_mode(make: Callable[[], GraphModule]) -> None:
     """The trained values come back under the old keys, and what they compute is what was trained."""
@@ -240,85 +207,6 @@ def test_undo_after_training_in_train_mode(make: Callable[[], GraphModule]) -> N
     assert not torch.equal(trained.get_parameter("q.weight"), make().get_parameter("q.weight"))
     torch.testing.assert_close(trained(X), expected, rtol=1e-5, atol=1e-5)
     assert not trained.training
-
-
-def delete_module(graph_module: Any) -> None:
-    """The merged module is gone."""
-    delattr(graph_module, "q_k_v_merged")
-
-
-def rename_module(graph_module: Any) -> None:
-    """And stands under another name."""
-    graph_module.another = graph_module.q_k_v_merged
-    delattr(graph_module, "q_k_v_merged")
-
-
-def swap_shape(graph_module: Any) -> None:
-    """The weight has another shape."""
-    graph_module.q_k_v_merged.weight = nn.Parameter(torch.zeros(9, 4))
-
-
-def swap_class(graph_module: Any) -> None:
-    """It is another kind of module."""
-    graph_module.q_k_v_merged = nn.Bilinear(4, 4, 10)
-
-
-def erase_node(graph_module: GraphModule) -> None:
-    """A slice of the product is taken from elsewhere."""
-    (node, *_) = (node for node in iter_nodes(graph_module.graph) if node.target is torch.narrow)
-    node.replace_all_uses_with(node.prev)
-    graph_module.graph.erase_node(node)
-
-
-def change_arguments(graph_module: GraphModule) -> None:
-    """The slice is another one."""
-    (node, *_) = (node for node in iter_nodes(graph_module.graph) if node.target is torch.narrow)
-    node.args = (*node.args[:2], 1, 3)
-
-
-def take_the_name(graph_module: Any) -> None:
-    """Something stands where `k` has to come back."""
-    graph_module.k = nn.ReLU()
-
-
-def add_alias(graph_module: Any) -> None:
-    """The merged module has a second name."""
-    graph_module.alias = graph_module.q_k_v_merged
-
-
-def add_reader(graph_module: GraphModule) -> None:
-    """Something reads the whole product."""
-    (node,) = (node for node in iter_nodes(graph_module.graph) if node.target == "q_k_v_merged")
-    with graph_module.graph.inserting_after(node):
-        graph_module.graph.call_function(torch.relu, (node,))
-
-
-EDITS: dict[Callable[[GraphModule], None], str] = {
-    delete_module: "module `q_k_v_merged` is gone|`q_k_v_merged`",
-    rename_module: "`q_k_v_merged`",
-    swap_shape: "`q_k_v_merged.weight`",
-    swap_class: "`q_k_v_merged",
-    erase_node: "taken out or replaced since|0 nodes",
-    change_arguments: "node `narrow`, which the pass made, was changed since",
-    take_the_name: "there is another `k` now",
-    add_alias: "second name",
-    add_reader: "`q_k_v_merged`, which the original does not have, is read by `relu`",
-}
-
-
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("how", ["undo", "reverse"])
-def test_a_loaded_module_that_was_edited_by_hand_is_refused(edit: Callable[[GraphModule], None], how: str) -> None:
-    """What was found is named, and nothing is changed."""
-    loaded = saved(MergeLinears()(traced()))
-    edit(loaded)
-    records = history(loaded)
-    before = picture(loaded)
-    with pytest.raises(UndoError, match=EDITS[edit]) as raised:
-        undo(loaded) if how == "undo" else MergeLinears()(loaded, reverse=True)
-    assert "Nothing was changed" in str(raised.value)
-    assert difference(picture(loaded), before) == []
-    assert history(loaded) == records
 
 
 def test_a_split_module_is_refused() -> None:
@@ -359,26 +247,3 @@ def test_numbers_of_nodes_from_elsewhere_are_not_taken_for_ones_own() -> None:
     undo(ChangeTrueDivToMulByInverse()(graph_module, expect=1))
     assert difference(picture(graph_module), before) == []
     assert torch.equal(graph_module(X), expected)
-
-
-ORDERS = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@forms
-def test_out_of_order_it_is_right_or_refused(make: Callable[[], GraphModule], order: tuple[int, ...]) -> None:
-    """Reversing passes by themselves in any order, and then the rest, ends where it began or changes nothing."""
-    graph_module = make()
-    start = picture(graph_module)
-    for each in PASSES:
-        each(graph_module)
-    for place in order:
-        before = picture(graph_module)
-        try:
-            PASSES[place](graph_module, reverse=True)
-        except UndoError as error:
-            assert "Nothing was changed" in str(error)
-            assert difference(picture(graph_module), before) == []
-    while any(record.state == "applied" and record.changed for record in history(graph_module)):
-        undo(graph_module)
-    assert difference(picture(graph_module), start) == []

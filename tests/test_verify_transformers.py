@@ -10,7 +10,6 @@ import torch
 from cache_names import CACHE
 from torch import Tensor, nn
 
-from fxopt_core import PreconditionError
 from fxopt_tools import Inputs, verify
 
 transformers = pytest.importorskip("transformers")
@@ -73,12 +72,6 @@ def test_a_cache_that_is_given_is_copied_and_what_it_becomes_is_compared(llama: 
     assert all(torch.equal(layer.keys, keys) for layer, keys in zip(cache.layers, before, strict=True))
 
 
-def test_an_empty_cache_that_is_filled(llama: Any) -> None:
-    report = verify(llama, copy.deepcopy(llama), Inputs(TOKENS, **{CACHE: transformers.DynamicCache()}, use_cache=True))
-    assert report, str(report)
-    assert any(output.path.startswith(f"kwargs[{CACHE!r}]") for output in report.outputs)
-
-
 def test_other_classes_of_outputs_differ(llama: Any) -> None:
     class AsTuple(nn.Module):
         def forward(self, tokens: Tensor) -> Any:
@@ -86,17 +79,3 @@ def test_other_classes_of_outputs_differ(llama: Any) -> None:
 
     report = verify(llama, AsTuple(), TOKENS)
     assert not report and "CausalLMOutputWithPast" in str(report)
-
-
-def test_inputs_that_the_model_rejects_are_named(llama: Any) -> None:
-    with pytest.raises(
-        PreconditionError, match=r"the original \(LlamaForCausalLM\) refuses input 1 \(args\[0\]"
-    ) as caught:
-        verify(llama, copy.deepcopy(llama), [TOKENS, TOKENS + 100])
-    assert isinstance(caught.value.__cause__, IndexError)
-
-
-def test_in_half_precision(llama: Any) -> None:
-    half = copy.deepcopy(llama).to(torch.bfloat16)
-    report = verify(half, copy.deepcopy(half), {"input_ids": TOKENS, "use_cache": True})
-    assert report and {output.tolerance_source for output in report.outputs if output.tolerance} == {"of bfloat16"}

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import history
@@ -79,32 +78,6 @@ def test_quotients_before_a_jump_stay(name: str) -> None:
     assert {reason for _, reason in refused(graph_module)} == {"rounded-quotient"}
     exact = torch.fx.symbolic_trace(Apply(JUMPING[name], 8))
     ChangeTrueDivToMulByInverse()(exact, expect=1)
-
-
-JUMPING_OVERLOADS: dict[Any, tuple[Any, ...]] = {
-    aten.threshold.default: (0.5, 0),
-    aten.threshold_.default: (0.5, 0),
-    aten.hardshrink.default: (),
-    aten.any.default: (),
-    aten.signbit.default: (),
-    aten._local_scalar_dense.default: (),
-    torch.fake_quantize_per_tensor_affine: (0.1, 0, 0, 255),
-    aten.quantize_per_tensor.default: (0.1, 0, torch.quint8),
-}
-
-
-def called(target: Any, *args: Any, constant: float = 7) -> GraphModule:
-    graph = torch.fx.Graph()
-    value = graph.call_function(torch.div, (graph.placeholder("x"), constant))
-    graph.output(graph.call_function(target, (value, *args)))
-    return GraphModule(nn.Module(), graph)
-
-
-@pytest.mark.parametrize("target", JUMPING_OVERLOADS, ids=lambda target: getattr(target, "__name__", target))
-def test_overloads_that_jump(target: Any) -> None:
-    for constant, sites in {7: 0, 8: 1}.items():
-        graph_module = called(target, *JUMPING_OVERLOADS[target], constant=constant)
-        ChangeTrueDivToMulByInverse()(graph_module, expect=sites)
 
 
 MODULES: dict[str, tuple[nn.Module, Callable[[Any], Any], int]] = {

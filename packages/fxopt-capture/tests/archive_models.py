@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
-from fxopt_core import Refusal, iter_nodes
-from fxopt_rewrite import (
-    Editor,
-    GraphIndex,
-    LinearCall,
-    Piece,
-    ReversibleSitePass,
-    read_linear,
-    sharing_refusal,
-    tensors_refusal,
-)
+from fxopt_core import iter_nodes
 
 
 class Varied(nn.Module):
@@ -64,60 +52,6 @@ class Square(nn.Module):
         x = self.linear(pair["left"]) @ pair["right"]
         x = x + rest[0] if rest[0].shape[0] <= 16 else x
         return (-x if negate else x), rest[1]
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """A linear layer that is padded."""
-
-    call: LinearCall
-
-    @property
-    def label(self) -> str:
-        return self.call.label
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return (self.call.node,)
-
-
-class PadOutputs(ReversibleSitePass[Layer]):
-    """``linear(x)`` -> ``narrow(padded_linear(x))``: output features become a multiple of 8."""
-
-    def match(self, index: GraphIndex) -> Iterator[Layer]:
-        for node in index.nodes:
-            call = read_linear(index, node)
-            if isinstance(call, LinearCall) and call.bias is None and call.out_features % 8:
-                yield Layer(call)
-
-    def check(self, site: Layer, index: GraphIndex) -> Refusal | None:
-        return tensors_refusal(site.call, index) or sharing_refusal(site.call, site.nodes, index)
-
-    def rewrite(self, site: Layer, edit: Editor) -> None:
-        call, rows = site.call, site.call.out_features
-        total = -(-rows // 8) * 8
-        weight = call.weight.tensor.detach()
-        module = nn.Linear(call.in_features, total, bias=False, device="meta").train(call.training)
-        padded = torch.cat([weight, weight.new_zeros(total - rows, call.in_features)])
-        module.weight = nn.Parameter(padded, requires_grad=call.weight.tensor.requires_grad)
-        name = edit.add_module(call.label, "padded", module)
-        product = edit.call_module(name, call.input, before=call.node, like=[call.node], last_dim=total)
-        result = edit.call_function(torch.narrow, product, -1, 0, rows, before=call.node, like=[call.node])
-        edit.replace(call.node, result)
-        edit.drop(call, {call.weight.key: Piece(f"{name}.weight", ((0, 0, rows),))}, twin=name)
-
-
-class Perceptron(nn.Module):
-    """Layers that `PadOutputs` takes, and one that it leaves alone."""
-
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.first = nn.Linear(width, 6, bias=False)
-        self.block = nn.Sequential(nn.Linear(6, 6, bias=False), nn.ReLU(), nn.Linear(6, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.block(self.first(x) / 3)
-        return out
 
 
 def layout(graph_module: GraphModule) -> list[tuple[object, ...]]:

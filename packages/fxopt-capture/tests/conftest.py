@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from stand_ins import StandInClass
 
 
 def _torchvision_loads() -> bool:
@@ -40,19 +41,10 @@ def transformers() -> ModuleType:
 class _Stub(ModuleType):
     """A module in which every capitalized name is a class that does nothing, and every other one a module."""
 
-    def __getattr__(self, name: str) -> _StubClass:
+    def __getattr__(self, name: str) -> StandInClass:
         if not name[0].isupper():
             raise AttributeError(name)
-        return _StubClass(name, (), {})
-
-
-class _StubClass(type):
-    """A class that has every attribute, as an enumeration has its members."""
-
-    def __getattr__(cls, name: str) -> str:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return f"{cls.__name__}.{name}"
+        return StandInClass(name, (), {})
 
 
 class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

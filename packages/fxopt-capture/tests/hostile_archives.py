@@ -166,6 +166,16 @@ ATTACKS: dict[str, Callable[[Entries, Path], bytes]] = {
     ),
     "a pickle for tensors": lambda entries, mark: packed({**entries, WEIGHTS: pickle.dumps(mark)}),
     "a pickle for a document": lambda entries, mark: packed({**entries, DOCUMENT: pickle.dumps(mark)}),
+    "a function of Python": in_document(_row(op=FUNCTION, target={"name": "os:system"}, args=["touch MARK"])),
+    "a function as text": in_document(_row(op=FUNCTION, target="os:system", args=["touch MARK"])),
+    "a class": in_document(lambda document, mark: document["modules"][1].update({"class": "subprocess:Popen"})),
+    "a class of torch": in_document(
+        lambda document, mark: document["modules"][1].update({"class": "torch.nn.parameter:Parameter"})
+    ),
+    "a member of an enumeration": in_document(_row(args=[{"enum": ["http:HTTPStatus", 200]}])),
+    "a named tuple": in_document(_row(args=[{"namedtuple": ["platform:uname_result", []]}])),
+    "the state of a module": in_document(_attribute("_modules", 1)),
+    "a name of a node": in_document(_row(name="x = 1; import os")),
     "a key to sort by": in_document(
         _row(op=FUNCTION, target={"name": "builtins:max"}, args=["MARK", "x"], kwargs={"key": X})
     ),

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from archive_models import PadOutputs, Perceptron, layout
+from archive_models import layout
+from padded_linears import PadOutputs, Perceptron
 from torch import nn
 
 from fxopt_capture import capture

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from archive_models import PadOutputs, Perceptron
 from hostile_archives import ATTACKS, DOCUMENT, LEDGER, Entries, compressed, damaged, entries_of, overlapping, packed
 from hypothesis import settings
+from padded_linears import PadOutputs, Perceptron
 
 from fxopt_capture import capture
 from fxopt_capture.archive.files import load, save
@@ -79,15 +79,6 @@ def test_entries_that_share_their_bytes_take_no_more_than_the_file(valid: Entrie
     content = overlapping(valid, 2000)
     with bounded(seconds=10, mebibytes=100), pytest.raises(CaptureError, match=r"lies in another one"):
         load(io.BytesIO(content))
-
-
-def test_special_files(tmp_path: Path) -> None:
-    """None is waited for, and none is read to an end that it has not."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "zero").symlink_to("/dev/zero")
-    for name in ("pipe", "zero"):
-        with bounded(seconds=2, mebibytes=20), pytest.raises(CaptureError, match="is a "):
-            load(tmp_path / name)
 
 
 def test_json_that_nests_deeply(valid: Entries) -> None:

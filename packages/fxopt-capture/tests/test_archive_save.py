@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from archive_models import PadOutputs, Perceptron, Square, Varied, layout, modules
+from archive_models import Square, Varied, layout, modules
+from padded_linears import PadOutputs, Perceptron
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.fx import GraphModule, symbolic_trace
@@ -150,31 +151,6 @@ def test_names_that_are_free_stay_the_same(tmp_path: Path) -> None:
     assert names[0] == names[1]
 
 
-def test_training_goes_on_after_loading(tmp_path: Path) -> None:
-    model = Perceptron()
-    save(padded(model, torch.randn(2, 4)), tmp_path / "model.fxopt")
-    loaded = load(tmp_path / "model.fxopt")
-    optimizer = torch.optim.SGD(loaded.parameters(), lr=0.1)
-    loaded(torch.randn(2, 4)).sum().backward()
-    optimizer.step()
-    name = history(loaded)[-1].rewrites[0].modules_after[0]
-    weight: Any = loaded.get_submodule(name).weight
-    trained = weight[:6].clone()
-    undone: Any = undo(loaded)
-    assert torch.equal(undone.first.weight, trained)
-    assert not torch.equal(undone.first.weight, model.first.weight)
-
-
-def test_bfloat16(tmp_path: Path) -> None:
-    x = torch.randn(3, 4, dtype=torch.bfloat16)
-    transformed = padded(Perceptron().bfloat16(), x)
-    save(transformed, tmp_path / "model.fxopt")
-    loaded = load(tmp_path / "model.fxopt")
-    same(loaded, transformed)
-    assert torch.equal(loaded(x), transformed(x))
-    assert torch.equal(undo(loaded)(x), undo(transformed)(x))
-
-
 def test_guards_are_saved_where_torch_suppresses_them(tmp_path: Path, varied: Varied) -> None:
     captured = capture(varied, (IDS, MASK), dynamic_shapes=(AUTO, AUTO))
     with ShapeEnv().suppress_guards():
@@ -248,13 +224,6 @@ def test_a_module_that_was_pickled_knows_its_sizes_by_its_guards(tmp_path: Path)
 @dataclasses.dataclass
 class Named:
     """An output that torch knows by name."""
-
-    value: Tensor
-
-
-@dataclasses.dataclass
-class Unnamed:
-    """An output that torch has no name for."""
 
     value: Tensor
 

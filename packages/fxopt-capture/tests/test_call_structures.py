@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
 from collections import OrderedDict, defaultdict
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from cache_names import CACHE
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -105,29 +103,6 @@ def one() -> Tensor:
     return torch.randn(3)
 
 
-INPUTS: dict[str, Callable[[], Any]] = {
-    "list": lambda: [one(), (one(), [])],
-    "dictionary": lambda: {"b": one(), "a": {1: one()}},
-    "ordered": lambda: OrderedDict(b=one(), a=[one()]),
-    "default": lambda: defaultdict(list, {"k": [one()]}),
-    "named tuple": lambda: Pair(one(), (one(), one())),
-    "dataclass": lambda: Record(one(), [one()]),
-    "dataclass with nothing": lambda: [Record(one(), None), one()],
-}
-
-
-@pytest.mark.parametrize("name", INPUTS)
-def test_containers_are_taken_as_at_capture(name: str) -> None:
-    captured = capture(Total(), (torch.randn(3), INPUTS[name]()))
-    right = INPUTS[name]()
-    assert torch.equal(captured(X[0, :3], right), Total()(X[0, :3], right))
-    for other in INPUTS.keys() - {name}:
-        with pytest.raises(CaptureError, match=r"argument `values.* of the captured Total is"):
-            captured(X[0, :3], INPUTS[other]())
-    with pytest.raises(CaptureError, match="argument `values` of the captured Total is a list of 1"):
-        captured(X[0, :3], [right])
-
-
 def test_a_container_that_changes_between_calls() -> None:
     captured = capture(Total(), (torch.randn(3), {"a": one(), "b": [one()]}))
     value: dict[str, Any] = {"a": one(), "b": [one()]}
@@ -139,23 +114,6 @@ def test_a_container_that_changes_between_calls() -> None:
     value["a"] = value.pop("a")
     with pytest.raises(CaptureError, match=r"with the keys \['b', 'a'\]"):
         captured(one(), value)
-
-
-def test_caches(transformers: ModuleType) -> None:
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 2}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=9)).eval()
-    prompt = torch.randint(0, 9, (2, 6))
-    with torch.no_grad():
-        prefill = capture(model, (prompt,))
-        cache = prefill(prompt).past_key_values
-        step = capture(model, (prompt[:, :1],), {CACHE: cache})
-        ours, theirs = copy.deepcopy(cache), copy.deepcopy(cache)
-        for _ in range(2):
-            found = step(prompt[:, :1], **{CACHE: ours})
-            expected = model(prompt[:, :1], **{CACHE: theirs})
-            assert found.past_key_values is ours and type(found) is type(expected)
-            torch.testing.assert_close(found.logits, expected.logits)
-        assert ours.get_seq_length() == theirs.get_seq_length()
 
 
 @pytest.mark.filterwarnings("ignore:`weights` is deprecated:FutureWarning")

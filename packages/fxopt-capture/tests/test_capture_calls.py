@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 
 from fxopt_capture import capture, load, save
-from fxopt_capture.call.arguments import InputBinding
 from fxopt_core.errors import CaptureError
 
 
@@ -42,12 +39,6 @@ def test_positional_and_keyword_calls(args: tuple[Tensor, ...]) -> None:
     assert torch.equal(captured(*given.values()), expected)
     assert torch.equal(captured(**dict(reversed(given.items()))), expected)
     assert torch.equal(captured(x, **{name: value for name, value in given.items() if name != "x"}), expected)
-
-
-def test_keyword_capture_takes_positional_calls() -> None:
-    captured = capture(Masked().eval(), kwargs={"mask": MASK, "x": X})
-    x, mask = torch.randn(3, 4), torch.randn(3, 4)
-    assert torch.equal(captured(x, mask), x * mask)
 
 
 def test_arguments_that_were_not_given() -> None:
@@ -154,46 +145,6 @@ class Pair:
     right: Tensor | None = None
 
 
-class Named(NamedTuple):
-    """An output that is a named tuple."""
-
-    left: Tensor
-    number: int
-
-
-OUTPUTS = {
-    "tensor": lambda x: x + 1,
-    "tuple": lambda x: (x, (x + 1, None)),
-    "list": lambda x: [x + 1],
-    "dict": lambda x: {"b": x, "a": x + 1},
-    "ordered": lambda x: OrderedDict(b=x, a=x + 1),
-    "named": lambda x: Named(x + 1, 3),
-    "dataclass": lambda x: Pair(x * 2),
-    "nested": lambda x: {"pairs": [Pair(x, x + 1), Pair(x * 3)]},
-}
-
-
-class Returning(nn.Module):
-    """Returns some structure."""
-
-    def __init__(self, make: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.make = make
-
-    def forward(self, x: Tensor) -> Any:
-        return self.make(x)
-
-
-@pytest.mark.parametrize("kind", OUTPUTS)
-def test_output_type(kind: str) -> None:
-    model = Returning(OUTPUTS[kind]).eval()
-    captured = capture(model, X)
-    x = torch.randn(5, 4)
-    found, expected = captured(x), model(x)
-    assert type(found) is type(expected)
-    assert repr(found) == repr(expected)
-
-
 class Structured(nn.Module):
     """Takes structures of tensors."""
 
@@ -249,25 +200,6 @@ def test_an_example_that_is_a_parameter_of_the_model() -> None:
     captured = capture(model, (X.new_zeros(4, 4), model.lin.weight, [model.lin.weight]))
     x, y, z = torch.randn(3, 3, 4)
     assert torch.equal(captured(x, y, [z]), model(x, y, [z]))
-
-
-def test_attention_captured_with_one_tensor_takes_three() -> None:
-    model = nn.MultiheadAttention(4, 2, batch_first=True).eval()
-    example = torch.randn(2, 3, 4)
-    captured = capture(model, (example, example, example))
-    query, key, value = torch.randn(3, 5, 3, 4)
-    torch.testing.assert_close(captured(query, key, value)[0], model(query, key, value)[0])
-    torch.testing.assert_close(captured(query, query, query)[0], model(query, query, query)[0])
-
-
-def test_binding_pickles_and_copies() -> None:
-    captured = capture(Masked().eval(), (X,), {"scale": 3.0})
-    binding = captured._input_binding
-    for other in (pickle.loads(pickle.dumps(binding)), copy.deepcopy(binding)):
-        assert isinstance(binding, InputBinding)
-        assert isinstance(other, InputBinding)
-        assert other.form == binding.form
-        assert other.nestings == binding.nestings
 
 
 class Hooked:

@@ -14,8 +14,7 @@ from torch.export import Dim, ShapesCollection
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fxopt_capture import InputGuards, capture
-from fxopt_capture.call.guards import Condition, InputSpec
+from fxopt_capture import capture
 from fxopt_core.errors import CaptureError
 
 
@@ -203,17 +202,6 @@ def test_a_request_that_the_model_does_not_allow() -> None:
     model = nn.Sequential(nn.Linear(4, 4)).eval()
     with pytest.raises(CaptureError, match="features"):
         capture(model, torch.randn(2, 4), dynamic_shapes={"input": {1: Dim("features")}})
-
-
-def test_guards_pickle_and_copy() -> None:
-    guards = InputGuards([InputSpec("x", "floating", (None, 4))], [Condition("i[0].size()[0] % 2 == 0", "even")], False)
-    for other in (pickle.loads(pickle.dumps(guards)), copy.deepcopy(guards)):
-        assert other.accepts([torch.zeros(2, 4)])
-        assert not other.accepts([torch.zeros(3, 4)])
-        with pytest.raises(CaptureError, match="even only"):
-            other(torch.zeros(3, 4))
-        with pytest.raises(CaptureError, match="training mode"):
-            other.train()
 
 
 def test_dead_code_elimination_keeps_the_guards(linear: GraphModule) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fxopt_capture.archive.files import load, save
 from fxopt_capture.capture import capture
-from fxopt_capture.one_at_a_time import one_at_a_time, raise_interrupt
 
 faults = pytest.importorskip("fault_injection", reason="needs the tests of fxopt-testing")
 
@@ -97,15 +96,6 @@ def test_save(model: nn.Module, moment: str, tmp_path: Path) -> None:
 class TestErrorsThatWereInterrupts:
     """Torch puts what is raised while it traces into errors of its own."""
 
-    def test_are_raised_as_interrupts(self) -> None:
-        interrupt = KeyboardInterrupt()
-        with pytest.raises(KeyboardInterrupt) as caught, one_at_a_time():
-            try:
-                raise interrupt
-            except KeyboardInterrupt as error:
-                raise RuntimeError("while running %add") from error
-        assert caught.value is interrupt
-
     def test_a_model_that_is_interrupted_and_says_so_in_its_own_words(self) -> None:
         class Words(nn.Module):
             def forward(self, x: Tensor) -> Tensor:
@@ -124,11 +114,6 @@ class TestErrorsThatWereInterrupts:
                 raise KeyboardInterrupt
             except KeyboardInterrupt:
                 capture(nn.Linear(3, 2), X)
-
-    def test_other_errors_stay(self) -> None:
-        error = ValueError("no")
-        error.__context__ = TypeError("nor")
-        raise_interrupt(error)
 
 
 class TestSignals:

@@ -90,8 +90,9 @@ def test_values_that_are_no_mask_are_not_tried() -> None:
         captured(IDS, MASK.bool())
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("attention", "dtype"), [("sdpa", torch.bool), ("eager", torch.int64), ("sdpa", torch.float32)], ids=str
+)
 def test_masks_of_texts(attention: str, dtype: torch.dtype) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(

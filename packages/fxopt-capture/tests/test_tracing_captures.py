@@ -152,16 +152,3 @@ def test_a_tracer_that_goes_into_layers() -> None:
     graph = Deep().trace(captured)
     assert [node.target for node in graph.nodes if node.op == "call_module"] == ["_guards_fn"]
     assert_same(GraphModule(captured, graph), captured, X)
-
-
-def test_models_of_transformers_return_their_type() -> None:
-    transformers = pytest.importorskip("transformers", reason="the group `models` is not installed")
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    model = transformers.BertModel(transformers.BertConfig(vocab_size=100, **sizes)).eval()
-    ids = torch.arange(14).reshape(2, 7)
-    captured = capture(model, (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    traced = symbolic_trace(captured)
-    found = traced(input_ids=ids[:, :5], attention_mask=torch.ones(2, 5, dtype=torch.int64))
-    expected = captured(input_ids=ids[:, :5], attention_mask=torch.ones(2, 5, dtype=torch.int64))
-    assert type(found) is type(expected)
-    assert torch.equal(found.last_hidden_state, expected.last_hidden_state)

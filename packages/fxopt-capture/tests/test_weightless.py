@@ -13,7 +13,7 @@ from test_capture_transformers import MODELS
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_capture import InputGuards, capture, symbolic_trace, weightless
+from fxopt_capture import InputGuards, capture, symbolic_trace
 from fxopt_capture.exporting import program
 from fxopt_core import CaptureError, iter_nodes
 
@@ -113,47 +113,6 @@ def test_no_memory_is_taken_for_weights(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(seen) == {("cpu", True)}
     assert [node.op for node in iter_nodes(captured.graph)].count("call_module") == 2
     assert captured.get_parameter("0.weight") is model.weight
-
-
-def test_stand_ins_keep_ties_flags_and_strides() -> None:
-    model = on_meta(Positions)
-    model.lin.weight = nn.Parameter(torch.empty(4, 4, device="meta").t(), requires_grad=False)
-    model.other = nn.Linear(4, 4, device="meta")
-    model.other.weight = model.lin.weight
-    before = model.lin.weight
-    with weightless.hollow(model, torch.device("cpu")):
-        assert model.other.weight is model.lin.weight is not before
-        assert (model.lin.weight.stride(), model.lin.weight.requires_grad) == ((1, 4), False)
-        assert isinstance(model.lin.weight, nn.Parameter) and not model.norm.running_mean.is_meta
-        assert model.lin.weight.untyped_storage().nbytes() == 0
-    assert model.lin.weight is model.other.weight is before
-
-
-def test_random_weights_are_large_enough_to_tell_and_different() -> None:
-    model = on_meta(lambda: nn.Sequential(*[nn.Linear(256, 256) for _ in range(12)]))
-    weights = weightless.random_weights(model, torch.device("cpu"))
-    assert {name: value.shape for name, value in weights.items()} == {
-        name: parameter.shape for name, parameter in model.named_parameters()
-    }
-    x = torch.randn(4, 256)
-    output = torch.func.functional_call(model, weights, x)
-    assert 0.1 < float(output.std()) < 100
-    assert not torch.equal(weights["0.weight"], weights["1.weight"])
-    memory = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in weights.values()}
-    assert sum(memory.values()) < 4 * weights["0.weight"].nbytes
-
-
-def test_values_in_place_of_inputs_on_meta() -> None:
-    inputs = {
-        "ids": torch.empty(2, 3, dtype=torch.int64, device="meta"),
-        "x": [torch.empty(2, dtype=torch.float16, device="meta")],
-        "y": torch.zeros(1),
-        "mask": torch.empty(2, dtype=torch.bool, device="meta"),
-    }
-    found: Any = weightless.with_values(inputs, torch.device("cpu"))
-    assert found["ids"].tolist() == [[1] * 3] * 2 and found["mask"].all()
-    assert found["x"][0].dtype == torch.float16 and bool(found["x"][0].isfinite().all())
-    assert found["y"] is inputs["y"]
 
 
 IN_CI = ("LlamaForCausalLM", "CLIPModel")

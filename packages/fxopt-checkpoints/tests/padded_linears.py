@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
+from site_passes import LinearSite
 from torch import Tensor, nn
-from torch.fx import Node
 
 from fxopt_core import Refusal
 from fxopt_rewrite import (
@@ -22,34 +21,21 @@ from fxopt_rewrite import (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """A linear layer that is padded."""
-
-    call: LinearCall
-
-    @property
-    def label(self) -> str:
-        return self.call.label
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return (self.call.node,)
-
-
-class PadOutputs(ReversibleSitePass[Layer]):
+class PadOutputs(ReversibleSitePass[LinearSite]):
     """``linear(x)`` -> ``narrow(padded_linear(x))``: output features become a multiple of 8."""
 
-    def match(self, index: GraphIndex) -> Iterator[Layer]:
+    start = 0  # where the old rows are said to be
+
+    def match(self, index: GraphIndex) -> Iterator[LinearSite]:
         for node in index.nodes:
             call = read_linear(index, node)
             if isinstance(call, LinearCall) and call.bias is None and call.out_features % 8:
-                yield Layer(call)
+                yield LinearSite(call)
 
-    def check(self, site: Layer, index: GraphIndex) -> Refusal | None:
+    def check(self, site: LinearSite, index: GraphIndex) -> Refusal | None:
         return tensors_refusal(site.call, index) or sharing_refusal(site.call, site.nodes, index)
 
-    def rewrite(self, site: Layer, edit: Editor) -> None:
+    def rewrite(self, site: LinearSite, edit: Editor) -> None:
         call, rows = site.call, site.call.out_features
         total = -(-rows // 8) * 8
         weight = call.weight.tensor.detach()
@@ -60,7 +46,7 @@ class PadOutputs(ReversibleSitePass[Layer]):
         product = edit.call_module(name, call.input, before=call.node, like=[call.node], last_dim=total)
         result = edit.call_function(torch.narrow, product, -1, 0, rows, before=call.node, like=[call.node])
         edit.replace(call.node, result)
-        edit.drop(call, {call.weight.key: Piece(f"{name}.weight", ((0, 0, rows),))}, twin=name)
+        edit.drop(call, {call.weight.key: Piece(f"{name}.weight", ((0, self.start, rows),))}, twin=name)
 
 
 class Perceptron(nn.Module):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,15 +12,6 @@ from torch.fx import GraphModule
 from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
 from fxopt_core import DeepCopy, undo
 from fxopt_rewrite.shapes.meta import Resized
-
-
-@pytest.fixture
-def frequent_switches() -> Iterator[None]:
-    """Threads take turns often."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
 
 
 def exported() -> GraphModule:

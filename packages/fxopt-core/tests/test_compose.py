@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import copy
-import operator
 import pickle
 from typing import Any
 
+import operator_swaps
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,28 +29,16 @@ from fxopt_core import (
 _LOG: list[str] = []
 
 
-class Swap(ReversibleTransformation):
-    """``x + n`` -> ``x * n`` and so on: the operation of this name becomes the other one."""
-
+class Swap(operator_swaps.Swap):
     preserves_computation = True
-
-    def __init__(self, old: str = "add", new: str = "mul") -> None:
-        self.old, self.new = old, new
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
         _LOG.append(f"{self.old}>{self.new}")
-        for node in iter_nodes(graph_module.graph):
-            if node.target is getattr(operator, self.old):
-                node.target = getattr(operator, self.new)
-                self.mark_as_transformed(node)
-        return graph_module
+        return super().transform(graph_module)
 
     def reverse(self, graph_module: GraphModule) -> GraphModule:
         _LOG.append(f"{self.old}<{self.new}")
-        for node in self.get_transformed_nodes(graph_module):
-            node.target = getattr(operator, self.old)
-            self.mark_as_restored(node)
-        return graph_module
+        return super().reverse(graph_module)
 
 
 class OneWay(Transformation):

@@ -347,18 +347,6 @@ def test_plain_attributes() -> None:
     assert twin.linear.note["x"] is lock
 
 
-def test_meta_values_are_shared_in_new_dictionaries() -> None:
-    original = traced()
-    value = object()
-    original.meta["value"] = value
-    next(iter_nodes(original.graph)).meta["value"] = value
-    twin = faithful_copy(original)
-    assert twin.meta["value"] is value
-    assert next(iter_nodes(twin.graph)).meta["value"] is value
-    twin.meta["more"] = 1
-    assert "more" not in original.meta
-
-
 def test_tensors_keep_ties_flags_gradients_and_shared_memory() -> None:
     original = traced()
     original.linear.weight.grad = torch.ones(3, 3)

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from operator_swaps import Swap
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
@@ -16,7 +16,6 @@ from fxopt_core import (
     PassError,
     PassRun,
     Record,
-    ReversibleTransformation,
     Transformation,
     VerificationError,
     compose,
@@ -25,24 +24,6 @@ from fxopt_core import (
     iter_nodes,
     undo,
 )
-
-
-class Swap(ReversibleTransformation):
-    def __init__(self, old: str = "add", new: str = "mul") -> None:
-        self.old, self.new = old, new
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        for node in iter_nodes(graph_module.graph):
-            if node.target is getattr(operator, self.old):
-                node.target = getattr(operator, self.new)
-                self.mark_as_transformed(node)
-        return graph_module
-
-    def reverse(self, graph_module: GraphModule) -> GraphModule:
-        for node in self.get_transformed_nodes(graph_module):
-            node.target = getattr(operator, self.old)
-            self.mark_as_restored(node)
-        return graph_module
 
 
 class Fails(Transformation):
@@ -139,19 +120,6 @@ class TestWhatTheySee:
         assert [(run.name, run.index, run.before, run.reverse) for run in log.runs] == [
             ("swap", 0, (), False), ("swap", 1, ("swap",), False), ("swap", 2, ("swap", "swap"), False)
         ]  # fmt: skip
-
-    def test_place_counts_from_the_front_when_reversing(self) -> None:
-        log, passes = Log("a", []), compose(Swap(), Swap("mul", "sub"))
-        graph_module = passes(traced())
-        with instrumented(log):
-            passes(graph_module, reverse=True)
-        assert [(run.index, len(run.before), run.reverse) for run in log.runs] == [(1, 0, True), (0, 1, True)]
-
-    def test_no_place_outside_a_composition(self) -> None:
-        log = Log("a", [])
-        with instrumented(log):
-            Swap()(traced())
-        assert [run.index for run in log.runs] == [None]
 
     def test_the_record_of_the_pass(self) -> None:
         seen: list[Record] = []
@@ -294,14 +262,6 @@ class TestVetoes:
         with instrumented(Log("a", [], vetoes="anew")):
             assert Anew()(graph_module) is graph_module
         assert " + " in graph_module.code
-
-    def test_of_a_reversal_leaves_the_pass_applied(self) -> None:
-        graph_module = Swap()(traced())
-        with instrumented(Log("a", [], vetoes="swap")):
-            Swap()(graph_module, reverse=True)
-        assert " * " in graph_module.code
-        assert [record.state for record in history(graph_module)] == ["applied"]
-        assert Swap().get_transformed_nodes(graph_module)
 
     def test_by_an_instrument_that_does_not_declare_it_are_errors(self) -> None:
         graph_module = traced()

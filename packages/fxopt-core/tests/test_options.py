@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import collections.abc as abc
-import copy
 import gc
-import pickle
 import weakref
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, Optional, TypeVar, Union
@@ -116,16 +114,6 @@ class TestOptionsOf:
         exec("class Untyped:\n    def __init__(self, a=1): pass", namespace)
         assert options_of(namespace["Untyped"])["a"].annotation is Parameter.empty
 
-    def test_a_dataclass_has_options_too(self) -> None:
-        from dataclasses import dataclass
-
-        @dataclass
-        class Data(Plain):
-            size: int = 3
-
-        assert options_of(Data)["size"].default == 3
-        assert Data(4).options == {"size": 4}
-
     def test_the_mapping_cannot_be_changed(self) -> None:
         with pytest.raises(TypeError):
             options_of(Options)["more"] = None  # type: ignore[index]  # that is the test
@@ -152,12 +140,6 @@ class TestBind:
     def test_arguments_for_a_pass_without_a_constructor(self) -> None:
         with pytest.raises(TypeError, match=r"Plain\(\).*its options: none"):
             Plain(1)
-
-    @pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
-    def test_copies_are_equal(self, clone: abc.Callable[[Options], Options]) -> None:
-        original = Options(0.25, where=("a",))
-        assert clone(original) == original
-        assert clone(original).options == original.options
 
     def test_classes_are_not_kept_alive(self) -> None:
         class Short(Plain):

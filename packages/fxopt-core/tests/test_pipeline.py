@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 from torch.fx import GraphModule
 
-from fxopt_core import Registry, Transformation, compose, hookimpl, parse_pipeline
+from fxopt_core import Registry, Transformation, compose, hookimpl
 from fxopt_core.errors import (
     FxoptError,
     PassOptionError,
@@ -357,19 +357,8 @@ class TestProperties:
 
     @patient
     @given(TEXTS)
-    def test_arbitrary_options(self, text: str) -> None:
-        self._only_our_errors(f"anything{{{text}}}")
-
-    @patient
-    @given(TEXTS)
     def test_arbitrary_values(self, text: str) -> None:
         self._only_our_errors(f"anything{{value={text}}}")
-
-    @patient
-    @given(TEXTS)
-    def test_arbitrary_strings(self, text: str) -> None:
-        built = KNOWN.pipeline(f"merge-linears{{where={text!r}}} , fold")
-        assert built == compose(MergeLinears(where=text), Fold())
 
     @staticmethod
     def _only_our_errors(text: str) -> None:
@@ -382,17 +371,3 @@ class TestProperties:
         else:
             printed = KNOWN.pipeline_text(built)
             assert KNOWN.pipeline_text(KNOWN.pipeline(printed)) == printed
-
-
-class TestParse:
-    def test_columns(self) -> None:
-        first, second = parse_pipeline(' fold , merge-linears{ where="a" n=(1, 2)}')
-        assert (first.name, first.column, first.options) == ("fold", 1, ())
-        assert (second.name, second.column) == ("merge-linears", 8)
-        assert [(o.name, o.value, o.column, o.value_column) for o in second.options] == [
-            ("where", "a", 23, 29),
-            ("n", (1, 2), 33, 35),
-        ]
-
-    def test_names_are_not_looked_up(self) -> None:
-        assert parse_pipeline("no-such-pass{x=1}")[0].name == "no-such-pass"

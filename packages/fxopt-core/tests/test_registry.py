@@ -211,21 +211,6 @@ class TestAvailable:
 
 
 class TestCreate:
-    def test_options_in_both_spellings(self, good: Point) -> None:
-        known = Registry([good])
-        expected = MergeThings(min_group=3, where=("a",))
-        assert known.create("merge-things", min_group=3, where=["a"]) == expected
-        assert known.create("merge-things", **{"min-group": 3, "where": ("a",)}) == expected
-        assert known.create("merge-things") == MergeThings()
-
-    def test_unknown_option(self, good: Point) -> None:
-        with pytest.raises(PassOptionError, match=r"'merge-things' has no option 'min_grup'.*min-group, where.*did"):
-            Registry([good]).create("merge-things", min_grup=3)
-
-    def test_wrong_value(self, good: Point) -> None:
-        with pytest.raises(PassOptionError, match=r"'min-group': found True \(bool\), expected int"):
-            Registry([good]).create("merge-things", min_group=True)
-
     def test_the_constructor_refuses(self, good: Point) -> None:
         with pytest.raises(PassOptionError, match="min_group is 0, expected 1 or more") as caught:
             Registry([good]).create("merge-things", min_group=0)
@@ -546,50 +531,6 @@ class TestRegister:
         before = known.available()
         known.register(plugin_of(Other))
         assert dict(before) == {}
-
-
-class TestShowing:
-    def test_text(self, good: Point) -> None:
-        known = Registry([good, failing("broken", ImportError("no\nsecond line"))])
-        assert (
-            str(known)
-            == repr(known)
-            == (
-                "fxopt registry: passes 1, pipelines 1, failed plugins 1\n"
-                "passes:\n"
-                "  merge-things  good  a, b -> ab.\n"
-                "pipelines:\n"
-                "  merge-twice  merge-things,merge-things\n"
-                "failed:\n"
-                "  broken  plugin 'broken' (of dist-broken 1.0) failed to load: ImportError: no"
-            )
-        )
-
-    def test_one_pass(self, good: Point) -> None:
-        known = Registry([good])
-        known.register(plugin_of(Other), name="mine")
-        assert str(known.available()["merge-things"]) == (
-            "merge-things: a, b -> ab.\n"
-            "  from dist-good 1.0, plugin good\n"
-            "  reversible, keeps what the graph computes\n"
-            "  min-group: int = 2\n"
-            "  where: tuple[str, ...] = ()"
-        )
-        assert str(known.available()["other"]) == "other\n  from mine, plugin mine\n  not reversible"
-
-    def test_empty(self) -> None:
-        assert repr(Registry([])) == "fxopt registry: passes 0, pipelines 0, failed plugins 0"
-
-    def test_while_loading(self) -> None:
-        shown: list[str] = []
-
-        def load() -> Any:
-            shown.append(repr(known))
-            return plugin_of(Other)
-
-        known = Registry([Point("p", load)])
-        known.available()
-        assert shown == ["<fxopt registry, loading>"]
 
 
 class TestProcessRegistry:

@@ -222,17 +222,6 @@ class TestEqual:
         with pytest.raises(TypeError, match="option 'value' of Pass contains itself"):
             sign(value)
 
-    def test_reading_changes_nothing(self) -> None:
-        transformation = Pass([1], other={"a": {2}})
-        before = dict(vars(transformation))
-        assert transformation.signature == transformation.signature
-        assert vars(transformation) == before
-
-    def test_equal_passes(self) -> None:
-        assert Pass([1, 2]) == Pass([1, 2])
-        assert hash(Pass([1, 2])) == hash(Pass([1, 2]))
-        assert compose(Pass(1), Pass(2)).signature == compose(Pass(1), Pass(2)).signature
-
     def test_a_local_pass_has_a_signature(self) -> None:
         class Local(Pass):
             pass

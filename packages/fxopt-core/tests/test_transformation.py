@@ -188,12 +188,6 @@ class TestReversiblePass:
         assert [record.state for record in history(graph_module)] == ["undone"]
         undo(graph_module)
 
-    def test_reversing_what_was_never_applied_changes_nothing(self) -> None:
-        graph_module = traced()
-        before, meta, cls = structure(graph_module), dict(graph_module.meta), type(graph_module)
-        ScaleArgument()(graph_module, reverse=True)
-        assert (structure(graph_module), graph_module.meta, type(graph_module)) == (before, meta, cls)
-
     def test_unmarked_nodes_cannot_be_restored(self) -> None:
         graph_module = traced()
         node = graph_nodes(graph_module)[0]
@@ -212,37 +206,6 @@ class TestReversiblePass:
 
 
 class TestOptions:
-    @pytest.mark.parametrize(
-        ("made", "expected"),
-        [
-            (Options(), {"ratio": 0.5, "names": (), "where": "*"}),
-            (Options(1.0, "a", "b", where="x", depth=3), {"ratio": 1.0, "names": ("a", "b"), "where": "x", "depth": 3}),
-        ],
-        ids=["defaults", "positional, variadic, keyword"],
-    )
-    def test_are_the_constructors_arguments(self, made: Options, expected: dict[str, object]) -> None:
-        assert dict(made.options) == expected
-
-    def test_are_read_only(self) -> None:
-        options: Any = Options().options
-        with pytest.raises(TypeError):
-            options["ratio"] = 1
-
-    def test_equality_follows_type_and_value(self) -> None:
-        assert Options(0.5) == Options()
-        assert hash(Options(0.5)) == hash(Options())
-        different = [Options(where=value) for value in (1, 1.0, True, -1, -2, "1", [1], (1,))]
-        assert len({item.signature for item in different}) == len(different)
-        assert Options() != MulToAdd()
-        assert Options() != "options"
-
-    def test_running_does_not_change_the_signature(self) -> None:
-        transformation = Options()
-        before, state = transformation.signature, dict(vars(transformation))
-        assert vars(transformation) == state
-        transformation(traced())
-        assert (transformation.signature, transformation.runs) == (before, 1)
-
     def test_survive_copies_and_pickles(self) -> None:
         transformation = Options(2.0, "a", where=["b"])
         twins: list[Options] = [pickle.loads(pickle.dumps(transformation)), copy.deepcopy(transformation)]
@@ -262,17 +225,6 @@ class TestOptions:
     def test_repr_makes_an_equal_pass(self) -> None:
         assert repr(Options(0.25, where="x")) == "Options(ratio=0.25, names=(), where='x')"
         assert eval(repr(MulToAdd())) == MulToAdd()
-
-    @pytest.mark.parametrize(
-        ("cls", "name"),
-        [(MulToAdd, "mul-to-add"), (type("FuseBatchNorm2dInConv2d", (MulToAdd,), {}), "fuse-batch-norm2d-in-conv2d")],
-    )
-    def test_name(self, cls: type[Transformation], name: str) -> None:
-        assert cls().name == name
-
-    def test_uuid_is_no_signature(self) -> None:
-        assert MulToAdd().uuid() != MulToAdd().signature
-        assert MulToAdd().uuid() == MulToAdd().uuid()
 
     def test_abstract_methods_have_to_be_there(self) -> None:
         class Nothing(ReversibleTransformation):

@@ -193,9 +193,12 @@ CHANGES = [
 ]  # fmt: skip
 
 
+PAIRS = [(name, change) for change in CHANGES for name in ("deep", "0")]
+PAIRS += [(name, change) for name in ("stem", "wide", "2") for change in (_in_place, _data, _parameter)]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", ["stem", "wide", "deep", "0", "2"])
+@pytest.mark.parametrize(("name", "change"), PAIRS)
 def test_changes_of_a_layer(name: str, change: Callable[[Any], None]) -> None:
     graph_module, x = planned()
     assert all(layer.holder.frozen for layer in layers_of(graph_module))

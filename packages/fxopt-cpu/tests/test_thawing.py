@@ -222,13 +222,6 @@ def test_conversions(dtype: torch.dtype, swaps: bool) -> None:
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-def test_swapped_tensors() -> None:
-    layer, weight, rows = _packed(bias=False)
-    swap: Any = torch.utils.swap_tensors
-    swap(layer.weight, nn.Parameter(weight * 2))
-    torch.testing.assert_close(_run(layer, rows), rows @ weight.T * 2)
-
-
 def test_shared_memory_stays_shared() -> None:
     layer, weight, rows = _packed(bias=False)
     layer.share_memory()

@@ -12,8 +12,7 @@ from torch.fx import GraphModule
 
 from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
 from fxopt_checkpoints.trace import key_map
-from fxopt_core import NotReversibleError, compose, undo
-from fxopt_core.errors import CheckpointError
+from fxopt_core import NotReversibleError, compose
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_testing.rewrites import graph_of
 
@@ -77,49 +76,6 @@ def test_a_checkpoint_goes_in_and_comes_back_bit_for_bit(order: str) -> None:
     saved = original_state_dict(graph_module)
     assert_equal(saved, checkpoint.state_dict())
     assert str(before.load_state_dict(saved)) == "<All keys matched successfully>"
-
-
-@every_order
-def test_undo_after_loading_gives_the_checkpoint(order: str) -> None:
-    graph_module = rewritten(order)
-    load_original_state_dict(graph_module, graph_of(attention(1), "modules", IDS).state_dict())
-    saved = original_state_dict(graph_module)
-    assert_equal(undo(graph_module).state_dict(), saved)
-    assert_equal(original_state_dict(graph_module), saved)
-
-
-@every_order
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_dtypes(order: str, dtype: torch.dtype) -> None:
-    expected = ORDERS[order]()(graph_of(attention(1).to(dtype), "modules", IDS)).state_dict()
-    for graph_module in (rewritten(order, dtype=dtype), rewritten(order).to(dtype)):
-        load_original_state_dict(graph_module, attention(1).state_dict())
-        assert_equal(graph_module.state_dict(), expected)
-
-
-@every_order
-@pytest.mark.parametrize("absent", ["embed.weight", "head.weight"])
-def test_tied_keys_may_be_left_out(order: str, absent: str) -> None:
-    graph_module, checkpoint = rewritten(order), attention(1).state_dict()
-    kept = graph_module.get_parameter("embed.weight")
-    del checkpoint[absent]
-    load_original_state_dict(graph_module, checkpoint)
-    assert_equal(graph_module.state_dict(), rewritten(order, 1).state_dict())
-    assert original_state_dict(graph_module)["embed.weight"].data_ptr() == kept.data_ptr()
-
-
-@every_order
-def test_problems_are_named_at_once(order: str) -> None:
-    graph_module = rewritten(order)
-    before = {key: value.clone() for key, value in graph_module.state_dict().items()}
-    checkpoint: dict[str, Any] = dict(attention(1).state_dict())
-    del checkpoint["q.bias"]
-    checkpoint |= {"k.bias": torch.zeros(2), "v.weight": torch.zeros(4, 2), "out.bias": [0.0]}
-    with pytest.raises(CheckpointError) as caught:
-        load_original_state_dict(graph_module, checkpoint)
-    for text in ("missing: `q.bias`", "not in the original model: `k.bias`", "(4, 2), expected (2, 4)", "type list"):
-        assert text in str(caught.value)
-    assert_equal(graph_module.state_dict(), before)
 
 
 def test_original_parameters_that_share_memory_see_what_is_loaded() -> None:

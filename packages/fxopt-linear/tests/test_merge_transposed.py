@@ -163,16 +163,6 @@ def test_a_weight_that_is_a_transposed_view_comes_back_as_one() -> None:
     assert_rewrites(MergeLinears(), model, torch.randn(3, 4), count=1)
 
 
-def test_original_parameters_may_share_the_storage() -> None:
-    model = Pair()
-    values = {name: value.clone() for name, value in model.state_dict().items()}
-    graph_module = graph_of(model, "modules", torch.randn(3, 3, 4))
-    MergeLinears(share_storage=True)(graph_module, expect=1)
-    storage = graph_module.get_parameter("q_k_merged.weight").untyped_storage().data_ptr()
-    assert model.k.weight.untyped_storage().data_ptr() == storage
-    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
-
-
 def test_biases_fuse_in_every_form() -> None:
     assert_rewrites(FuseBiasInLinear(), Pair(), torch.randn(3, 3, 4), count=2, others=[(torch.randn(5, 3, 4),)])
 
@@ -185,14 +175,3 @@ def test_biases_of_modules_fuse(known: None) -> None:
     FuseBiasInLinear()(graph_module, reverse=True)
     assert structure(graph_module) == start
     assert len(history(graph_module)) == 1
-
-
-def test_low_precision_and_meta_tensors() -> None:
-    x = torch.randn(3, 3, 4, dtype=torch.bfloat16)
-    merged = assert_rewrites(MergeLinears(), Pair().bfloat16(), x, count=1)
-    assert merged.get_parameter("q_k_merged.weight").dtype == torch.bfloat16
-    graph_module = graph_of(Pair().to("meta"), "modules", torch.randn(3, 3, 4, device="meta"))
-    MergeLinears()(graph_module, expect=1)
-    assert graph_module.get_parameter("q_k_merged.weight").is_meta
-    MergeLinears()(graph_module, reverse=True)
-    assert graph_module.get_parameter("k.weight").shape == (4, 3)

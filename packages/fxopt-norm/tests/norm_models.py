@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from fxopt_testing.models.norm import randomised as drawn
 
 
 def randomised(model: nn.Module) -> nn.Module:
     """Give all batch norms of a model statistics and parameters of their own; return the model in eval mode."""
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, _BatchNorm):
-                for tensor in (module.running_mean, module.bias):
-                    if tensor is not None:
-                        tensor.normal_()
-                for tensor in (module.running_var, module.weight):
-                    if tensor is not None:
-                        tensor.uniform_(0.5, 2.0)
-    return model.eval()
+    return drawn(model).eval()
 
 
 class Computes(nn.Module):

@@ -6,28 +6,9 @@ import torch
 from norm_models import chain
 from torch import nn
 
-import fxopt_norm
 from fxopt_core import Transformation, history, registry
 from fxopt_norm import plugin
 from fxopt_rewrite import infer_shapes
-
-
-def test_the_plugin_offers_every_pass_of_the_package() -> None:
-    passes = {name for name in fxopt_norm.__all__ if isinstance(getattr(fxopt_norm, name), type)}
-    assert {cls.__name__ for cls in plugin.fxopt_transformations()} == passes
-    assert len(passes) == 6
-
-
-def test_the_registry_knows_them() -> None:
-    available = registry().available()
-    for cls in plugin.fxopt_transformations():
-        info = available[cls().name]
-        assert (info.distribution, info.version) == ("fxopt-norm", fxopt_norm.__version__)
-        assert info.preserves_computation
-        assert not info.reversible
-        assert "->" in info.summary
-        assert registry().create(info.name) == cls()
-    assert "fuse-batch-norm2d-in-conv2d" in available
 
 
 def test_the_pipeline_runs_all_folds() -> None:

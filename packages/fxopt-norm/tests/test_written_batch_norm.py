@@ -10,7 +10,6 @@ from norm_models import Computes
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Tracer
 
-from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
 from fxopt_rewrite import infer_shapes
 from fxopt_testing.rewrites import graph_of, refusals, refused
@@ -106,17 +105,6 @@ def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
     found = folded(IMAGES.to(dtype))
     assert not refusals(folded) and found.dtype == dtype
     torch.testing.assert_close(found.float(), model.float()(IMAGES), rtol=tolerance, atol=tolerance)
-
-
-def test_checkpoints_both_ways() -> None:
-    model, other = behind_conv(detr), behind_conv(detr)
-    folded = fold(model)
-    load_original_state_dict(folded, other.state_dict())
-    torch.testing.assert_close(folded(IMAGES), other(IMAGES), rtol=1e-5, atol=1e-5)
-    saved = original_state_dict(folded)
-    assert {key: value.shape for key, value in saved.items()} == {k: v.shape for k, v in model.state_dict().items()}
-    model.load_state_dict(saved)
-    torch.testing.assert_close(model(IMAGES), other(IMAGES), rtol=1e-4, atol=1e-4)
 
 
 def test_traced_with_buffers_as_nodes() -> None:

@@ -198,15 +198,6 @@ def test_changes_can_be_gone_through(opened: Opener) -> None:
         assert len(marked(page, "after", "chosen")) == 4
 
 
-def test_one_graph_can_be_shown_alone(opened: Opener, small: Any) -> None:
-    page = opened(small)
-    page.get_by_role("button", name="After", exact=True).click()
-    assert not page.locator("#pane-before").is_visible()
-    assert page.get_by_role("button", name="After", exact=True).get_attribute("aria-pressed") == "true"
-    page.get_by_role("button", name="Both").click()
-    assert page.locator("#pane-before").is_visible()
-
-
 def test_without_scripts_there_are_the_tables(opened: Opener, small: Any) -> None:
     page = opened(small, java_script_enabled=False)
     assert page.get_by_text("The picture needs scripts").is_visible()
@@ -252,13 +243,6 @@ CONTRAST = """() => {
     ["added", "panel"], ["removed", "panel"], ["refused", "panel"]];
   return Object.fromEntries(pairs.map(([one, other]) => [`${one} on ${other}`, ratio(one, other)]));
 }"""
-
-
-def test_two_thousand_nodes_open(opened: Opener) -> None:
-    graph_module = MergeLinears()(layers(2100))
-    assert len(graph_module.graph.nodes) > 2000
-    page = opened(graph_module)
-    assert page.locator(".node").count() < 600, "what opening draws does not grow with the graph"
 
 
 def test_five_thousand_nodes_can_be_zoomed_and_searched(opened: Opener) -> None:

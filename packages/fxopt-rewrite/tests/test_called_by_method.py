@@ -3,49 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
+from site_passes import Retarget
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node, symbolic_trace
+from torch.fx import GraphModule, symbolic_trace
 
-from fxopt_core import PostconditionError, PreconditionError, Refusal, ReversibleTransformation, history, undo
-from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    node: Node
-
-    @property
-    def label(self) -> str:
-        return self.node.name
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return (self.node,)
-
-
-class Retarget(ReversibleSitePass[Call]):
-    """``f(x)`` -> ``g(x)``, but for those that are told to be left alone."""
-
-    def __init__(self, *, old: str, new: str, but: str = "") -> None:
-        self.old, self.new, self.but = old, new, but
-
-    def match(self, index: GraphIndex) -> Iterator[Call | Refusal]:
-        for node in index.nodes:
-            if node.target is getattr(torch, self.old):
-                left_alone = index.refuse(node.name, "filtered", f"`{node.name}` is left alone", node)
-                yield left_alone if node.name == self.but else Call(node)
-
-    def rewrite(self, site: Call, edit: Editor) -> None:
-        value: Any = site.node.args[0]
-        new = edit.call_function(getattr(torch, self.new), value, before=site.node, like=[site.node])
-        edit.replace(site.node, new)
-
+from fxopt_core import PostconditionError, PreconditionError, ReversibleTransformation, history, undo
 
 RELU, SIN = Retarget(old="relu", new="tanh"), Retarget(old="sin", new="cos", but="sin_1")
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from site_passes import Call
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from fxopt_core import FxoptError, Refusal, UndoError, history, ledger_of, undo
 from fxopt_rewrite import (
@@ -63,23 +64,6 @@ class Alien(edits.Edit):
     """An edit of a kind that no visitor has a method for."""
 
     visit = "run"  # a method of the visitor that undoes, and of no kind
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """A call of ReLU."""
-
-    node: Node
-
-    @property
-    def label(self) -> str:
-        """Its name."""
-        return self.node.name
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The call."""
-        return (self.node,)
 
 
 class NoteCalls(ReversibleSitePass[Call]):

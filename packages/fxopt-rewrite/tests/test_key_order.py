@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given, strategies as st
 
 from fxopt_rewrite import KeyOrder
@@ -26,21 +25,6 @@ def test_first_place_and_a_place_that_is_gone() -> None:
     order.insert_after("gone", "last", 9)
     order.apply()
     assert list(mapping.items()) == [("first", 0), ("a", 1), ("b", 2), ("last", 9)]
-
-
-def test_empty_dictionary() -> None:
-    mapping: dict[str, int] = {}
-    order = KeyOrder(mapping)
-    order.append("a", 1)
-    assert order.remove("a") is None
-    order.insert_after("a", "b", 2)
-    order.apply()
-    assert mapping == {"b": 2}
-
-
-def test_unknown_keys_cannot_be_removed() -> None:
-    with pytest.raises(KeyError):
-        KeyOrder({"a": 1}).remove("b")
 
 
 @given(st.integers(1, 12), st.randoms(use_true_random=False))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import operator
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from operator_swaps import Swap
+from site_passes import LinearSite
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx import Graph, GraphModule, symbolic_trace
 
-from fxopt_core import FxoptError, Refusal, Transformation, iter_nodes, undo
+from fxopt_core import FxoptError, Refusal, iter_nodes, undo
 from fxopt_rewrite import (
     Editor,
     GraphIndex,
@@ -25,19 +25,6 @@ from fxopt_rewrite import (
     provenance,
     read_linear,
 )
-
-
-@dataclass(frozen=True)
-class LinearSite:
-    call: LinearCall
-
-    @property
-    def label(self) -> str:
-        return self.call.label
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return (self.call.node,)
 
 
 class Widen(ReversibleSitePass[LinearSite]):
@@ -67,17 +54,6 @@ class Widen(ReversibleSitePass[LinearSite]):
         edit.replace(node, edit.call_function(torch.narrow, wide, -1, 0, size, before=node, like=[node]))
         pieces: dict[str, Piece | None] = {r.key: Piece(f"{name}.{r.key}", ((0, 0, size),)) for r in call.tensors}
         edit.drop(call, pieces, twin=name)
-
-
-class MulToAdd(Transformation):
-    """Knows nothing of editors."""
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        for node in iter_nodes(graph_module.graph):
-            if node.target is operator.mul:
-                node.target = operator.add
-                self.mark_as_transformed(node)
-        return graph_module
 
 
 class Model(nn.Module):
@@ -160,17 +136,17 @@ def test_of_nodes_that_undo_brought_back() -> None:
 
 
 def test_of_a_pass_that_only_marks() -> None:
-    graph_module = MulToAdd()(traced())
+    graph_module = Swap("mul", "add")(traced())
     found = named(graph_module, "mul")
-    assert (found.pass_name, found.nodes, found.stack_trace) == ("mul-to-add", ("mul",), "line of mul")
-    assert found.signature == MulToAdd().signature
+    assert (found.pass_name, found.nodes, found.stack_trace) == ("swap", ("mul",), "line of mul")
+    assert found.signature == Swap("mul", "add").signature
 
 
 def test_without_a_ledger_what_the_node_says_is_left() -> None:
-    graph_module = MulToAdd()(Widen(suffix="first")(traced()))
+    graph_module = Swap("mul", "add")(Widen(suffix="first")(traced()))
     graph_module.meta["fxopt"] = None
     assert named(graph_module, "mul").pass_name is None
-    assert named(graph_module, "mul").signature == MulToAdd().signature
+    assert named(graph_module, "mul").signature == Swap("mul", "add").signature
     assert str(named(graph_module, "mul")) == "an unknown pass: from nothing"
     found = named(graph_module, "wide1")
     assert (found.pass_name, found.signature, found.nodes) == ("widen", Widen(suffix="first").signature, ("first",))

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from test_facts import Net, exported, node_named, output_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fxopt_core import iter_nodes
@@ -19,41 +20,11 @@ from fxopt_rewrite import (
 )
 
 
-def node_named(graph_module: GraphModule, name: str) -> Node:
-    return next(node for node in iter_nodes(graph_module.graph) if node.name == name)
-
-
-def output_of(graph_module: GraphModule) -> Node:
-    node = list(iter_nodes(graph_module.graph))[-1].args[0]
-    assert isinstance(node, Node)
-    return node
-
-
 def shapes(graph_module: GraphModule) -> list[object]:
     return [
         tuple(value.shape) if isinstance(value := node.meta.get("val"), Tensor) else value
         for node in iter_nodes(graph_module.graph)
     ]
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.norm = nn.BatchNorm2d(4)
-        self.head = nn.Linear(4, 5)
-        self.drop = nn.Dropout()
-
-    def forward(self, x: Tensor, scale: float = 2.0) -> Tensor:
-        hidden: Tensor = self.norm(self.conv(x)).mean((2, 3)) * scale
-        dropped: Tensor = self.drop(self.head(hidden))
-        return dropped
-
-
-def exported(module: nn.Module, *args: Any, **kwargs: Any) -> GraphModule:
-    graph_module = torch.export.export(module, args, kwargs, strict=False).module()
-    assert isinstance(graph_module, GraphModule)
-    return graph_module
 
 
 def test_module_graph() -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
-from torch.fx import GraphModule, Node, symbolic_trace
+from site_passes import negated
+from torch.fx import GraphModule, Node
 
 from fxopt_core import (
     Instrument,
@@ -101,15 +101,6 @@ class WithoutTheMethod:
 
     def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
         pass
-
-
-def negated(times: int) -> GraphModule:
-    def function(x: Tensor) -> Tensor:
-        for _ in range(times):
-            x = -x
-        return x
-
-    return symbolic_trace(function)
 
 
 def targets(graph_module: GraphModule) -> str:

@@ -7,6 +7,7 @@ from operator import neg, pos
 
 import pytest
 import torch
+from site_passes import negated
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
@@ -86,15 +87,6 @@ class Endless(SitePass[Pair]):
         edit.replace(
             site.first, edit.call_function(operator.neg, *site.first.args, before=site.first, like=[site.first])
         )
-
-
-def negated(times: int) -> GraphModule:
-    def function(x: Tensor) -> Tensor:
-        for _ in range(times):
-            x = -x
-        return x
-
-    return symbolic_trace(function)
 
 
 def functions(graph_module: GraphModule) -> list[object]:

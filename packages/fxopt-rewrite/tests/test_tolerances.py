@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch import Tensor, nn
 
 from fxopt_rewrite import (
     Tolerance,
@@ -93,45 +90,6 @@ def test_complex_and_empty() -> None:
     assert close(torch.tensor([1 + 1j]), torch.tensor([1 + 1.00001j]))
     assert not close(torch.tensor([1 + 1j]), torch.tensor([1 + 1.1j]))
     assert close(torch.zeros(0, 3), torch.zeros(0, 3))
-
-
-def folded(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-    result = copy.deepcopy(conv)
-    result.weight = nn.Parameter((conv.weight.double() * scale[:, None, None, None]).to(conv.weight.dtype))
-    bias = norm.bias.double() - norm.running_mean.double() * scale
-    result.bias = nn.Parameter(bias.to(conv.weight.dtype))
-    return result
-
-
-def deep_network() -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    torch.manual_seed(0)
-    blocks = [(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16).eval()) for _ in range(12)]
-    for _, norm in blocks:
-        nn.init.normal_(norm.weight, 1, 0.3)
-        nn.init.normal_(norm.bias, 0, 0.3)
-        assert norm.running_var is not None
-        nn.init.uniform_(norm.running_var, 0.3, 2)
-    return blocks
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_folding_a_deep_network_stays_within_and_a_mistake_does_not(dtype: torch.dtype) -> None:
-    def run(scale: float, *, fold: bool) -> Tensor:
-        hidden = x
-        for conv, norm in blocks:
-            result: Tensor = folded(conv, norm)(hidden) if fold else norm(conv(hidden))
-            hidden = torch.relu(hidden + result * scale)
-        return hidden.mean((2, 3))
-
-    blocks = [(conv.to(dtype), norm.to(dtype)) for conv, norm in deep_network()]
-    x = torch.randn(2, 16, 8, 8).to(dtype)
-    with torch.no_grad():
-        expected = run(1.0, fold=False)
-        assert close(run(1.0, fold=True), expected)
-        assert not close(run(1.1, fold=True), expected)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -6,18 +6,16 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from site_passes import ReluToClamp
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node, symbolic_trace
+from torch.fx import GraphModule, symbolic_trace
 from torch.fx.node import map_arg
 
 from fxopt_core import (
-    Refusal,
     UndoError,
     history,
     iter_nodes,
@@ -27,9 +25,6 @@ from fxopt_core import (
     undo,
 )
 from fxopt_rewrite import (
-    Editor,
-    GraphIndex,
-    ReversibleSitePass,
     ledger_from_json,
     ledger_to_json,
 )
@@ -41,33 +36,6 @@ def clamped(x: Tensor) -> Tensor:
 
 
 torch.fx.wrap("clamped")
-
-
-@dataclass(frozen=True)
-class Relu:
-    node: Node
-
-    @property
-    def label(self) -> str:
-        return self.node.name
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return (self.node,)
-
-
-class ReluToClamp(ReversibleSitePass[Relu]):
-    """``torch.relu(x)`` -> ``torch.clamp_min(x, 0)``."""
-
-    def match(self, index: GraphIndex) -> Iterator[Relu]:
-        return (Relu(node) for node in index.nodes if node.target is torch.relu)
-
-    def check(self, site: Relu, index: GraphIndex) -> Refusal | None:
-        return None
-
-    def rewrite(self, site: Relu, edit: Editor) -> None:
-        value = edit.call_function(torch.clamp_min, site.node.args[0], 0, before=site.node, like=[site.node])
-        edit.replace(site.node, value)
 
 
 class Inner(nn.Module):

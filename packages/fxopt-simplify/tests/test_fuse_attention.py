@@ -77,12 +77,6 @@ def infinite_but_causal(q: Tensor, k: Tensor, x: Tensor) -> Tensor:
     return F.softmax(scores.masked_fill(~causal(q)[None, None], -math.inf), dim=3, dtype=torch.float32).to(q.dtype)
 
 
-def infinite_summand(q: Tensor, k: Tensor, x: Tensor) -> Tensor:
-    """Hide what comes later by a summand of -inf, before the scores are made."""
-    later = torch.triu(torch.full((q.shape[2], q.shape[2]), -math.inf), diagonal=1)
-    return F.dropout(later + q.matmul(k.transpose(-1, -2)), 0.1, False).softmax(-1)
-
-
 FUSED: dict[str, Callable[[], nn.Module]] = {
     "modules": modular,
     "heads apart": lambda: modular(joined=False),

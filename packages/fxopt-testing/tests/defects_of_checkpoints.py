@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from site_passes import LinearSite
 from torch import Tensor, nn
-from torch.fx import Node
 
 from fxopt_core import Derived, Refusal
 from fxopt_rewrite import (
@@ -48,37 +47,24 @@ def not_halved(weight: Tensor, bias: Tensor | None, *, shapes: Shapes) -> dict[s
     return found if bias is None else {**found, "bias": bias}
 
 
-@dataclass(frozen=True, eq=False)
-class Layer:
-    call: LinearCall
-
-    @property
-    def label(self) -> str:
-        return self.call.label
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return (self.call.node,)
-
-
-class Doubling(SitePass[Layer]):
+class Doubling(SitePass[LinearSite]):
     """``linear(x)`` -> ``doubled(x) * 0.5``, rightly."""
 
     arithmetic = (doubled, halved, without_bias, renamed, not_halved)
     back = "halved"
 
-    def match(self, index: GraphIndex) -> Iterator[Layer]:
+    def match(self, index: GraphIndex) -> Iterator[LinearSite]:
         """Yield layers that are not doubled."""
         for node in index.nodes:
             call = read_linear(index, node)
             if isinstance(call, LinearCall) and not self.transformed(node):
-                yield Layer(call)
+                yield LinearSite(call)
 
-    def check(self, site: Layer, index: GraphIndex) -> Refusal | None:
+    def check(self, site: LinearSite, index: GraphIndex) -> Refusal | None:
         """Refuse what is shared."""
         return tensors_refusal(site.call, index) or sharing_refusal(site.call, site.nodes, index)
 
-    def rewrite(self, site: Layer, edit: Editor) -> None:
+    def rewrite(self, site: LinearSite, edit: Editor) -> None:
         """Put the doubled layer in."""
         call = site.call
         refs = {"weight": call.weight, "bias": call.bias}

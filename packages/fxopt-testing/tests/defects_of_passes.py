@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import random
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -53,17 +52,6 @@ class IgnoresOption(Commuting):
         """Turn all products round."""
         for node in self.products(graph_module, 2.0):
             self.turn(node)
-
-
-class DropsOption(Commuting):
-    """``x * c`` -> ``c * x``, for all of them.
-
-    Args:
-        most: up to which constant; it is not even stored.
-    """
-
-    def __init__(self, *, most: float = 2.0) -> None:
-        self.most = 2.0
 
 
 class SignsWithoutOption(Commuting):
@@ -116,13 +104,6 @@ class NeedsPosition(Commuting):
         super().__init__(most=most)
 
 
-class TakesAnything(Commuting):
-    """Takes options that text cannot name."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-
-
 class NamedBadly(Commuting):
     """Has a name that no text can hold."""
 
@@ -136,14 +117,6 @@ class ReturnsNothing(Transformation):
         """Forget it."""
 
 
-class ReturnsGraph(Transformation):
-    """Returns the graph in place of its module."""
-
-    def transform(self, graph_module: GraphModule) -> Any:
-        """Return the wrong thing."""
-        return graph_module.graph
-
-
 class InsertsBehindUse(Preserving):
     """``relu(x)`` -> ``relu(y)``, with ``y`` computed later."""
 
@@ -152,16 +125,6 @@ class InsertsBehindUse(Preserving):
         for node in calls(graph_module, torch.relu):
             with graph_module.graph.inserting_after(node):
                 node.args = (graph_module.graph.call_function(operator.neg, (node.args[0],)),)
-
-
-class CallsWhatIsNotThere(Preserving):
-    """``relu(x)`` -> a call of a module that was never added."""
-
-    def edit(self, graph_module: GraphModule) -> None:
-        """Call it."""
-        for node in calls(graph_module, torch.relu):
-            with graph_module.graph.inserting_before(node):
-                substitute(node, graph_module.graph.create_node("call_module", "no_such_module", node.args))
 
 
 class NeverCompiles(Commuting):
@@ -236,18 +199,6 @@ class CountsRuns(Commuting):
         CountsRuns.runs += 1
         if CountsRuns.runs % 2:
             super().edit(graph_module)
-
-
-class Rolls(Commuting):
-    """Turns products round at random."""
-
-    def turn(self, node: Node) -> None:
-        """Roll the dice."""
-        if _dice.random() < 0.5:
-            super().turn(node)
-
-
-_dice = random.Random(0)
 
 
 class OrdersByHash(Preserving):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from padded_linears import PadOutputs
+from site_passes import LinearSite
+from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxopt_core import Refusal, ReversibleTransformation, Transformation, iter_nodes
@@ -17,12 +18,8 @@ from fxopt_rewrite import (
     Editor,
     GraphIndex,
     LinearCall,
-    Piece,
-    ReversibleSitePass,
     SitePass,
     read_linear,
-    sharing_refusal,
-    tensors_refusal,
 )
 
 
@@ -198,18 +195,6 @@ class WritesCaller(Transformation):
         return graph_module
 
 
-class SetsFlagOfCaller(Transformation):
-    """``linear(x)`` -> the same, with the caller's layers noted."""
-
-    preserves_computation = True
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        """Note them."""
-        for _, module in layers(graph_module):
-            _note(module)
-        return graph_module
-
-
 class LosesMetadata(Renewing):
     """Throws away what nodes know."""
 
@@ -218,16 +203,6 @@ class LosesMetadata(Renewing):
         super().clean(graph_module)
         for node in iter_nodes(graph_module.graph):
             node.meta = {key: value for key, value in node.meta.items() if key == "fxopt"}
-
-
-class LosesShapes(Renewing):
-    """Throws away the shapes of all nodes."""
-
-    def clean(self, graph_module: GraphModule) -> None:
-        """Forget them."""
-        super().clean(graph_module)
-        for node in iter_nodes(graph_module.graph):
-            node.meta.pop("val", None)
 
 
 class MarksOnNodes(Renewing):
@@ -314,15 +289,6 @@ class UndoesInexactly(Inverting):
     times = 2.0**-140
 
 
-class KeepsMarks(Inverting):
-    """Undoes exactly, and leaves the marks."""
-
-    times = 2.0
-
-    def restore(self, node: Node) -> None:
-        """Leave the mark."""
-
-
 class UndoesNothing(Inverting):
     """Reverses what was never applied, too."""
 
@@ -336,56 +302,10 @@ class UndoesNothing(Inverting):
         return super().reverse(graph_module)
 
 
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """A linear layer."""
-
-    call: LinearCall
-
-    @property
-    def label(self) -> str:
-        """Its name."""
-        return self.call.label
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """Its call."""
-        return (self.call.node,)
-
-
-class Padding(ReversibleSitePass[Layer]):
+class Padding(PadOutputs):
     """``linear(x)`` -> ``narrow(padded(x))``, rightly."""
 
     preserves_computation = True
-    start = 0
-
-    def match(self, index: GraphIndex) -> Iterator[Layer]:
-        """Yield layers of an odd multiple of two."""
-        for node in index.nodes:
-            call = read_linear(index, node)
-            if isinstance(call, LinearCall) and call.bias is None and call.out_features % 8:
-                yield Layer(call)
-
-    def check(self, site: Layer, index: GraphIndex) -> Refusal | None:
-        """Refuse what is shared."""
-        return tensors_refusal(site.call, index) or sharing_refusal(site.call, site.nodes, index)
-
-    def padded(self, weight: Tensor, total: int) -> Tensor:
-        """Return the rows with zeros below."""
-        return torch.cat([weight, weight.new_zeros(total - len(weight), weight.shape[1])])
-
-    def rewrite(self, site: Layer, edit: Editor) -> None:
-        """Put the padded layer in."""
-        call, rows = site.call, site.call.out_features
-        total = -(-rows // 8) * 8
-        module = nn.Linear(call.in_features, total, bias=False, device="meta").train(call.training)
-        rows_of_all = self.padded(call.weight.tensor.detach(), total)
-        module.weight = nn.Parameter(rows_of_all, requires_grad=call.weight.tensor.requires_grad)
-        name = edit.add_module(call.label, "padded", module)
-        product = edit.call_module(name, call.input, before=call.node, like=[call.node], last_dim=total)
-        result = edit.call_function(torch.narrow, product, -1, 0, rows, before=call.node, like=[call.node])
-        edit.replace(call.node, result)
-        edit.drop(call, {call.weight.key: Piece(f"{name}.weight", ((0, self.start, rows),))}, twin=name)
 
 
 class WrongPiece(Padding):
@@ -394,27 +314,27 @@ class WrongPiece(Padding):
     start = 1
 
 
-class RefusesBadly(SitePass[Layer]):
+class RefusesBadly(SitePass[LinearSite]):
     """Refuses with a sentence that names nothing."""
 
-    def match(self, index: GraphIndex) -> Iterator[Layer]:
+    def match(self, index: GraphIndex) -> Iterator[LinearSite]:
         """Yield all layers."""
         for node in index.nodes:
             call = read_linear(index, node)
             if isinstance(call, LinearCall):
-                yield Layer(call)
+                yield LinearSite(call)
 
-    def check(self, site: Layer, index: GraphIndex) -> Refusal | None:
+    def check(self, site: LinearSite, index: GraphIndex) -> Refusal | None:
         """Refuse."""
         return Refusal(site=site.label, reason="Not Supported", message="no", nodes=())
 
-    def rewrite(self, site: Layer, edit: Editor) -> None:
+    def rewrite(self, site: LinearSite, edit: Editor) -> None:
         """Never called."""
 
 
 class RefusesForSecrets(RefusesBadly):
     """Refuses for a reason that it does not declare."""
 
-    def check(self, site: Layer, index: GraphIndex) -> Refusal | None:
+    def check(self, site: LinearSite, index: GraphIndex) -> Refusal | None:
         """Refuse."""
         return index.refuse(site.label, "secret", f"`{site.label}` is left alone for some reason", *site.nodes)

@@ -1,4 +1,4 @@
-"""The kit finds nothing in passes that are right, on half of the zoo."""
+"""The kit finds nothing in passes that are right, on a third of the zoo."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ RIGHT: dict[type[Transformation], set[str]] = {
 
 @pytest.mark.parametrize("cls", RIGHT, ids=lambda cls: cls.__name__)
 def test_passes_that_are_right_pass(cls: type[Transformation]) -> None:
-    report = check_transformation(cls(), models=zoo()[1::2])
+    report = check_transformation(cls(), models=zoo()[1::3])
     assert report
     assert {each.property for each in report.findings} == RIGHT[cls], report
 
 
 def test_weights_of_a_pass_that_computes_new_ones_come_back() -> None:
-    report = check_transformation(checkpoints.Doubling(), models=zoo()[::3])
+    report = check_transformation(checkpoints.Doubling(), models=zoo()[::4])
     assert report
     assert not report.findings, report

@@ -113,12 +113,6 @@ def test_what_leaves_the_graph_as_it_is_needs_no_sites() -> None:
 
 
 class TestExamples:
-    def test_inputs_are_guessed_from_layers(self) -> None:
-        case = example_case(SinToCosByExample)
-        assert case is not None
-        (value,) = case.example().args
-        assert value.shape == (3, 5)
-
     def test_inputs_are_those_that_nodes_note(self) -> None:
         class Exported(SinToCos):
             """sin(x) -> cos(x).

@@ -231,23 +231,6 @@ class TestSampling:
         assert times.seconds == (1.0,) * 8
         assert given == []
 
-    def test_the_order_is_drawn_anew_in_each_round(self) -> None:
-        order: list[str] = []
-
-        class Named(nn.Module):
-            def __init__(self, name: str) -> None:
-                super().__init__()
-                self.name = name
-
-            def forward(self, x: Tensor) -> Tensor:
-                order.append(self.name)
-                CLOCK.spend(1.0)
-                return x
-
-        Sampler(X, rounds=20, clock=CLOCK).measure(Named("a"), Named("b"))
-        rounds = {tuple(order[place : place + 2]) for place in range(6, 46, 2)}
-        assert rounds == {("a", "b"), ("b", "a")}
-
 
 class Wrong(Transformation):
     """Adds one to the output."""
@@ -274,12 +257,6 @@ def test_pipelines_are_compared_and_the_fastest_one_is_named() -> None:
     assert any("differs" in line for line in lines if line.startswith("wrong"))
     assert "quarter" in lines[-1]
     assert not history(given)
-
-
-def test_where_nothing_is_faster_the_model_is_left_alone() -> None:
-    found = compare_pipelines(model(a=1.0), {"kept": Keep(), "double": Double()}, X, rounds=8, clock=CLOCK)
-    assert found.best(exact=False) is None
-    assert str(found).splitlines()[-1].startswith("leave the model as it is")
 
 
 class Rounded(Scale):

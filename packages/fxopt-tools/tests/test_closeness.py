@@ -17,7 +17,6 @@ from fxopt_tools.verification.closeness import Criterion, is_rounding, measure, 
 
 FLOAT32 = Criterion(tolerance(torch.float32), torch.finfo(torch.float32).eps)
 STATED = Criterion(Tolerance(rtol=0.1, atol=0.5))
-EXACT = Criterion(None)
 
 
 def passes(a: Tensor, b: Tensor, criterion: Criterion = FLOAT32) -> bool:
@@ -33,14 +32,6 @@ def test_a_small_element_among_large_ones_may_be_as_wrong_as_these() -> None:
     assert not passes(a[one], a[one] + 2e-3)
 
 
-def test_one_outlier_among_many_does_not_excuse_the_rest() -> None:
-    a = torch.ones(4096, dtype=torch.float64)
-    a[0] = 1000
-    b = a.clone()
-    b[1] += 0.01
-    assert not passes(a, b)
-
-
 def test_an_output_that_is_small_throughout_has_to_agree_as_a_whole() -> None:
     a = torch.full((1000,), 1e-5)
     measurement = measure(a, 2 * a, FLOAT32)
@@ -48,13 +39,6 @@ def test_an_output_that_is_small_throughout_has_to_agree_as_a_whole() -> None:
     assert passes(a, 1.01 * a)
     assert passes(a / 100, a / 50), "smaller than what is left where terms of size 1 cancel"
     assert passes(a, torch.where(torch.arange(1000) == 0, 2 * a, a)), "an element alone may be wrong by atol"
-
-
-def test_a_stated_tolerance_is_not_scaled() -> None:
-    a = torch.tensor([100.0, 1e-4])
-    assert passes(a, a + 0.5, STATED) and not passes(a, a + torch.tensor([0, 0.6]), STATED)
-    assert passes(a, a + torch.tensor([10.4, 0]), STATED) and not passes(a, a + torch.tensor([10.6, 0]), STATED)
-    assert passes(a / 1e9, a, Criterion(Tolerance(0.0, 1000.0)))
 
 
 def test_numbers_that_are_not_finite_have_to_be_the_same_at_the_same_place() -> None:
@@ -72,36 +56,6 @@ def test_numbers_that_are_not_finite_have_to_be_the_same_at_the_same_place() -> 
                 assert measurement.worst.index == (place,)
                 assert (measurement.max_absolute_error == math.inf) == (place < 3 or other != 0)
                 assert sqnr_db(a, b) == (-math.inf if place < 3 or other != 0 else sqnr_db(a[3:], b[3:]))
-
-
-def test_complex_numbers_are_compared_by_distance() -> None:
-    a = torch.tensor([3 + 4j, 0j])
-    measurement = measure(a, a + 1j, FLOAT32)
-    assert measurement.max_absolute_error == 1 and measurement.max_relative_error == pytest.approx(0.2)
-    assert measurement.worst is not None and measurement.worst.found in (3 + 5j, 1j)
-    assert passes(a, a + 1e-6j) and not passes(a, a * torch.tensor(complex(math.nan, 0)))
-
-
-def test_large_integers_are_told_apart() -> None:
-    a = torch.tensor([2**60])
-    assert passes(a, a.clone(), EXACT)
-    measurement = measure(a, a + 1, EXACT)
-    assert measurement.differing == 1 and measurement.max_absolute_error == 1
-    assert measurement.worst is not None and measurement.worst.found == 2**60 + 1
-
-
-def test_sparse_quantised_and_8_bit_tensors_are_compared_by_value() -> None:
-    a = torch.eye(3)
-    assert passes(a.to_sparse(), a.to_sparse()) and not passes(a.to_sparse(), (2 * a).to_sparse())
-    eight = a.to(torch.float8_e4m3fn)
-    assert passes(eight, eight.clone()) and measure(eight, eight.clone(), FLOAT32).max_absolute_error == 0
-    assert passes(a.to_sparse().long(), a.to_sparse().long(), EXACT)
-
-
-def test_tensors_without_dimensions_or_elements() -> None:
-    assert passes(torch.tensor(1.0), torch.tensor(1.0)) and not passes(torch.tensor(1.0), torch.tensor(1.1))
-    assert measure(torch.tensor(1.0), torch.tensor(2.0), FLOAT32).worst is not None
-    assert passes(torch.ones(0, 3), torch.ones(0, 3)) and passes(torch.ones(0).long(), torch.ones(0).long(), EXACT)
 
 
 def test_rounding_is_what_the_original_has_itself() -> None:

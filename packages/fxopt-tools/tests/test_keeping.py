@@ -5,29 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from test_kept import Counts
+from torch import nn
 from torch.fx import Tracer
 
 from fxopt_core import LintAndRecompile, instrumented
 from fxopt_tools import Verify, verify
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
-
-
-class Counts(nn.Module):
-    """A layer that does something else each time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-        self.seen: list[Tensor] = []
-        self.total = torch.zeros(())
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        self.seen.append(x)
-        self.total += 1
-        return x * self.calls + self.total + len(self.seen)
 
 
 class CountsTracer(Tracer):

@@ -10,11 +10,7 @@ import pytest
 import torch
 
 from fxopt_tools.speed import (
-    Ratio,
-    Speedup,
-    Times,
     compare_speed,
-    noise_of,
     processors,
 )
 
@@ -99,12 +95,6 @@ def test_the_same_seed_gives_the_same_order() -> None:
         return ran
 
     assert order(1) == order(1) != order(2)
-
-
-def test_texts() -> None:
-    found = Speedup(Ratio(1.5, 1.4, 1.6), 0.1)
-    assert str(found) == "speed-up 1.500 (1.400 to 1.600), noise 10.0%"
-    assert noise_of(Ratio.of(Times((1.0,) * 8), Times((2.0,) * 8))) == 1
 
 
 def test_more_threads_than_processors_are_no_measurement() -> None:

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from verified_calls import Calls
 
 from fxopt_core import PreconditionError
 from fxopt_tools import Verify, verify
-
-
-class Gives(nn.Module):
-    """Returns what a function makes of its input."""
-
-    def __init__(self, function: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> object:
-        return self.function(x)
 
 
 class Opaque:
@@ -66,26 +55,17 @@ class TestValuesThatCannotBeCompared:
     def test_they_are_no_evidence_and_the_report_says_why(
         self, name: str, function: Callable[[Tensor], object]
     ) -> None:
-        report = verify(Gives(function), Gives(function), X)
+        report = verify(Calls(function), Calls(function), X)
         assert not report
         assert f"is of type {name} in both, which has no way to tell whether two of them are equal" in str(report)
 
     @pytest.mark.parametrize("value", [{1, "a"}, frozenset({(1, 2)}), None, "a", range(3), b"a", ...])
     def test_others_are_compared(self, value: object) -> None:
-        assert verify(Gives(lambda x: (value, x)), Gives(lambda x: (value, x)), X)
+        assert verify(Calls(lambda x: (value, x)), Calls(lambda x: (value, x)), X)
 
     def test_sets_of_others_that_differ_are_shown(self) -> None:
-        report = verify(Gives(lambda x: {1}), Gives(lambda x: {2}), X)
+        report = verify(Calls(lambda x: {1}), Calls(lambda x: {2}), X)
         assert "is set {2}, expected set {1} as in the original" in str(report)
-
-
-@pytest.fixture
-def frequent_switches() -> Iterator[None]:
-    """Threads take turns often."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
 
 
 @pytest.mark.usefixtures("frequent_switches")

@@ -5,35 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from collections import namedtuple
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
+from verified_calls import Calls, X, compare
 
 from fxopt_core import VerificationError
 from fxopt_rewrite import tolerance
-from fxopt_tools import VerificationReport, verify
+from fxopt_tools import verify
 
-X = torch.linspace(-2, 2, 12).reshape(3, 4)
 Point = namedtuple("Point", ["x", "y"])
-
-
-class Calls(nn.Module):
-    """A module of one function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
-def compare(original: Callable[..., Any], transformed: Callable[..., Any], *args: Any) -> VerificationReport:
-    return verify(Calls(original), Calls(transformed), args)
 
 
 def deep(dtype: torch.dtype, layers: int = 8) -> nn.Sequential:
@@ -130,21 +114,6 @@ def test_a_run_in_float64_that_goes_elsewhere_is_not_the_reference() -> None:
     report = compare(lambda x: x * (1 if x.dtype == torch.float32 else -1), lambda x: x * 1.0, X)
     assert report and report.outputs[0].reference == "original"
     assert "another branch" in report.notes[0]
-
-
-def test_output_in_float32_of_a_model_in_bfloat16_is_judged_as_bfloat16() -> None:
-    model = deep(torch.bfloat16)
-    x = seeded(8, 32).bfloat16()
-    up = nn.Sequential(model, Calls(lambda x: x.float()))
-    report = verify(up, nn.Sequential(Split(model), Calls(lambda x: x.float())), x)
-    assert report.passed and report.outputs[0].dtype == torch.float32
-    assert report.outputs[0].tolerance == tolerance(torch.bfloat16)
-
-
-def test_autocast_counts_as_the_dtype_computed_in() -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        report = verify(nn.Linear(4, 4), nn.Linear(4, 4), X)
-    assert report.outputs[0].tolerance == tolerance(torch.bfloat16)
 
 
 # --- Structure, as in test_output_trees.py, and other values
@@ -255,18 +224,6 @@ def test_the_table_has_a_line_for_each_output() -> None:
 
 
 # --- Whatever the values
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(width=32), max_size=20))
-def test_every_tensor_agrees_with_itself(values: list[float]) -> None:
-    x = torch.tensor(values)
-    report = compare(lambda x: x, lambda x: x.clone(), x)
-    assert (
-        report.passed == bool(x.isfinite().any())
-        and not report.failures
-        and all(output.max_absolute_error == 0 for output in report.outputs)
-    )
 
 
 @settings(max_examples=50, deadline=None)

@@ -8,26 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from verified_calls import Calls, X
 
 from fxopt_core import VerificationError
 from fxopt_rewrite import tolerance
 from fxopt_tools import VerificationReport, verify
 
-X = torch.linspace(-2, 2, 12).reshape(3, 4)
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 COMPLEX = [torch.complex128, torch.complex64, torch.complex32]
 WHOLE = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64, torch.uint64]
-
-
-class Calls(nn.Module):
-    """A module of one function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 def gives(expected: Any, found: Any, **stated: Any) -> VerificationReport:

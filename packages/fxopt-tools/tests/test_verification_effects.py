@@ -10,21 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from verified_calls import X, compare
 
-from fxopt_tools import VerificationReport, verify
-
-X = torch.linspace(-2, 2, 12).reshape(3, 4)
-
-
-class Calls(nn.Module):
-    """A module of one function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+from fxopt_tools import verify
 
 
 class Cache:
@@ -34,10 +22,6 @@ class Cache:
         self.keys: list[Tensor] = []
         self.length = 0
         self.marker = object()  # no copy of which equals it
-
-
-def compare(original: Callable[..., Any], transformed: Callable[..., Any], *args: Any) -> VerificationReport:
-    return verify(Calls(original), Calls(transformed), args)
 
 
 def caches(factor: float = 1.0, times: int = 1, length: int = 3) -> Callable[[Tensor, Cache], Tensor]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from verified_calls import Calls
 
 from fxopt_tools import VerificationReport, verify
 
@@ -21,17 +22,6 @@ def seeded(*shape: int, seed: int = 0) -> Tensor:
 
 def some(share: float, *shape: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(9)) < share
-
-
-class Calls(nn.Module):
-    """A module of one function."""
-
-    def __init__(self, function: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> object:
-        return self.function(x)
 
 
 class Scores(nn.Module):

@@ -5,33 +5,15 @@ from __future__ import annotations
 import copy
 import random
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from verified_calls import Calls, X, compare
 
 from fxopt_core import PreconditionError, VerificationError
-from fxopt_tools import Inputs, VerificationReport, verify
-
-X = torch.linspace(-2, 2, 12).reshape(3, 4)
-
-
-class Calls(nn.Module):
-    """A module of one function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
-def compare(original: Callable[..., Any], transformed: Callable[..., Any], *args: Any) -> VerificationReport:
-    return verify(Calls(original), Calls(transformed), args)
-
+from fxopt_tools import Inputs, verify
 
 # --- Inputs
 
@@ -205,12 +187,3 @@ def test_no_gradients_are_recorded_and_none_change() -> None:
     report = verify(model, Calls(lambda x: (torch.is_grad_enabled(), model(x))[1]), X.clone().requires_grad_())
     assert report and model.weight.grad is None and torch.is_grad_enabled()
     assert compare(lambda x: (torch.is_grad_enabled(), x), lambda x: (False, x), X)
-
-
-def test_an_output_that_is_overwritten_later_was_copied() -> None:
-    shared = torch.zeros(3)
-
-    def fills(value: float) -> Callable[[Tensor], Tensor]:
-        return lambda x: shared.fill_(value)
-
-    assert not compare(fills(1.0), fills(2.0), X)

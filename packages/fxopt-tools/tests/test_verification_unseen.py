@@ -10,23 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from verified_calls import Calls, X
 
 from fxopt_core import VerificationError
 from fxopt_tools import VerificationReport, verify
 
-X = torch.linspace(-2, 2, 12).reshape(3, 4)
 NAN = torch.full((3,), math.nan)
-
-
-class Calls(nn.Module):
-    """A module of one function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 def same(function: Callable[..., Any], *args: Any) -> VerificationReport:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from verified_calls import Calls
 
 from fxopt_core import PreconditionError, VerificationError
 from fxopt_tools import verify
@@ -67,25 +68,13 @@ def test_later_calls_have_the_buffers_that_calls_have_afterwards() -> None:
     torch.testing.assert_close(dict(norm.state_dict()), state, rtol=0, atol=0)
 
 
-class Returning(nn.Module):
-    """Returns what a function of its input does."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return it."""
-        return self.function(x)
-
-
 def test_strides_are_judged() -> None:
     """But those of dimensions with one entry, which mean nothing."""
-    report = verify(Returning(lambda x: x + 1), Returning(lambda x: (x + 1).t().contiguous().t()), X)
+    report = verify(Calls(lambda x: x + 1), Calls(lambda x: (x + 1).t().contiguous().t()), X)
     assert report.outputs[0].problem == (
         "has strides (1, 3), expected (4, 1) as in the original: a view of it may be another, or raise"
     )
-    assert verify(Returning(torch.sin), Returning(lambda x: x.sin().t().contiguous().t()), X[:1])
+    assert verify(Calls(torch.sin), Calls(lambda x: x.sin().t().contiguous().t()), X[:1])
 
 
 class Counting(nn.Module):
@@ -104,7 +93,7 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("late", [torch.neg, lambda x: x.t().contiguous().t()], ids=["values", "strides"])
 def test_what_later_calls_read_from_attributes_is_seen(late: Callable[[Tensor], Tensor]) -> None:
-    plain, late_one = Returning(lambda x: x), Counting(late)
+    plain, late_one = Calls(lambda x: x), Counting(late)
     report = verify(plain, late_one, X)
     assert not report
     assert "after several calls" in str(report)
@@ -117,7 +106,7 @@ def test_random_numbers_are_reported() -> None:
         torch.rand(2)
         return x + 1
 
-    report = verify(Returning(lambda x: x + 1), Returning(drawing), X)
+    report = verify(Calls(lambda x: x + 1), Calls(drawing), X)
     assert report
     note = "the transformed module consumes other random numbers than the original: not judged"
     assert note in report.notes
@@ -126,7 +115,7 @@ def test_random_numbers_are_reported() -> None:
 def test_lost_nans_are_counted() -> None:
     x = X.clone()
     x[1, 2] = math.nan
-    report = verify(nn.ReLU(), Returning(lambda x: x.nan_to_num().relu()), x)
+    report = verify(nn.ReLU(), Calls(lambda x: x.nan_to_num().relu()), x)
     assert not report
     assert report.notes[-1] == "`output` of input 0 has 1 element that is NaN in the original alone"
 
@@ -140,7 +129,7 @@ def test_gradients_are_judged_on_request() -> None:
     report = verify(model, model, X, gradients=True)
     assert [output.path for output in report.outputs] == ["output", "gradient of `args[0]`", "gradient of `weight`"]
     assert report.outputs[-1].reference == "float64"
-    wrong = Returning(lambda x: nn.functional.linear(x.detach(), model.weight, model.bias))
+    wrong = Calls(lambda x: nn.functional.linear(x.detach(), model.weight, model.bias))
     assert verify(model, wrong, X)
     report = verify(model, wrong, X, gradients=True)
     assert [output.path for output in report.failures] == ["gradient of `args[0]`"]

@@ -274,16 +274,6 @@ def test_one_that_takes_the_inputs_is_compared_with_itself() -> None:
         OnParts(symbolic_trace(Takes()), torch.sub)(traced())
 
 
-def test_train_mode_leaves_no_trace() -> None:
-    graph_module = traced().train()
-    state = {name: value.clone() for name, value in graph_module.state_dict().items()}
-    generator = torch.get_rng_state()
-    with instrumented(Verify(X)):
-        compose(Replace(torch.add), LintAndRecompile())(graph_module)
-    assert all(torch.equal(value, state[name]) for name, value in graph_module.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), generator) and graph_module.training
-
-
 # --- Errors
 
 
@@ -318,36 +308,3 @@ def test_a_pass_that_fails_by_itself_fails_as_ever() -> None:
 def test_arguments_that_make_no_sense_are_refused_at_once(arguments: dict[str, Any]) -> None:
     with pytest.raises(PreconditionError, match="expected"):
         Verify(**{"inputs": X, **arguments})
-
-
-def test_half_precision_is_excused_by_the_rounding_of_the_original() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        layers = [nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU()) for _ in range(36)]
-    graph_module = symbolic_trace(nn.Sequential(*layers).half().eval())
-
-    class Unfuse(Transformation):
-        """x @ w + b, with the product rounded before b is added."""
-
-        preserves_computation = True
-
-        def transform(self, graph_module: GraphModule) -> GraphModule:
-            for name, module in list(graph_module.named_modules()):
-                if isinstance(module, nn.Linear):
-                    graph_module.set_submodule(name, Rounded(module))
-            return graph_module
-
-    gate = Verify(torch.randn(64, 32, generator=torch.Generator().manual_seed(1)).half())
-    with instrumented(gate):
-        compose(LintAndRecompile(), Unfuse())(graph_module)
-    report = gate.checks[1].report
-    assert report is not None and report.outputs[0].excused and report.outputs[0].reference == "float64"
-
-
-class Rounded(nn.Module):
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.t() + self.bias

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from site_passes import ReluToClamp
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node, symbolic_trace
+from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_core import (
     PreconditionError,
@@ -22,36 +21,9 @@ from fxopt_core import (
     undo,
 )
 from fxopt_core.errors import VetoError
-from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass
 from fxopt_tools import Verify
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    node: Node
-
-    @property
-    def label(self) -> str:
-        return self.node.name
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return (self.node,)
-
-
-class ToClamp(ReversibleSitePass[Call]):
-    """``relu(x)`` -> ``clamp(x, 0)``, undone by the ledger."""
-
-    def match(self, index: GraphIndex) -> Iterator[Call]:
-        for node in index.nodes:
-            if node.target is torch.relu:
-                yield Call(node)
-
-    def rewrite(self, site: Call, edit: Editor) -> None:
-        value: Any = site.node.args[0]
-        edit.replace(site.node, edit.call_function(torch.clamp, value, 0, before=site.node, like=[site.node]))
 
 
 class BadlyUndone(ReversibleTransformation):
@@ -88,17 +60,17 @@ def traced() -> GraphModule:
 
 
 def test_every_pass_that_is_taken_back_is_checked() -> None:
-    graph_module = compose(ToClamp(), compose(ToClamp()))(traced())
-    ToClamp()(graph_module)
+    graph_module = compose(ReluToClamp(), compose(ReluToClamp()))(traced())
+    ReluToClamp()(graph_module)
     gate = Verify(X)
     with instrumented(gate):
         undo(graph_module)
-    assert [str(check) for check in gate.checks] == ["undoing to-clamp: passed"]
+    assert [str(check) for check in gate.checks] == ["undoing relu-to-clamp: passed"]
     assert graph_module.code == traced().code
 
 
 def test_one_that_computes_otherwise_is_an_error_and_nothing_is_taken_back() -> None:
-    graph_module = compose(BadlyUndone(), ToClamp())(traced())
+    graph_module = compose(BadlyUndone(), ReluToClamp())(traced())
     code, made, before = graph_module.code, history(graph_module), graph_module(X)
     gate = Verify(X)
     changed = pytest.raises(VerificationError, match="pass `badly-undone` changed what the module computes")
@@ -110,7 +82,7 @@ def test_one_that_computes_otherwise_is_an_error_and_nothing_is_taken_back() -> 
 
 
 def test_a_veto_rolls_all_of_it_back_too() -> None:
-    graph_module = compose(BadlyUndone(), ToClamp())(traced())
+    graph_module = compose(BadlyUndone(), ReluToClamp())(traced())
     code = graph_module.code
     vetoed = pytest.raises(VetoError, match=r"undoing pass `badly-undone` was vetoed by Verify.*nothing was changed")
     with vetoed, instrumented(Verify(X, on_failure="veto")):
@@ -120,12 +92,12 @@ def test_a_veto_rolls_all_of_it_back_too() -> None:
 
 def test_against_the_original_module() -> None:
     original = traced()
-    graph_module = ToClamp()(traced())
+    graph_module = ReluToClamp()(traced())
     gate = Verify(X, original=original)
     with instrumented(gate):
         undo(graph_module)
     assert gate.checks[0].passed
-    ToClamp()(graph_module)
+    ReluToClamp()(graph_module)
     with torch.no_grad():
         graph_module.get_parameter("linear.bias").add_(1)  # trained since: no longer the original
     with pytest.raises(VerificationError), instrumented(Verify(X, original=original)):
@@ -135,9 +107,9 @@ def test_against_the_original_module() -> None:
 
 
 def test_inputs_that_the_module_rejects_are_named_before_anything_is_taken_back() -> None:
-    graph_module = ToClamp()(traced())
+    graph_module = ReluToClamp()(traced())
     code = graph_module.code
-    refused = r"the graph module before pass `to-clamp` .* refuses input 1 \(args\[0\]"
+    refused = r"the graph module before pass `relu-to-clamp` .* refuses input 1 \(args\[0\]"
     with pytest.raises(PreconditionError, match=refused) as caught, instrumented(Verify([X, X[:, :2]])):
         undo(graph_module)
     assert isinstance(caught.value.__cause__, RuntimeError) and graph_module.code == code

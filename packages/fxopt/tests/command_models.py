@@ -184,25 +184,6 @@ def many_halves() -> tuple[nn.Module, tuple[Tensor]]:
     return ManyProducts(), (torch.ones(2, 3),)
 
 
-class Wasteful(nn.Module):
-    """Computes much for nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        wasted = x
-        for _ in range(40):
-            wasted = torch.erf(wasted)
-        return torch.add(self.layer(x), wasted * 0)
-
-
-def wasteful() -> nn.Module:
-    """Return a model that `DropWaste` makes much faster."""
-    return Wasteful().eval()
-
-
 class Fails(Transformation):
     """graph module -> an error, in the middle of its work."""
 
@@ -255,21 +236,10 @@ class HalveProducts(SitePass[Product]):
         edit.replace(site.node, new)
 
 
-class DropWaste(Transformation):
-    """``y + wasted * 0`` -> ``y``, for finite values."""
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        output = graph_module.graph.output_node()
-        (total,) = output.all_input_nodes
-        output.replace_input_with(total, total.all_input_nodes[0])
-        graph_module.graph.eliminate_dead_code()
-        return graph_module
-
-
 class Plugin:
     """Offers the passes of this file."""
 
     @hookimpl
     def fxopt_transformations(self) -> Iterable[type[Transformation]]:
         """Return them."""
-        return [Fails, Doubles, HalveProducts, DropWaste]
+        return [Fails, Doubles, HalveProducts]

@@ -159,10 +159,3 @@ class TestUndo:
         assert before.read_bytes() == content
         fxopt("undo", after, "-o", before, "--force")
         assert before.read_bytes() != content
-
-
-class TestView:
-    def test_what_passes_did(self, after: Path, tmp_path: Path) -> None:
-        shown = fxopt("view", after, "-o", tmp_path / "page.html").stdout
-        assert "operations: Linear 3 -> 1" in shown and str(tmp_path / "page.html") in shown.replace("\n", "")
-        assert "<h2>Operations</h2>" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -20,13 +20,6 @@ ATTENTION = "command_models:attention"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def own_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes that fail, and that are wrong, beside those that are installed."""
     use_registry(monkeypatch, Registry()).register(Plugin(), "mine")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
 from email.message import Message
 from typing import Any
 
@@ -17,8 +15,7 @@ from fxopt import pass_links
 from fxopt.commands import completion
 from fxopt.commands.main import build_app
 from fxopt.docstrings import parse_docstring
-from fxopt_core import Registry, Transformation, hookimpl, registry
-from fxopt_linear.merge_linears import MergeLinears
+from fxopt_core import Registry, registry
 from fxopt_rewrite import REASONS
 
 
@@ -181,13 +178,6 @@ class TestDocs:
         self.stated(monkeypatch, fxopt="https://fxopt.example", fxopt_core="https://core.example")
         assert fxopt("show", "deep-copy").stdout.endswith("docs: https://core.example/passes/deep-copy.html\n")
 
-    def test_an_address_of_another_distribution_stands_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.stated(monkeypatch, fxopt="https://fxopt.example", fxopt_mine="https://mine.example/passes#all")
-        info = replace(registry().available()["merge-linears"], distribution="fxopt-mine")
-        assert pass_links.documentation_of(info) == "https://mine.example/passes#all"
-        info = replace(info, distribution="fxopt-theirs")
-        assert pass_links.documentation_of(info) == "python -m pydoc fxopt_linear.merge_linears.MergeLinears"
-
     def test_a_pass_that_was_registered_by_hand(self, passes: Registry) -> None:
         assert "docs: python -m pydoc command_models.Doubles\n" in fxopt("show", "doubles").stdout
 
@@ -233,26 +223,6 @@ class TestCompletion:
 
     def test_families(self) -> None:
         assert completion.complete_family("n") == ["norm"]
-
-    def test_what_plugins_print_is_not_completed(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        class Loud:
-            name, dist = "loud", None
-
-            def load(self) -> Any:
-                print("loading!")
-
-                class Offers:
-                    @hookimpl
-                    def fxopt_transformations(self) -> Iterable[type[Transformation]]:
-                        return [MergeLinears]
-
-                return Offers()
-
-        use_registry(monkeypatch, Registry(entry_points=[Loud()]))
-        assert [name for name, _ in completion.complete_pass("")] == ["merge-linears"]
-        assert capsys.readouterr().out == ""
 
 
 class TestHelp:

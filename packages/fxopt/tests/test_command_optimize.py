@@ -234,10 +234,6 @@ class TestInterrupts:
 
 
 class TestCommandLine:
-    def test_an_unknown_pass_names_close_ones(self, out: Path) -> None:
-        result = fxopt("optimize", ATTENTION, "-p", "inference,merge-linear", "-o", out, code=2)
-        assert "did you mean merge-linears" in result.stderr
-
     def test_a_mistake_in_the_pipeline_has_a_caret_under_its_column(self, out: Path) -> None:
         text = "merge-linears{min-group=},fold-batch-norm"
         lines = fxopt("optimize", ATTENTION, "-p", text, "-o", out, code=2).stderr.splitlines()

@@ -24,13 +24,6 @@ from fxopt_tools.inputs import Inputs
 FLAG = "--trusted"
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def failure(source: object, *, code: int = 3) -> str:
     """Return what `optimize` says of a source."""
     return fxopt("optimize", source, "-o", "out.fxopt", code=code).stderr

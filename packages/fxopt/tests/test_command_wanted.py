@@ -13,13 +13,6 @@ from fxopt_capture.archive.files import load
 ATTENTION = "command_models:attention"
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_the_model_and_its_inputs_have_the_dtype_and_the_named_sizes_vary(folder: Path) -> None:
     wanted = ("--dtype", "float64", "--device", "cpu", "--dynamic", "x=1")
     data = fxopt_json("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.fxopt", *wanted)
