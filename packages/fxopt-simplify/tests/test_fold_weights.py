@@ -65,6 +65,8 @@ def test_in_each_form(make: Callable[[], nn.Module], form: Form) -> None:
 class Odd(nn.Module):
     """A product of two weights, one of which something else reads as well, or that is no weight of a layer."""
 
+    table: Tensor
+
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind

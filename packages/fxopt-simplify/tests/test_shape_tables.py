@@ -187,7 +187,8 @@ class Relative(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         keys = self.layer(self.norm(self.places.weight)).repeat(x.shape[0], 1, 1)
-        return (self.layer(x) @ keys.transpose(1, 2)).softmax(-1)
+        scores: Tensor = self.layer(x) @ keys.transpose(1, 2)
+        return scores.softmax(-1)
 
 
 WEIGHED: dict[str, Callable[[], nn.Module]] = {

@@ -360,11 +360,8 @@ def graph_of(
 
 def _call_of(call: LinearCall | LayerNormCall, graph: Graph, copies: Mapping[Any, Node]) -> Node:
     """Call the function of a layer; its tensors are inputs."""
-    value, weight, bias = (
-        copies[call.input],
-        call.weight and copies[call.weight.name],
-        call.bias and copies[call.bias.name],
-    )
+    value = copies[call.input]
+    weight, bias = (None if ref is None else copies[ref.name] for ref in (call.weight, call.bias))
     if isinstance(call, LinearCall):
         return graph.call_function(F.linear, (value, weight, bias))
     if call.centred:
