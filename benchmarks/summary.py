@@ -37,7 +37,7 @@ def between(text: str, begin: str, end: str, content: str) -> str:
 
 
 def with_chart(text: str, results: Results) -> str:
-    """Return the README with the table of efficiency between its marks, if it has them.
+    """Return the README with the table of efficiency for short texts between its marks, if it has them.
 
     A cell has the ratio to torch float32, and the mean cosine if that is not 1.000. The cell is bold where fxopt leads.
     """
@@ -45,7 +45,10 @@ def with_chart(text: str, results: Results) -> str:
         return text
     ways = [row.label for row in results.tables[0].rows[1:]]
     lines = ["".join(f"| {cell} " for cell in ("", *ways)) + "|", "| --- " + "| ---: " * len(ways) + "|"]
+    shortest = results.tables[0].title.rpartition(", ")[2]
     for table in results.tables:
+        if not table.title.endswith(shortest):
+            continue
         found = {row.label: row.cells for row in table.rows}
         speeds = {way: cells[1].median for way, cells in found.items() if isinstance(cells[1], Measured)}
         best = max(speeds, key=speeds.__getitem__)

@@ -30,7 +30,8 @@ def run(document: Path) -> None:
     printed = StringIO()
 
     def check_output(example: Example) -> None:
-        found, expected = printed.getvalue(), example.parsed
+        found = printed.getvalue()
+        expected = re.sub(r"\d+ texts a second", "... texts a second", example.parsed)
         if "no ratio: " in found or "not measured: " in found:  # on a busy machine
             expected = re.sub(r"^.*speed-up.*$", "...", expected, flags=re.MULTILINE)
         assert OutputChecker().check_output(expected, found, OPTIONS), (

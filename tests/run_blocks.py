@@ -45,6 +45,7 @@ def run(document: Path) -> None:
                 command(shlex.split(line, comments=True))
         else:
             found = printed.getvalue()
+            text = re.sub(r"\d+ texts a second", "... texts a second", text)
             assert OutputChecker().check_output(text, found, ELLIPSIS | NORMALIZE_WHITESPACE), (
                 f"{found}\nis not\n{text}"
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.apart import Make, Ready, Timed, rounds_apart
-from benchmarks.page import PAGE, page, shown
+from benchmarks.page import PAGE, page
 from benchmarks.peak_memory import peak_of
 from benchmarks.plans import slower, ways_of
 from benchmarks.results import FOLDER, Results, read, read_all, write
@@ -101,25 +101,6 @@ def test_the_page_is_that_of_the_files() -> None:
 def test_the_comparison_has_the_numbers_of_the_files() -> None:
     text = summary.PAGE.read_text(encoding="utf-8")
     assert text == summary.with_numbers(text, read_all(TOPICS))
-
-
-def test_the_readme_has_the_numbers_of_the_files() -> None:
-    """A cell is a ratio to eager of the files, and an empty one was not measured."""
-    readme = (PAGE.parent.parent / "README.md").read_text(encoding="utf-8")
-    table = readme.split("<!-- end of efficiency -->")[1].split("\n\n")[2]
-    head, _, *rows = ([cell.strip(" *") for cell in line.split("|")[1:-1]] for line in table.splitlines())
-    ways = {"": "", "`torch.compile`, freezing": "torch.compile, freezing", "fxopt": "fxopt, cpu-inference"}
-    ways |= {"fxopt bfloat16": "fxopt, cpu-inference-bf16", "fxopt int8": "fxopt, cpu-inference-int8"}
-    ways |= {"onnxruntime": "onnxruntime", "onnxruntime int8": "onnxruntime, int8"}
-    ways |= {"OpenVINO": "OpenVINO", "OpenVINO bfloat16": "OpenVINO, bf16"}
-    tables = {each.title: each for results in read_all(("cpu-inference", "encoders")) for each in results.tables}
-    for label, *cells in rows:
-        if "AVX2 alone" in label:  # measured once, on a machine that is no longer there
-            continue
-        name, size = label.split(", ")[:2]
-        measured = tables.get(name) or tables[f"{name}, {size.removesuffix(' tokens')}"]
-        speeds = {row.label: shown(row.cells[1]).partition(" ")[0] for row in measured.rows}
-        assert cells == [speeds.get(ways[each], "") for each in head[1:]], label
 
 
 def test_every_file_is_one_of_a_topic_measured_in_full() -> None:

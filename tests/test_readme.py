@@ -6,6 +6,7 @@ import importlib
 import re
 import shlex
 import shutil
+import sys
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
 from importlib.metadata import metadata, requires
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_what_the_programs_import_is_installed_by_name() -> None:
     named = {word.split("[")[0].replace("-", "_") for command in INSTALL for word in command[2:]}
     programs = [part.split("```")[0] for part in README.split("```python\n")[1:]]
     imported = {name for each in programs for name in re.findall(r"^(?:from|import) (\w+)", each, re.MULTILINE)}
-    assert imported <= {*named, "torch", "transformers"}
+    assert imported <= {*named, "torch", "transformers", *sys.stdlib_module_names}
 
 
 def test_the_program_has_at_most_ten_lines() -> None:

@@ -1,4 +1,4 @@
-"""The README's table of gains: bold where fxopt leads its row, and each encoder on both kinds of processors."""
+"""The README's table of gains, and the numbers of its first sentence."""
 
 from __future__ import annotations
 
@@ -13,33 +13,19 @@ from benchmarks import summary
 README = Path(__file__).parent.parent / "README.md"
 
 
-def rows() -> list[list[str]]:
-    text = README.read_text(encoding="utf-8").partition("<!-- end of efficiency -->")[2].partition("\n## ")[0]
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def test_bold_is_the_highest_of_its_row() -> None:
-    heading, *measured = rows()
-    assert len(measured) > 3
-    for name, *cells in measured:
-        speeds = [float(cell.strip("*")) if re.search(r"\d", cell) else 0.0 for cell in cells]
-        leads = heading[1 + speeds.index(max(speeds))].startswith("fxopt")
-        bold = [float(cell.strip("*")) for cell in cells if cell.startswith("**")]
-        assert bold == ([max(speeds)] if leads else []), name
-
-
-def test_encoders_are_quoted_with_and_without_avx512() -> None:
-    names = [row[0] for row in rows()]
-    encoders = [place for place, name in enumerate(names) if "MiniLM" in name]
-    assert encoders
-    for place in encoders:
-        assert "AVX-512" in names[place]
-        assert "AVX2 alone" in names[place + 1]
-
-
 @pytest.mark.skipif(not (FOLDER / "efficiency.json").exists(), reason="efficiency was not measured yet")
 def test_the_table_and_the_picture_of_efficiency_are_those_of_the_file() -> None:
     results, text = read(FOLDER / "efficiency.json"), README.read_text(encoding="utf-8")
     assert summary.with_chart(text, results) == text, "run python -m benchmarks --page"
     assert summary.PICTURE.read_text(encoding="utf-8") == summary.chart(results)
+
+
+@pytest.mark.skipif(not (FOLDER / "efficiency.json").exists(), reason="efficiency was not measured yet")
+def test_the_first_sentence_has_the_range_of_the_table() -> None:
+    text = README.read_text(encoding="utf-8")
+    heading, _, *rows = text.split(summary.CHART)[1].split(summary.END_OF_CHART)[0].strip().splitlines()
+    assert 1 <= len(rows) <= 4
+    for way, unit in (("fxopt float32", "as fast in float32"), ("fxopt int8, dynamic", "times in int8")):
+        place = [cell.strip() for cell in heading.split("|")].index(way)
+        found = sorted(float(re.findall(r"[\d.]+", row.split("|")[place])[0]) for row in rows)
+        assert re.search(rf"{found[0]:.1f} to {found[-1]:.1f}\s+(times )?{unit}", text), (way, found)
