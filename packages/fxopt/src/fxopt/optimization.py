@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils import _pytree as pytree
 
 from fxopt.drop_in.clients import ClientT, is_client, noted_calls, with_models_replaced
+from fxopt.drop_in.stored_dtype import computed_in_float32, slow_dtype
 from fxopt_capture import capture
 from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core import PreconditionError, Transformation, compose, faithful_copy, registry, type_text
@@ -63,7 +64,9 @@ def optimize(
     transformer is the optimized graph; its own tokenizer or processor makes the example inputs.
 
     Args:
-        model: the model, which is not changed; of a graph module, a faithful copy is transformed.
+        model: the model, which is not changed; of a graph module, a faithful copy is transformed. The default pipeline
+            computes models in float16 and bfloat16 in float32 on processors without instructions for these; inputs and
+            results keep their dtypes.
         args: example inputs by position, with a batch of at least 2 if the batch size is to stay dynamic.
         kwargs: example inputs by name.
         pipeline: pipeline text, the name of a pipeline or of a pass, or a pass; by default `default_pipeline` of the
@@ -130,9 +133,11 @@ def optimize(
     with one_at_a_time():  # to the end: verifying calls the model, which a capture in another thread changes meanwhile
         if not is_client(model):
             calls = [Inputs(*args, **(kwargs or {}))]
-            return optimized(
-                model, calls, calls if calibrate is None else noted_calls(model, calibrate), dynamic_shapes
-            )
+            noted = calls if calibrate is None else noted_calls(model, calibrate)
+            first = slow_dtype(model) if default_pipeline(model) == (pipeline or "cpu-inference") else None
+            if first is not None:
+                model = computed_in_float32(model, first.dtype, calls[0])
+            return optimized(model, calls, noted, dynamic_shapes, first)
         if args or kwargs or dynamic_shapes is not None:
             raise PreconditionError(
                 f"a {type(model).__name__} makes its example inputs itself: leave out args, kwargs and dynamic_shapes"

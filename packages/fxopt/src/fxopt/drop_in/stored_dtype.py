@@ -5,11 +5,17 @@ transformers loads models in the dtype of their files, and products in it may ta
 
 from __future__ import annotations
 
+import copy
+import functools
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from fxopt_core import Transformation
+from fxopt_tools import Inputs
 
 
 class ComputeInFloat32(Transformation):
@@ -23,6 +29,12 @@ class ComputeInFloat32(Transformation):
 
     def __init__(self, *, stored: str) -> None:
         self.stored = stored
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights before."""
+        found: torch.dtype = getattr(torch, self.stored)
+        return found
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Return the graph module."""
@@ -45,3 +57,31 @@ def slow_dtype(model: nn.Module) -> ComputeInFloat32 | None:
         if not native[dtype]():
             return ComputeInFloat32(stored=str(dtype).removeprefix("torch."))
     return None
+
+
+def computed_in_float32(model: nn.Module, stored: torch.dtype, example: Inputs) -> nn.Module:
+    """Return a copy of a model that computes in float32; inputs and results keep the dtypes of the model.
+
+    >>> model = nn.Linear(2, 3).half()
+    >>> computed_in_float32(model, torch.float16, Inputs(x := torch.ones(1, 2).half()))(x).dtype
+    torch.float16
+    """
+    with torch.no_grad():
+        leaves = pytree.tree_leaves(model(*example.args, **example.kwargs))
+    dtypes = [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves]
+    kind: Any = type(model)
+
+    def widened(tensor: Tensor) -> Tensor:
+        return tensor.float() if tensor.dtype is stored else tensor
+
+    @functools.wraps(kind.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(Tensor, widened, (args, kwargs))
+        values, structure = pytree.tree_flatten(kind.forward(self, *args, **kwargs))
+        narrow = [value if dtype is None else value.to(dtype) for value, dtype in zip(values, dtypes, strict=True)]
+        return pytree.tree_unflatten(narrow, structure)
+
+    wide: nn.Module = copy.deepcopy(model)
+    wide._apply(widened)  # type: ignore[no-untyped-call]  # of torch
+    wide.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return wide
