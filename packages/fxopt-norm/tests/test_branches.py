@@ -127,10 +127,10 @@ def test_a_batch_norm_after_the_sum_folds_too() -> None:
         torch.testing.assert_close(folded(X), model(X), rtol=1e-4, atol=1e-5)
 
 
-def test_a_sum_of_sums_is_merged_again_once_its_batch_norm_can_be() -> None:
+def test_a_residual_stays_beside_one_convolution() -> None:
+    """A convolution adds it anyway, and that can be undone."""
     model = Computes(lambda m, x: m.norm(m.a(x) + m.b(x)) + x, **dict(repvit().named_children()))
-    merged = assert_rewrites(MERGE, model, X, count=2)
-    assert len(merged.state_dict()) == 2
+    assert "add" in assert_rewrites(MERGE, model, X, count=1, refused=()).code
 
 
 @pytest.mark.parametrize("dims", [1, 3])
@@ -200,12 +200,12 @@ def written(m: Any, x: Tensor) -> Any:
 
 def accumulated(m: Any, x: Tensor) -> Any:
     x = x * 2
-    return x.add_(m.a(x))
+    return x.add_(m.a(x)).add_(m.b(x))
 
 
 def turned(m: Any, x: Tensor) -> Any:
     x = x.transpose(2, 3)
-    return x + m.a(x)
+    return x + m.a(x) + m.b(x)
 
 
 def twice(forward: Callable[[Any, Tensor], Any]) -> Callable[[], nn.Module]:

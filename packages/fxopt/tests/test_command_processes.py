@@ -175,8 +175,8 @@ class TestTerminal:
 
 COMPLETED = {
     "fxopt op": "optimize",
-    "fxopt show merge": "merge-linears",
-    "fxopt optimize x -p inference,merge": "inference,merge-linears",
+    "fxopt show merge-l": "merge-linears",
+    "fxopt optimize x -p inference,merge-l": "inference,merge-linears",
     "fxopt list --family n": "norm",
     "fxopt optimize x --exp": "--expect",
 }

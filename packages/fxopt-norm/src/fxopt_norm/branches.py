@@ -267,7 +267,8 @@ def _site(total: _Sum, index: GraphIndex) -> BranchSite | Refusal | None:
             assert not isinstance(conv, Obstacle)
             assert not isinstance(norm, Obstacle)
             branches.append(Branch(conv, norm))
-        if any(branch.conv for branch in branches):
+        # ``conv(x) + x`` is one call with its residual already, and can be undone.
+        if any(branch.conv for branch in branches) and sum(bool(branch.calls) for branch in branches) > 1:
             return BranchSite(source, tuple(branches), tuple(sorted(nodes, key=index.position.__getitem__)))
     return None
 
