@@ -122,3 +122,26 @@ def test_the_table_says_where_a_stand_in_is_now() -> None:
     graph_module = compose(MergeLinears(), FuseBiasInLinear())(torch.fx.symbolic_trace(Attention().eval()))
     (row,) = [line for line in str(key_map(graph_module)).splitlines() if "stands in" in line]
     assert row.split()[-2:] == ["q_k_v_merged_with_bias.weight[:,", "4][8:10]"]
+
+
+def test_weights_and_biases_of_one_local_name() -> None:
+    class Holder(nn.Module):
+        def __init__(self, *shape: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(*shape))
+
+    class Functions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d = Holder(4, 4), Holder(4), Holder(4, 4), Holder(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = nn.functional.linear(x, self.a.weight, self.b.weight)
+            return first - nn.functional.linear(x, self.c.weight, self.d.weight).relu()
+
+    model, other, x = Functions().eval(), Functions().eval(), torch.randn(2, 4)
+    graph_module = MergeLinears()(torch.fx.symbolic_trace(model), expect=1)
+    load_original_state_dict(graph_module, other.state_dict())
+    torch.testing.assert_close(graph_module(x), other(x))
+    graph_module = MergeLinears()(graph_module, reverse=True)
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in graph_module.state_dict().items())

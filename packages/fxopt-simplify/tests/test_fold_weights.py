@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from fxopt_capture import capture, load, save
 from fxopt_checkpoints import load_original_state_dict
-from fxopt_core import history
+from fxopt_core import history, registry
 from fxopt_simplify import FoldWeights
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import Form
@@ -110,3 +110,22 @@ def test_frozen_weights_stay_frozen_and_no_large_weight_is_made_of_small_ones() 
         graph_module = FoldWeights()(capture(model, (torch.randn(1, size),)), expect=count)
         assert not any(weight.requires_grad for weight in graph_module.parameters())
     assert not history(graph_module)[-1].derived
+
+
+class Gained(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(input=x, weight=self.weight * 0.5, bias=self.bias * 2)
+
+
+def test_weight_and_bias_by_keyword_are_packed_and_checkpoints_load() -> None:
+    model, other, x = Gained(4, 4).eval(), Gained(4, 4).eval(), torch.randn(2, 4)
+    graph_module = FoldWeights()(torch.fx.symbolic_trace(model), expect=2)
+    assert torch.equal(graph_module(x), model(x))
+    packed = registry().pipeline("fold-weights,fuse-linears")(capture(model, (x,)))
+    load_original_state_dict(packed, other.state_dict())
+    torch.testing.assert_close(packed(x), other(x))
+
+
+def test_parametrized_root() -> None:
+    graph_module = FoldWeights()(capture(weight_norm(nn.Linear(4, 4)).eval(), (torch.randn(2, 4),)), expect=1)
+    assert [*graph_module.state_dict()] == ["bias", "weight_folded.weight"]

@@ -425,3 +425,24 @@ def test_a_computation_from_a_stranger_is_operators_and_data(change: dict[str, A
     hostile["rows"][1] |= change
     with pytest.raises(FxoptError):
         ShapeTables(json.dumps(hostile), tables.roles)
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_tables_come_before_whatever_still_reads_a_weight(unused: bool) -> None:
+    class Repeats(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Parameter(torch.randn(4, 4)) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.a @ self.b
+            if unused:
+                _ = weight[:2]
+                return x @ weight
+            repeated = weight.expand(x.shape[0], 4, 4)
+            return x @ repeated @ weight + repeated @ self.c
+
+    model, x = Repeats().eval(), torch.randn(2, 4, 4)
+    graph_module = CacheShapeTables()(torch.fx.symbolic_trace(model))
+    with torch.no_grad():
+        torch.testing.assert_close(graph_module(x), model(x))

@@ -104,8 +104,8 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
             padded = edit.call_function(F.pad, *arguments, before=node, like=[node], value_of=value, last_dim=width)
             edit.replace(node, edit.call_module(name, padded, before=node, like=[node]))
         pieces: dict[str, Piece | None] = {
-            call.weight.key: Piece(f"{name}.weight", ((1, 0, call.in_features),), transposed=call.transposed),
-            call.bias.key: Piece(f"{name}.weight", ((1, call.in_features, 1),), squeeze=1),
+            call.weight.name: Piece(f"{name}.weight", ((1, 0, call.in_features),), transposed=call.transposed),
+            call.bias.name: Piece(f"{name}.weight", ((1, call.in_features, 1),), squeeze=1),
         }
         edit.drop(call, pieces, twin=name)
 

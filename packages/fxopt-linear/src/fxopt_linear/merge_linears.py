@@ -174,9 +174,9 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
             _fill(merged, call, *rows)
             region = ((0, *rows),)
             weight = Piece(f"{name}.weight", region, transposed=call.transposed)
-            pieces: dict[str, Piece | None] = {call.weight.key: weight}
+            pieces: dict[str, Piece | None] = {call.weight.name: weight}
             if call.bias is not None:
-                pieces[call.bias.key] = Piece(f"{name}.bias", region)
+                pieces[call.bias.name] = Piece(f"{name}.bias", region)
             elif biased:
                 edit.neutral(Piece(f"{name}.bias", region))
             if self.share_storage:

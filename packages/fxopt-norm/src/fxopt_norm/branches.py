@@ -246,7 +246,9 @@ def _sources(value: Node, index: GraphIndex) -> set[Node]:
 
 def _convolution(node: Node, index: GraphIndex) -> ConvolutionCall | Obstacle | None:
     call = read_convolution(index, node)
-    return None if isinstance(call, ConvolutionCall) and call.transposed else call
+    if isinstance(call, ConvolutionCall) and (call.transposed or call.weight.tensor.is_complex()):
+        return None
+    return call
 
 
 def _site(total: _Sum, index: GraphIndex) -> BranchSite | Refusal | None:

@@ -114,7 +114,8 @@ class FoldWeights(SitePass[WeightSite]):
         holder.weight = nn.Parameter(value, requires_grad=trains)
         alike = (name for name, tensor in zip(site.names, tensors, strict=True) if tensor.shape == value.shape)
         first = next(alike, site.names[0])
-        owner = first.rpartition(".")[0].partition(".parametrizations")[0] or first
+        owner, _, parametrized = f".{first}".partition(".parametrizations.")
+        owner = (owner[1:] or parametrized.partition(".")[0]) if parametrized else first.rpartition(".")[0] or first
         name = edit.add_module(owner, f"{owner.rpartition('.')[2]}_folded", holder)
         parameter = edit.get_attr(f"{name}.weight", before=site.weight, like=[site.weight])
         edit.replace(site.weight, parameter)
@@ -130,7 +131,7 @@ class FoldWeights(SitePass[WeightSite]):
 def _is_weight_of(value: Node, user: Node, index: GraphIndex) -> bool:
     """Return whether a call of a layer reads a value as its weight or bias, and not as its input."""
     operands = (*user.args[1:3], user.kwargs.get("weight"), user.kwargs.get("bias"))
-    return index.effects.effect(user).operation in _LAYERS and value in operands and value is not user.args[0]
+    return index.effects.effect(user).operation in _LAYERS and value in operands and value not in user.args[:1]
 
 
 def _are_own(inputs: tuple[Node, ...], region: set[Node], index: GraphIndex) -> bool:

@@ -293,9 +293,10 @@ class Tables:
     def outputs(self) -> Iterator[Output]:
         """Yield the tensors that others read."""
         for node, last_input in self._computed.items():
-            readers = [self.index.position[user] for user in node.users if user not in self._computed]
-            if readers and self._purity.kind(node) is Kind.TENSOR and self._weights.get(node, True):
-                yield Output(node, last_input, min(readers))
+            is_read = any(user not in self._computed for user in node.users)
+            if is_read and self._purity.kind(node) is Kind.TENSOR and self._weights.get(node, True):
+                # Readers that are computed, too, stay where nothing or something outside reads them.
+                yield Output(node, last_input, min(self.index.position[user] for user in node.users))
 
     def site(self, group: list[Output]) -> TablesSite | None:
         """Return the module for a group, or None if it would compute too little."""

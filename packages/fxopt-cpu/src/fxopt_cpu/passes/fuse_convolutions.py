@@ -166,7 +166,7 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
         edit.replace(nodes[-1], edit.call_module(name, *inputs, before=before, like=nodes[::-1]))
         for node in reversed(nodes[:-1]):
             edit.erase(node)
-        edit.drop(call, {ref.key: Piece(f"{name}.{key}") for key, ref in refs.items()}, twin=name)
+        edit.drop(call, {ref.name: Piece(f"{name}.{key}") for key, ref in refs.items()}, twin=name)
         for node in nodes:
             if node is not call.node and node.op == "call_module":
                 edit.drop_unused(node)

@@ -253,16 +253,16 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
             made = edit.call_module(name, *inputs, before=each.last, like=each.chain[::-1])
             take_out(edit, each.last, made, each.chain)
         if self.weights == "float32":
-            pieces[call.weight.key] = Piece(f"{name}.weight", transposed=call.transposed)
+            pieces[call.weight.name] = Piece(f"{name}.weight", transposed=call.transposed)
         else:
             edit.derived(linear_weights.derived(call, self.weights, site.ends, name))
             if self.keep_originals:
-                pieces[call.weight.key] = Piece(f"{name}.original_weight")
+                pieces[call.weight.name] = Piece(f"{name}.original_weight")
         if call.bias is not None:
-            pieces[call.bias.key] = Piece(f"{name}.bias")
+            pieces[call.bias.name] = Piece(f"{name}.bias")
         edit.drop(call, pieces, twin=name)
         if norm is not None and norm.tensors:  # one without went when its last call did
-            refs = {ref.key: Piece(f"{name}.norm_{key}") for key, ref in _norm_tensors(norm).items()}
+            refs = {ref.name: Piece(f"{name}.norm_{key}") for key, ref in _norm_tensors(norm).items()}
             edit.drop(norm, refs, twin=name)
 
     def _module(self, site: ProductSite) -> PanelLinear:

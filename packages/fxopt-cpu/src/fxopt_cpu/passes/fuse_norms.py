@@ -134,7 +134,7 @@ class FuseNorms(ReversibleSitePass[NormSite]):
             edit.drop(call, {call.weight.key: Piece(f"{name}.table_{place}")}, twin=name)
         if norm is not None:
             keys = (("weight", norm.weight), ("bias", norm.bias))
-            edit.drop(norm, {ref.key: Piece(f"{name}.{key}") for key, ref in keys if ref is not None}, twin=name)
+            edit.drop(norm, {ref.name: Piece(f"{name}.{key}") for key, ref in keys if ref is not None}, twin=name)
 
 
 def _module(site: NormSite) -> EmbeddingNorm | SumNorm:

@@ -425,7 +425,8 @@ class Editor:
 
         Args:
             call: the call.
-            pieces: for each of its tensors by local name, where its values are now; absent if they are gone.
+            pieces: for each of its tensors by full name, or by local name where those differ, where its values are
+                now; absent if they are gone.
             twin: full name of the module that replaces it.
 
         Raises:
@@ -433,10 +434,11 @@ class Editor:
         """
         if call.module is not None:
             if call.tensors or call.module_name in self.index.modules:
-                self.drop_module(call.module_name, pieces, twin=twin)
+                local = {name.rpartition(".")[2]: piece for name, piece in pieces.items()}
+                self.drop_module(call.module_name, local, twin=twin)
             return
         for ref in call.tensors:
-            self.drop_tensor(ref.name, pieces.get(ref.key))
+            self.drop_tensor(ref.name, pieces.get(ref.name, pieces.get(ref.key)))
 
     def _check_unused(self, op: str, name: str) -> None:
         for node in self._targets.of(op, name):
