@@ -272,7 +272,8 @@ def test_complex_convolutions_stay() -> None:
             self.small = nn.Conv2d(3, 4, 1, dtype=torch.complex64)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.large(x) + self.small(x)
+            total: Tensor = self.large(x) + self.small(x)
+            return total
 
     model, x = Both().eval(), torch.randn(1, 3, 5, 5, dtype=torch.complex64)
     graph_module = MergeParallelConvolutions()(torch.fx.symbolic_trace(model), expect=0)

@@ -129,3 +129,12 @@ def test_weight_and_bias_by_keyword_are_packed_and_checkpoints_load() -> None:
 def test_parametrized_root() -> None:
     graph_module = FoldWeights()(capture(weight_norm(nn.Linear(4, 4)).eval(), (torch.randn(2, 4),)), expect=1)
     assert [*graph_module.state_dict()] == ["bias", "weight_folded.weight"]
+
+
+def test_training_and_mixed_flags_are_refused() -> None:
+    x = torch.randn(2, 4, 8)
+    mixed = Adapted().eval()
+    mixed.weight.requires_grad_(False)
+    for model, reason in ((Adapted().train(), "training"), (mixed, "mixed-requires-grad")):
+        graph_module = FoldWeights()(capture(model, (x,)), expect=0)
+        assert [refusal.reason for refusal in history(graph_module)[-1].refusals] == [reason]

@@ -28,7 +28,7 @@ _OWN = [
     ModelCase("repeats", Repeats, X, form="export-dynamic"),
     ModelCase("attends", Attends, X, form="export-dynamic"),
     ModelCase("product", Product, X),
-    ModelCase("adapted", Adapted, torch.randn(3, 8)),
+    ModelCase("adapted", lambda: Adapted().eval(), torch.randn(3, 8)),
     ModelCase("activates", lambda: Computes(lambda x: x * torch.sigmoid(x)), X),
 ]
 _NAMES = (

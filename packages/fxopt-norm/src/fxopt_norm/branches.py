@@ -121,7 +121,7 @@ class MergeParallelConvolutions(SitePass[BranchSite]):
 
     All branches need the stride, groups and channels of the convolution with the largest kernel, its dilation where
     the kernel has more than one element, and their kernels centred on the same one: padding
-    ``dilation * (kernel - 1) / 2`` apart. Refused in train mode of a batch norm, if something else reads a branch, and
+    ``dilation * (kernel - 1) / 2`` apart. Refused in training mode, if something else reads a branch, and
     for shared, tied or partly frozen tensors. It cannot be undone; checkpoints can be loaded and saved.
     Where branches give infinities of unlike signs, so that their sum is NaN, the merged one may give an infinity.
 
@@ -162,6 +162,9 @@ class MergeParallelConvolutions(SitePass[BranchSite]):
 
     def check(self, site: BranchSite, index: GraphIndex) -> Refusal | None:
         """Refuse branches that no one convolution computes, train mode, other users, and tensors used elsewhere."""
+        if index.in_train_mode:
+            message = f"the branches `{site.label}` train, each with weights of its own"
+            return index.refuse(site.label, "training", message, *site.nodes)
         refusal = _flow_refusal(site, index) or _alignment_refusal(site, index)
         for branch in site.branches if refusal is None else ():
             if branch.norm is not None:

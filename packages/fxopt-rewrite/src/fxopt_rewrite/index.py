@@ -115,6 +115,11 @@ class GraphIndex:
         return any(says_training(node) for node in self.nodes)
 
     @cached_property
+    def in_train_mode(self) -> bool:
+        """Whether the graph module is in train mode; False for those of ``torch.export``, whose flag is always set."""
+        return self.graph_module.training and "train" not in vars(self.graph_module)
+
+    @cached_property
     def _module_names(self) -> dict[int, list[str]]:
         return _grouped((id(module), name) for name, module in self.modules.items())
 

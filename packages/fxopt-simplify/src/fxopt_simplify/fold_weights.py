@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from fxopt_core import Derived, Refusal
 from fxopt_rewrite import Editor, GraphIndex, SitePass, replacement_refusal, words
@@ -30,13 +30,16 @@ class WeightSite:
         weight: the node that gives it.
         region: the nodes that compute it, in order.
         inputs: the nodes of the parameters and buffers.
-        names: their full names.
     """
 
     weight: Node
     region: tuple[Node, ...]
     inputs: tuple[Node, ...]
-    names: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The full names of the parameters and buffers."""
+        return tuple(str(node.target) for node in self.inputs)
 
     @property
     def label(self) -> str:
@@ -52,23 +55,23 @@ class WeightSite:
 class FoldWeights(SitePass[WeightSite]):
     """``conv(x, weight_norm(v, g))`` -> ``conv(x, weight)``: weights computed from weights alone become parameters.
 
-    So it is with weight norm, spectral norm, standardised weights, ``W + B @ A`` of LoRA and a weight times a constant,
-    where a linear layer or a convolution reads the result, and nothing else reads what it is made of. The others are
-    left to `CacheShapeTables`. The new weight has the bits that the graph computes. The pass cannot be undone.
+    Covers weight norm, spectral norm, standardised weights, ``W + B @ A`` of LoRA and a weight times a constant, where
+    a linear layer or a convolution reads the result, and nothing else reads what it is computed from. The others are
+    left to `CacheShapeTables`. The new weight has the bits that the graph computes. Refused in training mode, and where
+    some of the tensors are frozen and some trainable. The pass cannot be undone; checkpoints of the original load.
 
     Source:
         Constant folding (Aho, Lam, Sethi, Ullman: Compilers, 8.5.4), and for weight norm
         `remove_parametrizations` of ``torch.nn.utils.parametrize``.
 
     Cost:
-        The computation goes from each call. The new weight takes the place of the tensors that it is computed from, and
-        is as large as they are together, or 16 MiB, at most. The pass is linear in the number of nodes, and computes
-        each weight once.
+        No call computes the weight any more. It takes the place of the tensors that it is computed from, and at most
+        the larger of their memory and 16 MiB. The pass is linear in the number of nodes, and computes each weight once.
 
     >>> class Scaled(nn.Linear):
     ...     def forward(self, x):
     ...         return nn.functional.linear(x, self.weight * 0.5, self.bias)
-    >>> graph_module = torch.fx.symbolic_trace(Scaled(2, 2))
+    >>> graph_module = torch.fx.symbolic_trace(Scaled(2, 2).eval())
     >>> print(FoldWeights()(graph_module).code.strip())
     def forward(self, x):
         weight_folded_weight = self.weight_folded.weight
@@ -89,22 +92,34 @@ class FoldWeights(SitePass[WeightSite]):
             ):
                 continue
             region = tables.region((weight,))
-            if any(node.op == "call_module" for node in region):  # a layer, which others call too
-                continue
             inside = {*region}
-            inputs = tuple(
-                dict.fromkeys(value for node in region for value in node.all_input_nodes if value not in inside)
+            values = (value for node in region for value in node.all_input_nodes if value not in inside)
+            site = WeightSite(weight, region, tuple(dict.fromkeys(values)))
+            alone = all(user in inside for node in region[:-1] for user in node.users)
+            # A layer in it is called elsewhere, too.
+            if alone and all(node.op != "call_module" for node in region) and _are_own(site, index):
+                yield site
+
+    def check(self, site: WeightSite, index: GraphIndex) -> Refusal | None:
+        """Refuse weights that train, are returned or written, and tensors of which some are frozen."""
+        if index.in_train_mode:
+            message = f"weight `{site.label}` is computed from parameters that train"
+            return index.refuse(site.label, "training", message, site.weight)
+        flags = {
+            name: tensor.requires_grad for name, tensor in _tensors(site, index) if isinstance(tensor, nn.Parameter)
+        }
+        if len({*flags.values()}) > 1:
+            frozen, trainable = (
+                next(name for name, flag in flags.items() if flag is wanted) for wanted in (False, True)
             )
-            alone = all(user in inside for node in region[:-1] for user in node.users) and _is_small(
-                weight, inputs, index
-            )
-            if alone and _are_own(inputs, inside, index) and replacement_refusal(weight.name, weight, index) is None:
-                yield WeightSite(weight, region, inputs, tuple(str(node.target) for node in inputs))
+            message = f"`{frozen}` is frozen and `{trainable}` is trainable; one tensor cannot be both"
+            return index.refuse(site.label, "mixed-requires-grad", message, site.weight)
+        return replacement_refusal(site.label, site.weight, index)
 
     def rewrite(self, site: WeightSite, edit: Editor) -> None:
         """Compute the weight, and let its readers have it as a parameter."""
         text = program_text(graph_of(site.region, site.inputs, (site.weight,)))
-        tensors = [tensor for node in site.inputs if (tensor := edit.index.tensor_of(node)) is not None]
+        tensors = [tensor for _, tensor in _tensors(site, edit.index)]
         given = {f"input_{place}": tensor.detach() for place, tensor in enumerate(tensors)}
         with torch.inference_mode(False), torch.no_grad():
             (value,) = computed_weight(graph=text, **given)
@@ -134,26 +149,28 @@ def _is_weight_of(value: Node, user: Node, index: GraphIndex) -> bool:
     return index.effects.effect(user).operation in _LAYERS and value in operands and value not in user.args[:1]
 
 
-def _are_own(inputs: tuple[Node, ...], region: set[Node], index: GraphIndex) -> bool:
-    """Return whether checkpoints hold what a weight is computed from, and nothing else reads it, so that it may go."""
-    for node in inputs:
-        owner, _, key = str(node.target).rpartition(".")
-        tensor = index.tensor_of(node)
-        if tensor is None or key in index.modules[owner]._non_persistent_buffers_set or index.is_tied(tensor):
-            return False
-        if any(reader not in region for reader in index.readers(tensor)):
-            return False
-    return True
+def _tensors(site: WeightSite, index: GraphIndex) -> list[tuple[str, Tensor]]:
+    found = ((str(node.target), index.tensor_of(node)) for node in site.inputs)
+    return [(name, tensor) for name, tensor in found if tensor is not None]
 
 
-def _is_small(weight: Node, inputs: tuple[Node, ...], index: GraphIndex) -> bool:
-    """Return whether a weight takes no more memory than its inputs together, or little."""
-    facts = weight.meta.get("val")
-    if not isinstance(facts, Tensor):
-        return True
-    if not all(type(size) is int for size in facts.shape):
+def _are_own(site: WeightSite, index: GraphIndex) -> bool:
+    """Return whether a weight may take the place of its inputs.
+
+    Checkpoints hold them, nothing else reads them, and the weight takes no more memory than they do together, or
+    little.
+    """
+    for name, tensor in _tensors(site, index):
+        owner, _, key = name.rpartition(".")
+        if key in index.modules[owner]._non_persistent_buffers_set or index.is_tied(tensor):
+            return False
+        if any(reader not in site.region for reader in index.readers(tensor)):
+            return False
+    tensors = [tensor for _, tensor in _tensors(site, index)]
+    program = GraphModule(nn.Module(), graph_of(site.region, site.inputs, (site.weight,)))
+    try:
+        with torch.no_grad():
+            value = program(*(tensor.detach().to("meta") for tensor in tensors))
+    except Exception:  # what an operator without a kernel for meta tensors raises
         return False
-    tensors = [index.tensor_of(node) for node in inputs]
-    return facts.numel() * facts.element_size() <= max(
-        MOST_BYTES, sum(tensor.nbytes for tensor in tensors if tensor is not None)
-    )
+    return bool(value.nbytes <= max(MOST_BYTES, sum(tensor.nbytes for tensor in tensors)))
