@@ -242,6 +242,22 @@ def test_a_weight_of_weights_is_computed_once(weighed: tuple[nn.Module, GraphMod
     torch.testing.assert_close(graph_module(x), model(x))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_layers_result_that_is_written_is_no_table(form: Form) -> None:
+    class Written(Relative):
+        def forward(self, x: Tensor) -> Tensor:
+            keys: Tensor = self.norm(self.places.weight)
+            keys.mul_(2)
+            found: Tensor = x @ self.layer(keys).t()
+            return found
+
+    model, x = Written().eval(), torch.randn(2, 4, 8)
+    graph_module = CacheShapeTables()(graph_of(model, form, x))
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(graph_module(x), model(x))
+
+
 def test_a_large_weight_is_kept_up_to_the_size_of_its_parameters() -> None:
     class Product(nn.Bilinear):
         def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # of one input

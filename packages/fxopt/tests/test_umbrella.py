@@ -232,3 +232,16 @@ def test_wrong_input_is_a_typed_error_that_says_what_to_do(model: Model, call: A
 def test_the_default_pipeline_is_offered_by_name() -> None:
     assert fxopt.registry().pipelines()["inference"].startswith("fold-weights,fuse-products,fold-batch-norm")
     assert not fxopt.registry().failed
+
+
+@pytest.mark.parametrize("pipeline", [None, "inference"])
+def test_optimized_in_inference_mode_weights_are_plain(pipeline: str | None) -> None:
+    """They load checkpoints and train outside of it."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    with torch.inference_mode():
+        fast = fxopt.optimize(model, (x,), pipeline=pipeline)
+    assert not any(weight.is_inference() for weight in fast.parameters())
+    fxopt.load_original_state_dict(fast, {name: value * 1.5 for name, value in model.state_dict().items()})
+    fast(x).sum().backward()
+    assert all(weight.grad is not None for weight in fast.parameters())

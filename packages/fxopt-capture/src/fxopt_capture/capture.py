@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -54,6 +54,7 @@ from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_capture.weightless import device_for, is_weightless, off_meta, with_values
 from fxopt_core import iter_nodes, type_text
 from fxopt_core.errors import CaptureError
+from fxopt_rewrite import outside_inference_mode
 
 _LOGGER = logging.getLogger("fxopt_capture")
 # Attributes that captured modules have besides those of their class.
@@ -168,19 +169,13 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: 
     """Capture a model by one call of it; see `capture`."""
     if (note := training_note(model)) is not None:
         _LOGGER.warning("%s", note)
-    kept = configurations_kept(model, call.form.fixed.values()), random_state_kept(model, call.inputs)
-    with off_meta(), _outside_inference_mode(), kept[0], kept[1]:
+    with (
+        off_meta(),
+        outside_inference_mode(),  # examples of other sizes, too, are to be tensors that ``torch.export`` takes
+        configurations_kept(model, call.form.fixed.values()),
+        random_state_kept(model, call.inputs),
+    ):
         return _captured(Request(model, call.form, call.inputs, dynamic_shapes), compare=compare)
-
-
-@contextmanager
-def _outside_inference_mode() -> Iterator[None]:
-    """Let examples of other sizes, too, be tensors that ``torch.export`` takes."""
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    else:
-        yield
 
 
 def _captured(request: Request, *, compare: bool) -> CapturedModule:

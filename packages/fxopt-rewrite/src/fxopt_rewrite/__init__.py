@@ -72,6 +72,7 @@ from fxopt_rewrite.effects.same_views import is_view as is_view
 from fxopt_rewrite.fast_paths import (
     is_plain_tensor as is_plain_tensor,
     needs_gradient as needs_gradient,
+    outside_inference_mode as outside_inference_mode,
     runs_in_transform as runs_in_transform,
     runs_plainly as runs_plainly,
 )

@@ -1,6 +1,9 @@
-"""When a layer that a pass has made may take a fast path of its own, instead of torch's functions."""
+"""The modes around a call: when a layer may take a fast path of its own, and where tensors are made."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -13,6 +16,21 @@ from fxopt_rewrite._torch import (
     is_any_autocast_enabled,
     tracing_state,
 )
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Let tensors that are made be plain ones, also where the caller is in inference mode; without gradients there.
+
+    >>> with torch.inference_mode(), outside_inference_mode():
+    ...     torch.ones(1).is_inference(), torch.is_grad_enabled()
+    (False, False)
+    """
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    else:
+        yield
 
 
 def runs_plainly() -> bool:

@@ -21,6 +21,7 @@ from fxopt_core import (
     undo_pass,
 )
 from fxopt_core.errors import PostconditionError
+from fxopt_rewrite.fast_paths import outside_inference_mode
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
 from fxopt_rewrite.reasons import REASONS
@@ -73,7 +74,7 @@ class SitePass(Transformation, Generic[SiteT]):
         run = editing_run(graph_module)
         if run is None or run.transformation is not self:
             return transform_by_hand(self, graph_module)
-        with collector_paused():
+        with collector_paused(), outside_inference_mode():  # new parameters are to be written and trained anywhere
             self._rewrite_sites(graph_module, run)
         return graph_module
 

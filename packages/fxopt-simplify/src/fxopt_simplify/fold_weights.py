@@ -121,7 +121,7 @@ class FoldWeights(SitePass[WeightSite]):
         text = program_text(graph_of(site.region, site.inputs, (site.weight,)))
         tensors = [tensor for _, tensor in _tensors(site, edit.index)]
         given = {f"input_{place}": tensor.detach() for place, tensor in enumerate(tensors)}
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.no_grad():
             (value,) = computed_weight(graph=text, **given)
             value = value.clone()  # it may be a view
         trains = any(tensor.requires_grad for tensor in tensors)

@@ -263,7 +263,7 @@ class Tables:
                 self._may_watch(ref.tensor) for ref in call.tensors
             ):
                 self._layers[node] = call
-                return True
+                return not self.index.effects.written_between(node, node, self.index.nodes[-1])
         return False
 
     def _role(self, node: Node, name: str, value: Node) -> str | None:

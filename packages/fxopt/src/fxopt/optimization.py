@@ -134,7 +134,9 @@ def optimize(
         if not is_client(model):
             calls = [Inputs(*args, **(kwargs or {}))]
             noted = calls if calibrate is None else noted_calls(model, calibrate)
-            first = slow_dtype(model) if default_pipeline(model) == (pipeline or "cpu-inference") else None
+            # A forward of the object's own would still be that of the model in a copy.
+            fits = default_pipeline(model) == (pipeline or "cpu-inference") and "forward" not in vars(model)
+            first = slow_dtype(model) if fits else None
             if first is not None:
                 model = computed_in_float32(model, first.dtype, calls[0])
             return optimized(model, calls, noted, dynamic_shapes, first)

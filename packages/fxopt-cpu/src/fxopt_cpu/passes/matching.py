@@ -44,7 +44,7 @@ def is_float(node: Node) -> bool:
 def parameter_of(tensor: Tensor) -> torch.nn.Parameter:
     """Return a parameter of a layer for its new form, without a copy.
 
-    One made in inference mode, by a fold say, is copied: it has no version, so that changes would go unnoticed.
+    One made in inference mode is copied: it has no version, so that changes would go unnoticed.
     """
     assert isinstance(tensor, torch.nn.Parameter)  # the readers of layers accept nothing else
     if not tensor.is_inference():

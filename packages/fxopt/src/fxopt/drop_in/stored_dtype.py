@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxopt_core import Transformation
+from fxopt_rewrite import outside_inference_mode
 from fxopt_tools import Inputs
 
 
@@ -66,13 +67,17 @@ def computed_in_float32(model: nn.Module, stored: torch.dtype, example: Inputs) 
     >>> computed_in_float32(model, torch.float16, Inputs(x := torch.ones(1, 2).half()))(x).dtype
     torch.float16
     """
-    with torch.no_grad():
-        leaves = pytree.tree_leaves(model(*example.args, **example.kwargs))
-    dtypes = [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves]
-    kind: Any = type(model)
 
     def widened(tensor: Tensor) -> Tensor:
         return tensor.float() if tensor.dtype is stored else tensor
+
+    with outside_inference_mode(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (example.args, dict(example.kwargs)))
+        leaves = pytree.tree_leaves(copy.deepcopy(model)(*args, **kwargs))  # a copy, which may note what it is given
+        wide: nn.Module = copy.deepcopy(model)
+        wide._apply(widened)  # type: ignore[no-untyped-call]  # of torch
+    dtypes = [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves]
+    kind: Any = type(model)
 
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +86,5 @@ def computed_in_float32(model: nn.Module, stored: torch.dtype, example: Inputs) 
         narrow = [value if dtype is None else value.to(dtype) for value, dtype in zip(values, dtypes, strict=True)]
         return pytree.tree_unflatten(narrow, structure)
 
-    wide: nn.Module = copy.deepcopy(model)
-    wide._apply(widened)  # type: ignore[no-untyped-call]  # of torch
     wide.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
     return wide
