@@ -12,7 +12,7 @@ from torch import nn
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.linear import ACTIVATIONS
-from fxopt_cpu.operators.plan import BLOCK, PlanBuilder
+from fxopt_cpu.operators.plan import BLOCK, PlanBuilder, Value
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 
@@ -241,3 +241,24 @@ def test_one_feature_is_that_of_torch(size: tuple[int, int], channels: int) -> N
     builder.output(value)
     with torch.no_grad():
         torch.testing.assert_close(builder.build()(x)[0], layer(x).tanh(), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), 3e38])
+def test_winograds_products_of_parts_of_wider_images(value: float | None) -> None:
+    """They are written into a concatenation, and read from it, with pitches."""
+    torch.manual_seed(0)
+    x, builder = torch.randn(2, 9, 13, 21), PlanBuilder()
+    if value is not None:
+        x[0, 1, 4, 5] = value
+    weights = [torch.randn(features, channels, 3, 3) / 9 for channels, features in ((9, 17), (9, 24), (41, 18))]
+    packed = [builder.weight(pack_convolution(weight)) for weight in weights]
+    images = builder.input(x)
+
+    def conv(value: Value, place: int) -> Value:
+        return builder.conv(value, packed[place], features=len(weights[place]), kernel=(3, 3), padding=(1, 1, 1, 1))
+
+    builder.output(conv(builder.concatenate([conv(images, 0), conv(images, 1)], 1), 2))
+    (found,) = builder.build()(x)
+    joined = torch.cat([F.conv2d(x, weight, padding=1) for weight in weights[:2]], 1)
+    expected = F.conv2d(joined, weights[2], padding=1)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True)
